@@ -31,19 +31,19 @@ from processes import RunFailed, run, say
 ADVERSARY, SLOWDISK = ringfetch.TARGET / "adversary", ringfetch.TARGET / "slowdisk"
 ATTACKERS = {"other": "127.0.0.2", "same": "127.0.0.1"}
 VICTIM = "127.0.0.1"
-# An attack goes on for so long after the victim has ended.
+# # The attack continues for this long after the victim has ended.
 TAIL_SECONDS = 1.0
-# What an attacker burns on these CPUs is not an attack: at the same priority a flood that never sleeps takes most of one CPU
-# from the daemon by scheduling alone (header flood: p99 20 to 40 ms, at 19: 6 to 10 ms).
+# CPU time that an attacker burns on these CPUs is not an attack: at the same priority a flood that never sleeps takes most of
+# one CPU from the daemon by scheduling alone (header flood: p99 20 to 40 ms, at 19: 6 to 10 ms).
 ATTACKERS_NICE = "19"
 BLOCK_BYTES = 4096
 HERDS = 5
-# Of runs alone and beside a greedy principal.
+# Pairs of runs alone and beside a greedy principal.
 PAIRS = 5
 
 
 def halves_of_cpus():
-    """Words before the commands of a daemon and of its clients: a half of the CPUs each, or both share the only one."""
+    """Command prefixes for the daemon and its clients: half of the CPUs each, or the only CPU for both."""
     cpus = sorted(os.sched_getaffinity(0))
     half = len(cpus) // 2
     halves = (cpus[:half], cpus[half:]) if half else (cpus, cpus)
@@ -51,12 +51,12 @@ def halves_of_cpus():
 
 
 def undisturbed(command):
-    """A client that others on its CPUs do not delay, as one on a machine of its own. Needs root."""
+    """Command prefix for a client that others on its CPUs do not delay, as on a machine of its own. Needs root."""
     return ["chrt", "--rr", "1", *command] if os.geteuid() == 0 else command
 
 
 class Bench:
-    """What all cases share: the binaries, the data, the time, and control runs that are made only once."""
+    """State shared by all cases: the binaries, the data, the time, and control runs that are made only once."""
 
     def __init__(self, options, directory):
         self.options, self.directory = options, directory
@@ -68,7 +68,7 @@ class Bench:
 
     def command(self, daemon, seconds, source, *arguments, dataset="data"):
         addresses = [word for name, value in daemon.addresses.items() for word in (f"--{name}", value)]
-        # Not asked of a daemon that is under attack.
+        # Not queried from a daemon that is under attack.
         blocks = (self.options.size << 20) // BLOCK_BYTES
         return [str(part) for part in (
             ADVERSARY, *addresses, "--dataset", dataset, "--blocks", blocks, "--block-bytes", BLOCK_BYTES, "--from", source,
@@ -78,7 +78,7 @@ class Bench:
         return json.loads(run(self.command(daemon, seconds, VICTIM, "victim", "--pid", daemon.process.pid)))
 
     def beside(self, daemon, attack, source, ramp_seconds=1.0):
-        """The victim's figures while something else goes on, and what that counted."""
+        """The victim's figures while something else runs, and what that counted."""
         seconds = self.options.seconds
         command = self.command(daemon, ramp_seconds + seconds + TAIL_SECONDS, source, *attack)
         with tempfile.TemporaryFile("w+") as output:
@@ -98,12 +98,12 @@ class Bench:
             return found, json.loads(output.read())
 
     def control(self, connections):
-        """The victim beside well-behaved connections; `None`: alone."""
+        """The victim beside this many well-behaved connections; `None`: alone."""
         if connections not in self.controls:
             say(f"  control: {f'{connections} well-behaved connections' if connections else 'alone'}")
             with self.daemon() as daemon:
                 if connections:
-                    # At most about 1,000 requests a second of all of them.
+                    # At most about 1,000 requests a second in all.
                     every = max(1000, connections)
                     attack = ["well-behaved", "--connections", connections, "--every-ms", every]
                     self.controls[connections] = self.beside(daemon, attack, "127.0.0.2")[0]
@@ -119,11 +119,11 @@ class Bench:
         return adversary_cases.Seen(alone, control, found, counts, alive)
 
     def overload(self, case, source):
-        """More reads than a disk of 2 ms serves, with a supervisor that wants to hear of the daemon."""
+        """More reads than a 2 ms disk can serve, with a supervisor that expects keep-alives from the daemon."""
         with SlowDisk(SLOWDISK, self.data, self.directory / "slow", "--latency", "2ms", "--concurrency", "64") as disk:
             with self.daemon(slow=disk.path) as daemon:
-                # Beside the crowd one more client of the same kind, which has one call at a time: what it waits for is the
-                # daemon, where each of the crowd's calls waits for all its others.
+                # One more client of the same kind next to the crowd, with one call at a time: it only waits for the daemon,
+                # while each call of the crowd waits for all the others.
                 single = self.command(daemon, self.options.seconds, source, *case.attack[:1], "--callers", 1, "--scattered",
                                       dataset="slow")
                 crowd = self.command(daemon, self.options.seconds + 2 * TAIL_SECONDS, source, *case.attack, dataset="slow")
@@ -140,16 +140,16 @@ class Bench:
         return adversary_cases.Seen(None, None, None, counts, alive, heart=heart, disk=report)
 
     def herd(self, case, source):
-        """1,000 callers on one cold block of a disk of 200 ms, while the victim reads another dataset."""
+        """1,000 callers on one cold block of a 200 ms disk, while the victim reads another dataset."""
         with SlowDisk(SLOWDISK, self.data, self.directory / "slow", "--latency", "200ms") as disk:
             with self.daemon(engine=case.engine, slow=disk.path) as daemon:
-                # Long enough for all herds, a second each at least.
+                # Long enough for all herds, at least a second each.
                 victim = subprocess.Popen(
                     self.command(daemon, 2 * HERDS + 2, VICTIM, "victim", "--pid", daemon.process.pid),
                     stdout=subprocess.PIPE, text=True)
                 herds, reads = [], []
                 for number in range(HERDS):
-                    # Far apart, so that no readahead of one is another's.
+                    # Far apart, so that no block is in another's readahead.
                     block = 1000 + 5000 * number
                     disk.ask("reset")
                     command = self.command(daemon, 20, source, "herd", "--block", block, dataset="slow")
@@ -162,7 +162,7 @@ class Bench:
         return adversary_cases.Seen(None, None, found, counts, alive, disk=report)
 
     def principals(self, case, source):
-        """A principal at a part of what its connection can take, alone and beside a greedy one, in turn."""
+        """A principal at a fraction of what its connection can take, alone and beside a greedy one, in turn."""
         principals = {"modest": ("modest", f"* weight={case.weight}"), "greedy": ("greedy", f"* {case.limits}".strip())}
         seconds = max(1.0, self.options.seconds / PAIRS)
         own_connections = case.attack[0] == "big-answers"
@@ -221,7 +221,7 @@ class Row:
 
 
 def text_table(rows):
-    """The same for a terminal, lined up."""
+    """The same for a terminal, aligned."""
     lines = [("case", "attacker", "wanted", "found", "")]
     for row in rows:
         for index, (wanted, found, is_met) in enumerate(row.judgements):
@@ -337,7 +337,7 @@ def main():
             for where in places:
                 say(f"{time.monotonic() - begun:5.0f} s {case.name}, attacker on the {where} address")
                 rows.append(bench.measure(case, where))
-                # What has been measured stays if the run is broken off.
+                # An aborted run keeps what was measured.
                 options.out.parent.mkdir(parents=True, exist_ok=True)
                 options.out.write_text(markdown(rows, bench, facts))
     print(text_table(rows))

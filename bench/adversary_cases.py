@@ -1,4 +1,4 @@
-"""The cases: what each attacker does, what is wanted, and whether it was found. Nothing here starts anything."""
+"""The cases: what each attacker does, what is wanted, and whether it was found. This module starts no process."""
 
 import dataclasses
 import os
@@ -12,7 +12,7 @@ HALF_OPEN_IDLE = 4000
 
 @dataclasses.dataclass
 class Seen:
-    """One run: the victim alone, beside well-behaved connections and under attack, and what the attacker counted."""
+    """One run: the victim alone, beside well-behaved connections and under attack, and the attacker's counts."""
 
     alone: dict | None
     control: dict | None
@@ -29,7 +29,7 @@ class Seen:
         return sum(self.found[who]["refused"].values()) + sum(self.found[who]["failed"].values())
 
     def summary(self):
-        """What a reader needs to judge the figures."""
+        """The facts needed to judge the figures."""
         parts = []
         if "pairs" in self.counts:
             for alone, beside in self.counts["pairs"]:
@@ -109,7 +109,7 @@ def within_100_ms(who):
 
 
 def idle_cost(seen):
-    # The control without connections is the same daemon without them.
+    # The control without connections is the same daemon before they are opened.
     held = seen.counts["connections"]
     grown = seen.found["resident_max_mib"] - seen.alone["resident_max_mib"]
     each = grown * 1024 / max(held, 1)
@@ -122,7 +122,7 @@ def connections_closed(seen):
 
 
 def single_refused_soon(seen):
-    """Of a client that has one call at a time. What one of the crowd's calls waits for is the 511 others of its loop."""
+    """For a client with one call at a time. A call of the crowd would wait for the 511 others of its loop."""
     single = seen.counts["single"]
     refused, p99 = sum(single["refused"].values()), single["refusal_p99_ms"]
     found = f"{refused} refused, p99 {p99:.1f}, max {single['refusal_max_ms']:.1f} ms"
@@ -176,15 +176,15 @@ class Case:
     judges: list[typing.Callable]
     # Of the control run.
     connections: int = 8
-    # How old the attack is when the victim begins: so long its connections take to be made.
+    # Age of the attack when the victim begins: the time its connections take to open.
     ramp_seconds: float = 1.0
     runner: str = "attack"
     engine: dict | None = None
-    # Of the greedy principal, and the token that it sends.
+    # Limits of the greedy principal, and the token that it sends.
     limits: str = ""
     # Of the reader.
     weight: int = 1
-    # Of the rate that the reader reaches alone.
+    # Fraction of the rate that the reader reaches alone.
     load: float = 0.5
     token: str = "greedy"
 
@@ -198,7 +198,7 @@ def stalled(name, title, manner):
 
 
 def greedy(name, title, *attack, token="greedy", **settings):
-    """A principal reads as much as it can beside one at half of the load that its connection can take, or another part of it."""
+    """A greedy principal next to one that uses half (or another fraction) of what its connection can take."""
     return Case(name, title, list(attack), [paired_p99_within(1.5), nobody_of_pairs_refused, survives], runner="principals",
                 token=token, **settings)
 

@@ -1,4 +1,4 @@
-"""The daemon that is attacked, with answers of up to 16 MiB and a supervisor that listens, and the slow disk."""
+"""The attacked daemon, with answers of up to 16 MiB and a listening supervisor, and the slow disk."""
 
 import hashlib
 import json
@@ -12,7 +12,7 @@ import time
 
 from processes import RunFailed, Server
 
-# As a unit file might ask for; the daemon is to be heard twice as often.
+# As a unit file might set it; the daemon must send a keep-alive twice as often.
 WATCHDOG_SECONDS = 10
 
 
@@ -35,7 +35,7 @@ class Heart:
                 self.beats, self.last = self.beats + 1, now
 
     def seen(self):
-        """Beats, and the longest silence, the one that lasts included."""
+        """The number of beats, and the longest silence, including the current one."""
         return {"beats": self.beats, "longest_s": max(self.longest, time.monotonic() - self.last)}
 
     def close(self):
@@ -49,9 +49,9 @@ class Victimised(Server):
 
     def __init__(self, binary, directory, data, engine, slow=None, principals=None, prefix=()):
         self.binary, self.directory, self.engine = binary, pathlib.Path(directory), engine
-        # Words before the command: where it runs.
+        # Command prefix: the CPUs to run on.
         self.prefix = list(prefix)
-        # Name and line after the credential, by token.
+        # Name and rest of the line after the credential, by token.
         self.principals = principals or {}
         self.datasets = {"data": data} | ({"slow": slow} if slow else {})
 
@@ -69,7 +69,7 @@ class Victimised(Server):
         if self.engine:
             config["engine"] = self.engine
         file = self.directory / "ringfetchd.yaml"
-        # JSON is YAML.
+        # JSON is valid YAML.
         file.write_text(json.dumps(config))
         self.file = self.directory / "addresses.json"
         self.file.unlink(missing_ok=True)
@@ -93,7 +93,7 @@ class Victimised(Server):
     def __exit__(self, *_):
         self.heart.close()
         if self.process.poll() is None:
-            # It may drain for as long as it is configured to; how it ends is not what is measured.
+            # It may drain as long as configured; how it ends is not measured.
             self.process.terminate()
             try:
                 self.process.wait(timeout=30)
@@ -103,7 +103,7 @@ class Victimised(Server):
 
 
 class SlowDisk:
-    """`slowdisk` with a file, asked over its stdin."""
+    """`slowdisk` with a file, controlled through its stdin."""
 
     def __init__(self, binary, source, mountpoint, *arguments):
         self.command = [str(part) for part in (binary, source, mountpoint, "--until-eof", *arguments)]

@@ -1,4 +1,4 @@
-"""This build beside an older one: the same rows, generator and file, with the older daemon in the peer's place."""
+"""Compares this build with an older one: the same rows, generator and file, with the older daemon as the peer."""
 
 import dataclasses
 import math
@@ -15,18 +15,18 @@ from processes import RunFailed, say
 from ringfetch import Daemon
 from table import OTHERS_CPU_TOLD, number, observations
 
-# So many pairs make 2 % visible on a machine that moves by as much.
+# This many pairs make 2 % visible on a machine that varies by as much.
 PAIRS = 9
-# CPU a read may be so much more than before.
+# Accepted ratio of CPU per read to before.
 CPU_RATIO_MAX = 1.02
-# How often chance alone would make a row look worse.
+# Accepted probability that chance alone makes a row look worse.
 CHANCE_MAX = 0.025
 TRACED_SECONDS = 2
 
 
 def rows_of(every, binary):
-    """The rows that start our daemon, held against the older binary. What they were held against, and by which target,
-    does not matter here; of rows that differ in that only, the first is taken."""
+    """The rows that start our daemon, compared with the older binary. Their peers and targets do not matter here; of rows
+    that differ only in those, the first is taken."""
     chosen, seen = {}, []
     for name, row in every.items():
         if not starts_daemon(row.subject):
@@ -49,8 +49,8 @@ def with_daemon(side, binary):
 
 
 def pairs_below_needed(pairs):
-    """So many of the pairs must be below 1 before chance is ruled out (sign test): 8 of 9. More than there are, if there
-    are too few to tell."""
+    """How many of the pairs must be below 1 to rule out chance (sign test): 8 of 9. More than there are if there are too few
+    to tell."""
     for below in range(pairs + 1):
         if sum(math.comb(pairs, k) for k in range(below, pairs + 1)) / 2**pairs <= CHANCE_MAX:
             return below
@@ -79,7 +79,7 @@ class Change:
 
 
 def change(result, figure):
-    """The change of a figure, or None where the runs do not have it or it may be zero."""
+    """The change of a figure, or None if the runs do not have it or it may be zero."""
     runs = [*result.subject, *result.peer]
     if not runs or not all(run.get(figure) for run in runs):
         return None
@@ -87,18 +87,18 @@ def change(result, figure):
 
 
 def disturbance(result):
-    """Why the runs cannot be judged: others had the CPUs before most of them. None: they can."""
+    """Why the runs cannot be judged: other processes used the CPUs before most of them. None: they can."""
     others = statistics.median(run["others_cpu"] for run in [*result.subject, *result.peer])
     return f"others used {others:.0%} of the CPUs" if others > OTHERS_CPU_TOLD else None
 
 
 def problem(result):
-    """Why there is no verdict, if so."""
+    """Why there is no verdict, if there is none."""
     return result.problem or (disturbance(result) if result.subject else "no runs")
 
 
 def verdict(result):
-    """(what is worse, what may be) in words. Empty: nothing."""
+    """(what is worse, what may be worse) in words. Empty: nothing."""
     if problem(result):
         return [], []
     if pairs_below_needed(len(result.subject)) > len(result.subject):
@@ -108,7 +108,7 @@ def verdict(result):
         worse.append("fewer reads/s beyond the spread")
     cpu = change(result, "cpu_us")
     if cpu is not None and cpu.median > CPU_RATIO_MAX:
-        # Turned round: before / now.
+        # Inverted: before / now.
         beyond = Change([1 / ratio for ratio in cpu.ratios]).lies_below(1)
         (worse if beyond else unclear).append(
             f"CPU above {CPU_RATIO_MAX:g}x" + ("" if beyond else ", within the spread: take more pairs"))
@@ -123,7 +123,7 @@ def in_words(result):
 
 
 class Strace:
-    """Counts the system calls of a process, all threads, while the `with` block runs."""
+    """Counts the system calls of all threads of a process while the `with` block runs."""
 
     def __init__(self, pid, directory):
         self.pid, self.summary, self.log = pid, directory / "strace", directory / "strace-log"
@@ -160,13 +160,13 @@ class Strace:
 
 
 def calls_of(summary):
-    """Calls by name from what `strace -c` wrote."""
+    """Calls by name from the summary of `strace -c`."""
     found = re.findall(r"^ *[\d.]+ +[\d.]+ +\d+ +(\d+) +(?:\d+ +)?(\w+)$", summary, re.MULTILINE)
     return {name: int(calls) for calls, name in found if name != "total"}
 
 
 def system_calls(row, side):
-    """System calls a read, by name, in a short run of its own: being traced changes what a read takes."""
+    """System calls per read, by name, in a separate short run, since tracing changes the cost of a read."""
     row.temperature.prepare(row.path)
     with tempfile.TemporaryDirectory(prefix="ringfetch-bench-") as directory:
         side.server.start(pathlib.Path(directory))
@@ -180,7 +180,7 @@ def system_calls(row, side):
 
 
 def count_calls(name, row):
-    """System calls a read of both daemons; what cannot be counted is left out and told."""
+    """System calls per read of both daemons; what cannot be counted is left out and reported."""
     counted = {}
     for when, side in (("now", row.subject), ("before", row.peer)):
         try:
@@ -236,7 +236,7 @@ def markdown(facts, results, calls, binaries, options, command):
 
 
 def data(facts, results, calls, binaries, options, command):
-    """Everything, run by run."""
+    """All results, run by run."""
 
     def row(result):
         worse, unclear = verdict(result)

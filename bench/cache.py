@@ -1,7 +1,7 @@
-"""Cold and warm, made and checked: what of a file is in the page cache, by the kernel's own account (fincore).
+"""Makes files cold or warm, and checks it: what of a file is in the page cache, as the kernel reports it (fincore).
 
-A temperature prepares a file before a run and judges what it finds after it. Only the kernel's cache is in reach: a
-cache in the device or in the hypervisor beneath it is not, and is the same for both sides of a pair.
+A temperature prepares a file before a run and judges its state afterwards. Only the kernel's cache is within reach: a cache
+in the device or in the hypervisor beneath it is not, and is the same for both sides of a pair.
 """
 
 import concurrent.futures
@@ -16,23 +16,23 @@ import shutil
 
 from processes import RunFailed, run
 
-# A cold file may keep this much: the kernel keeps pages that somebody has mapped or is reading.
+# A cold file may keep this much: the kernel keeps pages that are mapped or being read.
 COLD_FRACTION_MAX = 0.005
 WARM_FRACTION_MIN = 0.999
-# What a buffered cold run may have filled by its end: the mean over the run is about half of it.
+# Most that a buffered cold run may have cached by its end: the mean over the run is about half of it.
 COLD_END_FRACTION_MAX = 0.15
 READ_ONCE_BYTES = 8 << 20
-# Partly warm files: what is resident comes in pieces of this size.
+# Partly warm files are resident in pieces of this size.
 PIECE_BYTES = 2 << 20
 PART_ERROR_MAX = 0.01
-# Of what eight readers have read, Linux 6.18 does not keep up to 1.3 %, in runs of 16 pages; the second pass brings it.
+# Linux 6.18 does not keep up to 1.3 % of what eight readers have read, in runs of 16 pages; a second pass caches it.
 PART_PASSES_MAX = 3
-# The last (path, fraction) made partly warm: where nothing has changed since, nothing is done.
+# The last (path, fraction) made partly warm: if nothing has changed since, nothing is done.
 _last_part = None
 
 
 def resident_fraction(path):
-    """Of a regular file; None of a device, whose pages fincore does not count."""
+    """Of a regular file; None for a device, whose pages fincore does not count."""
     if not path.is_file():
         return None
     # fincore counts whole pages, and the last one may reach beyond the end.
@@ -40,7 +40,7 @@ def resident_fraction(path):
 
 
 def evict(path):
-    """Drops the file from the page cache: this file only, and if that does not do, all clean pages."""
+    """Drops the file from the page cache: only this file, and if that is not enough, all clean pages."""
     with open(path, "rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     fraction = resident_fraction(path)
@@ -72,12 +72,12 @@ def fill(path):
 
 
 def read_once(path):
-    """Reads the whole file past the page cache, and returns how many bytes that were: a virtual disk may fetch a block from afar
-    when it is read for the first time since it was attached, which would slow down whichever side comes first."""
+    """Reads the whole file past the page cache, and returns the number of bytes: a virtual disk may fetch a block remotely
+    when it is first read after it was attached, which would slow down the side that comes first."""
     total, size = 0, os.path.getsize(path)
     file = os.open(path, os.O_RDONLY | os.O_DIRECT)
     try:
-        # Of whole pages, as O_DIRECT asks for.
+        # Page-aligned, as O_DIRECT requires.
         with mmap.mmap(-1, READ_ONCE_BYTES) as buffer:
             while total < size and (read := os.readv(file, [buffer])):
                 total += read
@@ -87,8 +87,8 @@ def read_once(path):
 
 
 def fill_part(path, fraction):
-    """Makes this fraction of the file resident, in pieces spread over it: the same ones in every run, and a larger
-    fraction has all pieces of a smaller one, so that going from warm to cold costs no reading."""
+    """Makes this fraction of the file resident, in pieces spread over it: the same pieces in every run, and a larger fraction
+    includes all pieces of a smaller one, so that going from warm to cold needs no reading."""
     global _last_part
     found = resident_fraction(path)
     if _last_part == (path, fraction) and abs(found - fraction) < PART_ERROR_MAX / 20:
@@ -101,7 +101,7 @@ def fill_part(path, fraction):
     if (fraction - found) * size > available * 0.9:
         raise RunFailed(f"{fraction:.0%} of {path} do not fit into free memory ({available >> 20} MiB): take a smaller file")
     with open(path, "rb", buffering=0) as file:
-        # No readahead into the pieces that are to be cold.
+        # No readahead into the cold pieces.
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
         for piece in pieces[warm:]:
             os.posix_fadvise(file.fileno(), piece * PIECE_BYTES, PIECE_BYTES, os.POSIX_FADV_DONTNEED)
@@ -129,7 +129,7 @@ class Temperature:
     end_fraction_max: float
 
     def judge(self, fraction):
-        """What is wrong with a run that ended with this much cached; None: nothing."""
+        """What is wrong with a run that ended with this fraction cached; None: nothing."""
         if fraction is None:
             return None
         if fraction > self.end_fraction_max:
@@ -140,22 +140,22 @@ class Temperature:
 
 
 def partly(fraction):
-    """This fraction warm. A mapping turns more of it warm as it goes, as on a cold file."""
+    """This fraction warm. A mapping warms more of it during the run, as on a cold file."""
     return Temperature(f"{fraction:.0%} warm", lambda path: fill_part(path, fraction), fraction - 0.02,
                        min(fraction + COLD_END_FRACTION_MAX, 1.0))
 
 
-# O_DIRECT leaves the cache as it was.
+# O_DIRECT leaves the cache unchanged.
 COLD_DIRECT = Temperature("cold, direct", evict, 0.0, 0.01)
 COLD_BUFFERED = Temperature("cold, buffered", evict, 0.0, COLD_END_FRACTION_MAX)
 WARM = Temperature("warm", fill, WARM_FRACTION_MIN, 1.0)
-# A device that is memory has no cold and no warm; direct reads do not cache it a second time.
+# A device in memory is neither cold nor warm; direct reads do not cache it a second time.
 IN_MEMORY = Temperature("in memory, direct", lambda path: None, 0.0, 1.0)
 
 
 class WarmFile:
-    """The first bytes of the file under test as a file of their own beside it, small enough to be cached whole, and
-    locked in memory from when it is made: unlocked, the kernel takes a folio of 2 MiB of it now and then."""
+    """The first bytes of the file under test as a separate file next to it, small enough to be cached whole, and locked in
+    memory from its creation: if it were not locked, the kernel would occasionally evict a folio of 2 MiB."""
 
     def __init__(self, source, size):
         self.path = source.parent / f".{source.name}.warm"
@@ -163,14 +163,14 @@ class WarmFile:
         self._locked = None
 
     def lock(self):
-        """Keeps the file in the page cache for as long as this process lives or until `remove`."""
+        """Keeps the file in the page cache as long as this process lives or until `remove`."""
         libc = ctypes.CDLL(None, use_errno=True)
         libc.mmap.restype = ctypes.c_void_p
         libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
         libc.munmap.argtypes = libc.mlock.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
         with open(self.path, "rb") as file:
-            # By libc: a mapping by Python's own module does not tell its address when it is read-only, and of a
-            # writable private one mlock would copy every page.
+            # Through libc: Python's mmap does not give the address of a read-only mapping, and mlock on a writable private
+            # one would copy every page.
             address = libc.mmap(None, self.size, mmap.PROT_READ, mmap.MAP_SHARED, file.fileno(), 0)
         if address == ctypes.c_void_p(-1).value or libc.mlock(address, self.size):
             raise RunFailed(f"{self.path} cannot be locked in memory: {os.strerror(ctypes.get_errno())}; run as root, or "
@@ -197,8 +197,8 @@ class WarmFile:
 
 
 class MemoryDevice(os.PathLike):
-    """The first bytes of the file under test on a block device in memory (zram), made by `make` and taken away by `remove`. A
-    path, once it is made: the kernel gives the number."""
+    """The first bytes of the file under test on a block device in memory (zram), created by `make` and removed by `remove`.
+    It is a path once it is made, since the kernel chooses the number."""
 
     CONTROL = pathlib.Path("/sys/class/zram-control")
 
@@ -239,6 +239,6 @@ class MemoryDevice(os.PathLike):
 
 
 def evict_device(path):
-    """Drops what writing has left of a device in the page cache."""
+    """Drops the cached pages that writing to a device has left."""
     with open(path, "rb") as device:
         os.posix_fadvise(device.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

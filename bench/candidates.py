@@ -40,7 +40,7 @@ def main():
     vectors = np.memmap(args.vectors, dtype="<f4", mode="r", shape=(count, dim))
     if candidates > count:
         sys.exit(f"candidates: {candidates} for each query are more than {count} vectors")
-    # Near a vector, but none of them.
+    # Near a vector, but not equal to one.
     random = np.random.default_rng(args.seed)
     near = vectors[np.sort(random.choice(count, args.queries, replace=False))].astype("<f4")
     queries = near + random.normal(0, 0.3 / dim**0.5, near.shape).astype("<f4")

@@ -32,12 +32,12 @@ from processes import RunFailed, run, say
 from verdict import Result
 
 QUICK_PAIRS, QUICK_SECONDS, QUICK_IDLE_SECONDS = 1, 2, 1
-# How long others' use of the CPUs is looked at before each run.
+# How long other processes' use of the CPUs is observed before each run.
 QUIET_SECONDS = 0.2
 
 
 def measure_side(row, side, seconds):
-    """One run of one side: prepares the cache, measures, and looks at the cache and at the CPUs afterwards."""
+    """One run of one side: prepares the cache, measures, and checks the cache and the CPUs afterwards."""
     cached_at_start = row.temperature.prepare(row.path)
     idle = machine.Cpus()
     time.sleep(QUIET_SECONDS)
@@ -47,7 +47,7 @@ def measure_side(row, side, seconds):
     busy, stolen = during.shares()
     return {
         **figures,
-        # While this script did nothing: what others take of the CPUs.
+        # CPU use by others, measured while this script did nothing.
         "others_cpu": others,
         "cached_at_start": cached_at_start,
         "cached_at_end": cache.resident_fraction(row.path),
@@ -57,7 +57,7 @@ def measure_side(row, side, seconds):
 
 
 def measure_row(name, row, pairs, seconds, progress, quick=False):
-    """Alternates A B, B A, ... so that the machine's drift falls on both alike. A failure ends the row, not the rest."""
+    """Alternates A B, B A, ... so that the machine's drift affects both alike. A failure ends the row, not the others."""
     result = Result(name, row, [], [])
     seconds = min(seconds, row.seconds_max, row.quick_seconds if quick else row.seconds_max)
     try:
@@ -85,7 +85,7 @@ def measure_row(name, row, pairs, seconds, progress, quick=False):
 
 
 def without_directories(failure):
-    """What is published of a failure: files by their names."""
+    """The published text of a failure: files without their directories."""
     return re.sub(r"/(?:[^\s/]+/)+([^\s/]+)", r"\1", str(failure))
 
 
@@ -118,7 +118,7 @@ def parse():
         parser.error("--pairs, --seconds: at least 1; --warm-size: at least 64")
     if options.quick:
         options.pairs, options.seconds = QUICK_PAIRS, QUICK_SECONDS
-    # Only a whole table replaces the published one.
+    # Only a complete table replaces the published one.
     whole = options.rows == "all" and not options.quick and options.before is None
     options.out = options.out or (ringfetch.ROOT / "bench" / "results" if whole else ringfetch.TARGET.parent / "bench")
     return options
@@ -136,7 +136,7 @@ def chosen(names, every):
 
 
 def command_line(path, options):
-    """The command that gives these results again, without the machine's directories."""
+    """The command that reproduces these results, without the machine's directories."""
     words = ["bench/compare.py", f"--file {path.name}"]
     words += [f"--before {options.before.name}"] if options.before else []
     words += [f"--rows {options.rows}"] if options.rows != "all" else []
@@ -146,7 +146,7 @@ def command_line(path, options):
 
 
 def write(path, options, results, facts):
-    """All results so far: a run that is broken off leaves what it has measured."""
+    """All results so far: an aborted run keeps what it has measured."""
     options.out.mkdir(parents=True, exist_ok=True)
     asked = {"pairs": options.pairs, "seconds": options.seconds, "warm_mib": options.warm_size}
     command = command_line(path, options)
@@ -161,12 +161,12 @@ def write(path, options, results, facts):
 
 
 def identity(binary):
-    """What tells one build from another."""
+    """What distinguishes one build from another."""
     return f"{run([binary, '--version']).strip()}, sha256 {hashlib.sha256(binary.read_bytes()).hexdigest()[:16]}"
 
 
 def write_before(path, options, results, calls, facts):
-    """All results so far of this build beside the older one."""
+    """All results so far of this build and the older one."""
     options.out.mkdir(parents=True, exist_ok=True)
     asked = {"pairs": options.pairs, "seconds": options.seconds, "warm_mib": options.warm_size}
     told = (facts, results, calls, {"before": identity(options.before), "now": identity(ringfetch.RINGFETCHD)}, asked,
@@ -184,7 +184,7 @@ def print_rows(options):
 
 
 def available(options, every):
-    """The rows that there are in this mode."""
+    """The rows available in this mode."""
     return before.rows_of(every, options.before) if options.before else every
 
 

@@ -20,7 +20,7 @@ from verdict import UNITS
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench/results/results.json"
 FLIPS = ROOT / "bench/results/flips.json"
-# The rows of ScoreVectors are of a run of their own.
+# ScoreVectors has its own run.
 SCORES = ROOT / "bench/results/scores/results.json"
 PART = re.compile(r"(<!-- figures: ([a-z-]+) -->\n).*?(<!-- /figures -->)", re.DOTALL)
 
@@ -52,12 +52,12 @@ def judged(target):
 
 
 def missed(rows):
-    """The rows of which a target was missed, in their order."""
+    """The rows that missed a target, in order."""
     return [name for name, row in rows.items() if not all(target["met"] for target in row["targets"])]
 
 
 def comparison(results, _flips):
-    """README: what we are held against, hits and misses."""
+    """README: the comparison with our peers, hits and misses."""
     rows, facts = results["rows"], results["machine"]
     misses = missed(rows)
     met = sum(bool(row["targets"]) for row in rows.values()) - len(misses)
@@ -76,7 +76,7 @@ def comparison(results, _flips):
 
 
 def flips(_results, run):
-    """One line: what switching the backend under load did."""
+    """One line: the effects of switching the backend under load."""
     seen = {condition["what"]: condition["seen"] for condition in run["conditions"]}
     failed = seen["failed reads, as clients saw"]
     wrong = seen["wrong bytes (every byte checked)"]
@@ -85,7 +85,7 @@ def flips(_results, run):
 
 
 def cpu(results, _flips):
-    """What a read costs the daemon, and the cores that follow."""
+    """CPU cost of a read, and the cores that it implies."""
     yield "| reads of 4 KiB | server CPU us/read | cores for 100,000 reads/s |"
     yield "|---|--:|--:|"
     for name in ("http-batch", "grpc-64", "stream", "mmap-cold", "grpc-1", "http-block"):
@@ -105,7 +105,7 @@ def depth(results, _flips):
 
 
 def memory(results, _flips):
-    """What the daemon holds after load, and uses when idle."""
+    """The daemon's memory after load, and its idle CPU use."""
     yield "| after load, `engine.memory_budget: 256MiB` | MiB | idle CPU, % of a core |"
     yield "|---|--:|--:|"
     for name, figure, what in (("memory", "resident_mib", "`uring`: peak resident memory"),
@@ -131,7 +131,7 @@ def misses(results, _flips):
 
 
 def scores(_results, _flips):
-    """What ScoreVectors gains, and what it costs."""
+    """What ScoreVectors gains and costs."""
     run = json.loads(SCORES.read_text())
     facts = run["machine"]
     yield f"Run of {facts['date']}, commit {facts['commit']} (`bench/results/scores/results.md`):"
@@ -147,7 +147,7 @@ PARTS = {part.__name__: part for part in (comparison, flips, cpu, depth, memory,
 
 
 def filled(text, results, flips_run):
-    """The document with its marked parts written anew. KeyError: a part that nobody makes."""
+    """The document with its marked parts regenerated. KeyError: an unknown part."""
 
     def written(match):
         lines = PARTS[match.group(2)](results, flips_run)

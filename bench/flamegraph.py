@@ -31,17 +31,17 @@ from processes import RunFailed, say
 ROWS = ("grpc-64", "http-block", "single-cold", "mmap-warm")
 OUT = ringfetch.ROOT / "docs" / "profiles"
 HERTZ = 1499
-# Of each sample; the runtime's frames are large.
+# Stack bytes per sample; the runtime's frames are large.
 STACK_BYTES = 24 << 10
 WARMUP_SECONDS = 1.5
-# Narrower frames are left out: nobody could see or click them.
+# Narrower frames are left out: they would be too small to see or click.
 SHARE_MIN = 0.002
 WIDTH, FRAME_HEIGHT = 1200, 17
 
-# Every thread begins with these; what comes after them is shown.
+# Every thread begins with these frames; the frames after them are shown.
 BEGINNINGS = re.compile(r"tokio_uring::runtime::Runtime::block_on|__rust_begin_short_backtrace|on_plain|LocalSet::tick")
 
-# What a sample is counted as: the first of these that one of its kernel's frames matches ...
+# The category of a sample: the first of these that matches one of its kernel frames ...
 KERNEL = [
     ("interrupts", r"asm_common_interrupt|asm_sysvec|common_interrupt"),
     ("socket: write", r"sys_(sendto|sendmsg|writev|write)$|do_writev|sock_write_iter"),
@@ -54,7 +54,7 @@ KERNEL = [
     ("waiting, being woken", r"epoll|schedule|futex|poll$"),
     ("kernel, other", r""),
 ]
-# ... or the program's part that its innermost known frame belongs to.
+# ... or the part of the program that its innermost known frame belongs to.
 PROGRAM = [
     ("copies", r"^__mem(move|cpy|set)|^memcpy|map::guard"),
     ("allocator", r"^_?mi_|^(malloc|free|realloc)$|rust_alloc|rust_dealloc"),
@@ -98,7 +98,7 @@ def sampled(row, seconds):
 
 
 def sample(entry):
-    """One sample of perf script: the thread's name, then a line a frame, innermost first."""
+    """One sample of perf script: the thread's name, then one frame per line, innermost first."""
     thread, *lines = entry.strip("\n").split("\n")
     frames = []
     for line in lines:
@@ -125,13 +125,13 @@ def part_of(frames):
 
 
 def shown(thread, frames):
-    """The frames that tell something, under their thread's name."""
+    """The informative frames, below their thread's name."""
     begin = max((index for index, (name, _) in enumerate(frames) if BEGINNINGS.search(name)), default=-1)
     return [(thread, False), *frames[begin + 1:]]
 
 
 class Node:
-    """A frame and those it called, with how many samples were in them."""
+    """A frame and its callees, with their numbers of samples."""
 
     def __init__(self):
         self.count, self.calls = 0, {}
@@ -158,7 +158,7 @@ def colour(name, in_kernel):
 
 
 def drawn(root, title, subtitle):
-    """The flame graph: callers below, callees above, as wide as their share of the samples."""
+    """The flame graph: callers below, callees above, with widths by their share of the samples."""
     least = root.count * SHARE_MIN
     height = 60 + FRAME_HEIGHT * root.depth(least)
     parts = [plots.text(8, 20, title, font_weight="bold"), plots.text(8, 38, subtitle, font_size=11, fill="#6b7280")]
@@ -184,7 +184,7 @@ def drawn(root, title, subtitle):
 
 
 def short(name, room):
-    """`<A as B>::poll` to `A::poll`, without generics and with as much of the path as there is room for."""
+    """`<A as B>::poll` to `A::poll`, without generics and with as much of the path as fits."""
     name = re.sub(r"^<(.+?) as .+>::", r"\1::", name)
     while re.search(r"<[^<>]*>", name):
         name = re.sub(r"<[^<>]*>", "", name)
@@ -195,7 +195,7 @@ def short(name, room):
 
 
 def table(profiles, facts):
-    """The parts of all profiles, side by side, in percent of their samples and in microseconds a read."""
+    """The parts of all profiles, side by side, in percent of their samples and in microseconds per read."""
     names = list(profiles)
     lines = [f"# Parts of the profiles of {facts['date']}, commit {facts['commit']}", "",
              f"Written by `bench/flamegraph.py`. {machine_line(facts)} Percent of the daemon's samples, and what that is "

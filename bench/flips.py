@@ -27,13 +27,13 @@ import machine
 import ringfetch
 from processes import RunFailed, run, say
 
-# Each directed pair of the three once: uring to mmap, mmap to uring, uring to auto, ...
+# Each ordered pair of the three once: uring to mmap, mmap to uring, uring to auto, ...
 ROUND = ["mmap", "uring", "auto", "mmap", "auto", "uring"]
-# Once round before anything is measured: every group of shards is started, every page of the answers' memory touched.
+# One round before anything is measured: every group of shards is started, every page of response memory touched.
 WARM_UP_SECONDS = 3
-# The load goes on for so long after the last flip.
+# The load continues for this long after the last flip.
 TAIL_SECONDS = 1
-# How often the process is looked at, and how long what it gives back may take to be gone.
+# Sampling interval of the process.
 SAMPLE_SECONDS = 0.05
 SETTLE_SECONDS = 20
 
@@ -58,7 +58,7 @@ class Flipped(ringfetch.Daemon):
         return took
 
     def show(self):
-        """Seconds that the command takes which only looks: what of a flip is the command's own."""
+        """Seconds that the read-only command takes: the part of a flip that is the command's own."""
         begun = time.monotonic()
         self.tool("backend")
         return time.monotonic() - begun
@@ -94,8 +94,8 @@ def load_command(daemon, options, seconds):
 
 
 def settled(daemon, is_settled):
-    """A sample once it is as it should be, or the patience is over. Closed connections take a moment to be gone, and an
-    idle thread of the pool that makes the switches ten seconds."""
+    """A sample that satisfies the condition, or the last one when the patience ends. Closed connections take a moment to go,
+    and an idle thread of the pool that makes the switches ten seconds."""
     deadline = time.monotonic() + SETTLE_SECONDS
     while True:
         sample = daemon.sample()
@@ -105,7 +105,7 @@ def settled(daemon, is_settled):
 
 
 def calm():
-    """Whether descriptors have been as many for a second."""
+    """Whether the number of descriptors has not changed for a second."""
     seen = []
 
     def is_calm(sample):
@@ -120,7 +120,7 @@ def look(daemon, begun):
 
 
 def drive(daemon, options):
-    """The whole run: what was asked, made, read, and seen."""
+    """The whole run: what was requested, made, read, and observed."""
     say("once round, to start every engine")
     warm_up = subprocess.Popen(load_command(daemon, options, WARM_UP_SECONDS), stdout=subprocess.PIPE)
     for backend in ROUND:
@@ -129,7 +129,7 @@ def drive(daemon, options):
     warm_up.communicate()
     if warm_up.returncode != 0:
         raise RunFailed("the load failed before anything was flipped")
-    # Engines that were started stay: their threads and rings are part of what is there before.
+    # Engines that were started stay: their threads and rings belong to the baseline.
     before = settled(daemon, calm())
     before_reads = daemon.reads()
 

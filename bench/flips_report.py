@@ -1,11 +1,11 @@
-"""What a run of flips showed: the conditions it had to hold, in words, numbers and a picture. Runs nothing."""
+"""The result of a flips run: the conditions it had to meet, in words, numbers and a plot. Runs nothing."""
 
 import statistics
 
 from plots import FAINT, INK, MISSED, OURS, THEIRS, svg, text
 
-# Anonymous memory at the end against that at the beginning (medians of a quarter of the samples each): the allocator's
-# own unrest, no more. Mapped pages of the file come and go and are told, not judged.
+# Accepted growth of anonymous memory from the beginning to the end (medians of a quarter of the samples each): the
+# allocator's own fluctuation. Mapped pages of the file come and go; they are reported, not judged.
 GROWTH_SHARE, GROWTH_MIB = 0.02, 2.0
 COLOURS = {"uring": "#dbeafe", "mmap": "#dcfce7", "auto": "#fef3c7"}
 
@@ -17,7 +17,7 @@ def quantile(values, share):
 
 
 class Report:
-    """Of what `flips.drive` gives, on the machine of `facts`."""
+    """Reports the result of `flips.drive`, on the machine of `facts`."""
 
     def __init__(self, result, facts):
         self.result, self.facts = result, facts
@@ -32,7 +32,7 @@ class Report:
         return statistics.median(values[:quarter]), statistics.median(values[-quarter:])
 
     def conditions(self):
-        """(what, what was seen, whether it holds)."""
+        """(condition, what was observed, whether it holds)."""
         result = self.result
         load, before, after = result["load"], result["before"], result["after"]
         first, last = self.memory()
@@ -81,7 +81,7 @@ class Report:
         }
 
     def plot(self):
-        """Reads a second over the engine of the moment, and memory beneath it."""
+        """Reads per second by current backend, with memory below."""
         samples, flips = self.result["samples"], self.result["flips"]
         left, right, end = 80, 800, max(samples[-1]["at"], flips[-1]["at"])
 
@@ -104,7 +104,8 @@ class Report:
 
 
 def rates(samples):
-    """(time, reads a second since the point before), over half a second or more each: shorter ones are mostly noise."""
+    """(time, reads per second since the previous point), over half a second or more each: shorter intervals are mostly
+    noise."""
     points, then = [], samples[0]
     for now in samples[1:]:
         if now["at"] - then["at"] >= 0.5:

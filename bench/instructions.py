@@ -23,14 +23,14 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-# With the crates of README's commands, so that what those have built is not built again.
+# With the crates of README's commands, so that what those have built is not rebuilt.
 BUILD = ("cargo", "build", "--release", "-p", "ringfetch-server", "-p", "ringfetch-cli", "-p", "ringfetch-pieces", "--bin", "pieces")
 RUNS = 2000
-# The program's start and end take 20,000 instructions more in some runs than in others: 0.2 % of so many.
+# The program's start and end take 20,000 more instructions in some runs than in others: 0.2 % of this number.
 INSTRUCTIONS = 10_000_000
 
 
-# The same copying code on every processor, which glibc else chooses by what it finds: counts are compared across machines.
+# Forces one memcpy implementation, which glibc otherwise chooses by processor: counts are compared across machines.
 TUNABLES = "glibc.cpu.hwcaps=-ERMS,-FSRM,-AVX2,-AVX512F,-AVX512VL,-AVX_Fast_Unaligned_Load"
 
 
@@ -45,7 +45,7 @@ def built(source, target):
 
 
 def counted(executable, piece, runs):
-    """Instructions of the whole program with so many runs of the piece."""
+    """Instructions of the whole program with this many runs of the piece."""
     done = subprocess.run(["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", executable, "--exactly", piece,
                            str(runs)], capture_output=True, text=True, check=False, env={**os.environ, "GLIBC_TUNABLES": TUNABLES})
     total = re.search(r"Collected\s*:\s*(\d+)", done.stderr)
@@ -55,7 +55,7 @@ def counted(executable, piece, runs):
 
 
 def of_one_run(executable, piece):
-    """Instructions of one run of the piece, from so many runs that they outweigh the rest of the program."""
+    """Instructions of one run of the piece, from enough runs to outweigh the rest of the program."""
     def of_runs(runs):
         return (counted(executable, piece, 2 * runs) - counted(executable, piece, runs)) / runs
 
@@ -64,16 +64,16 @@ def of_one_run(executable, piece):
 
 
 def pieces(source=ROOT, target=None):
-    """(name, instructions a run) of every piece of a source tree; as many processes count at a time as there are CPUs."""
+    """(name, instructions per run) of every piece of a source tree, counted by one process per CPU at a time."""
     executable = built(source, target)
     names = subprocess.run([executable, "--list"], capture_output=True, text=True, check=True).stdout.split()
-    # Each run is a process of one thread.
+    # Each run is a single-threaded process.
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as at_once:
         yield from zip(names, at_once.map(lambda name: of_one_run(executable, name), names), strict=True)
 
 
 def pieces_of(commit):
-    """The pieces of a commit, built beside this build. What was built stays there, for the next time."""
+    """The pieces of a commit, built next to this build. The build stays there, for the next time."""
     named = subprocess.run(["git", "rev-parse", "--verify", "--short=12", f"{commit}^{{commit}}"], cwd=ROOT,
                            capture_output=True, text=True, check=False)
     if named.returncode != 0:
@@ -85,18 +85,18 @@ def pieces_of(commit):
         unpacked = tempfile.mkdtemp(dir=place)
         archive = subprocess.run(["git", "archive", commit], cwd=ROOT, stdout=subprocess.PIPE, check=True)
         subprocess.run(["tar", "--extract", f"--directory={unpacked}"], input=archive.stdout, check=True)
-        # Only when it is whole: a run that was broken off leaves nothing that looks like the commit.
+        # Only when complete: an aborted run must not leave a partial commit.
         os.rename(unpacked, source)
     return dict(pieces(source, place / "target"))
 
 
 def change(before, count):
-    """Percent more than before. None: there is nothing to be held against."""
+    """Percent more than before. None: there is nothing to compare with."""
     return (count / before - 1) * 100 if before else None
 
 
 def line(name, before, count):
-    """A piece as a row: now, before, change; a hyphen for what there is not."""
+    """A piece as a row: now, before, change; a hyphen for a missing value."""
     percent = change(before, count) if count is not None else None
     cells = [f"{value:,.0f}" if value is not None else "-" for value in (count, before)]
     return f"| {name} | {' | '.join(cells)} | {'-' if percent is None else f'{percent:+.1f} %'} |"

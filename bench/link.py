@@ -1,4 +1,4 @@
-"""A link of 1 Gbit/s on this machine: a pair of veth devices into a network namespace, each end held back by a token bucket."""
+"""A 1 Gbit/s link on this machine: a pair of veth devices into a network namespace, each end limited by a token bucket."""
 
 import contextlib
 import os
@@ -6,12 +6,12 @@ import os
 from processes import RunFailed, run
 
 RATE = "1gbit"
-# Ours is what the server listens on; theirs is in the namespace, where the client runs.
+# The server listens on ours; theirs is in the namespace, where the client runs.
 OURS, THEIRS = "10.213.77.1", "10.213.77.2"
 
 
 def sent_and_received(device="lo"):
-    """Bytes that the device has sent and received; of loopback both are the same ones."""
+    """Bytes that the device has sent and received; on loopback both are the same bytes."""
     def told(name):
         with open(f"/sys/class/net/{device}/statistics/{name}_bytes") as file:
             return int(file.read())
@@ -21,7 +21,7 @@ def sent_and_received(device="lo"):
 
 @contextlib.contextmanager
 def made():
-    """The link, as the name of our device and the command that runs another one at its far end."""
+    """The link: the name of our device, and the command prefix that runs a command at its far end."""
     name = f"rf-{os.getpid()}"
     near, far = f"{name}-a", f"{name}-b"
     inside = ["ip", "netns", "exec", name]
@@ -39,5 +39,5 @@ def made():
         run([*inside, "tc", "qdisc", "add", "dev", far, *bucket])
         yield near, inside
     finally:
-        # Its end in the namespace, and with it the whole pair, goes with the namespace.
+        # Removing the namespace removes its end, and with it the whole pair.
         run(["ip", "netns", "delete", name])

@@ -1,4 +1,4 @@
-"""What a reader must know of the machine, and what must be there before anything is measured."""
+"""Facts about the machine for readers, and what must be installed before anything is measured."""
 
 import os
 import pathlib
@@ -12,12 +12,12 @@ import time
 from processes import run
 from ringfetch import ROOT
 
-# Below this a cold buffered run would cache more of the file than it may.
+# With a smaller file, a cold buffered run would cache more of it than allowed.
 FILE_BYTES_MIN = 2 << 30
 
 
 def check_tools(needs, with_nbd):
-    """Ends with the list of what is missing and how to get it."""
+    """Exits with the list of what is missing and how to get it."""
     missing = [(command, package) for command, package in needs if shutil.which(command) is None]
     if missing:
         names = ", ".join(f"{command} (package {package})" for command, package in missing)
@@ -34,7 +34,7 @@ def file_system(path):
 
 
 def check_file(path):
-    """Refuses what no cold figure can come from."""
+    """Refuses a file that cannot give cold figures."""
     if file_system(path) in ("tmpfs", "ramfs", "devtmpfs"):
         sys.exit(f"--file: {path} is on {file_system(path)}: a read there measures memory. Put it on a disk.")
     size = os.path.getsize(path)
@@ -46,7 +46,7 @@ def check_file(path):
 
 
 def first_line(command):
-    """The first line a tool says of its version, wherever it says it."""
+    """The first line of a tool's version output, on stdout or stderr."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError:
@@ -55,7 +55,7 @@ def first_line(command):
 
 
 def block_device(path):
-    """Facts of the block layer beneath the file, where sysfs tells them."""
+    """Facts of the block layer beneath the file, if sysfs has them."""
     device = os.stat(path).st_dev
     entry = pathlib.Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}").resolve()
     queue = next((base / "queue" for base in (entry, entry.parent) if (base / "queue").is_dir()), None)
@@ -93,7 +93,7 @@ def facts(path):
 
 
 class Cpus:
-    """The CPUs' ticks from now on."""
+    """CPU ticks since this was created."""
 
     def __init__(self):
         self.start = self._ticks()
@@ -104,7 +104,7 @@ class Cpus:
         return [int(word) for word in pathlib.Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
 
     def shares(self):
-        """(busy, stolen by the hypervisor's other guests) since then, as shares of all CPUs."""
+        """(busy, stolen by the hypervisor's other guests) since then, as fractions of all CPUs."""
         ticks = [now - then for now, then in zip(self._ticks(), self.start, strict=True)]
         whole, steal = max(sum(ticks), 1), ticks[7]
         return (sum(ticks) - ticks[3] - ticks[4] - steal) / whole, steal / whole

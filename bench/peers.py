@@ -1,7 +1,7 @@
-"""What Ringfetch is held against: fio, nginx, qemu-nbd and a stock tonic server, each set up as its users would for speed.
+"""Ringfetch's peers: fio, nginx, qemu-nbd and a stock tonic server, each tuned for speed as its users would.
 
-A *side* of a row has `describe()` and `measure(seconds)`; figures are reads/s and CPU microseconds a read. A side that
-is served is a server and a driver (`Served`): the CPU is the server's, over all its processes.
+A *side* of a row has `describe()` and `measure(seconds)`; figures are reads/s and CPU microseconds per read. A served side is
+a server and a driver (`Served`): the CPU is the server's, over all its processes.
 """
 
 import copy
@@ -15,16 +15,16 @@ import urllib.parse
 import link
 from processes import RunFailed, Server, accepts, free_port, run_counting_cpu
 
-# Latency from before the submission, as ours is; fio's usual percentiles leave the submission out.
+# Latency from before the submission, like ours; fio's default percentiles leave the submission out.
 FIO_REPORT = ["--lat_percentiles=1", "--clat_percentiles=0", "--percentile_list=50:99", "--output-format=json"]
 BENCH = pathlib.Path(__file__).resolve().parent
 
 
 class Fio:
-    """fio on the same file. Its CPU is the whole of what its reads cost: it has no client. Unpinned, one job.
+    """fio on the same file. Its CPU is the whole cost of its reads, since it has no client. Unpinned, one job.
 
-    fio counts its own thread. Where the kernel's workers make the reads, `count_workers` counts the whole process in its
-    place, start included (about 0.15 s).
+    fio counts its own thread. If the kernel's workers make the reads, `count_workers` counts the whole process instead,
+    including its start (about 0.15 s).
     """
 
     def __init__(self, path, count_workers=False, **options):
@@ -66,7 +66,7 @@ def fio_figures(output):
 
 
 class Served:
-    """A server for one run and what drives it."""
+    """A server for one run, and its driver."""
 
     def __init__(self, server, driver):
         self.server, self.driver = server, driver
@@ -85,7 +85,7 @@ class Served:
 
 
 class OverLink(Served):
-    """The same over a link of 1 Gbit/s instead of loopback."""
+    """The same over a 1 Gbit/s link instead of loopback."""
 
     def describe(self):
         return f"{super().describe()}; over veth, tbf {link.RATE} each way"
@@ -98,7 +98,7 @@ class OverLink(Served):
 
 
 class BetterOf:
-    """Several sides, one after the other on the same cache; the figures are those of the one that reads most."""
+    """Several sides, one after the other on the same cache; the figures are those of the fastest."""
 
     def __init__(self, path, temperature, sides):
         self.path, self.temperature, self.sides = path, temperature, sides
@@ -165,7 +165,7 @@ class QemuNbd(Server):
 
     def start(self, directory):
         self.port = free_port()
-        # Export names travel in the URI: none, so that the path of the URI is empty.
+        # The URI contains the export name; an empty one leaves its path empty.
         self.launch(["qemu-nbd", "--format=raw", "--aio=io_uring", "--cache=none", "--read-only", "--shared=8", "--persistent",
                      "--bind=127.0.0.1", f"--port={self.port}", self.path], directory / "log")
         self.nbd = f"nbd://127.0.0.1:{self.port}/"
@@ -198,7 +198,8 @@ class StockTonic(Server):
 
 
 class FioNbd:
-    """fio's nbd engine, so many connections with this depth each; with `rate_iops`, so many reads a second each, evenly spaced."""
+    """fio's nbd engine: several connections with this depth each; with `rate_iops`, this many evenly spaced reads a second
+    each."""
 
     def __init__(self, connections, depth, rate_iops=None):
         self.connections, self.depth = connections, depth
@@ -221,7 +222,7 @@ class FioNbd:
 
 
 class Wrk:
-    """wrk with bench/wrk.lua: 64 connections on 2 threads, the same requests whoever answers."""
+    """wrk with bench/wrk.lua: 64 connections on 2 threads, the same requests for every server."""
 
     def __init__(self, arguments, request_bytes, reads_per_request=1, connections=64):
         self.arguments, self.connections = arguments, connections

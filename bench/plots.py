@@ -1,4 +1,4 @@
-"""SVG plots, written by hand so that they need nothing: one a row, and an overview of all targets."""
+"""SVG plots, written by hand to avoid dependencies: one per row, and an overview of all targets."""
 
 import html
 import math
@@ -30,7 +30,7 @@ def short(value):
 
 
 def row_plot(result):
-    """Medians as bars, every run as a dot, both sides, for each figure both have."""
+    """Medians as bars, every run as a dot, both sides, for each figure that both have."""
     told = {"reads_per_second", "cpu_us", "p50_us", "p99_us", *(target.figure for target in result.row.targets)}
     figures = [figure for figure in UNITS if figure in told and not math.isnan(result.median("subject", figure))]
     sides = [("subject", "ringfetch", OURS)] + ([("peer", result.row.against, THEIRS)] if result.peer else [])
@@ -57,8 +57,8 @@ def row_plot(result):
 
 
 def overview(results):
-    """Every target on one axis: how far beyond it (right) or short of it (left) the median is, and the thin line from
-    the least pair to the best. Logarithmic."""
+    """Every target on one axis: how far beyond it (right) or short of it (left) the median is, with a thin line from the
+    worst pair to the best. Logarithmic."""
     lines = [(result, judgement) for result in results for judgement in result.judgements()]
     left, right, most = 430, 800, 4.0
     middle = (left + right) / 2

@@ -1,4 +1,4 @@
-"""Other processes: run to their end, started and ended, and what CPU they used. Nothing here knows what they are."""
+"""Runs, starts and ends other processes, and measures their CPU use. Independent of what they are."""
 
 import os
 import pathlib
@@ -11,11 +11,11 @@ import time
 
 
 class RunFailed(Exception):
-    """A run that gave no figures. The row says why and the others go on."""
+    """A run that gave no figures. The row states the reason, and the others continue."""
 
 
 def say(text):
-    """Progress goes to stderr: stdout is the table's."""
+    """Prints progress to stderr, since stdout is for the table."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -29,7 +29,7 @@ def run(command, **options):
 
 
 def run_counting_cpu(command):
-    """As `run`, and the CPU seconds (user + system) the command used. Nothing else may be waited for meanwhile."""
+    """As `run`, plus the CPU seconds (user + system) of the command. No other child may be awaited meanwhile."""
 
     def children():
         usage = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -41,14 +41,14 @@ def run_counting_cpu(command):
 
 
 def free_port():
-    """A port that nobody has now, for servers that cannot choose one themselves."""
+    """A port that is free now, for servers that cannot choose one themselves."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
 class Server:
-    """A server process for one run. Subclasses say how it is started (`start`) and when it is ready (`is_ready`)."""
+    """A server process for one run. Subclasses define how it is started (`start`) and when it is ready (`is_ready`)."""
 
     process = None
 
@@ -68,7 +68,7 @@ class Server:
         raise NotImplementedError
 
     def stop(self):
-        """Ends it politely, and waits until it has gone."""
+        """Sends SIGTERM, and waits until it has ended."""
         self.process.send_signal(signal.SIGTERM)
         try:
             return self.process.wait(timeout=30)
@@ -78,29 +78,29 @@ class Server:
             raise RunFailed(f"process {self.process.pid} did not end on SIGTERM") from None
 
     def pids(self):
-        """The process and its children: nginx and the like work in them."""
+        """The process and its children: nginx and others work in children."""
         children = pathlib.Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         return [self.process.pid, *map(int, children)]
 
     def cpu_seconds(self):
-        """User + system time so far, of all its processes; ticks of 10 ms."""
+        """User + system time so far, over all its processes; in ticks of 10 ms."""
         return sum(cpu_ticks(pid) for pid in self.pids()) / os.sysconf("SC_CLK_TCK")
 
 
 def cpu_ticks(pid):
-    """utime + stime, fields 14 and 15 of proc_pid_stat(5); the name before them may hold anything."""
+    """utime + stime, fields 14 and 15 of proc_pid_stat(5); the name before them may contain anything."""
     fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return int(fields[11]) + int(fields[12])
 
 
 def on_cpu_seconds(pid):
-    """Time on a CPU so far, all threads that live now; nanoseconds, where ticks are too coarse (idle)."""
+    """Time on a CPU so far, over all live threads; in nanoseconds, for when ticks are too coarse (idle)."""
     threads = pathlib.Path(f"/proc/{pid}/task").iterdir()
     return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
 
 
 def accepts(port):
-    """Whether somebody accepts connections on this port of loopback."""
+    """Whether something accepts connections on this loopback port."""
     try:
         socket.create_connection(("127.0.0.1", port), timeout=1).close()
     except OSError:

@@ -23,12 +23,12 @@ SCORE_MAPPING = TARGET / "examples" / "score_mapping"
 BLOCKS = {"kind": "blocks", "block_bytes": 4096, "partial_tail": "ignore"}
 
 
-# Elements of a vector, where the file is read as vectors of f32.
+# Elements per vector, if the file is read as vectors of f32.
 DIM = 768
 
 
 def size_bytes(text):
-    """Of 10GiB, 512MiB or a number."""
+    """Bytes of 10GiB, 512MiB or a number."""
     units = {"KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}
     for unit, bits in units.items():
         if text.endswith(unit):
@@ -37,7 +37,7 @@ def size_bytes(text):
 
 
 def build(with_examples=True):
-    """The release build of everything that is measured."""
+    """Builds the release binaries of everything that is measured."""
     run(["cargo", "build", "--release", "-p", "ringfetch-server", "-p", "ringfetch-cli", "--bins"], cwd=ROOT)
     if not with_examples:
         return
@@ -46,9 +46,9 @@ def build(with_examples=True):
 
 
 class Daemon(Server):
-    """A ringfetchd on ports of the kernel's choice, on loopback except where `host` is set; with `tls`, all of them behind TLS
-    with a certificate of its own; with `principals`, for clients with a token only; with `access_log`, with a line for each request
-    in a file. Refuses to be measured when it runs another backend than asked."""
+    """A ringfetchd on ports chosen by the kernel, on loopback unless `host` is set; with `tls`, all of them use TLS with a
+    certificate of its own; with `principals`, only for clients with a token; with `access_log`, it logs a line per request to
+    a file. Refuses to be measured on another backend than requested."""
 
     host = "127.0.0.1"
 
@@ -56,7 +56,7 @@ class Daemon(Server):
         self.path, self.engine, self.tls, self.principals, self.access_log = path, engine, tls, principals, access_log
         self.dataset = dataset or BLOCKS
         self.binary = RINGFETCHD
-        # What a client must trust, and the file with its token; None without them.
+        # The authority for clients to trust, and the token file; None without them.
         self.ca = self.token_file = None
 
     def with_binary(self, binary):
@@ -76,7 +76,7 @@ class Daemon(Server):
         access = self._principals(directory) if self.principals else {} if self.host == "127.0.0.1" else {"anonymous": "everybody"}
         self.log_file = directory / "access.log"
         access_log = {"access_log": {"path": str(self.log_file)}} if self.access_log else {}
-        # JSON is YAML.
+        # JSON is valid YAML.
         (directory / "ringfetchd.yaml").write_text(json.dumps({
             "grpc": {"listen": f"{self.host}:0"}, "http": loopback, "admin": loopback, "log": {"filter": "warn"}, "engine": self.engine,
             "datasets": [{"name": "data", "path": str(self.path), **self.dataset}], **tls, **access_log,
@@ -91,7 +91,7 @@ class Daemon(Server):
         self._check_read_path()
 
     def _certificate(self, directory):
-        """The section `tls` with a new self-signed certificate: ECDSA P-256, as certificate authorities issue today."""
+        """The section `tls` with a new self-signed certificate: ECDSA P-256, which certificate authorities issue today."""
         self.ca, key = directory / "certificate.pem", directory / "key.pem"
         run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", 2,
              "-subj", "/CN=ringfetch", "-addext", f"subjectAltName=IP:{self.host}", "-addext", "basicConstraints=critical,CA:FALSE",
@@ -99,7 +99,7 @@ class Daemon(Server):
         return {"tls": {"certificate": str(self.ca), "key": str(key)}}
 
     def _principals(self, directory):
-        """The section `access` with a file of one principal, which may do everything."""
+        """The section `access` with a file of one principal that may do everything."""
         self.token_file, token = directory / "token", secrets.token_hex(32)
         self.token_file.write_text(token)
         (directory / "principals").write_text(f"bench sha256:{hashlib.sha256(token.encode()).hexdigest()} *,@metrics\n")
@@ -109,7 +109,7 @@ class Daemon(Server):
         return self.file.exists()
 
     def client_arguments(self):
-        """What `ringfetch` needs to be let in."""
+        """The arguments that give `ringfetch` access."""
         return [*(["--ca", self.ca] if self.ca else []), *(["--token-file", self.token_file] if self.token_file else [])]
 
     def _get(self, path):
@@ -143,7 +143,7 @@ class Daemon(Server):
         return self._metric("ringfetch_reads_total")
 
     def check_access_log(self):
-        """What is measured is a log of every request."""
+        """Checks that every request was logged, since that is what is measured."""
         dropped = self._metric("ringfetch_access_log_dropped_total")
         if dropped or not self.log_file.stat().st_size:
             raise RunFailed(f"the access log has {self.log_file.stat().st_size} bytes, and {dropped:.0f} lines were dropped")
@@ -160,7 +160,7 @@ class Load:
 
     def __init__(self, *arguments):
         self.arguments = arguments
-        # The device whose bytes are counted, and what runs the generator at its far end.
+        # The device whose bytes are counted, and the command prefix that runs the generator at its far end.
         self.device, self.inside = "lo", []
 
     def describe(self):
@@ -178,14 +178,14 @@ class Load:
         if "--score" in self.arguments and not report["megabytes_per_second"]:
             raise RunFailed("no vector of the file has a score: have it made by --make")
         if isinstance(server, Daemon):
-            # Of the whole run, warm-up included, as the daemon counts reads.
+            # For the whole run, warm-up included, as the daemon counts reads.
             if server.access_log:
                 server.check_access_log()
             figures["wire_bytes"] = (link.sent_and_received(self.device) - before) / max(server.reads(), 1)
         if report.get("open_loop"):
             arrivals = report["open_loop"]
             figures["rate_missed"] = arrivals["missed"] / max(arrivals["arrivals"], 1)
-            # From arrival to sending: what of the latency is the generator's own.
+            # From arrival to sending: the generator's own share of the latency.
             figures["late_p99_us"] = (arrivals["lateness_us"] or {}).get("p99")
         return {
             **figures,
@@ -193,7 +193,7 @@ class Load:
             "megabytes_per_second": report["megabytes_per_second"],
             "cpu_us": report["server_cpu"]["us_per_read"],
             "client_cpu_us": report["own_cpu"]["us_per_read"],
-            # Of a request; it is as late as its latest read.
+            # Per request, which is as late as its latest read.
             "p50_us": report["latency_us"]["p50"],
             "p99_us": report["latency_us"]["p99"],
             "p99_of_p50": report["latency_us"]["p99"] / report["latency_us"]["p50"],
@@ -227,17 +227,17 @@ class ThenIdle:
 
     def measure(self, server, seconds):
         figures = self.load.measure(server, seconds)
-        # Connections are closed and buffers returned; then the clock starts.
+        # Connections are closed and buffers returned before the clock starts.
         time.sleep(0.5)
         before = on_cpu_seconds(server.process.pid)
         time.sleep(self.idle_seconds)
         idle = (on_cpu_seconds(server.process.pid) - before) / self.idle_seconds
-        # Without what is mapped from files: for mmap that is the page cache.
+        # Without file mappings: for mmap those are the page cache.
         return {**figures, "idle_cpu_percent": idle * 100, "anonymous_mib": server.status_mib("RssAnon")}
 
 
 class EngineAlone:
-    """The engine without a network: one core, not pinned, as fio is not."""
+    """The engine without a network: one core, not pinned, like fio."""
 
     def __init__(self, path, **options):
         self.path, self.options = path, options

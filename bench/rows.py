@@ -1,4 +1,4 @@
-"""The rows: what is measured, what it is held against, and the targets. docs/BENCHMARKING.md says how to read them."""
+"""The rows: what is measured, what it is compared with, and the targets. docs/BENCHMARKING.md says how to read them."""
 
 import dataclasses
 
@@ -10,13 +10,13 @@ from verdict import Target
 READS, CPU, MEGABYTES = "reads_per_second", "cpu_us", "megabytes_per_second"
 WIRE = "wire_bytes"
 MEMORY_BUDGET_MIB = 256
-# Of an open loop: single reads a second that a small server is asked for, well below what its device can do.
+# Single reads per second of the open loop, far below what the device of a small server can do.
 PACED_RATE = 15_000
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One row: `subject` against `peer` (none for rows with absolute targets only), on `path` at a temperature."""
+    """One row: `subject` against `peer` (none for rows with only absolute targets), on `path` at a temperature."""
 
     title: str
     path: object
@@ -28,26 +28,26 @@ class Row:
     targets: list
     # Buffered cold rows are short, so that the cache stays nearly empty.
     seconds_max: int = 3600
-    # Of a quick run: less where three sides run.
+    # Seconds of a quick run: less if three sides run.
     quick_seconds: int = 2
     note: str = ""
 
 
 def every(path, warm_path, idle_seconds, size=0, warm_size=0, memory_device=None):
-    """All rows by name, in the table's order. Sizes in bytes; without them the rows can be listed, not run."""
+    """All rows by name, in the table's order. Sizes in bytes; without them the rows can be listed, but not run."""
     # One core: the load generator has the other CPU of a two-CPU machine (docs/BENCHMARKING.md, "cores").
     uring = {"backend": "uring", "cores": 1}
     mmap = {"backend": "mmap", "cores": 1, "mmap": {"threads": 2}}
-    # Where the device is not the bound, a second core pays for mmap too: 797k to 827k against 552k to 748k reads/s, all warm
-    # (three alternating runs of `ringfetch load --batch 64 --outstanding 16 --connections 4 --seconds 2`).
+    # If the device is not the bottleneck, a second core pays off for mmap too: 797k to 827k against 552k to 748k reads/s, all
+    # warm (three alternating runs of `ringfetch load --batch 64 --outstanding 16 --connections 4 --seconds 2`).
     mmap_wide = {"backend": "mmap", "mmap": {"threads": 2}}
     one_thread = {"backend": "mmap", "cores": 1, "mmap": {"threads": 1}}
     unannounced = {"backend": "mmap", "cores": 1, "mmap": {"threads": 1, "announce": False}}
-    # What is left over at the end of the file becomes a header; direct reads stay aligned if it is sectors.
+    # The remainder of the file becomes a header; direct reads stay aligned if it is a multiple of sectors.
     vectors = {"kind": "vectors", "layout": "raw", "dim": DIM, "dtype": "f32", "header_bytes": size % (DIM * 4)}
     blocks, pieces = size // 4096, warm_size // 65536
 
-    # 16 requests of 64 reads: 1024 reads in flight, so that the device is never idle for want of a request.
+    # 16 requests of 64 reads: 1024 reads in flight, so that the device never idles for lack of requests.
     batches = Load("--batch", 64, "--outstanding", 16, "--connections", 4)
     singles = Load("--batch", 1, "--outstanding", 256, "--connections", 4)
     stream = Load("--batch", 1, "--outstanding", 256, "--connections", 4, "--transport", "stream")
@@ -60,7 +60,7 @@ def every(path, warm_path, idle_seconds, size=0, warm_size=0, memory_device=None
     many_queries = Load("--score", "dot", "--batch", 1000, "--outstanding", 8, "--connections", 4)
 
     one_by_one = Load("--batch", 1, "--outstanding", 1, "--connections", 1)
-    # As many in flight as may come while the peer is late: an open loop does not wait.
+    # Enough in flight for all arrivals while the peer is late: an open loop does not wait.
     paced = Load("--batch", 1, "--outstanding", 1024, "--connections", 1, "--rate", PACED_RATE, "--arrivals", "constant")
 
     def engine(depth):
@@ -70,7 +70,7 @@ def every(path, warm_path, idle_seconds, size=0, warm_size=0, memory_device=None
         return Row(title, path, temperature, subject, peer, against, list(targets), **more)
 
     def auto(fraction):
-        # At the ends one backend is right and the other a few percent away is as good; in between both are wrong.
+        # At the ends one backend is right and another a few percent slower is as good; in between both are wrong.
         warm = partly(fraction)
         pure = {"uring": Served(Daemon(path, uring), batches), "mmap": Served(Daemon(path, mmap_wide), batches)}
         return row(f"backend auto, {fraction:.0%} of the file resident", warm,
@@ -208,7 +208,7 @@ def every(path, warm_path, idle_seconds, size=0, warm_size=0, memory_device=None
 
 
 def drives_nbd(row):
-    """Whether the row's peer is read by fio's nbd engine."""
+    """Whether fio's nbd engine reads the row's peer."""
     return isinstance(row.peer, Served) and isinstance(row.peer.driver, FioNbd)
 
 

@@ -41,25 +41,25 @@ from soak_access import Certificates
 from soak_daemon import FAKETIME, Cgroup, Daemon, Starved, memory_bound, total, waited_ns
 
 SAMPLE_SECONDS, PROBE_SECONDS = 0.5, 0.1
-# How long what a phase used may take to be given back: idle threads of a pool ten seconds, closed connections a moment.
+# Longest time for a phase's resources to be released: idle threads of a pool take ten seconds, closed connections a moment.
 SETTLE_SECONDS = 20
 WARM_UP_SECONDS, SMOKE_WARM_UP_SECONDS = 1.0, 0.3
 # A probe that takes longer has failed.
 PROBE_TIMEOUT_S = 5.0
-# Of all mappings, beyond those of files: the allocator's come and go.
+# Accepted growth of mappings other than files: the allocator's come and go.
 MAPPINGS_SLACK = 64
 # Descriptors of objects: two datasets with a cache of 16, each object may have two.
 OBJECT_DESCRIPTORS = 64
-# What the log says at ERROR of configurations, certificates and principals that are bad on purpose.
+# ERROR log messages about configurations, certificates and principals that are invalid on purpose.
 EXPECTED_ERRORS = ("the configuration is not reloaded", "TLS files cannot be used: the old ones stay in force",
                    "the file of principals cannot be used: the old one stays in force")
-# Clients that authenticate by a certificate while there is TLS; the others have tokens.
+# Clients that authenticate by a certificate while TLS is on; the others have tokens.
 BY_CERTIFICATE = {"stream", "http", "new-grpc", "changing", "slow-http"}
 SMOKE = types.SimpleNamespace(seed=1, seconds=3.0)
 
 
 class SharedDisk(SlowDisk):
-    """The slow disk, asked by several faults at a time."""
+    """The slow disk, used by several faults at a time."""
 
     def __enter__(self):
         self.lock = threading.Lock()
@@ -71,7 +71,7 @@ class SharedDisk(SlowDisk):
 
 
 class Soak:
-    """One run: daemon, clients, and what they saw."""
+    """One run: daemon, clients, and their observations."""
 
     def __init__(self, options, directory, stack, lacking):
         self.options, self.directory = options, pathlib.Path(directory)
@@ -120,7 +120,7 @@ class Soak:
         if self.options.verbose:
             say(f"{self.at():7.1f} s  {text}")
 
-    # What the faults ask for.
+    # Operations for the faults.
 
     def admin_failed(self, what, status, text, begun):
         code = {"GONE"} if status is None else {soak_load.GRPC_CODES.get(status, str(status))}
@@ -139,7 +139,7 @@ class Soak:
         return self.admin_call("Reload")
 
     def hang_up(self):
-        """SIGHUP, and waits until it was heard, or the daemon is gone."""
+        """Sends SIGHUP, and waits until the daemon has handled it, or has ended."""
         with contextlib.suppress(OSError, http.client.HTTPException, RunFailed, ProcessLookupError):
             before = total(self.daemon.metrics(), "ringfetch_config_reloads_total")
             self.daemon.process.send_signal(signal.SIGHUP)
@@ -148,13 +148,13 @@ class Soak:
                 time.sleep(0.02)
 
     def restart(self, fault, how=None, with_tls=None, **options):
-        """Ends the daemon by SIGKILL, or SIGTERM where `how` says so, and starts it."""
+        """Ends the daemon by SIGKILL, or by SIGTERM if `how` says so, and starts it again."""
         how = how or fault
         with self.restarting, self.faults.window(fault, soak_faults.GONE, after_s=0.5), self.daemon.config_lock:
             self.tell(f"{fault}: ends by SIG{'TERM' if how == 'term' else 'KILL'}")
             if how == "term":
                 code = self.daemon.stop()
-                # What slow clients have not taken when the drain ends is cut off, which the code says.
+                # Responses that slow clients have not read when the drain ends are cut off, which changes the exit code.
                 if code != 0 and not (code == 1 and {"slow-readers", "vanish", "delay"} & set(self.phase.faults)):
                     self.judge.violation("exit code", f"{code} after SIGTERM (None: it did not end)")
             else:
@@ -169,7 +169,7 @@ class Soak:
                     self.daemon.start(**options)
                     break
                 except RunFailed as failure:
-                    # A disk that fails keeps it from starting, rightly.
+                    # A failing disk rightly keeps it from starting.
                     if not (self.disk and {"eio", "delay"} & set(self.phase.faults)) or time.monotonic() > until:
                         raise
                     self.tell(str(failure).splitlines()[-1][:200])
@@ -178,10 +178,10 @@ class Soak:
                         self.daemon.kill()
             self.tell(f"{fault}: serves again, pid {self.daemon.process.pid}")
 
-    # What goes on all the time.
+    # Background tasks.
 
     def watch(self):
-        """Samples of /proc, and the bound of memory."""
+        """Samples /proc, and checks the memory bound."""
         daemon, clients = Starved(), Starved()
         while not self.ended.wait(SAMPLE_SECONDS):
             starved = {"daemon_waits": daemon.share(waited_ns(self.daemon.process.pid)), "clients_wait": clients.share(waited_ns(os.getpid()))}
@@ -197,7 +197,7 @@ class Soak:
                                  **sample, **starved, "calls": counts["calls"], "items": counts["items"], "bytes": counts["bytes"]})
 
     def probe(self):
-        """Asks /livez and /readyz, by turns over one connection and over new ones."""
+        """Requests /livez and /readyz, alternately over one connection and over new ones."""
         while not self.ended.wait(PROBE_SECONDS):
             begun = time.monotonic()
             path = "/livez" if int(begun * 10) % 2 else "/readyz"
@@ -252,7 +252,7 @@ class Soak:
         self.paused.clear()
 
     def settle(self):
-        """Without clients, all must be as it was; after a start, this is found out first."""
+        """Checks that without clients everything is as before; after a start, records the baseline first."""
         if self.baseline is None:
             self.warm_up()
         self.pause()
@@ -270,7 +270,7 @@ class Soak:
             self.resume()
 
     def warm_up(self):
-        """Every engine is started and every cache filled, so that what comes later has nothing to add."""
+        """Starts every engine and fills every cache, so that later work adds nothing."""
         for backend in ("uring", "mmap", "pread", "auto", "uring"):
             self.daemon.set_backend(backend)
             time.sleep(SMOKE_WARM_UP_SECONDS if self.options.smoke else WARM_UP_SECONDS)
@@ -278,13 +278,13 @@ class Soak:
     def _held(self):
         files = self.daemon.open_files()
         objects = files.pop("an object", 0)
-        # The connection that asks, and probes.
+        # The connection of this request, and probes.
         sockets = sum(count for name, count in files.items() if name.startswith("socket:"))
         return {"descriptors": sum(files.values()) - sockets, "sockets": sockets, "objects": objects,
                 "threads": self.daemon.sample()["threads"], "mapped": self.daemon.mappings(), "files": files}
 
     def _calm(self):
-        """What it holds once that has not changed for two seconds (half of one in the smoke)."""
+        """Its resources once they have not changed for two seconds (half a second in the smoke test)."""
         seen, until = [], time.monotonic() + SETTLE_SECONDS
         while time.monotonic() < until:
             held = self._held()
@@ -296,7 +296,7 @@ class Soak:
         return seen[-1]
 
     def _left(self, held):
-        """What is more than before."""
+        """The resources that exceed the baseline."""
         base, found = self.baseline, []
         for what in ("descriptors", "threads"):
             if held[what] > base[what]:
@@ -305,7 +305,7 @@ class Soak:
             found.append(f"{held['sockets']} sockets, {base['sockets']} before")
         if held["objects"] > OBJECT_DESCRIPTORS:
             found.append(f"{held['objects']} descriptors of objects")
-        # A file is mapped when it is first read by mmap; `extra` is one that is served twice.
+        # A file is mapped when mmap first reads it; `extra` serves one twice.
         most = sum(len(dataset.paths) for dataset in self.datasets.values() if dataset.kind != "objects") + 1
         if held["mapped"]["files"] > most or held["mapped"]["deleted"]:
             found.append(f"{held['mapped']['files']} mappings of {most} files, {held['mapped']['deleted']} of them deleted")
@@ -324,7 +324,7 @@ class Soak:
         if left:
             more = held["files"] - self.baseline["files"]
             self.judge.violation("left behind", f"{'; '.join(left)} ({dict(more)})")
-        # What is legitimately there from now on is not reported again.
+        # From now on these resources are part of the baseline and are not reported again.
         self.baseline = {**held, "threads": max(held["threads"], self.baseline["threads"])} if left else self.baseline
 
     def _metrics(self):
@@ -351,7 +351,7 @@ class Soak:
                 self.judge.violation("metrics", f"{dataset}: clients got {items} items, ringfetch_reads_total has {counted:.0f}")
 
     def log_lines(self):
-        """Lines that must not be there."""
+        """Log lines that must not occur."""
         found = []
         for line in self.daemon.log_path.read_text(errors="replace").splitlines():
             if "panicked" in line or ('"level":"ERROR"' in line and not any(text in line for text in EXPECTED_ERRORS)):
@@ -461,7 +461,7 @@ def main():
     directory = options.directory or ringfetch.TARGET.parent
     directory.mkdir(parents=True, exist_ok=True)
     soak, failure = None, None
-    # Whatever ends it, mounts, cgroups, the daemon and the directory go.
+    # However it ends, mounts, cgroups, the daemon and the directory are removed.
     with tempfile.TemporaryDirectory(dir=directory, prefix="soak-") as scratch, contextlib.ExitStack() as stack:
         try:
             soak = Soak(options, scratch, stack, missing)

@@ -1,4 +1,4 @@
-"""Who the clients of a soak are: tokens and certificates, the file of principals that names them, and the authority."""
+"""Credentials of a soak's clients: tokens and certificates, the principals file that names them, and the authority."""
 
 import collections
 import hashlib
@@ -14,7 +14,7 @@ OWNERS = {"token": "clients", "certificate": "holders"}
 
 
 class Credential(collections.namedtuple("Credential", "kind value")):
-    """`kind`: token or certificate; `value`: the token, or the certificate's name in the file of principals."""
+    """`kind`: token or certificate; `value`: the token, or the certificate's name in the principals file."""
 
     def token(self):
         return self.value if self.kind == "token" else None
@@ -29,7 +29,7 @@ class Credential(collections.namedtuple("Credential", "kind value")):
 
 
 class Certificates:
-    """An authority, and certificates of it for the daemon and for clients; new ones on demand."""
+    """An authority, and its certificates for the daemon and for clients; new ones on demand."""
 
     def __init__(self, directory):
         self.directory = pathlib.Path(directory)
@@ -49,7 +49,7 @@ class Certificates:
              "-keyout", self.path(f"{name}.key"), "-out", self.path(f"{name}.pem"), *arguments])
 
     def make(self, name, authority="ca", subject=None, alternatives="IP:127.0.0.1"):
-        """A certificate NAME.pem and its key, of which the old ones are replaced by rename, one after the other."""
+        """Makes a certificate NAME.pem and its key; each replaces the old one by rename, one after the other."""
         self._openssl("new", subject or f"/CN={name}", "-CA", self.path(f"{authority}.pem"), "-CAkey", self.path(f"{authority}.key"),
                       "-addext", "basicConstraints=critical,CA:FALSE", "-addext", f"subjectAltName={alternatives}",
                       "-addext", "extendedKeyUsage=serverAuth,clientAuth")
@@ -57,8 +57,8 @@ class Certificates:
         os.rename(self.path("new.pem"), self.path(f"{name}.pem"))
 
     def make_client(self, name, authority="ca", file=None):
-        """A certificate that the file of principals calls `name`: a URI, a DNS name, or CN= and a common name. Other names are
-        beside it."""
+        """Makes a certificate that the principals file calls `name`: a URI, a DNS name, or CN= and a common name, along with
+        other names."""
         others = "DNS:other.soak,URI:spiffe://soak/other"
         if name.startswith("CN="):
             subject, alternatives = f"/{name}", others
@@ -67,13 +67,13 @@ class Certificates:
         self.make(file or file_of(name), authority, subject, alternatives)
 
     def forged(self, name):
-        """One with this name of an authority that the daemon does not know; what `context` takes."""
+        """A certificate with this name from an authority that the daemon does not know, in the form that `context` takes."""
         file = f"forged-{file_of(name)}"
         self.make_client(name, "other-ca", file)
         return file
 
     def context(self, *protocols, client="client"):
-        """Of clients; `client`: whose certificate they show."""
+        """The TLS context of clients; `client`: whose certificate they present."""
         key = (client, protocols)
         if key not in self.contexts:
             context = ssl.create_default_context(cafile=self.path("ca.pem"))
@@ -92,22 +92,22 @@ def file_of(name):
 
 
 class Principals:
-    """The file of principals: clients with a token and clients with a certificate, both of which change, clients that misbehave,
-    and whoever administers."""
+    """The principals file: clients with a token and clients with a certificate, both of which change, misbehaving clients,
+    and administrators."""
 
     def __init__(self, path, certificates=None):
         self.path, self.certificates, self.made = pathlib.Path(path), certificates, 0
         self.attacker, self.operator = "attacker-0", "operator-0"
-        # Certificates can be in the file only while the daemon has TLS.
+        # The file may name certificates only while the daemon has TLS.
         self.with_certificates = False
         kinds = ["token", *(["certificate"] if certificates else [])]
-        # `current`: what clients use; `accepted`: what the file has of them.
+        # `current`: what clients use; `accepted`: what the file contains.
         self.current = {kind: self.make(kind) for kind in kinds}
         self.accepted = {kind: [current] for kind, current in self.current.items()}
         self.write()
 
     def make(self, kind):
-        """A new credential, which nobody accepts yet."""
+        """A new credential that is not accepted yet."""
         self.made += 1
         if kind == "token":
             return Credential(kind, f"client-{self.made}")
@@ -123,11 +123,11 @@ class Principals:
         return self.current[credential.kind] == credential
 
     def use(self, credential):
-        """Clients change to it."""
+        """Makes clients use it."""
         self.current[credential.kind] = credential
 
     def accept(self, *credentials):
-        """Writes the file with these in place of others of their kind."""
+        """Writes the file with these credentials in place of others of their kind."""
         self.accepted[credentials[0].kind] = list(credentials)
         self.write()
 
@@ -139,7 +139,7 @@ class Principals:
         return "".join(f"{name} {credential.in_file()} {rights}\n" for name, credential, rights in lines)
 
     def write(self, text=None):
-        """By rename; `text`: another one than that of the credentials."""
+        """Writes the file by rename; `text`: its contents, instead of the credentials'."""
         new = self.path.with_suffix(".new")
         new.write_text(self.text() if text is None else text)
         os.rename(new, self.path)
@@ -147,7 +147,7 @@ class Principals:
     def mistakes(self):
         """Files that must be refused."""
         good = self.text()
-        # Without TLS no certificate can be verified; with it the name is missing, or its principal has other rights.
+        # Without TLS certificates cannot be verified; with TLS the name is missing, or its principal has other rights.
         certificate = ["holders certificate: *\n", "clients certificate:other blocks\n"] if self.with_certificates else [
             "holders certificate:holder *\n"]
         return ["", "nobody\n", good + good, good + "clients sha256:12 *\n", good.replace("@admin", "@root"),

@@ -1,4 +1,4 @@
-"""The daemon of a soak and what surrounds it: its configuration, cgroup, and what /proc and /metrics say."""
+"""The daemon of a soak and its surroundings: configuration, cgroup, /proc and /metrics."""
 
 import collections
 import contextlib
@@ -27,20 +27,20 @@ BUDGET_BYTES, REQUEST_MEMORY_BYTES, CONNECTIONS = 32 * MIB, 16 * MIB, 256
 # docs/OPERATIONS.md: 64 MiB + engine.memory_budget + limits.request_memory + 24 KiB x connections (with TLS: 32 KiB).
 FIXED_BYTES, CONNECTION_BYTES, TLS_CONNECTION_BYTES = 64 * MIB, 24 << 10, 32 << 10
 DEADLINE_MS = 3000
-# Below the ports that the kernel gives to clients, so that no client ever sits on a port of a daemon that was killed.
+# Below the kernel's ephemeral ports, so that no client ever gets a port of a killed daemon.
 PORTS = range(20_000, 30_000)
 CGROUPS = pathlib.Path("/sys/fs/cgroup/memory")
 FAKETIME = pathlib.Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
 
 
 def memory_bound(connections, with_tls):
-    """Most bytes of resident memory without pages of files, as the daemon documents it."""
+    """The daemon's documented bound of resident memory without file pages."""
     each = TLS_CONNECTION_BYTES if with_tls else CONNECTION_BYTES
     return FIXED_BYTES + BUDGET_BYTES + REQUEST_MEMORY_BYTES + each * connections
 
 
 def waited_ns(pid):
-    """{thread: how long it was ready to run and had no CPU}; empty once the process is gone."""
+    """{thread: how long it was runnable without a CPU}; empty once the process has ended."""
     found = {}
     for task in pathlib.Path(f"/proc/{pid}/task").glob("*"):
         with contextlib.suppress(OSError, ValueError):
@@ -50,7 +50,7 @@ def waited_ns(pid):
 
 
 class Starved:
-    """What part of the time since it was asked last the worst-off thread of a process waited for a CPU."""
+    """The fraction of the time since the last call for which the worst-off thread of a process waited for a CPU."""
 
     def __init__(self):
         self.at, self.before = time.monotonic(), {}
@@ -77,7 +77,7 @@ def free_ports(count):
 
 
 class Cgroup:
-    """A memory cgroup (v1) for the daemon; None where there is none."""
+    """A memory cgroup (v1) for the daemon; None if unavailable."""
 
     def __init__(self):
         self.path = CGROUPS / f"ringfetch-soak-{os.getpid()}"
@@ -91,7 +91,7 @@ class Cgroup:
         return self
 
     def limit(self, limit_bytes):
-        """False: the kernel cannot get below it."""
+        """Sets the limit. False: the kernel cannot get below it."""
         try:
             (self.path / "memory.limit_in_bytes").write_text(str(limit_bytes))
         except OSError:
@@ -135,12 +135,12 @@ class Daemon:
         }
 
     def credential(self, by_certificate):
-        """What clients authenticate with now; without TLS all have a token."""
+        """The current credential of clients; without TLS all use a token."""
         return self.principals.credential("certificate" if by_certificate and self.with_tls else "token")
 
     def client_context(self, *protocols, credential=None):
         if credential and credential.kind == "certificate":
-            # Also if the daemon has no TLS any more: never a request without a credential.
+            # Even if the daemon no longer has TLS: never send a request without a credential.
             return self.certificates.context(*protocols, client=credential.value)
         return self.certificates.context(*protocols) if self.with_tls else None
 
@@ -149,13 +149,13 @@ class Daemon:
         if self.with_tls:
             config["tls"] = {"certificate": str(self.certificates.path("server.pem")), "key": str(self.certificates.path("server.key")),
                              "client_ca": str(self.certificates.path("authorities.pem"))}
-        # JSON is YAML.
+        # JSON is valid YAML.
         new = self.config_path.with_suffix(".new")
         new.write_text(json.dumps(config, indent=1))
         os.rename(new, self.config_path)
 
     def start(self, environment=None, stderr=None, timeout_s=30):
-        """Starts it and waits until it answers. `stderr`: an open file in place of the log."""
+        """Starts it and waits until it answers. `stderr`: an open file instead of the log."""
         self.write_config()
         self.principals.with_certificates = self.with_tls
         self.principals.write()
@@ -173,7 +173,7 @@ class Daemon:
             time.sleep(0.02)
 
     def get(self, path, timeout_s=5.0, credential=None):
-        """(status, body) of a GET over a connection of its own; without a `credential` with the operator's token."""
+        """(status, body) of a GET over a new connection; without a `credential`, with the operator's token."""
         credential = credential or Credential("token", self.principals.operator)
         context = self.client_context(credential=credential)
         host, port = self.addresses["http"]
@@ -197,7 +197,7 @@ class Daemon:
         self.process.wait()
 
     def stop(self, timeout_s=30):
-        """SIGTERM; its exit code, None if it had to be killed."""
+        """Sends SIGTERM; returns its exit code, or None if it had to be killed."""
         self.process.send_signal(signal.SIGTERM)
         try:
             return self.process.wait(timeout_s)
@@ -206,7 +206,7 @@ class Daemon:
             return None
 
     def admin(self, method, message=b"", wait_s=20.0):
-        """(status, text) of a call of the admin service; (None, reason) if it does not answer."""
+        """(status, text) of a call to the admin service; (None, reason) if it does not answer."""
         try:
             connection = soak_wire.Connection(self.addresses["admin"], self.client_context("h2"), token=lambda: self.principals.operator)
         except (OSError, ssl.SSLError) as error:
@@ -225,12 +225,12 @@ class Daemon:
         return self.admin("SetBackend", field(1, BACKENDS[backend]) + (field(2, dataset) if dataset else b""))
 
     def reload(self, config=None):
-        """Writes the configuration (another than the one in force, if it is given) and has it read."""
+        """Writes the configuration (a new one, if given) and makes the daemon read it."""
         self.write_config(config)
         return self.admin("Reload")
 
     def sample(self):
-        """What /proc says; None once it is gone."""
+        """A sample of /proc; None once it has ended."""
         process = pathlib.Path(f"/proc/{self.process.pid}")
         try:
             status = (process / "status").read_text()
@@ -241,7 +241,7 @@ class Daemon:
             return None
 
     def open_files(self):
-        """Descriptors by what they are, objects apart: those are a cache."""
+        """Descriptors by kind, except objects, which are a cache."""
         found = collections.Counter()
         for entry in pathlib.Path(f"/proc/{self.process.pid}/fd").iterdir():
             try:
@@ -252,14 +252,14 @@ class Daemon:
         return found
 
     def mappings(self):
-        """Mappings of the files that it serves, objects apart, and of all else."""
+        """Mappings of served files, except objects, and all other mappings."""
         lines = pathlib.Path(f"/proc/{self.process.pid}/maps").read_text().splitlines()
         files = [line for line in lines if str(self.directory) in line]
         return {"files": sum("object-" not in line for line in files), "objects": sum("object-" in line for line in files),
                 "deleted": sum("(deleted)" in line and "object-" not in line for line in files), "all": len(lines)}
 
     def presented_certificate(self):
-        """What a new connection is shown."""
+        """The certificate that a new connection is presented."""
         with socket.create_connection(self.addresses["http"], 5) as raw, \
                 self.client_context().wrap_socket(raw, server_hostname="127.0.0.1") as secured:
             return secured.getpeercert(binary_form=True)

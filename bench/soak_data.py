@@ -1,5 +1,5 @@
-"""The data of a soak: bytes as a formula of (seed, file, version, offset), which versions can be answered when, and what
-the faults of the moment explain."""
+"""The data of a soak: bytes as a function of (seed, file, version, offset), which versions may be answered when, and which
+errors the current faults explain."""
 
 import collections
 import contextlib
@@ -12,7 +12,7 @@ import time
 
 BLOCK_BYTES = 4096
 FOREVER = float("inf")
-# How long an open object is trusted (the configuration's revalidate_ms), and what the look-up itself may take.
+# How long an open object is trusted (the configuration's revalidate_ms), and how long a look-up may take.
 REVALIDATE_S, LOOKUP_S = 0.2, 0.3
 
 
@@ -34,7 +34,7 @@ Version = collections.namedtuple("Version", "number since until")
 
 
 class History:
-    """Which version there was when; number None: no file. `change` wraps what replaces it."""
+    """Which version existed when; number None: no file. `change` wraps the replacement."""
 
     def __init__(self):
         self.entries = [Version(0, -FOREVER, FOREVER)]
@@ -46,14 +46,14 @@ class History:
 
     @contextlib.contextmanager
     def change(self, number):
-        """The old version may still be answered until this ends, the new one from its beginning."""
+        """While this lasts, the old version may still be answered; the new one may from its beginning on."""
         self.entries.append(Version(number, time.monotonic(), FOREVER))
         self.newest = max(self.newest, number or 0)
         yield
         self.entries[-2] = self.entries[-2]._replace(until=time.monotonic())
 
     def between(self, begun, ended):
-        """The newest first."""
+        """Versions of this period, newest first."""
         return [entry.number for entry in reversed(self.entries) if entry.since <= ended and begun <= entry.until]
 
 
@@ -69,7 +69,7 @@ class Dataset:
         self.configuration, self.history = configuration, History()
         self.record_bytes = len(prefix) + item_bytes
         self.length = len(header) + count * self.record_bytes
-        # From which byte on the file is cut, and until when.
+        # Where the file is truncated, and until when.
         self.cut_at, self.cut_until = 0, -FOREVER
         self.served = list(self.paths)
 
@@ -77,7 +77,7 @@ class Dataset:
         return content(self.seed, self.name, version, first * self.item_bytes, count * self.item_bytes)
 
     def range(self, version, offset, length):
-        """Bytes of the files as they are, header and prefixes included."""
+        """Bytes of the files as stored, header and prefixes included."""
         inside = offset - len(self.header)
         if not self.prefix and inside >= 0:
             return content(self.seed, self.name, version, inside, length)
@@ -92,7 +92,7 @@ class Dataset:
         return len(self.header) + item * self.record_bytes + len(self.prefix), self.item_bytes
 
     def write(self, version):
-        """The files anew, each by rename."""
+        """Rewrites the files, each by rename."""
         part = self.length // len(self.paths) // BLOCK_BYTES * BLOCK_BYTES
         for number, path in enumerate(self.paths):
             begin = number * part
@@ -103,7 +103,7 @@ class Dataset:
             os.rename(path + ".new", path)
 
     def describe(self):
-        """As the configuration has it."""
+        """Its entry in the configuration."""
         where = {"path": self.served[0]} if len(self.served) == 1 else {"paths": self.served}
         shape = {"block_bytes": self.item_bytes} if self.kind == "blocks" else {}
         return {"name": self.name, "kind": self.kind, **where, **shape, **self.configuration}
@@ -121,7 +121,7 @@ class Vectors(Dataset):
 
 
 class Objects:
-    """A directory of files of all lengths; every one has a history of its own."""
+    """A directory of files of all lengths; each has its own history."""
 
     kind = "objects"
 
@@ -132,7 +132,7 @@ class Objects:
         self.lengths = dict(zip(self.objects, lengths, strict=True))
 
     def length(self, name, version):
-        # Versions differ in length, so that halves of two of them are noticed.
+        # Versions differ in length, so that mixing two of them is detected.
         return self.lengths[name] + (version * 37 if self.lengths[name] > 1 else 0)
 
     def object(self, name, version, offset=0, length=None):
@@ -158,7 +158,7 @@ class Objects:
 
 
 def datasets(seed, directory, slow_directory, small=False):
-    """Every kind and layout. Those below `slow_directory` are served through the slow disk, if there is one."""
+    """One dataset of every kind and layout. Those below `slow_directory` are served from the slow disk, if there is one."""
     size = 1 if small else 4
     kinds = [
         Dataset(seed, "blocks", directory, 2048 * size),
@@ -181,7 +181,7 @@ def datasets(seed, directory, slow_directory, small=False):
 
 
 class Ballast(Dataset):
-    """Zeros without an end, mapped: what fills a cgroup with pages of files."""
+    """Endless zeros, mapped: fills a cgroup with file pages."""
 
     BLOCKS = 65_536
 
@@ -205,19 +205,19 @@ def object_lengths(count):
     return list(itertools.islice(itertools.cycle(steps), count))
 
 
-# Of a fault: what it explains while it lasts. `of`: names of datasets, None for all.
+# The errors that a fault explains while it lasts. `of`: names of datasets, None for all.
 Window = collections.namedtuple("Window", "fault since until codes of")
 
 
 class Faults:
-    """Which faults there were when."""
+    """The faults over time."""
 
     def __init__(self):
         self.windows, self.lock = [], threading.Lock()
 
     @contextlib.contextmanager
     def window(self, fault, codes, of=None, after_s=0.0):
-        """While this lasts, and `after_s` longer, calls to these datasets may end with these codes."""
+        """While this lasts, and for `after_s` longer, calls to these datasets may end with these codes."""
         with self.lock:
             place = len(self.windows)
             self.windows.append(Window(fault, time.monotonic(), FOREVER, frozenset(codes), of and frozenset(of)))
@@ -228,7 +228,7 @@ class Faults:
                 self.windows[place] = self.windows[place]._replace(until=time.monotonic() + after_s)
 
     def explains(self, dataset, codes, begun, ended):
-        """(fault, code) that explains one of these codes, None if there is none."""
+        """(fault, code) that explains one of these codes, or None."""
         with self.lock:
             found = [(window.fault, min(window.codes & codes)) for window in reversed(self.windows)
                      if window.since <= ended and begun <= window.until and window.codes & codes

@@ -1,7 +1,7 @@
-"""What happens to the daemon while it serves, by a schedule that is a pure function of the seed.
+"""The faults injected while the daemon serves, on a schedule that is a pure function of the seed.
 
-A fault is a function of the soak, a random generator of its own, and the time it ends; while it breaks something it opens a
-window that says which errors that explains. Faults that explain nothing are those that clients must not notice."""
+A fault is a function of the soak, its own random generator, and its end time; while it breaks something it opens a window
+that states which errors it explains. Clients must not notice faults that explain nothing."""
 
 import collections
 import contextlib
@@ -21,15 +21,15 @@ from soak_daemon import BACKENDS, FAKETIME, memory_bound
 from soak_load import DEADLINE_S, FETCH, MARGIN_S
 from soak_wire import field, packed
 
-# Codes of a daemon that is gone, ends or begins.
+# Error codes of a daemon that has ended, is ending or is starting.
 GONE = {"CONNECT", "BROKEN", "UNAVAILABLE", "HANG-NEW", "HANG"}
-# Clients that misbehave have an address of their own, as callers have shares by address.
+# Misbehaving clients use their own address, since shares are by address.
 ATTACKER = "127.0.0.2"
-# Beyond the bound of resident memory: room for pages of files, which count against the limit.
+# In addition to the bound of resident memory: room for file pages, which count against the limit.
 CGROUP_CACHE_BYTES = 12 << 20
 PHASE_SECONDS = (6, 12)
 
-# `restarts`: it ends and starts the daemon; at most one such fault at a time. `needs`: what the machine must have.
+# `restarts`: it ends and starts the daemon; at most one such fault at a time. `needs`: requirements on the machine.
 Fault = collections.namedtuple("Fault", "name act restarts needs")
 FAULTS = {}
 Phase = collections.namedtuple("Phase", "number faults seconds")
@@ -43,8 +43,8 @@ def fault(name, restarts=False, needs=()):
 
 
 def schedule(seed, seconds, names, pause_seconds=5.0, phase_seconds=PHASE_SECONDS, together=3):
-    """Phases of one to three faults at a time, at most one of which restarts the daemon. Every fault comes once before any
-    comes again."""
+    """Phases of one to three faults at a time, at most one of which restarts the daemon. Every fault occurs once before any
+    occurs again."""
     chance, phases, spent = random.Random(f"{seed}/schedule"), [], 0.0
     bags = {True: [], False: []}
     kinds = {restarts: sorted(name for name in names if FAULTS[name].restarts is restarts) for restarts in bags}
@@ -58,7 +58,7 @@ def schedule(seed, seconds, names, pause_seconds=5.0, phase_seconds=PHASE_SECOND
         length = chance.uniform(*phase_seconds)
         chosen = [draw(False) for _ in range(min(chance.randint(1, together), len(kinds[False])))]
         if kinds[True] and (chance.random() < 0.5 or not chosen):
-            # A file that is cut, and a configuration that is wrong, are no state to start in.
+            # Do not start with a truncated file or a wrong configuration.
             chosen = [*[name for name in chosen if name != "truncate"][:together - 1], draw(True)]
         phases.append(Phase(len(phases), tuple(dict.fromkeys(chosen)), round(length, 1)))
         spent += length + pause_seconds
@@ -66,14 +66,14 @@ def schedule(seed, seconds, names, pause_seconds=5.0, phase_seconds=PHASE_SECOND
 
 
 def sleep(until, seconds):
-    """Sleeps, but not beyond `until`. False: it is over."""
+    """Sleeps, but not beyond `until`. False: the time is over."""
     time.sleep(max(0.0, min(seconds, until - time.monotonic())))
     return time.monotonic() < until
 
 
 @fault("flip")
 def flip(soak, chance, until):
-    """The engine's backend or one dataset's is switched, again and again."""
+    """Switches the engine's backend or a dataset's, repeatedly."""
     while sleep(until, chance.uniform(0.05, 0.8)):
         backend = chance.choice(sorted(BACKENDS))
         dataset = chance.choice([None, None, "npy", "swap", "objects", *(["slow"] if soak.disk else [])])
@@ -82,7 +82,7 @@ def flip(soak, chance, until):
 
 @fault("cold")
 def cold(soak, chance, until):
-    """The page cache loses the files."""
+    """Drops the files from the page cache."""
     while sleep(until, chance.uniform(0.2, 1.0)):
         for folder, _, files in os.walk(soak.data):
             for name in files:
@@ -94,7 +94,7 @@ def cold(soak, chance, until):
 
 @fault("reload")
 def reload(soak, chance, until):
-    """The configuration is read again, with other limits, another backend, a dataset more or less; by the admin port or SIGHUP."""
+    """Reloads with other limits, another backend, a dataset more or less; through the admin port or SIGHUP."""
     goes_on = True
     while goes_on:
         goes_on = sleep(until, chance.uniform(0.1, 1.0))
@@ -103,7 +103,7 @@ def reload(soak, chance, until):
             config["engine"]["backend"] = chance.choice(sorted(BACKENDS))
             config["limits"]["http_ranges"] = chance.randint(8, 64)
             config["timeouts"]["idle_ms"] = chance.randint(100_000, 300_000)
-            # Gone at the end, with its descriptors.
+            # Removed at the end, with its descriptors.
             extra = [{**soak.datasets["blocks"].describe(), "name": "extra"}] if goes_on and chance.random() < 0.5 else []
             config["datasets"] = [dataset for dataset in config["datasets"] if dataset["name"] != "extra"] + extra
             if goes_on and chance.random() < 0.3:
@@ -130,7 +130,7 @@ def mistakes(config):
 
 @fault("bad-reload")
 def bad_reload(soak, chance, until):
-    """Configurations with a mistake are refused and change nothing."""
+    """Checks that configurations with a mistake are refused and change nothing."""
     daemon = soak.daemon
     while sleep(until, chance.uniform(0.1, 1.0)):
         with daemon.config_lock:
@@ -146,13 +146,13 @@ def bad_reload(soak, chance, until):
 
 @fault("replace")
 def replace(soak, chance, until):
-    """A file is replaced by rename and reloaded; objects are replaced, removed and put back."""
+    """Replaces a file by rename and reloads; replaces, removes and restores objects."""
     daemon, swap, objects = soak.daemon, soak.datasets["swap"], soak.datasets["objects"]
     while sleep(until, chance.uniform(0.02, 0.2)):
         if chance.random() < 0.1:
             with daemon.config_lock, swap.history.change(swap.history.newest + 1):
                 swap.write(swap.history.now)
-                # Until a reload has been answered, the old version may be.
+                # Until a reload succeeds, the old version may be answered.
                 while not soak.reload() and time.monotonic() < until + MARGIN_S + DEADLINE_S:
                     time.sleep(0.1)
             continue
@@ -168,9 +168,9 @@ def replace(soak, chance, until):
 
 @fault("truncate")
 def truncate(soak, chance, until):
-    """A file that is served becomes shorter, at any byte; then it is replaced whole and reloaded."""
+    """Truncates a served file at any byte; then replaces it whole and reloads."""
     daemon, cut = soak.daemon, soak.datasets["cut"]
-    # Whoever reads the configuration now would find the short file.
+    # A reload now would find the short file.
     with daemon.config_lock:
         cut.cut_at = chance.randrange(cut.length) if chance.random() < 0.7 else chance.randrange(cut.count) * cut.item_bytes
         cut.cut_until = float("inf")
@@ -187,7 +187,7 @@ def truncate(soak, chance, until):
 
 @fault("eio", needs=("fuse",))
 def eio(soak, chance, until):
-    """Reads of the slow disk fail."""
+    """Fails reads of the slow disk."""
     with soak.faults.window("eio", {"DATA_LOSS", "BROKEN"}, {"slow", "slow-objects"}, after_s=1.0), \
             soak.faults.window("eio", {"INVALID_ARGUMENT", "FAILED_PRECONDITION"}, {"admin"}, after_s=1.0):
         while True:
@@ -203,7 +203,7 @@ def eio(soak, chance, until):
 
 @fault("short", needs=("fuse",))
 def short(soak, chance, until):
-    """Direct reads of the slow disk bring half of what was asked for."""
+    """Makes direct reads of the slow disk return half of the requested bytes."""
     soak.disk.ask(f"set short-probability {chance.choice([0.1, 0.25, 0.4])}")
     sleep(until, until - time.monotonic())
     soak.disk.ask("set short-probability 0")
@@ -211,12 +211,12 @@ def short(soak, chance, until):
 
 @fault("delay", needs=("fuse",))
 def delay(soak, chance, until):
-    """The slow disk takes up to two seconds a read, or answers nothing for a while."""
-    # Threads that wait for this disk (mmap, pread, auto) are not there for others: only rings are apart from them, and a daemon
-    # that starts again has the backends of its configuration.
+    """The slow disk takes up to two seconds per read, or answers nothing for a while."""
+    # Threads that wait for this disk (mmap, pread, auto) are not available to others; only rings are isolated, and a
+    # restarted daemon has the backends of its configuration.
     apart = not any(name in {"flip", "reload", "bad-reload"} or FAULTS[name].restarts for name in soak.phase.faults)
     if apart:
-        # In the configuration, since a reload, which other faults make, ends what was switched.
+        # Set in the configuration, since a reload by another fault would revert a switch.
         _slow_disk_backend(soak, "uring")
     with soak.faults.window("delay", {"DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "BROKEN", "UNAVAILABLE"},
                             {"slow", "slow-objects"} if apart else None, after_s=DEADLINE_S + MARGIN_S):
@@ -263,7 +263,8 @@ def _reset(connection):
 
 @fault("vanish")
 def vanish(soak, chance, until):
-    """Clients go at any moment: reset, half-closed, in the middle of a frame or a handshake, with calls in flight."""
+    """Disconnects clients at any moment: reset, half-closed, in the middle of a frame or a handshake, with calls in
+    flight."""
     kept = []
     while sleep(until, chance.uniform(0.005, 0.1)):
         way = chance.choice(["reset", "half-close", "half-frame", "silent", "half-request", "cancel", "http"])
@@ -300,7 +301,7 @@ def vanish(soak, chance, until):
 
 @fault("slow-readers")
 def slow_readers(soak, chance, until):
-    """Clients ask for much and read nothing of it, or a little at a time."""
+    """Clients request much and read nothing of it, or a little at a time."""
     readers = []
     while sleep(until, chance.uniform(0.01, 0.2)):
         try:
@@ -324,9 +325,9 @@ def slow_readers(soak, chance, until):
 
 @fault("emfile")
 def emfile(soak, chance, until):
-    """The running daemon may open no more descriptors, or few."""
+    """Limits the running daemon to no or few more descriptors."""
     daemon = soak.daemon
-    # Connections are refused or wait, objects cannot be opened, nor can a dataset that is reloaded.
+    # Connections are refused or wait; objects, and datasets on a reload, cannot be opened.
     with soak.faults.window("emfile", {"CONNECT", "BROKEN", "UNAVAILABLE", "HANG-NEW"}, after_s=2.0), \
             soak.faults.window("emfile", {"INVALID_ARGUMENT", "FAILED_PRECONDITION", "INTERNAL"}, {"admin"}, after_s=2.0):
         while time.monotonic() < until:
@@ -342,7 +343,7 @@ def emfile(soak, chance, until):
 
 @fault("memory", needs=("cgroup",))
 def memory(soak, chance, until):
-    """The cgroup's limit is what the daemon documents, with little room for pages of files."""
+    """Limits the cgroup to the documented memory, with little room for file pages."""
     bound = memory_bound(256, soak.daemon.with_tls) + CGROUP_CACHE_BYTES
     before = soak.cgroup.failures()
     if not soak.cgroup.limit(bound):
@@ -365,7 +366,7 @@ def memory(soak, chance, until):
 
 @fault("kill", restarts=True)
 def kill(soak, chance, until):
-    """SIGKILL in the middle of everything, and a start."""
+    """SIGKILL under load, and a start."""
     sleep(until, chance.uniform(0.5, 3))
     soak.restart("kill")
     sleep(until, until - time.monotonic())
@@ -373,7 +374,7 @@ def kill(soak, chance, until):
 
 @fault("term", restarts=True)
 def term(soak, chance, until):
-    """SIGTERM: it drains, ends with 0, and is started again."""
+    """SIGTERM: it drains, exits with 0, and is started again."""
     sleep(until, chance.uniform(0.5, 3))
     soak.restart("term")
     sleep(until, until - time.monotonic())
@@ -387,7 +388,7 @@ def clock(soak, chance, until):
     soak.restart("clock", environment={
         "LD_PRELOAD": str(FAKETIME), "FAKETIME_TIMESTAMP_FILE": str(offset), "FAKETIME_DONT_FAKE_MONOTONIC": "1",
         "FAKETIME_CACHE_DURATION": "1"})
-    # Before a certificate's time and after it handshakes are refused, rightly.
+    # Outside a certificate's validity handshakes are rightly refused.
     jumps = ["+0", "+3600", "+86400"] if soak.daemon.with_tls else ["+3600", "-7200", "+86400", "+315360000", "-315360000"]
     while sleep(until, chance.uniform(0.5, 2.0)):
         offset.write_text(chance.choice(jumps))
@@ -406,7 +407,7 @@ def log_full(soak, chance, until):
 
 @fault("log-stall", restarts=True)
 def log_stall(soak, chance, until):
-    """The log is a pipe that nobody reads."""
+    """The log is a pipe that is not read."""
     read, write = os.pipe()
     try:
         fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 4096)
@@ -420,7 +421,7 @@ def log_stall(soak, chance, until):
 
 @contextlib.contextmanager
 def over_tls(soak, chance, fault):
-    """The daemon has TLS, and after that half of the time none."""
+    """Runs the fault with TLS on; half of the time TLS is turned off afterwards."""
     if not soak.daemon.with_tls:
         soak.restart(fault, how="term", with_tls=True)
     yield
@@ -430,7 +431,7 @@ def over_tls(soak, chance, fault):
 
 @fault("certificates", restarts=True, needs=("openssl",))
 def certificates(soak, chance, until):
-    """TLS on every port, with certificates that are replaced, and some that are not valid."""
+    """TLS on every port, with certificates that are replaced, some of them invalid."""
     made = soak.daemon.certificates
     with over_tls(soak, chance, "certificates"):
         while sleep(until, chance.uniform(0.3, 1.5)):
@@ -438,7 +439,7 @@ def certificates(soak, chance, until):
                 good = made.path("server.pem").read_text(), made.path("server.key").read_text()
                 if chance.random() < 0.5:
                     made.make("server")
-                    # Where it fails (a disk that does), the old one may stay for the time being.
+                    # If the reload fails (a failing disk), the old certificate may stay for now.
                     reloaded = soak.reload()
                     with contextlib.suppress(OSError, ssl.SSLError):
                         if reloaded and soak.daemon.presented_certificate() != made.server_certificate():
@@ -463,11 +464,11 @@ def certificates(soak, chance, until):
 
 
 def refused_and_let_in(soak, refused, let_in):
-    """Whoever has the one credential must not be let in any more, whoever has the other must."""
+    """Checks that one credential is no longer accepted and the other one is."""
     for credential, expected in ((refused, 401), (let_in, 200)):
         with contextlib.suppress(OSError, ssl.SSLError, http.client.HTTPException):
             status, _ = soak.daemon.get("/v1/datasets", credential=credential)
-            # 503: it drains.
+            # 503: it is draining.
             if status not in (expected, 503):
                 soak.judge.violation("credential", f"HTTP {status} to {credential}, {expected} expected")
     if let_in.kind == "certificate":
@@ -478,7 +479,7 @@ def refused_and_let_in(soak, refused, let_in):
 
 
 def _in_force(soak, until):
-    """Has the principals read. False: for now nobody knows which credentials are in force."""
+    """Reloads the principals. False: which credentials are in force is unknown for now."""
     while not soak.reload():
         if time.monotonic() > until + MARGIN_S + DEADLINE_S:
             return False
@@ -487,7 +488,8 @@ def _in_force(soak, until):
 
 
 def rotate(soak, chance, until, kind):
-    """Credentials of this kind are rotated, or revoked while clients use them; files of principals with a mistake are refused."""
+    """Rotates credentials of this kind, or revokes them while clients use them; checks that invalid principals files are
+    refused."""
     daemon, principals, cut_off = soak.daemon, soak.daemon.principals, {"UNAUTHENTICATED", "PERMISSION_DENIED", "BROKEN"}
     fault = {"token": "tokens", "certificate": "client-certificates"}[kind]
     while sleep(until, chance.uniform(0.1, 1.0)):
@@ -505,13 +507,13 @@ def rotate(soak, chance, until, kind):
                 continue
             old, new = principals.credential(kind), principals.make(kind)
             if chance.random() < 0.5:
-                # Rotated: for a while both are accepted.
+                # Rotation: for a while both are accepted.
                 principals.accept(old, new)
                 if not _in_force(soak, until):
                     continue
                 principals.use(new)
                 sleep(until, chance.uniform(0, 0.5))
-            # What is under way with the old one is cut off.
+            # Requests in flight with the old one are cut off.
             with soak.faults.window(fault, cut_off, set(soak.datasets), after_s=1.0), contextlib.ExitStack() as longer:
                 principals.accept(new)
                 known = _in_force(soak, until)
@@ -520,30 +522,30 @@ def rotate(soak, chance, until, kind):
                 if known:
                     refused_and_let_in(soak, old, new)
                 else:
-                    # It is read again every five seconds.
+                    # The file is read again every five seconds.
                     longer.enter_context(soak.faults.window(fault, cut_off, set(soak.datasets), after_s=8.0))
 
 
 @fault("tokens")
 def tokens(soak, chance, until):
-    """Tokens are rotated, or revoked while clients use them; files of principals with a mistake are refused."""
+    """Rotates tokens, or revokes them while clients use them; checks that invalid principals files are refused."""
     rotate(soak, chance, until, "token")
 
 
 @fault("client-certificates", restarts=True, needs=("openssl",))
 def client_certificates(soak, chance, until):
-    """TLS, and clients' certificates are rotated, or revoked while clients use them; another authority's are refused."""
+    """With TLS, rotates or revokes clients' certificates while clients use them; another authority's are refused."""
     with over_tls(soak, chance, "client-certificates"):
         rotate(soak, chance, until, "certificate")
 
 
 def smoke(seed, names, phase_seconds):
-    """Every fault once: a phase for each that restarts, the others spread over them."""
+    """Every fault once: one phase for each that restarts, the others spread over them."""
     chance = random.Random(f"{seed}/smoke")
     restarting = chance.sample([name for name in names if FAULTS[name].restarts], sum(FAULTS[name].restarts for name in names))
     others = chance.sample([name for name in names if not FAULTS[name].restarts], len(names) - len(restarting))
     groups = [[name] for name in restarting] or [[]]
-    # By itself: while a file is cut, nothing else changes the configuration.
+    # Alone: while a file is truncated, nothing else may change the configuration.
     alone = [["truncate"]] if "truncate" in others else []
     for place, name in enumerate(name for name in others if name != "truncate"):
         groups[place % len(groups)].append(name)

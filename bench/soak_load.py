@@ -1,4 +1,4 @@
-"""What the clients of a soak ask, over both transports, and whether an answer is right."""
+"""The requests of a soak's clients, over both transports, and the check of the answers."""
 
 import collections
 import http.client
@@ -13,17 +13,17 @@ import soak_wire
 from soak_wire import Broken, Late, field, packed, parse, varints
 
 DEADLINE_S = 3.0
-# An answer that comes so much after its deadline is late: two CPUs are shared by clients, daemon and whatever else runs.
+# An answer this long after its deadline is late: clients, daemon and everything else share two CPUs.
 MARGIN_S = 3.0
 ITEMS_MAX = 24
 RANGE_BYTES_MAX = 40_000
-# Of each kind: listed in the report, and printed as they happen.
+# Per kind: how many are listed in the report, and how many printed as they happen.
 VIOLATIONS_KEPT, VIOLATIONS_TOLD = 1000, 5
 FETCH = "/ringfetch.v1.FetchService/"
 GRPC_CODES = {1: "CANCELLED", 2: "UNKNOWN", 3: "INVALID_ARGUMENT", 4: "DEADLINE_EXCEEDED", 5: "NOT_FOUND", 7: "PERMISSION_DENIED",
               8: "RESOURCE_EXHAUSTED", 9: "FAILED_PRECONDITION", 10: "ABORTED", 11: "OUT_OF_RANGE", 12: "UNIMPLEMENTED",
               13: "INTERNAL", 14: "UNAVAILABLE", 15: "DATA_LOSS", 16: "UNAUTHENTICATED"}
-# The last segment of the problem's type, and the code that gRPC gives for the same cause.
+# Last segment of the problem's type, and gRPC's code for the same cause.
 PROBLEMS = {"index-out-of-range": "OUT_OF_RANGE", "range-out-of-range": "OUT_OF_RANGE", "truncated": "DATA_LOSS",
             "device-error": "DATA_LOSS", "object-not-found": "NOT_FOUND", "dataset-not-found": "NOT_FOUND",
             "overloaded": "RESOURCE_EXHAUSTED", "deadline-exceeded": "DEADLINE_EXCEEDED", "draining": "UNAVAILABLE",
@@ -32,9 +32,9 @@ PROBLEMS = {"index-out-of-range": "OUT_OF_RANGE", "range-out-of-range": "OUT_OF_
             "forbidden": "PERMISSION_DENIED"}
 
 # `how`: blocks, vectors, ranges, objects, score, whole. `items`: indices, (offset, length), names. `condition`: None, or
-# (If-Match or If-None-Match, an ETag, the version that it stands for).
+# (If-Match or If-None-Match, an ETag, the version that it belongs to).
 Ask = collections.namedtuple("Ask", "dataset how items condition", defaults=(None,))
-# `code`: OK or the call's; `items`: of each its bytes or its code (a str); `etag`: of the dataset.
+# `code`: OK or the call's; `items`: for each its bytes or its code (a str); `etag`: the dataset's.
 Answer = collections.namedtuple("Answer", "code items etag text", defaults=([], "", ""))
 
 
@@ -43,7 +43,7 @@ class Malformed(Exception):
 
 
 def choose(chance, dataset):
-    """A random ask of a dataset. A few reach past its end."""
+    """A random request for a dataset. A few reach past its end."""
     count = chance.randint(1, ITEMS_MAX)
     if dataset.kind == "objects":
         names = list(dataset.objects)
@@ -58,7 +58,7 @@ def choose(chance, dataset):
         return Ask(dataset, "ranges", [one() for _ in range(min(count, 8))])
     beyond = 1 if chance.random() < 0.03 else 0
     if chance.random() < 0.3:
-        # Neighbours, which are merged.
+        # Adjacent items, which are merged.
         first = chance.randrange(max(dataset.count - count, 1))
         items = list(range(first, first + count))
     else:
@@ -99,14 +99,14 @@ def _request(ask):
 
 METHODS = {"blocks": "FetchBlocks", "vectors": "FetchVectors", "ranges": "FetchRanges", "objects": "FetchObjects",
            "score": "ScoreVectors", "whole": "ReadObject"}
-# Numbers of the fields of each response: lengths, errors, the version.
+# Field numbers in each response: lengths, errors, version.
 FIELDS = {"blocks": (2, 3, 4), "vectors": (3, 4, 5), "ranges": (1, 2, 3), "objects": (1, 2, None)}
-# In FetchStream, request and response.
+# Field numbers in FetchStream's request and response.
 STREAMED = {"blocks": 2, "vectors": 3, "ranges": 4, "objects": 5, "score": 8}
 
 
 class ItemCode(str):
-    """The code of an item that failed; `text` is the message."""
+    """The code of a failed item; `text` is the message."""
 
     text = ""
 
@@ -139,7 +139,7 @@ def _answer(ask, message):
 
 
 class GrpcClient:
-    """One HTTP/2 connection, calls one after the other; with `pipelined` through one FetchStream."""
+    """One HTTP/2 connection with one call after the other; with `pipelined`, through one FetchStream."""
 
     transport = "grpc"
 
@@ -153,7 +153,7 @@ class GrpcClient:
         self.connection.close()
 
     def usable(self):
-        # A stream keeps the token that it began with, a connection its certificate.
+        # A stream keeps the token that it started with, a connection its certificate.
         return not self.connection.going and self.principals.is_current(self.credential)
 
     def ask(self, ask):
@@ -181,7 +181,7 @@ class GrpcClient:
         return Answer("OK", [data])
 
     def ask_all(self, asks):
-        """Several on the stream, in flight together: their answers in the order of `asks`."""
+        """Sends several requests on the stream at once; returns their answers in the order of `asks`."""
         connection, until = self.connection, time.monotonic() + DEADLINE_S + MARGIN_S
         if self.stream is None:
             self.stream = connection.start(FETCH + "FetchStream", more=True)
@@ -281,7 +281,7 @@ class HttpClient:
             return Answer("NOT_MODIFIED", etag=response.headers.get("ETag", ""))
         if response.status not in (200, 206):
             answer = self._problem(response, data)
-            # Of a single item the item's error is the call's.
+            # For a single item, the item's error is the call's.
             return Answer("OK", [answer.code], text=answer.text)
         return Answer("OK", [data], response.headers.get("ETag", ""))
 
@@ -297,7 +297,7 @@ class HttpClient:
         def listed(name):
             return [int(text) for text in response.headers.get(name, "").split(",") if text]
 
-        # The bytes' form names the items that failed and not why.
+        # The octet format names the failed items but not the reasons.
         errors = dict.fromkeys(listed("Ringfetch-Error-Items"), "ANY")
         lengths, each = listed("Ringfetch-Lengths"), listed("Ringfetch-Item-Bytes")
         if not lengths:
@@ -306,7 +306,7 @@ class HttpClient:
 
 
 def single(ask):
-    """Below the dataset the path of what is asked for, if it is one resource; otherwise None."""
+    """The path below the dataset of a single resource; otherwise None."""
     if ask.how == "whole":
         return f"/objects/{ask.items[0]}"
     if len(ask.items) != 1:
@@ -315,7 +315,7 @@ def single(ask):
 
 
 def resource(ask):
-    """What an ETag is of: the dataset, the kind, and which one of these; of ranges all are of one."""
+    """What an ETag refers to: the dataset, the kind, and which resource; all ranges of a dataset share one."""
     return (ask.dataset.name, ask.how, None if ask.how == "ranges" else ask.items[0])
 
 
@@ -323,38 +323,38 @@ def query(dataset):
     return [float(place % 7) for place in range(dataset.dim)]
 
 
-# Of a judgement: `wrong` bytes, `unexplained` errors, or `explained` by a fault.
+# A judgement: `wrong` bytes, `unexplained` errors, or errors `explained` by a fault.
 Verdict = collections.namedtuple("Verdict", "kind what")
 
 
 class Judge:
-    """Holds answers against the formula and the faults of the moment, and counts."""
+    """Checks answers against the data and the current faults, and counts."""
 
     def __init__(self, faults, note=lambda kind, what: None):
         self.faults, self.note, self.lock = faults, note, threading.Lock()
         self.violations, self.counts, self.explained = [], collections.Counter(), collections.Counter()
-        # Items that came, by dataset, of calls since the daemon's last start.
+        # Items received, by dataset, from calls since the daemon's last start.
         self.items, self.life_began = collections.Counter(), 0.0
-        # Of a resource: the versions that ETags stand for, over all lives. The last ETags of each kind of a dataset.
+        # By resource: the versions of its ETags, over all restarts. The most recent ETags of each kind of a dataset.
         self.versions = collections.defaultdict(dict)
         self.known = collections.defaultdict(lambda: collections.deque(maxlen=64))
 
     def conditional(self, chance, ask):
-        """The ask, or one of a resource of the same kind of which an ETag is known, with a condition."""
+        """The request, or one for a resource of the same kind with a known ETag, with a condition."""
         if not single(ask) or chance.random() < 0.5:
             return ask
         with self.lock:
             known = self.known[ask.dataset.name, ask.how]
             if not known:
                 return ask
-            # Mostly one of the last that were seen.
+            # Mostly one of the most recent.
             one, etag = known[-1] if chance.random() < 0.5 else chance.choice(known)
             version = self.versions[one][etag]
         items = ask.items if one[2] is None else [one[2]]
         return ask._replace(items=items, condition=(chance.choice(["If-Match", "If-None-Match"]), etag, version))
 
     def new_life(self):
-        """Called while no daemon runs: what is still to be judged was answered by the one before."""
+        """Called while no daemon runs: answers still to be judged came from the previous one."""
         with self.lock:
             self.items.clear()
             self.life_began = time.monotonic()
@@ -362,14 +362,14 @@ class Judge:
     def violation(self, kind, what):
         with self.lock:
             self.counts[kind] += 1
-            # A defect that fails every call needs no more than its first lines.
+            # A defect that fails every call needs only its first lines.
             if self.counts[kind] <= VIOLATIONS_KEPT:
                 self.violations.append((time.monotonic(), kind, what))
                 if self.counts[kind] <= VIOLATIONS_TOLD:
                     self.note(kind, what)
 
     def error(self, where, dataset, codes, begun, ended, detail):
-        """An error is explained by a fault, or a violation."""
+        """Records an error as explained by a fault, or as a violation."""
         fault = self.faults.explains(dataset.name, frozenset(codes), begun, ended)
         with self.lock:
             if fault:
@@ -398,7 +398,7 @@ class Judge:
             self._items(where, ask, answer, begun, ended)
 
     def _is_by_condition(self, where, ask, answer, begun, ended):
-        """Whether it is the answer to a condition, which must be true of a version of that time."""
+        """Whether this is the answer to a condition, which must be true of a version of that time."""
         header, etag, version = ask.condition
         possible = (ask.dataset.possible(ask.items[0], begun, ended) if ask.dataset.kind == "objects"
                     else ask.dataset.history.between(begun, ended))
@@ -417,7 +417,7 @@ class Judge:
         return False
 
     def _learn(self, where, ask, etag, versions):
-        """An ETag came with the bytes of one of these versions, over HTTP, where it is quoted."""
+        """Records that an ETag came with the bytes of one of these versions; over HTTP it is quoted."""
         if not etag.startswith('"') or not single(ask):
             return
         with self.lock:
@@ -436,7 +436,7 @@ class Judge:
             self.counts["bytes"] += length
 
     def _item_error(self, where, ask, place, code, begun, ended, text):
-        """Whether the item's error is right without a fault: past the end, or where the file is cut."""
+        """Whether the item's error is right without a fault: past the end, or where the file is truncated."""
         dataset, item = ask.dataset, ask.items[place]
         if ask.how in ("blocks", "vectors", "score") and item >= dataset.count:
             if code not in ("OUT_OF_RANGE", "ANY"):
@@ -512,7 +512,7 @@ class Judge:
 
 
 def difference(found, expected, every, possible):
-    """What is wrong with bytes."""
+    """What is wrong with the bytes."""
     for version, data in every.items():
         if data == found:
             return f"version {version}, where {possible} were possible"
@@ -523,7 +523,7 @@ def difference(found, expected, every, possible):
 
 
 class Worker(threading.Thread):
-    """Asks one kind of dataset over one kind of connection, until the soak ends; waits without a connection while it pauses."""
+    """Requests one kind of dataset over one kind of connection, until the soak ends; disconnects while it pauses."""
 
     def __init__(self, soak, name, client, datasets, pause_s, calls_a_connection=None, by_certificate=False):
         super().__init__(name=name, daemon=True)
@@ -577,7 +577,7 @@ class Worker(threading.Thread):
         try:
             answers = self.client.ask_all(asks) if self.client_kind == "stream" else [self.client.ask(asks[0])]
         except Broken as error:
-            # What broke it may have been before the call.
+            # The connection may have been broken before the call.
             judge.error(self.name, asks[0].dataset, {"BROKEN"}, self.client.made, time.monotonic(), f"{asks[0].how}: {error}")
             self._drop()
             return

@@ -1,4 +1,4 @@
-"""What a soak showed: invariants, faults, what they explained, and a picture of memory and load. Runs nothing."""
+"""The result of a soak: invariants, faults, explained errors, and a plot of memory and load. Runs nothing."""
 
 import collections
 import itertools
@@ -8,9 +8,9 @@ from soak_daemon import memory_bound
 
 COLUMNS = ["at_s", "phase", "faults", "anonymous_bytes", "resident_bytes", "descriptors", "threads", "daemon_waits", "clients_wait",
            "calls", "items", "bytes"]
-# How long before a violation its cause may be.
+# The cause of a violation may be this much earlier.
 STARVED_S = 8
-# Of each kind of violation, so many are listed.
+# Most violations listed per kind.
 LISTED = 10
 INVARIANTS = [
     ("wrong bytes", "answers with wrong bytes"), ("malformed answer", "answers that break the contract"),
@@ -27,7 +27,7 @@ INVARIANTS = [
 
 
 class Report:
-    """Of a `soak.Soak` that has ended, with or without a `failure` of the run itself."""
+    """Reports a `soak.Soak` that has ended, with or without a `failure` of the run itself."""
 
     def __init__(self, soak, phases, facts, missing, failure):
         self.soak, self.planned, self.facts, self.missing, self.failure = soak, phases, facts, missing, failure
@@ -72,12 +72,12 @@ class Report:
         return "\n".join([*lines, "", "![memory and load over time](soak.svg)"]) + "\n"
 
     def _phase_at(self, at):
-        """The phase and its faults of that moment, by the samples."""
+        """The phase and its faults at that time, from the samples."""
         before = [sample for sample in self.soak.samples if sample["at_s"] <= at]
         return f"{before[-1]['phase'] + 1} ({before[-1]['faults'] or 'pause'})" if before else "0"
 
     def _starved(self, at):
-        """Whether the machine had CPUs for the daemon and the clients in the seconds before."""
+        """Whether the daemon and the clients lacked CPU time in the seconds before."""
         near = [sample for sample in self.soak.samples if at - STARVED_S <= sample["at_s"] <= at + 1]
         if not near:
             return ""
@@ -85,7 +85,7 @@ class Report:
         return f" (in the {STARVED_S} s before, some thread of the daemon waited for a CPU {daemon:.0%} of the time, some client {clients:.0%})"
 
     def plot(self):
-        """Items a second and memory over time, with the violations."""
+        """Items per second and memory over time, with the violations."""
         samples = self.soak.samples
         left, right = 90, 860
         if len(samples) < 2:

@@ -1,5 +1,5 @@
-"""gRPC over HTTP/2, and Protocol Buffers: as much as the soak needs, by the standard library alone. A client of its own, so
-that deadlines are the daemon's to keep, and so that connections can be left in any state."""
+"""gRPC over HTTP/2, and Protocol Buffers, as far as the soak needs them, with the standard library only. Its own client, so
+that only the daemon enforces deadlines, and connections can be left in any state."""
 
 import socket
 import struct
@@ -9,7 +9,7 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 6, 7, 8, 9
 END_STREAM, ACK, END_HEADERS = 1, 1, 4
 WINDOW_BYTES = 4 << 20
-# Bits of each symbol's code, from A = 5 (RFC 7541, appendix B). The code is canonical: the lengths define it.
+# Code lengths of the symbols in bits, from A = 5 (RFC 7541, appendix B). The code is canonical: the lengths define it.
 HUFFMAN_BITS = ("ISXXXXXXXTZXXZXXXXXXXXZXXXXXXXXXBFFHIBDGFFDGDBBBAAABBBBBBBCDKBHFIBCCCCCCCCCCCCCCCCCCCCCCDCDIOIJBKABABABBBACCBBBABCBAABCCCCCK"
                 "GJIXPRPPRRRSRSSSSSTSTTRSTSSSSQRSRSSTRQPRRSSQSRRTQRSSQQRQSRSSPRRRSRRSVVPORSRUVVVWWVTUOQVWWVWTQQVVXWWWPTPQRQQSRRUUTTVSV"
                 "WVVWWWWWXWWWWWV")
@@ -20,7 +20,7 @@ class Broken(Exception):
 
 
 class Late(Exception):
-    """No answer within the time that it was waited for."""
+    """No answer in time."""
 
 
 def _huffman():
@@ -104,7 +104,7 @@ def _length(text):
 
 
 def encode_headers(pairs):
-    """Literals that are not indexed, without Huffman's code."""
+    """Literals without indexing and without Huffman coding."""
     return b"".join(b"\0" + _length(part[0]) + part[0] + _length(part[1]) + part[1]
                     for part in ((name.encode(), str(value).encode()) for name, value in pairs))
 
@@ -120,7 +120,7 @@ class Exchange:
         self.head, self.body, self.ended, self.reset = {}, bytearray(), False, None
 
     def messages(self):
-        """Whole messages so far, taken out of the body."""
+        """Complete messages so far, removed from the body."""
         found = []
         while len(self.body) >= 5:
             length = int.from_bytes(self.body[1:5], "big")
@@ -132,8 +132,8 @@ class Exchange:
 
 
 class Connection:
-    """An HTTP/2 connection to (host, port); with a TLS context over TLS; each call with the token of that moment. Raises OSError
-    where it cannot be made."""
+    """An HTTP/2 connection to (host, port), over TLS if there is a TLS context; each call has the current token. Raises
+    OSError if it cannot be opened."""
 
     def __init__(self, address, context=None, timeout_s=5.0, window_bytes=WINDOW_BYTES, source="127.0.0.1", token=lambda: None):
         self.address, self.made, self.going, self.token = address, time.monotonic(), False, token
@@ -249,7 +249,8 @@ class Connection:
             self._send(update)
 
     def call(self, path, message, deadline_s, wait_s):
-        """(grpc-status, its message, messages) of a call with one request. The daemon is told `deadline_s`; `wait_s` is waited."""
+        """(grpc-status, its message, messages) of a call with one request. `deadline_s` is sent to the daemon; waits for
+        `wait_s`."""
         stream = self.start(path, message, deadline_s)
         exchange, until = self.streams[stream], time.monotonic() + wait_s
         while not exchange.ended:
@@ -301,7 +302,7 @@ def varints(data):
 
 
 def parse(data):
-    """A message as {field: [values]}; values are integers or bytes. Raises ValueError for what is no message."""
+    """A message as {field: [values]}; values are integers or bytes. Raises ValueError if it is invalid."""
     found, at = {}, 0
     try:
         while at < len(data):

@@ -5,7 +5,7 @@ import math
 from peers import Served
 from verdict import in_words
 
-# Above this share of the CPUs, what others do is told.
+# If others use more than this share of the CPUs, the row says so.
 OTHERS_CPU_TOLD = 0.10
 
 
@@ -93,7 +93,7 @@ def observations(result):
 
 
 def data(facts, results, options, command):
-    """Everything, run by run."""
+    """All results, run by run."""
 
     def row(result):
         sides = {"subject": {"runs": result.subject}, "peer": {"name": result.row.against, "runs": result.peer}}

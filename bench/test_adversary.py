@@ -1,4 +1,4 @@
-"""The judges of bench/adversary.py, on made-up runs."""
+"""Tests of the judges of bench/adversary.py, on made-up runs."""
 
 import unittest
 

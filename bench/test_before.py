@@ -1,4 +1,4 @@
-"""What is concluded from this build beside an older one, without running either: python3 -m unittest discover bench"""
+"""Conclusions about this build and an older one, without running either: python3 -m unittest discover bench"""
 
 import json
 import pathlib
@@ -26,7 +26,7 @@ SUMMARY = """% time     seconds  usecs/call     calls    errors syscall
 
 
 def runs(*reads_and_cpu):
-    """Runs of one side, each with these reads/s and CPU us a read."""
+    """Runs of one side, each with these reads/s and CPU us per read."""
     fixed = {"p50_us": 1.0, "p99_us": 2.0, "resident_mib": 100.0, "cached_at_end": 0.0, "others_cpu": 0.0, "stolen_cpu": 0.0}
     return [{"reads_per_second": reads, "cpu_us": cpu, **fixed} for reads, cpu in reads_and_cpu]
 
@@ -40,7 +40,8 @@ def result(now, problem=None):
 
 class Rows(unittest.TestCase):
     def test_every_row_that_starts_our_daemon_is_there_with_the_older_one_as_peer(self):
-        # Scenario: all rows. Expected: those without a daemon of ours are left out; in each the older binary gets what the subject gets, and the row itself is as it was.
+        # Scenario: all rows. Expected: rows without a daemon of ours are left out; in each, the older binary gets what the
+        # subject gets, and the row itself is unchanged.
         every = rows.every(pathlib.Path("f"), pathlib.Path("w"), 1, 1 << 30, 1 << 30)
         older = before.rows_of(every, "older")
         without = {"engine-64", "engine-256", "engine-1"}
@@ -62,7 +63,7 @@ class Verdicts(unittest.TestCase):
 
     def test_fewer_reads_are_worse_only_beyond_the_spread(self):
         # Scenario: 1 to 2 % fewer reads in eight pairs of nine; in seven of nine; 1 % more in all. Expected: worse; not
-        # worse; not worse. The median and the spread are told.
+        # worse; not worse. The median and the spread are reported.
         eight = result([(98.0, 10.0)] * 4 + [(99.0, 10.0)] * 4 + [(104.0, 10.0)])
         self.assertEqual(before.verdict(eight), (["fewer reads/s beyond the spread"], []))
         self.assertEqual(str(before.change(eight, "reads_per_second")), "0.990x (0.98-1.04)")
@@ -78,13 +79,13 @@ class Verdicts(unittest.TestCase):
         self.assertEqual((worse, unclear), ([], ["CPU above 1.02x, within the spread: take more pairs"]))
 
     def test_too_few_pairs_tell_nothing(self):
-        # Scenario: half the reads in five pairs of five, as chance alone gives once in 32 times. Expected: not judged.
+        # Scenario: half the reads in five pairs of five, which chance alone gives once in 32 times. Expected: not judged.
         self.assertEqual(before.verdict(result([(50.0, 20.0)] * 5)), ([], ["too few pairs to tell"]))
         self.assertEqual(before.rule(5), "So few pairs (5) tell nothing.")
 
     def test_a_busy_machine_is_not_judged(self):
         # Scenario: half the reads in every pair; others used 5 % of the CPUs before the runs, and 50 % before most of them.
-        # Expected: worse in the first case; in the second no verdict, and the reason.
+        # Expected: worse; then no verdict, with the reason.
         for others, words in ((0.05, "**fewer reads/s beyond the spread**"),
                               (0.5, "**not judged**: others used 50% of the CPUs")):
             row = result([(50.0, 10.0)] * 9)
@@ -93,7 +94,7 @@ class Verdicts(unittest.TestCase):
             self.assertEqual(before.in_words(row), words)
 
     def test_a_row_without_figures_is_not_judged(self):
-        # Scenario: a row that failed, and one whose file turned warm. Expected: said so, neither is called worse.
+        # Scenario: a row that failed, and one whose file became warm. Expected: both are reported, neither is called worse.
         failed = result([], "it broke")
         warm = result([(50.0, 20.0)] * 9, "20 % cached")
         self.assertEqual([before.in_words(row) for row in (failed, warm)],
@@ -124,7 +125,7 @@ class Told(unittest.TestCase):
 
 class Instructions(unittest.TestCase):
     def test_pieces_are_held_against_those_of_the_same_name(self):
-        # Scenario: a piece that grew, one that is new, one that is gone. Expected: percent for the first only.
+        # Scenario: a piece that grew, a new one, a removed one. Expected: percent for the first only.
         self.assertEqual(instructions.line("a", 1000.0, 1030.0), "| a | 1,030 | 1,000 | +3.0 % |")
         self.assertEqual(instructions.line("b", None, 10.0), "| b | 10 | - | - |")
         self.assertEqual(instructions.line("c", 10.0, None), "| c | - | 10 | - |")

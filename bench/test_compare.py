@@ -1,4 +1,4 @@
-"""What the instrument concludes from runs, without running anything: python3 -m unittest discover bench"""
+"""Conclusions from runs, without running anything: python3 -m unittest discover bench"""
 
 import hashlib
 import json
@@ -26,7 +26,7 @@ FACTS = {"date": "2000-01-01", "commit": "0", "cpus": 2, "cpu": "c", "memory_gib
 
 
 class Side:
-    """A side that measures what it is told to, in turn; an exception is raised."""
+    """A side that returns the given figures in turn, or raises the given exception."""
 
     def __init__(self, *runs, log=None):
         self.runs, self.log = list(runs), log
@@ -54,7 +54,7 @@ def row_of(subject, peer, *targets, **more):
 
 class Verdicts(unittest.TestCase):
     def test_the_median_of_the_pairs_ratios_decides(self):
-        # Scenario: ratios 0.5, 1.0, 1.1 of pairs on a machine that drifts. Expected: 1.0, with the spread told.
+        # Scenario: ratios 0.5, 1.0, 1.1 of pairs on a machine that drifts. Expected: 1.0, with the spread reported.
         result = Result("r", row_of(None, None, Target("reads_per_second", ">=", ratio=0.98)),
                         reads(50, 100, 330), reads(100, 100, 300))
         judgement = result.judgements()[0]
@@ -79,7 +79,7 @@ class Verdicts(unittest.TestCase):
             self.assertEqual(result.judgements()[0]["met"], met, (ours, theirs))
 
     def test_where_every_pair_counts_the_worst_decides(self):
-        # Scenario: two pairs meet both bounds and one misses them. Expected: missed, by the worst pair, and said so.
+        # Scenario: two pairs meet both bounds and one misses them. Expected: missed, by the worst pair, and reported as such.
         ratio = Target("p99_us", "<=", ratio=0.1, in_every_pair=True)
         own = Target("p99_of_p50", "<=", value=5.0, in_every_pair=True)
         ours = [{"p99_us": 10, "p99_of_p50": 2.0}, {"p99_us": 20, "p99_of_p50": 6.0}, {"p99_us": 10, "p99_of_p50": 2.0}]
@@ -99,7 +99,7 @@ class Verdicts(unittest.TestCase):
 
 class Warm(unittest.TestCase):
     def test_a_warm_file_stays_where_it_is(self):
-        # Scenario: a locked copy is to be evicted; then it is removed. Expected: it stays whole; the copy is gone.
+        # Scenario: evicting a locked copy; then removing it. Expected: it stays whole; the copy is gone.
         with tempfile.TemporaryDirectory() as directory:
             source = pathlib.Path(directory) / "source"
             source.write_bytes(bytes(8 << 20))
@@ -114,7 +114,7 @@ class Warm(unittest.TestCase):
 
 
     def test_a_file_is_read_once_without_being_cached(self):
-        # Scenario: a file of several reads, and a part of a page, on a disk. Expected: all of it was read; none is cached.
+        # Scenario: a file of several reads and a partial page, on a disk. Expected: all of it was read; none of it is cached.
         with tempfile.TemporaryDirectory(dir=pathlib.Path(__file__).parent) as directory:
             path = pathlib.Path(directory) / "file"
             size = 2 * cache.READ_ONCE_BYTES + 4097
@@ -156,7 +156,7 @@ class Runs(unittest.TestCase):
             xml.dom.minidom.parseString(picture)
 
     def test_a_row_without_a_peer_has_figures_of_its_own(self):
-        # Scenario: memory has nothing to be held against but a bound. Expected: judged, told and drawn.
+        # Scenario: memory has only a bound and no peer. Expected: judged, reported and plotted.
         side = Side({"reads_per_second": 1.0, "resident_mib": 300.0})
         result = compare.measure_row("m", row_of(side, None, Target("resident_mib", "<=", value=320)), 1, 1, "")
         self.assertEqual(result.verdict(), "met")
@@ -171,7 +171,7 @@ class Variants(unittest.TestCase):
         self.directory = pathlib.Path(temporary.name)
 
     def started(self, **variant):
-        """A daemon that was not launched, and the configuration that it would have had."""
+        """A daemon that was not launched, and its configuration."""
         daemon = ringfetch.Daemon("data", {"backend": "auto"}, **variant)
         (self.directory / "addresses.json").write_text('{"grpc": "127.0.0.1:1", "http": "127.0.0.1:2"}')
         daemon.launch, daemon._check_read_path = lambda *_: None, lambda: None
@@ -179,7 +179,7 @@ class Variants(unittest.TestCase):
         return daemon, json.loads((self.directory / "ringfetchd.yaml").read_text())
 
     def test_a_token_is_in_the_file_of_principals_and_with_the_client(self):
-        # Scenario: a daemon with principals, one without. Expected: the hash of the client's token may read; nothing of it.
+        # Scenario: a daemon with principals, one without. Expected: the file has the hash of the client's token; no file.
         daemon, config = self.started(principals=True)
         _, credential, rights = pathlib.Path(config["access"]["principals"]).read_text().split()
         token = daemon.token_file.read_bytes()
@@ -202,7 +202,8 @@ class Variants(unittest.TestCase):
                     daemon.check_access_log()
 
     def test_rows_of_a_variant_differ_in_it_alone(self):
-        # Scenario: the rows of TLS, tokens and the access log. Expected: the peer is the same daemon without, under the same load.
+        # Scenario: the rows of TLS, tokens and the access log. Expected: the peer is the same daemon without these, under the
+        # same load.
         every = rows.every(pathlib.Path("f"), pathlib.Path("w"), 1, 1 << 30, 1 << 30)
         for name, variant in (("tls-64", "TLS"), ("token-1", "principals"), ("token-64", "principals"), ("log-64", "access log")):
             row = every[name]
@@ -212,7 +213,8 @@ class Variants(unittest.TestCase):
 
 class Peers(unittest.TestCase):
     def test_fio_figures_count_its_whole_cpu(self):
-        # Scenario: fio's JSON behind a remark; 30 % of a CPU at 100 000 reads/s. Expected: 3 us a read; an error is one.
+        # Scenario: fio's JSON after a remark; 30 % of a CPU at 100 000 reads/s. Expected: 3 us per read; an error is reported
+        # as one.
         job = {"error": 0, "usr_cpu": 10.0, "sys_cpu": 20.0, "read": {
             "iops": 100000.0, "total_ios": 5, "lat_ns": {"percentile": {"50.000000": 1500, "99.000000": 9000, "99.980000": 12000}}}}
         figures = peers.fio_figures("note: something\n" + json.dumps({"jobs": [job]}))

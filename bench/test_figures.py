@@ -21,14 +21,14 @@ def part(name, text="old\n"):
 
 class Figures(unittest.TestCase):
     def test_every_document_quotes_the_committed_run(self):
-        # Scenario: README.md and docs/*.md. Expectation: writing them anew changes nothing, and README has the comparison.
+        # Scenario: README.md and docs/*.md. Expectation: regenerating them changes nothing, and README has the comparison.
         for path in figures.documents():
             text = path.read_text()
             self.assertEqual(figures.filled(text, RESULTS, FLIPS), text, f"{path.name} is stale: run bench/figures.py")
         self.assertIn("<!-- figures: comparison -->", (figures.ROOT / "README.md").read_text())
 
     def test_every_marker_is_one_that_is_found(self):
-        # Scenario: the markers, which a typing error would hide from the test above. Expectation: each begins a part.
+        # Scenario: the markers, where a typing error would go unnoticed above. Expectation: each begins a part.
         for path in figures.documents():
             text = path.read_text()
             self.assertEqual(text.count("<!-- figures:"), len(figures.PART.findall(text)), path.name)
@@ -54,7 +54,7 @@ class Figures(unittest.TestCase):
             figures.filled(part("no-such-part"), RESULTS, FLIPS)
 
     def test_the_comparison_shows_every_miss(self):
-        # Scenario: a run in which a row that is not a highlight misses. Expectation: the row is shown, and as missed.
+        # Scenario: a run in which a row that is not a highlight misses. Expectation: the row is shown, as missed.
         later = copy.deepcopy(RESULTS)
         before = figures.filled(part("comparison"), RESULTS, FLIPS)
         row = next(row for row in later["rows"].values() if row["targets"] and row["title"] not in before)

@@ -1,4 +1,4 @@
-"""What the report of flips concludes, without running anything: python3 -m unittest discover bench"""
+"""Conclusions of the flips report, without running anything: python3 -m unittest discover bench"""
 
 import copy
 import pathlib
@@ -25,7 +25,7 @@ RESULT = {
 
 class Conclusions(unittest.TestCase):
     def test_a_good_run_holds_and_is_told(self):
-        # Every condition met: held; the words, the numbers and a picture that is XML.
+        # Every condition met: held; the words, the numbers and a plot that is valid XML.
         report = flips_report.Report(RESULT, FACTS)
         self.assertTrue(report.held())
         self.assertIn("Every condition holds.", report.markdown())
@@ -58,7 +58,7 @@ class Conclusions(unittest.TestCase):
             self.assertIn("does not hold", report.markdown())
 
     def test_a_round_has_every_pair_once(self):
-        # Going round and round: each directed pair of the three engines, once a round.
+        # A round contains each ordered pair of the three engines once.
         pairs = set(zip(flips.ROUND, [*flips.ROUND[1:], flips.ROUND[0]], strict=True))
         self.assertEqual(len(pairs), 6)
         self.assertTrue(all(before != after for before, after in pairs))

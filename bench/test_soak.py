@@ -1,4 +1,4 @@
-"""What the soak's parts conclude, without running a daemon: python3 -m unittest discover bench"""
+"""Conclusions of the soak's parts, without running a daemon: python3 -m unittest discover bench"""
 
 import collections
 import contextlib
@@ -50,7 +50,7 @@ class Wire(unittest.TestCase):
                 soak_wire.parse(message[:end])
 
     def test_a_call_ends_late_broken_or_with_its_status(self):
-        # A server that says nothing, one that hangs up, one that answers.
+        # A server that stays silent, one that hangs up, one that answers.
         status = b"\0\x0bgrpc-status\x015"
         answers = {"late": b"", "broken": None, "status": soak_wire.frame(soak_wire.HEADERS, 5, 1, status)}
         for expected, answer in answers.items():
@@ -244,7 +244,8 @@ class Judgement(unittest.TestCase):
 
 class Machine(unittest.TestCase):
     def test_the_thread_that_waited_longest_for_a_cpu_counts(self):
-        # Scenario: of three threads one waits for half of the time, one hardly, one is new. Expected: a half; of an idle process none.
+        # Scenario: of three threads one waits for half of the time, one hardly, one is new. Expected: a half; 0 for an idle
+        # process.
         starved = soak_daemon.Starved()
         starved.share({"1": 10**9, "2": 0})
         starved.at -= 2
@@ -255,7 +256,8 @@ class Machine(unittest.TestCase):
 
 class Credentials(unittest.TestCase):
     def test_the_file_has_what_is_accepted_and_mistakes_are_other_files(self):
-        # Scenario: principals with certificates, of a daemon without TLS, then with it. Expected: their lines are there with TLS only.
+        # Scenario: principals with certificates, of a daemon without TLS, then with it. Expected: their lines are present
+        # with TLS only.
         made = []
         certificates = types.SimpleNamespace(make_client=made.append)
         with tempfile.TemporaryDirectory() as directory:

@@ -13,8 +13,8 @@ UNITS = {
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """`figure` is to be >= or <= `ratio` times the peer's, or `value` itself; with both, either will do. The median counts, or the
-    worst of the runs."""
+    """`figure` must be >= or <= `ratio` times the peer's, or `value` itself; with both, either is enough. The median counts,
+    or the worst of the runs."""
 
     figure: str
     relation: str
@@ -46,7 +46,7 @@ class Target:
 
 
 def score(judgement, measured):
-    """How far beyond its target a measured value is: 1 is on it, below 1 is missed."""
+    """How far beyond its target a measured value is: 1 is exactly on it, below 1 is missed."""
     ahead = measured / judgement["bound"]
     return ahead if judgement["relation"] == ">=" else 1 / max(ahead, 1e-9)
 
@@ -70,7 +70,7 @@ class Result:
         return statistics.median(values) if values else math.nan
 
     def ratios(self, figure):
-        """Of each pair: its two runs stand next to each other in time."""
+        """Per pair, whose two runs are adjacent in time."""
         return [ours[figure] / theirs[figure] for ours, theirs in zip(self.subject, self.peer, strict=True)]
 
     def judgements(self):

@@ -83,7 +83,7 @@ def pairs_of_sockets(count):
 
 
 def ask(clients, piece, cpu):
-    """The other process: asks again on each connection once it has its answer, until they are closed."""
+    """The other process: on each connection sends the next request once it has its answer, until they are closed."""
     os.sched_setaffinity(0, {cpu})
     buffer, missing, poll = bytearray(1 << 20), {}, select.poll()
     by_number = {client.fileno(): client for client in clients}
@@ -103,7 +103,7 @@ def ask(clients, piece, cpu):
 
 
 def measure(way, path, piece, seconds, cpus):
-    """Answers a second, and CPU microseconds an answer."""
+    """Answers per second, and CPU microseconds per answer."""
     pairs = list(pairs_of_sockets(CONNECTIONS))
     child = os.fork()
     if not child:
@@ -141,7 +141,7 @@ def measure(way, path, piece, seconds, cpus):
 
 
 def sent_after_truncation(way, directory, piece):
-    """Whether what was sent before the file was cut off arrives as it was then."""
+    """Whether data sent before the truncation arrives unchanged."""
     path = pathlib.Path(directory) / way
     path.write_bytes(b"x" * 2 * piece)
     [(client, server)] = pairs_of_sockets(1)

@@ -1,4 +1,4 @@
--- Random requests for wrk, the same sequence whichever server answers (the seed is the thread's number).
+-- Random requests for wrk, the same sequence for every server (the seed is the thread's number).
 --
 --   wrk ... URL -- block PREFIX COUNT          GET PREFIX<index>
 --   wrk ... URL -- range PATH BYTES COUNT      GET PATH, Range: one piece of BYTES at a multiple of BYTES

@@ -1,7 +1,7 @@
-"""A Docker daemon of one's own, with Compose on it: in a directory, on a socket, gone at the end.
+"""A private Docker daemon with Compose: in a directory, on a socket, removed at the end.
 
-It makes no firewall rules and no default bridge: compose's network works without them (the daemon's proxy publishes
-ports), and other programs of this machine notice nothing. Deliberately absent: any use of a Docker daemon that runs here.
+It adds no firewall rules and no default bridge: compose's network works without them (the daemon's proxy publishes ports),
+and other programs of this machine are not affected. It never uses a Docker daemon that already runs here.
 """
 
 import json
@@ -18,7 +18,7 @@ STOP_DEADLINE_S = 60
 
 
 class Failed(Exception):
-    """What was expected and did not come about, for a person to read."""
+    """An unmet expectation, for a person to read."""
 
 
 def check(holds, otherwise):
@@ -28,7 +28,7 @@ def check(holds, otherwise):
 
 
 def within(seconds, what, condition):
-    """Waits until the condition holds, and answers with what it answered."""
+    """Waits until the condition holds, and returns its result."""
     end = time.monotonic() + seconds
     while True:
         answer = condition()
@@ -39,7 +39,7 @@ def within(seconds, what, condition):
 
 
 class Done:
-    """A command that ended: its exit code, its standard output, and all it said."""
+    """A finished command: its exit code, its standard output, and its whole output."""
 
     def __init__(self, command, completed):
         self.command = " ".join(map(str, command))
@@ -47,7 +47,7 @@ class Done:
         self.said = completed.stdout + completed.stderr
 
     def expect(self, code, *parts):
-        """Fails unless it ended with this code (None: any but 0) and said all of this."""
+        """Fails unless it exited with this code (None: any but 0) and printed all of these."""
         right = self.code != 0 if code is None else self.code == code
         missing = [part for part in parts if part not in self.said]
         wanted = "another exit code than 0" if code is None else f"exit code {code}"
@@ -64,12 +64,12 @@ def interfaces():
 
 
 def firewall():
-    """What the kernel filters, as text."""
+    """The kernel's filter rules, as text."""
     return subprocess.run(["nft", "list", "ruleset"], capture_output=True, text=True, check=True).stdout
 
 
 class OwnDocker:
-    """Starts the daemon; `stop` ends it and takes everything away that it made."""
+    """Starts the daemon; `stop` ends it and removes everything that it made."""
 
     def __init__(self, keep=None):
         self.kept = keep is not None
@@ -79,9 +79,9 @@ class OwnDocker:
         self.environment = {
             **os.environ,
             "DOCKER_HOST": f"unix://{self.directory}/docker.sock",
-            # No credentials, no plug-ins, no contexts of whoever runs this.
+            # No credentials, plug-ins or contexts of the invoking user.
             "DOCKER_CONFIG": str(self.directory / "client"),
-            # BuildKit would be a program and an image more.
+            # BuildKit would need another program and image.
             "DOCKER_BUILDKIT": "0",
         }
         self.log = self.directory / "dockerd.log"
@@ -93,7 +93,7 @@ class OwnDocker:
         command += ["--exec-root", self.directory / "exec", "--pidfile", self.directory / "docker.pid"]
         command += ["--bridge=none", "--iptables=false", "--ip6tables=false", "--ip-forward=false", "--ip-masq=false"]
         with open(self.log, "w", encoding="utf-8") as log:
-            # A session of its own: Ctrl-C is for the test, which then stops this in order.
+            # A separate session: Ctrl-C goes to the test, which then stops this in order.
             self.process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True)
 
         def answers():
@@ -112,7 +112,7 @@ class OwnDocker:
         self.start()
 
     def run(self, *command, environment=None, timeout=600, cwd=None):
-        """Runs a command against this daemon. The environment's None takes a variable away."""
+        """Runs a command against this daemon. A None in the environment removes a variable."""
         merged = {**self.environment, **(environment or {})}
         merged = {name: value for name, value in merged.items() if value is not None}
         words = [str(word) for word in command]
@@ -122,18 +122,18 @@ class OwnDocker:
         return Done(words, completed)
 
     def inspect(self, name):
-        """What the daemon knows of a container or image."""
+        """What the daemon reports about a container or image."""
         return json.loads(self.run("docker", "inspect", name).expect(0).out)[0]
 
     def leftovers(self):
-        """Containers, networks and volumes that are there."""
+        """Existing containers, networks and volumes."""
         containers = self.run("docker", "ps", "--all", "--format", "container {{.Names}}").expect(0).out
         networks = self.run("docker", "network", "ls", "--filter", "type=custom", "--format", "network {{.Name}}").expect(0).out
         volumes = self.run("docker", "volume", "ls", "--format", "volume {{.Name}}").expect(0).out
         return (containers + networks + volumes).split("\n")[:-1]
 
     def stop(self):
-        """Ends all containers and the daemon, and says what is left behind on this machine: nothing, in the end."""
+        """Ends all containers and the daemon, and returns what is left on this machine: nothing, if all is well."""
         if self.process is not None and self.process.poll() is None:
             containers = self.run("docker", "ps", "--all", "--quiet").out.split()
             if containers:

@@ -1,7 +1,7 @@
-"""What is under test: the compose stack, single containers of the image, and who reads from them.
+"""The system under test: the compose stack, single containers of the image, and their readers.
 
-Each asks a daemon from `own_docker`; none starts or stops one. Deliberately absent: what is expected of them, but where every
-use expects the same.
+Each uses a daemon from `own_docker`; none starts or stops one. Expectations are the test's, except where every use expects
+the same.
 """
 
 import contextlib
@@ -25,18 +25,18 @@ HARDENED = ["--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privil
 
 
 def free_port():
-    """A port of loopback that nobody had a moment ago."""
+    """A loopback port that was free a moment ago."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
 
 
 class Stack:
-    """The compose project: its configuration is a copy that may be broken, its ports are free ones."""
+    """The compose project, with a copy of its configuration that tests may break, on free ports."""
 
     def __init__(self, docker, scratch):
         self.docker, self.scratch = docker, scratch
-        # Compose's program, once it is unpacked.
+        # The path of Compose, once it is unpacked.
         self.program = None
         self.config_directory = scratch / "config"
         shutil.copytree(ROOT / "deploy/config", self.config_directory)
@@ -55,7 +55,7 @@ class Stack:
         }
 
     def compose(self, *arguments, cwd=ROOT, timeout=600, **environment):
-        """One compose command."""
+        """Runs one compose command."""
         merged = {**self.environment, **environment}
         return self.docker.run(self.program, *arguments, environment=merged, cwd=cwd, timeout=timeout)
 
@@ -72,12 +72,12 @@ class Stack:
         new.replace(self.config)
 
     def container(self, service="ringfetchd"):
-        """The id of a service's container, stopped ones too."""
+        """The id of a service's container, including stopped ones."""
         found = self.docker.run("docker", "ps", "--all", "--quiet", "--filter", f"label=com.docker.compose.service={service}")
         return found.expect(0).out.strip()
 
     def state(self, service="ringfetchd"):
-        """What the daemon knows of a service's container."""
+        """What the daemon reports about a service's container."""
         return self.docker.inspect(self.container(service))
 
     def healthy(self):
@@ -85,15 +85,15 @@ class Stack:
         within(90, "ringfetchd to be healthy", lambda: self.state()["State"]["Health"]["Status"] == "healthy")
 
     def last_health_check(self):
-        """Begin, exit code and output of the newest check."""
+        """Start, exit code and output of the latest check."""
         return self.state()["State"]["Health"]["Log"][-1]
 
     def log(self):
-        """What the daemon has written."""
+        """The daemon's log."""
         return self.docker.run("docker", "logs", self.container()).said
 
     def status(self):
-        """What the daemon says of itself."""
+        """The daemon's status."""
         return json.loads(self.docker.run("docker", "exec", self.container(), "ringfetch", "--json", "status").expect(0).out)
 
     def get(self, path, port=None):
@@ -113,7 +113,7 @@ class Stack:
         return float(lines[0])
 
     def reads_on(self, backend):
-        """Reads of the demo's blocks that a backend has answered."""
+        """Reads of the demo's blocks answered by a backend."""
         lines = re.findall(r"^ringfetch_reads_total\{(.*)\} (.*)$", self.get("/metrics").decode(), re.MULTILINE)
         wanted = [f'backend="{backend}"', 'dataset="blocks"', 'result="ok"']
         return sum(float(value) for labels, value in lines if all(label in labels for label in wanted))
@@ -144,14 +144,14 @@ class Load:
         within(60, "the load to be under way", lambda: sum(map(stack.reads_on, ("uring", "mmap"))) > before + 1000)
 
     def result(self):
-        """Ends it; its report on everything until then."""
+        """Ends it; returns its report."""
         check(self.thread.is_alive(), "the load ended by itself")
         running = self.docker.run("docker", "ps", "--quiet", "--filter", "label=com.docker.compose.service=load")
         for container in running.expect(0).out.split():
             self.docker.run("docker", "kill", "--signal", "INT", container)
         self.thread.join()
         check(self.done is not None, "the load could not be started")
-        # The classic builder writes to the standard output, too: the service is built before it is run.
+        # The classic builder writes to standard output, too: so the service is built before it is run.
         report = self.done.out[self.done.out.rfind("\n{\n") + 1 :]
         try:
             return json.loads(report)
@@ -159,7 +159,7 @@ class Load:
             raise Failed(f"the load gave no report:\n{self.done.said[-3000:]}") from None
 
     def expect_clean(self):
-        """Fails unless everything that was asked came, and was right."""
+        """Fails unless every requested read was answered correctly."""
         report = self.result()
         check(report["wrong_bytes"] == 0 and report["errors"] == 0, f"not all was right: {self.done.said[-3000:]}")
         check(report["reads"] > 0, "nothing was read")
@@ -167,8 +167,9 @@ class Load:
 
 
 class Readers:
-    """Clients that read over HTTP, a connection each time, until nobody is there: each answer is whole and right, or a
-    refusal. They ask the container itself; the proxy that publishes ports accepts for a daemon that is gone."""
+    """Clients that read over HTTP, each time on a new connection, until the server is gone: each answer must be complete and
+    right, or a refusal. They connect to the container itself; the proxy that publishes ports accepts even for a daemon that
+    is gone."""
 
     def __init__(self, address, count):
         self.address, self.answered, self.refused, self.reset, self.broken = address, 0, 0, 0, []
@@ -219,11 +220,11 @@ class Readers:
 
 
 class One:
-    """One container of the image, outside of compose, over a directory of one dataset; asked from inside."""
+    """One container of the image, without compose, over a directory of one dataset; queried from inside."""
 
     def __init__(self, stack, options, arguments):
         self.docker = stack.docker
-        # It is asked from inside, unless it is to share another's network.
+        # Queried from inside, unless it shares another network.
         network = [] if "--network" in options else ["--network", "none"]
         created = self.docker.run(
             *["docker", "create", *network, *HARDENED, "--volume", f"{stack.scratch}/one:/data:ro"],
@@ -240,7 +241,7 @@ class One:
         return self.docker.run("docker", "exec", self.name, *command)
 
     def ready_or_ended(self):
-        """Waits; None if it serves, else its exit code once nobody starts it again."""
+        """Waits; returns None if it serves, else its exit code once it is not restarted."""
 
         def outcome():
             state = self.docker.inspect(self.name)["State"]
@@ -254,7 +255,7 @@ class One:
         return json.loads(self.run("ringfetch", "--json", "status").expect(0).out)
 
     def metrics(self):
-        """The metrics page: the image has no client for it, so one of this machine goes into the container's network."""
+        """The metrics page: the image has no client for it, so one of this machine enters the container's network."""
         pid = self.docker.inspect(self.name)["State"]["Pid"]
         inside = ["nsenter", "--net", "--target", pid]
         return self.docker.run(*inside, "curl", "--fail", "--silent", "http://127.0.0.1:7411/metrics").expect(0).out
@@ -267,7 +268,7 @@ class One:
 
 @contextlib.contextmanager
 def started(stack, *options, arguments=()):
-    """A container, whatever becomes of it; gone at the end."""
+    """A container in any state; removed at the end."""
     one = One(stack, options, arguments)
     try:
         yield one
@@ -285,7 +286,7 @@ def running(stack, *options):
 
 
 def refused(stack, code, *parts, options=(), arguments=()):
-    """A container that ends with this code and says all of this, and that a restart policy does not start for ever."""
+    """A container that exits with this code and prints all of these, and that a restart policy does not restart forever."""
     policy = ["--restart", f"on-failure:{RESTARTS_SEEN}"]
     with started(stack, *policy, *options, arguments=arguments) as one:
 

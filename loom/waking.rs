@@ -1,5 +1,5 @@
-//! The code that wakes a shard from other threads, over all interleavings that loom finds: no wake-up is lost, and nothing is
-//! reported twice. docs/PROOF.md has the command.
+//! The code that wakes a shard from other threads, over all interleavings that loom finds: no wake-up is
+//! lost, and nothing is reported twice. docs/PROOF.md has the command.
 
 #![expect(
     dead_code,
@@ -23,14 +23,15 @@ use std::sync::Arc as StdArc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Poll, Wake, Waker};
 
-/// For models of three threads: threads are preempted at most twice, besides where they wait. All interleavings of them take hours.
+/// For models of three threads: limits preemptions to two, besides blocking waits. All interleavings would
+/// take hours.
 fn bounded() -> Builder {
     let mut builder = Builder::new();
     builder.preemption_bound = Some(2);
     builder
 }
 
-/// The slots that the dispatcher of a ring takes until it has `count`, as `UringBackend` does.
+/// Takes slots as the dispatcher of `UringBackend` does, until it has `count` of them.
 fn dispatched(ready: &Ready, count: usize) -> Vec<usize> {
     let mut taken = Vec::new();
     block_on(poll_fn(|cx| {
@@ -61,8 +62,9 @@ fn take_slots(ready: &Ready, taken: &mut Vec<usize>) {
 
 #[test]
 fn every_slot_that_finishes_is_dispatched_once() {
-    // Scenario: slots in two words are set by two threads while the dispatcher looks, registers and sleeps. Expectation: it has each
-    // of them once; with a wake-up lost it would sleep on, which loom reports as a deadlock.
+    // Scenario: two threads set slots in two words while the dispatcher checks, registers and sleeps.
+    // Expectation: it gets each of them once; if a wake-up were lost, it would sleep forever, which loom
+    // reports as a deadlock.
     bounded().check(|| {
         let ready = Arc::new(Ready::new(128));
         let threads = [3, 67].map(|slot| {
@@ -81,7 +83,7 @@ fn every_slot_that_finishes_is_dispatched_once() {
     });
 }
 
-/// A task that counts as woken.
+/// A waker that records being woken.
 #[derive(Default)]
 struct Woken(AtomicBool);
 
@@ -91,7 +93,8 @@ impl Wake for Woken {
     }
 }
 
-/// Whether there is an interleaving in which a slot is set, and the task that looks by `poll` neither sees it nor is woken.
+/// Whether there is an interleaving in which a slot is set, and the task that checks by `poll` neither sees
+/// it nor is woken.
 fn is_missed(poll: fn(&Ready, &Waker) -> bool) -> bool {
     let missed = StdArc::new(AtomicBool::new(false));
     let found = StdArc::clone(&missed);
@@ -111,8 +114,8 @@ fn is_missed(poll: fn(&Ready, &Waker) -> bool) -> bool {
 
 #[test]
 fn only_a_dispatcher_that_looks_before_it_registers_misses_a_wake_up() {
-    // Scenario: the order that `Ready::register` demands, and the other one. Expectation: loom finds the wake-up that only the
-    // other one loses, so that this model can fail.
+    // Scenario: the order that `Ready::register` requires, and the reverse. Expectation: loom finds a lost
+    // wake-up only for the reverse, so this model can fail.
     assert!(!is_missed(|ready, waker| {
         ready.register(waker);
         ready.take()
@@ -126,8 +129,8 @@ fn only_a_dispatcher_that_looks_before_it_registers_misses_a_wake_up() {
 
 #[test]
 fn every_job_is_done_and_collected_once_and_the_threads_end() {
-    // Scenario: two threads serve two jobs, handed out one after the other, while the task collects, sleeps, and closes at the end.
-    // Expectation: each result once; the threads end.
+    // Scenario: two threads serve two jobs, submitted one after the other, while the task collects results,
+    // sleeps, and finally closes. Expectation: each result once; the threads end.
     bounded().check(|| {
         let handoff = Arc::new(Handoff::<u32, u32>::new());
         let threads = [(), ()].map(|()| {
@@ -163,8 +166,8 @@ fn every_job_is_done_and_collected_once_and_the_threads_end() {
 
 #[test]
 fn jobs_that_are_queued_when_the_queue_closes_are_done() {
-    // Scenario: a thread serves while two jobs are queued and the queue closes at once, as in the drop of `PreadBackend`.
-    // Expectation: both are done when the thread ends.
+    // Scenario: a thread serves while two jobs are queued and the queue closes at once, as in the drop of
+    // `PreadBackend`. Expectation: both are done when the thread ends.
     loom::model(|| {
         let handoff = Arc::new(Handoff::<u32, u32>::new());
         let server = Arc::clone(&handoff);

@@ -1,4 +1,4 @@
-"""The dashboards. `./generate` writes them as JSON below dashboards/; change them here."""
+"""The dashboards. `./generate` writes them as JSON below dashboards/; edit them here."""
 
 from panels import (
     BACKEND,
@@ -199,7 +199,7 @@ def engine():
 
 
 def attributed(expression, backend):
-    """What is measured by shard or process, given to the backend that was in force at the time."""
+    """An expression by shard or process, attributed to the backend in force at the time."""
     info = pick(INFO, f'backend=~"{backend}"')
     return f"sum by (backend) ({expression} * on (job, instance) group_left (backend) {info})"
 
@@ -209,7 +209,7 @@ def served(*conditions):
 
 
 def per_backend(backend):
-    """The ratios that are compared: name, description, unit, expression over time."""
+    """The compared ratios: name, description, unit, expression over time."""
     chosen = f'backend=~"{backend}"'
     reads = served(chosen)
     carried_out = attributed(f"({CARRIED_OUT})", backend)
@@ -226,7 +226,7 @@ def per_backend(backend):
     }
 
 
-# Numbers are narrow.
+# Number panels are narrow.
 SHORT = {"Submissions a read": "submits/read", "Read amplification": "amplification"}
 
 
@@ -234,7 +234,7 @@ def flip():
     def numbers(backend):
         condition = f'backend="{backend}"'
         buckets = f"sum by (le) (increase({pick(DURATION + '_bucket', condition, *TOTAL)}[$__range]))"
-        # While it served: 0 and 0/0 are left out of the mean.
+        # Only while it served: the mean leaves out 0 and 0/0.
         reads = f"avg_over_time(({served(condition)} > 0)[$__range:$__rate_interval])"
         ratios = [stat(f"{backend}: {SHORT.get(name, name)}", f"{text} Mean over the time in which {backend} served.", unit, EIGHTH,
                        f"avg_over_time(({expression} >= 0)[$__range:$__rate_interval])")

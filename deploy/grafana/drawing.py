@@ -1,5 +1,5 @@
-"""A dashboard as one SVG: its panels on their places, with what their queries answered. Not Grafana's drawing, only its
-layout. Written by hand so that it needs nothing, as bench/plots.py is."""
+"""A dashboard as one SVG: its panels in their places, with the results of their queries. Grafana's layout, but not its
+drawing. Written by hand to avoid dependencies, like bench/plots.py."""
 
 import html
 import itertools
@@ -31,7 +31,7 @@ def _scaled(value, steps, suffixes):
 
 
 def told(value, unit):
-    """A value with its unit, three digits."""
+    """A value with its unit, in three digits."""
     if value == 0:
         return "0"
     if unit == "s":
@@ -49,7 +49,7 @@ def told(value, unit):
 
 
 def _ceiling(value, unit):
-    """The least round number that is not less: 1, 2, 2.5, 5 times a power of ten; for bytes a power of two."""
+    """The smallest round number that is not less: 1, 2, 2.5, 5 times a power of ten; for bytes a power of two."""
     if value <= 0:
         return 1.0
     if unit in ("bytes", "binBps"):
@@ -80,7 +80,7 @@ class Frame:
         return self.bottom - (self.bottom - self.top) * share
 
     def axes(self, marks):
-        """Lines and words at (share, words), and the time since the beginning."""
+        """Grid lines and labels at (fraction, label), and the time since the beginning."""
         parts = []
         for share, words in marks:
             parts.append(f'<path d="M{self.left} {self.y(share):.1f}H{self.right}" stroke="{LINE}"/>')
@@ -94,7 +94,7 @@ class Frame:
 
 
 def _legend_lines(names, width):
-    """Names spread over as few lines as they fit."""
+    """Names distributed over as few lines as possible."""
     lines, used = [[]], 0
     for place, name in enumerate(names):
         wide = 6.6 * len(name) + 30
@@ -174,7 +174,7 @@ def _heatmap(panel, place, answers, start, end):
     columns = {float(labels["le"]): dict(points) for labels, points in answers[0][0]}
     bounds = sorted(columns)
     finite = [bound for bound in bounds if math.isfinite(bound)]
-    # Buckets are cumulative: what is in one is the difference to the one below.
+    # Buckets are cumulative: the count of one is the difference to the one below.
     cells = {}
     for below, bound in zip([None, *bounds], bounds, strict=False):
         for at, value in columns[bound].items():
@@ -244,7 +244,7 @@ def _table(panel, place, answers):
 
 
 def draw(dashboard, answers, start, end, values, switches, note):
-    """`answers`: panel's id to a list, a target each, of (series, named lines). `switches`: the annotations' times."""
+    """`answers`: for each panel id a list with (series, named lines) per target. `switches`: the annotations' times."""
     head = 58
     height = head + max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in dashboard["panels"]) * ROW + 2 * GAP
     width = 24 * COLUMN + 2 * GAP

@@ -1,7 +1,7 @@
-"""The vocabulary of the dashboards: panels, variables and links as Grafana's JSON, written once.
+"""The building blocks of the dashboards: panels, variables and links as Grafana's JSON, written once.
 
-`pick` is the only place that writes a selector, so that every series is chosen by job and instance. Colours belong to
-backends, so that a backend looks the same on every panel.
+Only `pick` writes selectors, so that every series is selected by job and instance. Each backend has its own colour, so that
+it looks the same on every panel.
 """
 
 SCHEMA_VERSION = 41  # Grafana 12.0 and 12.1
@@ -11,7 +11,7 @@ COLOURS = {"uring": "blue", "mmap": "orange", "auto": "green", "pread": "purple"
 
 
 def pick(metric, *conditions):
-    """A selector: the variables of every dashboard, and conditions of its own."""
+    """A selector: the variables of every dashboard, plus conditions."""
     return f'{metric}{{{", ".join([HERE, *conditions])}}}'
 
 
@@ -19,8 +19,7 @@ def rate(metric, *conditions):
     return f"rate({pick(metric, *conditions)}[$__rate_interval])"
 
 
-# Where nothing happened, a quantile and a quotient are NaN. `>= 0` leaves those out: a line then ends, and no legend
-# says NaN.
+# Without events a quantile and a quotient are NaN. `>= 0` drops those: the line then ends, and no legend says NaN.
 
 def quantile(share, by, metric, *conditions):
     grouped = ", ".join(filter(None, (by, "le")))
@@ -38,8 +37,8 @@ def mean(by, metric, *conditions):
 
 
 def or_none(expression, label):
-    """`expression`, or where it has no series one that says none and is 0: a panel that is empty when all is well would
-    read "No data", which is also what it reads when nothing is measured."""
+    """`expression`, or, if it has no series, a series with 0 and the label "none": a panel that is empty when all is well
+    would show "No data", as it also does when nothing is measured."""
     return f'{expression} or on () label_replace(vector(0), "{label}", "none", "", "")'
 
 
@@ -91,7 +90,7 @@ def stat(title, description, unit, size, expression, legend="", bad_from=None, *
 
 
 def table(title, description, size, *targets, columns, hidden=(), units=()):
-    """Rows of the series' labels. `columns`: what they are called and in which order."""
+    """Rows of the series' labels. `columns`: their names and order."""
     queries = [{**query, "instant": True, "format": "table"} for query in targets]
     options = {"frameIndex": 0, "showHeader": True, "cellHeight": "sm",
                "footer": {"show": False, "reducer": ["sum"], "countRows": False}}
@@ -110,7 +109,7 @@ def table(title, description, size, *targets, columns, hidden=(), units=()):
 
 
 def heatmap(title, description, unit, size, expression):
-    """How many reads at a time had which value: a histogram's buckets."""
+    """The distribution of values over time: a histogram's buckets."""
     query = {**target(expression, "{{le}}"), "format": "heatmap", "range": True}
     options = {
         "calculate": False, "cellGap": 1, "showValue": "never",
@@ -124,7 +123,7 @@ def heatmap(title, description, unit, size, expression):
 
 
 def variable(name, label, metric, conditions="", default=None):
-    """A variable whose values are a label's. Without a default it begins as all of them."""
+    """A variable with the values of a label. Without a default it selects all of them."""
     query = f"label_values({metric}{{{conditions}}}, {name if default is None else 'backend'})"
     everything = default is None
     return {
@@ -150,7 +149,7 @@ def side(name, label, default):
 
 
 def _placed(rows):
-    """Panels with their numbers and places: rows from top to bottom, each from left to right."""
+    """Panels with their ids and positions: rows from top to bottom, each from left to right."""
     top, panels = 0, []
     for row in rows:
         left = 0
@@ -164,7 +163,7 @@ def _placed(rows):
 
 
 def dashboard(name, title, description, variables, rows, others):
-    """A whole dashboard. `others`: names and titles of those it links to."""
+    """A whole dashboard. `others`: names and titles of the dashboards it links to."""
     switched = pick("ringfetch_backend_info")
     return {
         "uid": f"ringfetch-{name}", "title": title, "description": description, "tags": ["ringfetch"],
@@ -177,13 +176,13 @@ def dashboard(name, title, description, variables, rows, others):
         "templating": {"list": [
             {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus", "refresh": 1,
              "hide": 0, "regex": "", "multi": False, "includeAll": False, "skipUrlSync": False, "options": [],
-             # The one that is provisioned beside this; elsewhere Grafana takes its default.
+             # The one provisioned here; elsewhere Grafana uses its default.
              "current": {"text": "Prometheus", "value": "prometheus"}},
             *variables]},
         "annotations": {"list": [{
             "name": "Backend switched, or daemon started", "datasource": DATASOURCE, "enable": True, "hide": False,
             "iconColor": "purple",
-            # In the first minute of a backend: the series is there, and was not a minute before.
+            # In the first minute of a backend its series exists, and did not a minute before.
             "target": {"refId": "Anno", "expr": f"{switched} unless {switched} offset 1m", "interval": ""},
             "titleFormat": "{{instance}}: {{backend}}", "textFormat": "{{reason}}", "tagKeys": "backend",
             "useValueForTime": False}]},

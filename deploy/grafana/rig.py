@@ -1,5 +1,5 @@
-"""A real daemon a backend, a real Prometheus with the files of deploy/prometheus, and load: what `test` asks and what
-`render` draws. Everything listens on loopback, on ports that were free, and lives in one scratch directory."""
+"""A real daemon per backend, a real Prometheus with the files of deploy/prometheus, and load: used by `test` and `render`.
+Everything listens on loopback, on free ports, and uses one scratch directory."""
 
 import contextlib
 import hashlib
@@ -24,7 +24,7 @@ START_TIMEOUT_S = 60
 
 
 def until(condition, what, timeout_s=START_TIMEOUT_S):
-    """The first true answer of `condition`, asked again and again until the deadline."""
+    """The first true result of `condition`, which is polled until the deadline."""
     deadline = time.monotonic() + timeout_s
     while not (answer := condition()):
         if time.monotonic() > deadline:
@@ -76,12 +76,12 @@ TOKEN = "reader's"
 
 
 class Daemon(Process):
-    """ringfetchd with one backend. It must not fall back: the test would measure another one than it says."""
+    """ringfetchd with one backend. It must not fall back: the test would measure another backend than it says."""
 
     def __init__(self, scratch, name, backend):
         self.config, data = scratch / f"{name}.json", scratch / "data"
         listen = {"listen": "127.0.0.1:0"}
-        # YAML reads JSON.
+        # JSON is valid YAML.
         self.config.write_text(json.dumps({
             "grpc": listen, "http": listen, "admin": listen, "log": {"format": "json"},
             "engine": {"backend": backend, "on_unavailable": "fail"},
@@ -104,7 +104,7 @@ class Daemon(Process):
         return f"http://{self.ports[transport]}"
 
     def flip(self, backend):
-        """Changes the one word in the configuration, and reloads."""
+        """Changes the backend in the configuration, and reloads."""
         config = json.loads(self.config.read_text())
         config["engine"]["backend"] = backend
         self.config.write_text(json.dumps(config))
@@ -123,7 +123,7 @@ class Daemon(Process):
 
 
 class Prometheus(Process):
-    """Prometheus as deploy/prometheus/prometheus.yml configures it, but for targets, places and pace."""
+    """Prometheus as configured by deploy/prometheus/prometheus.yml, except for targets, paths and intervals."""
 
     def __init__(self, scratch, daemons, interval="1s"):
         text = (ROOT / "deploy/prometheus/prometheus.yml").read_text()
@@ -151,7 +151,7 @@ class Prometheus(Process):
         return False
 
     def api(self, path, **parameters):
-        """The `data` of an answer of the HTTP API. An error is an error of the query."""
+        """The `data` of a response of the HTTP API. An error is the query's."""
         _, body = get(f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters, doseq=True)}")
         answer = json.loads(body)
         if answer["status"] != "success":
@@ -171,7 +171,7 @@ class Prometheus(Process):
 
 @contextlib.contextmanager
 def scratch():
-    """A directory with data on a disk that takes O_DIRECT, gone afterwards."""
+    """A directory for data on a disk that supports O_DIRECT, removed afterwards."""
     if not (DAEMON.exists() and CLI.exists()):
         raise SystemExit(f"rig: {DAEMON} or {CLI} is missing: cargo build --release --workspace")
     with tempfile.TemporaryDirectory(dir=TARGET, prefix="grafana-") as name:

@@ -1,5 +1,6 @@
-//! JSON batches against what an independent reading of the same JSON says: whatever is accepted gets exactly the bytes of
-//! its valid items, as bytes and in JSON. The first byte chooses the operation and the form of the answer.
+//! JSON batches against an independent interpretation of the same JSON: an accepted batch gets exactly the
+//! bytes of its valid items, as bytes and in JSON. The first byte chooses the operation and the form of the
+//! answer.
 #![no_main]
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
@@ -18,7 +19,8 @@ const OPERATIONS: [&str; 6] = [
     "v/vectors:score",
 ];
 
-/// The bytes of each item; `None`: it fails. The outer `None`: some number is none, which must have been refused.
+/// The bytes of each item; `None`: it fails. The outer `None`: some number is invalid, so the batch must be
+/// refused.
 fn items<'a>(world: &'a World, operation: &str, request: &Value) -> Option<Vec<Option<&'a [u8]>>> {
     let list = |member: &str| request[member].as_array().map(Vec::as_slice).unwrap_or_default();
     let number = |value: &Value| if value.is_null() { Some(0) } else { value.as_u64() };
@@ -39,7 +41,7 @@ fn items<'a>(world: &'a World, operation: &str, request: &Value) -> Option<Vec<O
                 let other_version = entry["if_match"].as_str().is_some_and(|tag| !tag.is_empty());
                 let (offset, length) = (number(&entry["offset"])?, number(&entry["length"])?);
                 let found = world.object_part(entry["name"].as_str()?, offset, length);
-                // The tag of a file of this run cannot be guessed.
+                // No input can guess the tag of a file of this run.
                 Some(found.filter(|_| !other_version))
             });
             whole.chain(parts).collect()

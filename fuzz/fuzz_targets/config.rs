@@ -1,5 +1,5 @@
-//! A YAML configuration, and after a NUL environment variables: no panic, mistakes can be printed, and what is accepted is
-//! the same after it was printed and read again.
+//! A YAML configuration, and after a NUL environment variables: no panic, errors can be printed, and an
+//! accepted configuration is unchanged after it was printed and read again.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,5 +1,5 @@
-//! gRPC framing and request decoding through the router: no panic, always a status, exactly the bytes of what was asked
-//! for, and nothing for what is not framed, not decoded or too long.
+//! gRPC framing and request decoding through the router: no panic, always a status, exactly the requested
+//! bytes, and nothing for input that is not framed, does not decode or is too long.
 #![no_main]
 
 use libfuzzer_sys::{Corpus, fuzz_target};

@@ -1,5 +1,5 @@
-//! Paths, queries, Range, conditionals and negotiation, through the router: no panic, a documented status, a length that is
-//! true, and the bytes that are behind the path.
+//! Paths, queries, Range, conditionals and negotiation, through the router: no panic, a documented status, a
+//! correct length, and the bytes of the path.
 #![no_main]
 
 use libfuzzer_sys::{Corpus, fuzz_target};

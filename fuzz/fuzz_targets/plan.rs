@@ -1,4 +1,5 @@
-//! The planner against a byte array: whatever the batch and the rules, executing the plan puts each item's bytes in place.
+//! The planner against a byte array: for any batch and rules, executing the plan puts each item's bytes in
+//! place.
 #![no_main]
 
 use libfuzzer_sys::arbitrary::{self, Arbitrary, Unstructured};
@@ -105,7 +106,7 @@ fuzz_target!(|input: Input| {
     let rules = Rules {
         direct: input.direct,
         merge: input.merge,
-        // No longer than a read, as the configuration requires.
+        // At most a read's length, as the configuration requires.
         merge_gap_bytes: u32::from(input.gap).min(max_read_bytes),
         max_read_bytes,
     };

@@ -1,5 +1,5 @@
-//! The shortcut against the router, over real sockets: a port with the fast path and one without it give the same answer.
-//! An input that begins with a letter is an HTTP request; any other a gRPC call.
+//! The shortcut against the router, over real sockets: a port with the fast path and one without it give the
+//! same answer. An input that begins with a letter is an HTTP request; any other is a gRPC call.
 #![no_main]
 
 use bytes::Bytes;
@@ -14,7 +14,7 @@ use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::sync::{Arc, LazyLock};
 
-/// Headers whose meaning is the connection's.
+/// Headers that belong to the connection, not to the request.
 const OF_THE_CONNECTION: [header::HeaderName; 8] = [
     header::CONNECTION,
     header::CONTENT_LENGTH,
@@ -71,7 +71,7 @@ static PORTS: LazyLock<Ports> = LazyLock::new(|| {
     }
 });
 
-/// Connections, to be used again.
+/// Connections that are reused.
 #[derive(Default)]
 struct Connections {
     http: [Option<Http1>; 2],
@@ -85,8 +85,8 @@ thread_local! {
 /// Headers or trailers, sorted.
 type Lines = Vec<(String, Vec<u8>)>;
 
-/// An answer without what differs from one to the next: the date, the boundary between parts, and whether a length that the
-/// end of the body says too is named.
+/// An answer without what may differ: the date, the boundary between parts, and a length that the end of the
+/// body implies too.
 fn comparable(mut answer: Answer) -> (u16, Lines, Vec<u8>, Lines) {
     answer.headers.remove(header::DATE);
     if answer.header("content-length") == answer.body.len().to_string() {
@@ -153,7 +153,7 @@ fn over_http(mut request: Request<Bytes>) -> Corpus {
 }
 
 fn over_grpc(mut call: Call) -> Corpus {
-    // Whether a deadline passes is not the same twice, nor is the order of a stream's answers.
+    // Whether a deadline passes may differ, as may the order of a stream's answers.
     call.timeout = None;
     if call.method.ends_with("FetchStream") {
         return Corpus::Reject;

@@ -1,10 +1,11 @@
-//! A file of principals, and requests judged by it over sockets: it is accepted where an independent reading accepts it, each
-//! request gets the answer that this reading says, and a refusal repeats nothing of the file.
+//! A principals file, and requests that it authorizes, over sockets. The file is accepted exactly when an
+//! independent interpretation accepts it, each request gets the answer that this interpretation expects, and
+//! a refusal repeats nothing of the file.
 //!
-//! An input is a byte that chooses the ports, a line for each request, an empty line, and the file. A request is a digit (what
-//! it asks for), and after each `|` a value of `Authorization`. A line `!` is the certificate that clients show from there on,
-//! over TLS; after each `|` it has a letter (what kind of name) and a name. In the file `$x` stands for the SHA-256 of the token
-//! `x`, any letter.
+//! An input is a byte that chooses the ports, a line for each request, an empty line, and the file. A request
+//! is a digit (what it asks for), and after each `|` a value of `Authorization`. A line `!` sets the
+//! certificate that clients show from then on, over TLS; after each `|` it has a letter (the kind of name)
+//! and a name. In the file `$x` is the SHA-256 of the token `x`, any letter.
 #![no_main]
 
 use bytes::Bytes;
@@ -31,13 +32,13 @@ use std::sync::{Arc, LazyLock};
 use tokio_rustls::TlsConnector;
 
 const STEPS_MAX: usize = 8;
-/// Of an HTTP/1.1 request: hyper's limit.
+/// Most headers of an HTTP/1.1 request: hyper's limit.
 const HTTP1_HEADERS_MAX: usize = 100;
-/// Of a request: well below what HTTP/2 takes.
+/// Most values of a request: well below HTTP/2's limit.
 const VALUES_MAX: usize = 120;
 const DATASETS: [&str; 3] = ["b", "o", "v"];
 
-/// All that can be said of a file, numbers being `N`: nothing of it is repeated.
+/// All possible messages about a file, with numbers as `N`: nothing of the file is repeated.
 const PROBLEMS: [&str; 20] = [
     "is empty",
     "is not UTF-N",
@@ -61,15 +62,15 @@ const PROBLEMS: [&str; 20] = [
     "line N has other rights or limits than line N, which has the same name",
 ];
 
-/// A daemon's ports that one file of principals guards.
+/// A daemon's ports that one principals file guards.
 struct Guarded {
     file: PathBuf,
     access: Access,
     anonymous: bool,
-    /// Whether the file may have certificates.
+    /// Whether the file may name certificates.
     with_certificates: bool,
     plain: Ports,
-    /// Where clients may show certificates.
+    /// Ports where clients may show certificates.
     over_tls: Option<Ports>,
 }
 
@@ -79,11 +80,11 @@ struct Ports {
     admin: SocketAddr,
 }
 
-/// Who signs the certificates of the ports and of clients.
+/// Signs the certificates of the ports and of clients.
 static AUTHORITY: LazyLock<Authority> = LazyLock::new(Authority::new);
 
 fn tls() -> Tls {
-    // As long as the process.
+    // Kept as long as the process.
     let directory = tempfile::tempdir().unwrap().keep();
     let [ca, certificate, key] = ["ca", "certificate", "key"].map(|name| directory.join(name));
     for (path, text) in [&ca, &certificate, &key].into_iter().zip(AUTHORITY.files()) {
@@ -101,7 +102,7 @@ fn tls() -> Tls {
     Tls::load(&config).unwrap()
 }
 
-/// Without anonymous clients, and with them and certificates.
+/// One without anonymous clients; one with them and with certificates.
 static GUARDED: LazyLock<[Guarded; 2]> = LazyLock::new(|| {
     let world = &*WORLD;
     let cores = CorePool::new(
@@ -115,7 +116,7 @@ static GUARDED: LazyLock<[Guarded; 2]> = LazyLock::new(|| {
 
 impl Guarded {
     fn new(world: &World, cores: &Arc<CorePool>, anonymous: bool) -> Self {
-        // As long as the process.
+        // Kept as long as the process.
         let file = tempfile::tempdir().unwrap().keep().join("principals");
         std::fs::write(&file, format!("first sha256:{} *\n", hash(b"first"))).unwrap();
         let config = AccessConfig {
@@ -204,7 +205,8 @@ impl Guarded {
     }
 }
 
-/// Connections, to be used again: those of a certificate for the rest of the input, others for the rest of the process.
+/// Reused connections: those with a certificate for the rest of the input, others for the rest of the
+/// process.
 #[derive(Default)]
 struct Connections {
     tls: Option<[TlsConnector; 2]>,
@@ -245,7 +247,7 @@ const ASKED: [Asked; 10] = [
     Asked::Admin,
 ];
 
-/// What is answered. The admin port here has no services but those of data, so whoever may administer is let through.
+/// The expected answer. The admin port here only has data services, so an administrator is let through.
 #[derive(Debug, PartialEq, Eq)]
 enum Verdict {
     LetIn,
@@ -354,7 +356,7 @@ fn ask(guarded: &Guarded, connections: &mut Connections, asked: Asked, values: &
     })
 }
 
-/// Asks, and checks the answer.
+/// Makes a request, and checks the answer.
 fn judge(
     guarded: &Guarded,
     connections: &mut Connections,
@@ -370,7 +372,7 @@ fn judge(
     let told = || format!("{asked:?} {client:?} {answer:?}");
     let expected = match asked {
         Asked::Call(_) | Asked::Admin => expected(asked, client, guarded.anonymous),
-        // Host is one of them.
+        // Host counts too.
         _ if values.len() + 1 > HTTP1_HEADERS_MAX => Verdict::TooManyHeaders,
         _ => expected(asked, client, guarded.anonymous),
     };
@@ -378,7 +380,7 @@ fn judge(
     if verdict != Verdict::LetIn {
         return;
     }
-    // The request before may still be counted when its answer is there.
+    // The previous request may still be counted when its answer has arrived.
     let is_limited = matches!(client, Client::Principal(line) if line.limits[0] < u64::MAX || line.limits[2] < u64::MAX || line.limits[3] < u64::MAX);
     let (status, world) = (answer.status.as_u16(), &*WORLD);
     match asked {
@@ -406,7 +408,7 @@ enum Step {
     Show(Vec<Name>),
 }
 
-/// The lines of an input; `None` if one has no meaning, or a value that cannot be in a header.
+/// The lines of an input; `None` if one is invalid, or a value cannot be in a header.
 fn steps(text: &[u8]) -> Option<Vec<Step>> {
     let lines = text.split(|byte| *byte == b'\n').take(STEPS_MAX);
     let step = |line: &[u8]| {
@@ -429,7 +431,7 @@ fn steps(text: &[u8]) -> Option<Vec<Step>> {
     lines.map(step).collect()
 }
 
-/// The file, with hashes.
+/// The file, with `$x` replaced by hashes.
 fn file(text: &[u8]) -> Bytes {
     let mut file = Vec::new();
     let mut rest = text.iter();

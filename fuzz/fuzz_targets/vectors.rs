@@ -1,5 +1,6 @@
-//! Headers of vector files (.npy, .fvecs and their kin, .fbin and theirs, raw): no panic, and of what opens every vector is
-//! inside the file. Four bytes choose layout, dimension, type and header; the rest is the file.
+//! Headers of vector files (.npy, .fvecs and the like, .fbin and the like, raw): no panic, and in a file that
+//! opens every vector is inside the file. Four bytes choose layout, dimension, type and header; the rest is
+//! the file.
 #![no_main]
 
 use libfuzzer_sys::{Corpus, fuzz_target};
@@ -37,7 +38,7 @@ fuzz_target!(|input: &[u8]| -> Corpus {
         paths: vec![path.clone()],
         kind: KindSpec::Vectors {
             layout: LAYOUTS[usize::from(layout) % LAYOUTS.len()],
-            // 255 stands for more than a vector may have.
+            // 255 means more than a vector may have.
             dim: (dim > 0).then_some(if dim == 255 { u32::MAX } else { u32::from(dim) }),
             dtype: Dtype::ALL.get(usize::from(dtype)).copied(),
             header_bytes: if header == 255 {

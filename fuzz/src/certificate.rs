@@ -28,7 +28,7 @@ const COMMON_NAME: &[u8] = &[0x55, 0x04, 0x03];
 const ALTERNATIVE_NAMES: &[u8] = &[0x55, 0x1d, 0x11];
 const BASIC_CONSTRAINTS: &[u8] = &[0x55, 0x1d, 0x13];
 
-/// What the authority calls itself.
+/// The authority's own name.
 const AUTHORITY: &[u8] = b"the authority";
 
 /// A name in a certificate: its kind, and any bytes.
@@ -38,23 +38,23 @@ pub struct Name {
     pub bytes: Vec<u8>,
 }
 
-/// What a name is.
+/// The kind of a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
     Uri,
     Dns,
     Email,
     Address,
-    /// Of the subject, UTF-8.
+    /// In the subject, UTF-8.
     Common,
-    /// Of the subject, a PrintableString, which may hold other bytes than it should.
+    /// In the subject, a PrintableString, which may contain invalid bytes.
     CommonPrintable,
-    /// Of the subject, of a type whose character set nobody agrees on.
+    /// In the subject, of a type whose character set is ambiguous.
     CommonT61,
 }
 
 impl Kind {
-    /// By a letter.
+    /// The kind for a letter.
     pub fn of(letter: u8) -> Option<Self> {
         Some(match letter {
             b'u' => Self::Uri,
@@ -68,7 +68,7 @@ impl Kind {
         })
     }
 
-    /// The tag among the alternative names, or of a string of the subject.
+    /// The tag among the alternative names, or that of a string of the subject.
     fn place(self) -> Result<u8, u8> {
         match self {
             Self::Email => Ok(0x81),
@@ -82,7 +82,7 @@ impl Kind {
     }
 }
 
-/// A tag, the length and the parts after each other.
+/// A tag, the length and the concatenated parts.
 fn der(tag: u8, parts: &[&[u8]]) -> Vec<u8> {
     let content = parts.concat();
     let length = content.len();
@@ -113,7 +113,7 @@ fn extension(oid: &[u8], critical: bool, value: &[u8]) -> Vec<u8> {
     )
 }
 
-/// Signs certificates, which all have its own key.
+/// Signs certificates, all for its own key.
 pub struct Authority {
     key: EcdsaKeyPair,
     pkcs8: Vec<u8>,
@@ -184,7 +184,7 @@ impl Authority {
         self.signed(&subject, &extensions)
     }
 
-    /// The authority's certificate, one of a server at 127.0.0.1, and the key of both, as PEM.
+    /// PEM files: the authority's certificate, one for a server at 127.0.0.1, and the key of both.
     pub fn files(&self) -> [String; 3] {
         let pem = |label: &str, bytes: &[u8]| {
             let text = BASE64_STANDARD.encode(bytes);

@@ -1,10 +1,11 @@
-//! What must hold of every HTTP answer, whatever was asked.
+//! Checks that hold for every HTTP answer, whatever the request.
 
 use crate::{Answer, World, part};
 use http::{Method, StatusCode};
 use serde_json::Value;
 
-/// Statuses that a request can cause (docs/API.md). 500 is a defect, 503 cannot be: there is one request at a time.
+/// Statuses that a request can cause (docs/API.md). 500 is a defect; 503 is impossible, since requests come
+/// one at a time.
 const POSSIBLE: [u16; 14] = [
     200, 206, 304, 400, 404, 405, 406, 408, 412, 413, 415, 416, 422, 504,
 ];
@@ -21,7 +22,7 @@ pub fn form(method: &Method, answer: &Answer) {
         );
     }
     if !has_body {
-        // The body of a problem to a HEAD is left out by hyper.
+        // For HEAD, hyper omits the body of a problem.
         assert!(
             answer.status.as_u16() >= 400 || answer.body.is_empty(),
             "{answer:?}"
@@ -39,7 +40,7 @@ pub fn form(method: &Method, answer: &Answer) {
     }
 }
 
-/// The bytes behind a path without escapes: of an address space, a block, a vector or an object.
+/// The bytes of a path without escapes: of an address space, a block, a vector or an object.
 pub fn resource<'a>(world: &'a World, path: &str) -> Option<&'a [u8]> {
     let (dataset, rest) = path.strip_prefix("/v1/datasets/")?.split_once('/')?;
     if rest == "bytes" {
@@ -54,7 +55,7 @@ pub fn resource<'a>(world: &'a World, path: &str) -> Option<&'a [u8]> {
     }
 }
 
-/// Checks the bytes of a 200 or 206 to a GET against what is behind its path.
+/// Checks the bytes of a 200 or 206 for a GET against those of its path.
 pub fn bytes(expected: &[u8], answer: &Answer) {
     let media_type = answer.header("content-type");
     if answer.status == StatusCode::OK && media_type == "application/octet-stream" {
@@ -86,7 +87,7 @@ fn placed<'a>(content_range: &str, of: &'a [u8]) -> &'a [u8] {
     part(of, first, last - first + 1).expect("a range inside the resource")
 }
 
-/// Reads a multipart/byteranges body part by part (RFC 2046): each has its bytes, and nothing is left.
+/// Reads a multipart/byteranges body part by part (RFC 2046): each has its bytes, and nothing remains.
 fn multipart(boundary: &str, expected: &[u8], mut body: &[u8]) {
     let (delimiter, mut parts) = (format!("--{boundary}"), 0);
     loop {

@@ -1,4 +1,4 @@
-//! gRPC calls from bytes, and what must hold of their answers.
+//! gRPC calls from bytes, and the checks of their answers.
 //!
 //! An input is three bytes (method; pieces and framing; length of `grpc-timeout`), the timeout, and the body.
 
@@ -32,13 +32,13 @@ const METHODS: [&str; 14] = [
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
 ];
 
-/// Statuses of gRPC that the checks name.
+/// gRPC statuses that the checks name.
 const OK: i32 = 0;
 const UNKNOWN: i32 = 2;
 const INTERNAL: i32 = 13;
 const UNAVAILABLE: i32 = 14;
 const DATA_LOSS: i32 = 15;
-/// Pieces of a body.
+/// Most pieces of a body.
 const PIECES_MAX: usize = 64;
 
 /// A call.
@@ -56,7 +56,7 @@ impl Call {
     pub fn parse(input: &[u8]) -> Option<Self> {
         let (&[method, framing, timeout_bytes], rest) = input.split_first_chunk::<3>()?;
         let (timeout, body) = rest.split_at_checked(usize::from(timeout_bytes % 12))?;
-        // With the highest bit the body is one message, framed as it should be.
+        // With the highest bit set, the body is one correctly framed message.
         let body = if framing & 0x80 == 0 {
             Bytes::copy_from_slice(body)
         } else {
@@ -73,7 +73,7 @@ impl Call {
         })
     }
 
-    /// Its request; `None` if its timeout cannot be in a header.
+    /// Its request; `None` if its timeout is not a valid header value.
     pub fn request<B>(&self, authority: &str, body: B) -> Option<Request<B>> {
         let mut request = Request::post(format!("{authority}{}", self.method))
             .header("content-type", "application/grpc")
@@ -84,8 +84,8 @@ impl Call {
         request.body(body).ok()
     }
 
-    /// The body in its pieces, of which more than a hundred or so that nobody has read yet would end the connection: h2 bounds what
-    /// small frames cost (its `too_many_data_frames`).
+    /// The body in its pieces. More than about a hundred unread ones would end the connection: h2 bounds the
+    /// cost of small frames (`too_many_data_frames`).
     pub fn pieces(&self) -> impl http_body::Body<Data = Bytes, Error = Infallible> + Send + Sync + 'static {
         let mut rest = self.body.clone();
         let piece_bytes = self.piece_bytes.max(rest.len().div_ceil(PIECES_MAX));
@@ -96,7 +96,7 @@ impl Call {
         StreamBody::new(futures_util::stream::iter(pieces))
     }
 
-    /// Checks the answer to it.
+    /// Checks the call's answer.
     pub fn check(&self, world: &World, answer: &Answer) {
         assert_eq!(answer.status, 200, "{self:?}\n{answer:?}");
         let status = [&answer.headers, &answer.trailers]
@@ -163,14 +163,15 @@ impl Call {
         }
     }
 
-    /// Each answer is to a request of the stream, and has its bytes; without an error none is missing.
+    /// Each answer belongs to a request of the stream, and has its bytes; unless there was an error, none is
+    /// missing.
     fn check_stream(&self, world: &World, code: i32, answers: &[Bytes]) {
         let requests: Result<Vec<_>, _> = messages(&self.body)
             .0
             .into_iter()
             .map(v1::FetchStreamRequest::decode)
             .collect();
-        // A request that is refused for its length is not decoded, so it may be anything.
+        // A request refused for its length is not decoded, so it may contain anything.
         let Ok(requests) = requests else { return };
         let mut asked: HashMap<u64, Vec<&v1::FetchStreamRequest>> = HashMap::new();
         let answered = requests
@@ -186,7 +187,7 @@ impl Call {
             let answers = answers_of.entry(answer.id).or_default();
             *answers += 1;
             assert!(*answers <= asked.len(), "answered twice: {answer:?}");
-            // Of several with one id, any may be the one that is answered.
+            // Of several requests with one id, any may be the one answered.
             if let [request] = asked[..] {
                 check_streamed(world, request, &answer);
             }
@@ -229,7 +230,7 @@ pub fn framed(message: &[u8]) -> Bytes {
     bytes.freeze()
 }
 
-/// The messages of a body, and whether it is made of nothing else.
+/// The messages of a body, and whether it contains nothing else.
 fn messages(body: &Bytes) -> (Vec<Bytes>, bool) {
     let (mut rest, mut found) = (body.clone(), Vec::new());
     while let Some(&[0, a, b, c, d]) = rest.first_chunk() {
@@ -324,7 +325,7 @@ items_answer!(
     v1::FetchObjectsResponse
 );
 
-/// The items that did not fail are there, back to back, and the others are in `errors`.
+/// The items that did not fail are present, back to back, and the others are in `errors`.
 fn agree(expected: &Expected<'_>, answer: &impl ItemsAnswer) {
     assert!(
         expected.len() <= ITEMS_MAX as usize,

@@ -1,4 +1,5 @@
-//! What the targets share: three small datasets behind the daemon's two services, what they hold, and requests as text.
+//! Code shared by the targets: three small datasets behind the daemon's two services, their contents, and
+//! requests as text.
 
 #![forbid(unsafe_code)]
 
@@ -32,9 +33,9 @@ pub const BLOCK_BYTES: usize = 100;
 pub const VECTOR_BYTES: usize = 16;
 /// Where vector 0 begins.
 pub const VECTORS_FROM: usize = 20;
-/// Most items of a request: few, so that inputs reach the limit.
+/// Most items per request: few, so that inputs reach the limit.
 pub const ITEMS_MAX: u32 = 24;
-/// Longest request: as short for the same reason.
+/// Longest request: short for the same reason.
 pub const REQUEST_BYTES: u32 = 1024;
 
 /// Datasets `b` (blocks), `v` (vectors) and `o` (objects) behind both services.
@@ -168,7 +169,7 @@ impl World {
         }
     }
 
-    /// Runs a future on the runtime of the world. One that does not end is found by libFuzzer's timeout.
+    /// Runs a future on the world's runtime. libFuzzer's timeout detects one that does not end.
     pub fn block_on<F: Future>(&self, future: F) -> F::Output {
         self.runtime.block_on(future)
     }
@@ -218,7 +219,7 @@ impl World {
             .map(|(_, bytes)| &bytes[..])
     }
 
-    /// A part of an object, `length` 0 being to its end; none if it is not inside.
+    /// A part of an object, to its end if `length` is 0; `None` if it is not inside.
     pub fn object_part(&self, name: &str, offset: u64, length: u64) -> Option<&[u8]> {
         let bytes = self.object(name)?;
         match length {
@@ -262,7 +263,7 @@ impl Answer {
         })
     }
 
-    /// A header's text; empty without one.
+    /// A header's text; empty if it is absent.
     pub fn header(&self, name: &str) -> &str {
         self.headers
             .get(name)

@@ -1,4 +1,5 @@
-//! An independent reading of a file of principals, of `Authorization` and of certificates' names, from docs/ACCESS.md.
+//! An independent interpretation of a principals file, of `Authorization` and of certificate names, from
+//! docs/ACCESS.md.
 
 use crate::certificate::{Kind, Name};
 use ring::digest::{SHA256, digest};
@@ -7,15 +8,15 @@ use std::collections::{BTreeMap, BTreeSet};
 /// The limits: the first bounds requests in flight, the third and the fourth are rates.
 pub const LIMITS: [&str; 5] = ["requests", "memory", "requests/s", "bytes/s", "weight"];
 
-/// Of a line without them.
+/// The limits of a line that sets none.
 const NO_LIMITS: [u64; 5] = [u64::MAX, u64::MAX, u64::MAX, u64::MAX, 1];
 
-/// What a line recognises its principal by.
+/// How a line recognises its principal.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Credential {
-    /// The SHA-256 of its token in small letters.
+    /// The SHA-256 of its token, in lower-case hexadecimal.
     Token(String),
-    /// A name of its certificate.
+    /// A name in its certificate.
     Certificate(String),
 }
 
@@ -25,7 +26,7 @@ pub struct Line {
     pub name: String,
     pub credential: Credential,
     pub rights: BTreeSet<String>,
-    /// [`LIMITS`], `u64::MAX` where there is none.
+    /// [`LIMITS`], `u64::MAX` for none.
     pub limits: [u64; 5],
 }
 
@@ -41,13 +42,13 @@ impl Line {
     }
 }
 
-/// Who a request is of.
+/// The client of a request.
 #[derive(Debug, Clone, Copy)]
 pub enum Client<'a> {
     Principal(&'a Line),
-    /// It has no credential, or a certificate that the file does not name.
+    /// No credential, or a certificate that the file does not name.
     Anonymous,
-    /// It has one that is not in force.
+    /// An invalid credential.
     Unknown,
 }
 
@@ -95,7 +96,7 @@ fn limits(words: &str) -> Option<[u64; 5]> {
         let value = match name {
             "requests" | "requests/s" => requests(value)?,
             "memory" | "bytes/s" => memory(value)?,
-            // One is what those without it have.
+            // The default is 1.
             "weight" => Some(requests(value)?).filter(|weight| *weight <= 100)?,
             _ => return None,
         };
@@ -132,7 +133,8 @@ fn credential(word: &str, with_certificates: bool) -> Option<Credential> {
     }
 }
 
-/// The lines of a file; `None` if it must be refused. `with_certificates`: clients' certificates are verified.
+/// The lines of a file; `None` if it must be refused. `with_certificates`: clients' certificates are
+/// verified.
 pub fn read(file: &[u8], with_certificates: bool) -> Option<Vec<Line>> {
     let text = std::str::from_utf8(file).ok()?;
     let (mut lines, mut credentials) = (Vec::<Line>::new(), BTreeSet::new());
@@ -166,8 +168,8 @@ pub fn read(file: &[u8], with_certificates: bool) -> Option<Vec<Line>> {
 /// Most names of a certificate that count.
 const NAMES_MAX: usize = 64;
 
-/// Names that the file may give a certificate: URIs and DNS names in UTF-8 that cannot be taken for a common name, in their
-/// order, then the common names after `CN=`.
+/// Names that the file may use for a certificate: URIs and DNS names in UTF-8 that cannot be confused with a
+/// common name, in their order, then the common names after `CN=`.
 fn names(certificate: &[Name]) -> Vec<String> {
     let text = |name: &Name| String::from_utf8(name.bytes.clone()).ok();
     let alternatives = certificate.iter().filter_map(|name| match name.kind {
@@ -181,7 +183,8 @@ fn names(certificate: &[Name]) -> Vec<String> {
     alternatives.chain(common).take(NAMES_MAX).collect()
 }
 
-/// Who sent these values of `Authorization`, which have no blanks around them, over a connection with this certificate.
+/// The client that sent these values of `Authorization` (without surrounding blanks) over a connection with
+/// this certificate.
 pub fn client<'a>(lines: &'a [Line], values: &[Vec<u8>], certificate: &[Name]) -> Client<'a> {
     let line_of = |credential| lines.iter().find(|line| line.credential == credential);
     let token = match values {

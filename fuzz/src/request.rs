@@ -1,10 +1,10 @@
-//! HTTP requests as text, so that seeds can be read and written: `METHOD PATH`, a header in each line, an empty line, the
-//! body.
+//! HTTP requests as text, so that seeds are readable and writable: `METHOD PATH`, one header per line, an
+//! empty line, the body.
 
 use bytes::Bytes;
 use http::Request;
 
-/// Parses a request; `None` if it cannot be one on the wire.
+/// Parses a request; `None` if it cannot be sent.
 pub fn parse(input: &[u8]) -> Option<Request<Bytes>> {
     let (head, body) = match input.windows(2).position(|pair| pair == b"\n\n") {
         Some(end) => (&input[..end], &input[end + 2..]),

@@ -1,4 +1,4 @@
-//! Requests over sockets, on connections that are kept.
+//! Requests over sockets, on reused connections.
 
 use bytes::Bytes;
 use http_body_util::combinators::BoxBody;
@@ -48,7 +48,7 @@ pub async fn http2(address: SocketAddr, tls: Option<&TlsConnector>) -> Http2 {
     sender
 }
 
-/// Sends over the connection in `slot`, or a new one where there is none or it was closed.
+/// Sends over the connection in `slot`, or a new one if there is none or it was closed.
 #[macro_export]
 macro_rules! send {
     ($slot:expr, $connect:expr, $request:expr) => {{
@@ -68,7 +68,7 @@ macro_rules! send {
                     $slot = Some(sender);
                     break answer;
                 }
-                // It was closed while it was idle, or after the last answer.
+                // It was closed while idle, or after the last answer.
                 Err(error) => assert!(attempt < 3, "{error:?}"),
             }
             attempt += 1;

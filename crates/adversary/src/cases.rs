@@ -1,4 +1,4 @@
-//! What clients do to a daemon: one module a case, each with a `run` that ends with its hold.
+//! What clients do to a daemon: one module per case, each with a `run` that ends with its hold.
 
 pub mod big_answers;
 pub mod floods;
@@ -15,12 +15,12 @@ use std::io;
 use std::time::Duration;
 use tokio::task::JoinSet;
 
-/// A case that has lost a connection opens another after this pause.
+/// After this pause a case replaces a lost connection.
 const RECONNECT_AFTER: Duration = Duration::from_secs(1);
-/// Connections are opened so many at a time, or the kernel's queue of handshakes overflows.
+/// Most connections opened at a time; more would overflow the kernel's queue of handshakes.
 const OPENING_AT_A_TIME: usize = 64;
 
-/// Runs one task a connection and waits for all.
+/// Runs one task per connection and waits for all.
 async fn each<F, Fut>(connections: usize, task: F) -> io::Result<()>
 where
     F: Fn(usize) -> Fut,
@@ -36,7 +36,7 @@ where
     Ok(())
 }
 
-/// Does the same with one connection after the other until the hold ends, or only once.
+/// Repeats `once`, each time with a new connection, until the hold ends, or runs it only once.
 async fn again<Fut: Future<Output = ()>>(hold: &Hold, reconnect: bool, mut once: impl FnMut() -> Fut) {
     loop {
         once().await;

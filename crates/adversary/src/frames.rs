@@ -1,4 +1,4 @@
-//! HTTP/2 by hand (RFC 9113), for what a well-behaved implementation does not send.
+//! Handwritten HTTP/2 (RFC 9113), for what a well-behaved implementation does not send.
 
 use crate::hold::Hold;
 use crate::tally::{Tally, cause};
@@ -7,7 +7,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
 pub(crate) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// Every implementation takes frames of this length.
+/// Every implementation accepts frames of this length.
 pub(crate) const FRAME_BYTES_MAX: usize = 16_384;
 pub(crate) const WINDOW_MAX: u32 = 0x7fff_ffff;
 
@@ -24,7 +24,7 @@ pub(crate) const END_STREAM: u8 = 1;
 pub(crate) const ACK: u8 = 1;
 pub(crate) const END_HEADERS: u8 = 4;
 
-/// RST_STREAM's reason of a client that has lost interest.
+/// RST_STREAM's CANCEL: the client no longer wants the response.
 pub(crate) const CANCEL: u32 = 8;
 
 /// Appends a frame.
@@ -36,14 +36,14 @@ pub(crate) fn put(out: &mut Vec<u8>, kind: u8, flags: u8, stream: u32, payload: 
     out.extend_from_slice(payload);
 }
 
-/// Appends the preface and settings, and lifts the connection's own window out of the way.
+/// Appends the preface and settings, and raises the connection's own window to the maximum.
 pub(crate) fn put_opening(out: &mut Vec<u8>, stream_window: u32) {
     // SETTINGS_INITIAL_WINDOW_SIZE.
     let mut settings = vec![0, 4];
     settings.extend_from_slice(&stream_window.to_be_bytes());
     out.extend_from_slice(PREFACE);
     put(out, SETTINGS, 0, 0, &settings);
-    // The window begins at 65,535 and may not exceed 2^31 - 1.
+    // The window starts at 65,535 and may not exceed 2^31 - 1.
     put(out, WINDOW_UPDATE, 0, 0, &(WINDOW_MAX - 65_535).to_be_bytes());
 }
 
@@ -97,7 +97,7 @@ pub(crate) fn grpc_prefix(length: usize) -> [u8; 5] {
     [0, a, b, c, d]
 }
 
-/// Appends a gRPC request: its fields, and its message in as many frames as it takes.
+/// Appends a gRPC request: its fields, and its message in as many frames as needed.
 pub(crate) fn put_call(out: &mut Vec<u8>, stream: u32, path: &str, message: &[u8]) {
     let mut fields = Vec::new();
     put_fields(&mut fields, &grpc_fields(path));
@@ -146,7 +146,7 @@ pub(crate) async fn read_frame(from: &mut (impl AsyncRead + Unpin)) -> io::Resul
     Ok((head, payload))
 }
 
-/// What a frame means for a client that only waits: an acknowledgement to send, or the end of the connection.
+/// What a frame requires of a client that only waits: an acknowledgement, or the end of the connection.
 pub(crate) enum Reaction {
     None,
     Send(Vec<u8>),
@@ -165,7 +165,7 @@ pub(crate) fn react(head: Head, payload: &[u8]) -> Reaction {
     Reaction::Send(out)
 }
 
-/// A word for a GOAWAY: its reason.
+/// The reason of a GOAWAY, as a word.
 pub(crate) fn goaway(payload: &[u8]) -> String {
     let reason = payload
         .get(4..8)
@@ -174,7 +174,7 @@ pub(crate) fn goaway(payload: &[u8]) -> String {
     format!("GOAWAY {:?}", h2::Reason::from(reason))
 }
 
-/// A word for the way a connection ended.
+/// How a connection ended, as a word.
 pub(crate) fn ending(error: &io::Error) -> String {
     match error.kind() == io::ErrorKind::UnexpectedEof {
         true => "end of stream".to_owned(),
@@ -182,7 +182,7 @@ pub(crate) fn ending(error: &io::Error) -> String {
     }
 }
 
-/// Opens a connection politely, and keeps answering settings and pings until the hold or the connection ends.
+/// Opens a connection, and keeps answering settings and pings until the hold or the connection ends.
 pub(crate) async fn wait_politely(mut stream: TcpStream, opening: &[u8], hold: &Hold, tally: &Tally) {
     let run = async {
         stream.write_all(opening).await?;
@@ -210,7 +210,8 @@ mod tests {
 
     #[tokio::test]
     async fn frames_are_read_as_they_were_written() {
-        // Scenario: a SETTINGS, a DATA and a GOAWAY frame. Expectation: heads and payloads come back; DATA is skipped.
+        // Scenario: a SETTINGS, a DATA and a GOAWAY frame. Expectation: heads and payloads are read back;
+        // DATA is skipped.
         let mut bytes = Vec::new();
         put(&mut bytes, SETTINGS, 0, 0, &[0, 4, 0, 0, 0, 1]);
         put(&mut bytes, DATA, END_STREAM, 3, &[7; 5000]);
@@ -236,7 +237,8 @@ mod tests {
 
     #[test]
     fn lengths_are_encoded_as_the_rfc_shows() {
-        // Scenario: RFC 7541, C.1.2 with a prefix of seven bits: below, at and far above the prefix. Expectation: its bytes.
+        // Scenario: RFC 7541, C.1.2 with a prefix of seven bits: below, at and far above the prefix.
+        // Expectation: the RFC's bytes.
         let encoded = |length| {
             let mut out = Vec::new();
             put_length(&mut out, length);

@@ -1,4 +1,4 @@
-//! gRPC calls over the `h2` crate: what a client that keeps the protocol but not the peace needs.
+//! gRPC calls over the `h2` crate, for clients that follow the protocol but misuse it.
 
 use crate::frames::grpc_message;
 use crate::tally::cause;
@@ -26,7 +26,7 @@ pub(crate) enum Ended {
     Broken(String),
 }
 
-/// A connection; the task behind it ends with it.
+/// A connection; its task ends with it.
 pub(crate) struct Connection {
     pub(crate) sender: SendRequest<Bytes>,
     authorization: Option<HeaderValue>,
@@ -50,7 +50,7 @@ impl Connection {
             .handshake(stream)
             .await
             .map_err(io::Error::other)?;
-        // How the connection ends, every stream of it learns.
+        // Every stream of the connection learns how it ended.
         let task = tokio::spawn(async move { drop(connection.await) });
         Ok(Self {
             sender,
@@ -64,7 +64,7 @@ impl Connection {
         self.call_as(self.authorization.as_ref(), message).await
     }
 
-    /// The same, with a value for `authorization`.
+    /// The same, with this value of `authorization`.
     pub(crate) async fn call_as(&self, authorization: Option<&HeaderValue>, message: &[u8]) -> Ended {
         match self.begin(authorization, message).await {
             Ok(ended) => ended,
@@ -146,7 +146,7 @@ fn code_of(headers: &HeaderMap) -> Option<String> {
     Some(name.to_owned())
 }
 
-/// A word for an HTTP/2 error.
+/// An HTTP/2 error as a word.
 pub(crate) fn how(error: &h2::Error) -> String {
     let reason = error
         .reason()

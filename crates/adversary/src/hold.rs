@@ -1,4 +1,4 @@
-//! How long a case goes on: until a time, or until a test has seen enough.
+//! How long a case runs: until a time, or until a test has seen enough.
 
 use std::future::Future;
 use std::time::Duration;
@@ -55,7 +55,7 @@ impl Hold {
         let mut released = self.released.clone();
         let release = released.wait_for(|released| *released);
         match self.until {
-            // An error: the sender is gone, which is a release too.
+            // An error means that the sender was dropped, which also releases.
             None => drop(release.await),
             Some(until) => drop(tokio::time::timeout_at(until, release).await),
         }
@@ -76,7 +76,7 @@ impl Hold {
         }
     }
 
-    /// Waits, at most until the end. `false`: it has ended.
+    /// Waits, at most until the end. `false`: the hold has ended.
     pub async fn pause(&self, time: Duration) -> bool {
         self.unless_ended(tokio::time::sleep(time)).await.is_some()
     }

@@ -1,4 +1,4 @@
-//! As much of an HTTP/1.1 client as a friendly reader needs: GET, with an answer of known length.
+//! A minimal HTTP/1.1 client for a friendly reader: GET, with an answer of known length.
 
 use std::io;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -67,7 +67,8 @@ mod tests {
 
     #[test]
     fn heads_are_parsed_or_refused() {
-        // Scenario: a whole head, one without a length, one of another protocol. Expectation: only the first is taken.
+        // Scenario: a whole head, one without a length, one of another protocol. Expectation: only the first
+        // is accepted.
         assert_eq!(
             parse(b"HTTP/1.1 200 OK\r\nContent-Length: 12\r\nX: y").expect("a head"),
             (200, 12)

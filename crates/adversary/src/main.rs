@@ -1,4 +1,4 @@
-//! `adversary`: one command a case, and `victim`; each prints its counts as one JSON object.
+//! `adversary`: one command per case, and `victim`; each prints its counts as one JSON object.
 #![forbid(unsafe_code)]
 
 use adversary::cases::{big_answers, floods, friendly, half_open, herd, paced, partial_bodies, stalled};
@@ -352,10 +352,10 @@ fn main() -> anyhow::Result<()> {
         ..limits
     };
     rustix::process::setrlimit(rustix::process::Resource::Nofile, raised).context("limit of open files")?;
-    // As many threads as CPUs that it may use.
+    // One thread per usable CPU.
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let counts = runtime.block_on(run(arguments))?;
-    // Tasks of connections that are still being closed are not waited for.
+    // Do not wait for tasks whose connections are still being closed.
     runtime.shutdown_background();
     writeln!(std::io::stdout(), "{counts}").context("stdout")
 }

@@ -1,4 +1,4 @@
-//! The daemon's process from outside: memory, CPU time, whether it is still the same one.
+//! The daemon's process from outside: memory, CPU time, and whether it is still the same process.
 
 use procfs::process::ClearRefs;
 use serde::Serialize;
@@ -15,9 +15,9 @@ pub struct Process(Arc<procfs::process::Process>);
 pub struct Usage {
     /// Resident memory (VmRSS).
     pub resident_mib: f64,
-    /// Its peak since the process began, or since [`Process::forget_peak`] (VmHWM).
+    /// Its peak since the process started, or since [`Process::forget_peak`] (VmHWM).
     pub resident_peak_mib: f64,
-    /// Of that, what no file backs (RssAnon).
+    /// The part that is not backed by a file (RssAnon).
     pub anonymous_mib: f64,
     /// User and system time, in ticks of 10 ms.
     pub cpu_seconds: f64,
@@ -40,9 +40,9 @@ impl Process {
     /// What it uses now.
     ///
     /// # Errors
-    /// It has ended, or its number belongs to another process now.
+    /// It has ended, or its number now belongs to another process.
     pub fn usage(&self) -> io::Result<Usage> {
-        // The directory of a process that has ended answers nothing, whoever has its number now.
+        // The /proc directory of an ended process returns errors, even if its number is reused.
         let stat = self.0.stat().map_err(io::Error::other)?;
         let status = self.0.status().map_err(io::Error::other)?;
         let mib = |kib: Option<u64>| approximate(kib.unwrap_or(0)) / 1024.0;
@@ -56,7 +56,7 @@ impl Process {
         })
     }
 
-    /// Makes the peak of resident memory begin anew.
+    /// Resets the peak of resident memory.
     ///
     /// # Errors
     /// The process belongs to another user, or has ended.

@@ -8,18 +8,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::Notify;
 
-/// Different keys of one map; codes and causes are few.
+/// Most keys of one map; codes and causes are few.
 const KEYS_MAX: usize = 64;
 
 /// Totals of a case.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Counts {
-    /// Connections made.
+    /// Connections opened.
     pub connections: u64,
     /// Connections open now.
     pub connections_open: u64,
-    /// Connections that could not be made, by cause.
+    /// Connections that could not be opened, by cause.
     pub connections_failed: BTreeMap<String, u64>,
     /// Calls or requests begun.
     pub calls: u64,
@@ -74,7 +74,7 @@ pub struct Tally {
 
 impl Default for Tally {
     fn default() -> Self {
-        // Two digits: 1 us to 10 minutes in a few KiB. A histogram of valid bounds is always made.
+        // Two digits from 1 us to 10 minutes take a few KiB. Valid bounds never fail.
         let histogram = || Histogram::new_with_bounds(1, 600_000_000, 2).ok();
         let inner = Inner {
             counts: Counts::default(),
@@ -111,7 +111,7 @@ impl Tally {
         }
     }
 
-    /// Waits for a condition of the totals; bound it with a timeout.
+    /// Waits for a condition of the totals; limit it with a timeout.
     pub async fn wait_until(&self, mut condition: impl FnMut(&Counts) -> bool) {
         loop {
             let changed = self.changed.notified();
@@ -175,7 +175,7 @@ impl Tally {
     }
 }
 
-/// One more of a kind; kinds beyond the bound are counted together.
+/// Counts one more of a kind; kinds beyond the limit are counted together.
 pub(crate) fn count(map: &mut BTreeMap<String, u64>, key: &str) {
     let key = if map.len() < KEYS_MAX || map.contains_key(key) {
         key
@@ -186,7 +186,7 @@ pub(crate) fn count(map: &mut BTreeMap<String, u64>, key: &str) {
     *value = value.saturating_add(1);
 }
 
-/// A word for an I/O error.
+/// An I/O error as a word.
 pub(crate) fn cause(error: &io::Error) -> String {
     match error.raw_os_error() {
         Some(errno) => format!("{:?}", rustix::io::Errno::from_raw_os_error(errno)),
@@ -231,7 +231,7 @@ mod tests {
 
     #[test]
     fn kinds_are_bounded() {
-        // Scenario: more kinds than are kept. Expectation: the rest is counted together.
+        // Scenario: more kinds than the limit. Expectation: the rest is counted together.
         let mut map = BTreeMap::new();
         for number in 0..1000 {
             count(&mut map, &number.to_string());

@@ -1,4 +1,4 @@
-//! Which daemon is met, and from which address.
+//! The daemon to attack, and the source address to use.
 
 use crate::http1;
 use http::HeaderValue;
@@ -8,7 +8,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 use tokio::net::{TcpSocket, TcpStream};
 
-/// A full backlog drops the handshake, and the kernel would try for two minutes.
+/// A full backlog drops the handshake, and the kernel would retry for two minutes.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 
 /// A running daemon and a dataset of blocks on it.
@@ -33,7 +33,7 @@ pub struct Target {
 }
 
 impl Target {
-    /// A dataset that is known already: a daemon under attack may not answer [`Self::discover`].
+    /// A target whose dataset is known: a daemon under attack may not answer [`Self::discover`].
     ///
     /// # Errors
     /// An address is not loopback.
@@ -66,10 +66,10 @@ impl Target {
         })
     }
 
-    /// Looks the dataset up.
+    /// Looks up the dataset.
     ///
     /// # Errors
-    /// An address is not loopback, the daemon does not answer, or the dataset is not one of blocks.
+    /// An address is not loopback, the daemon does not answer, or the dataset is not of kind blocks.
     pub async fn discover(
         grpc: SocketAddr,
         http: SocketAddr,
@@ -99,7 +99,7 @@ impl Target {
         }
     }
 
-    /// What calls have in `authorization`.
+    /// The value of `authorization` for calls.
     pub(crate) fn authorization(token: Option<&str>) -> io::Result<Option<HeaderValue>> {
         let value = |token| HeaderValue::try_from(format!("Bearer {token}")).map_err(io::Error::other);
         token.map(value).transpose()
@@ -108,12 +108,12 @@ impl Target {
     /// A connection from the source address.
     ///
     /// # Errors
-    /// As the system reports, or `TimedOut` after five seconds.
+    /// Those of the system, or `TimedOut` after five seconds.
     pub async fn connect(&self, to: SocketAddr) -> io::Result<TcpStream> {
         self.connect_with(to, None).await
     }
 
-    /// As [`Self::connect`]; a small receive buffer makes a reader that stalls stall the daemon soon.
+    /// As [`Self::connect`]; with a small receive buffer, a stalled reader soon stalls the daemon.
     pub(crate) async fn connect_with(
         &self,
         to: SocketAddr,

@@ -1,7 +1,7 @@
-//! The friendly client that an attack must not disturb: reads single blocks, asks for /livez, and measures.
+//! The friendly client that an attack must not disturb: reads single blocks, probes /livez, and measures.
 //!
-//! Three things at once: a reader with one connection that asks without pause, a newcomer that connects anew for each
-//! read, and a probe that does so for `/livez`, as an orchestrator would.
+//! Runs three clients at once: a reader with one connection that reads without pause, a newcomer that opens a
+//! new connection for each read, and a probe that does the same for `/livez`, as an orchestrator would.
 
 use crate::hold::Hold;
 use crate::http1;
@@ -20,7 +20,7 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 const NEWCOMER_EVERY: Duration = Duration::from_millis(50);
 const PROBE_EVERY: Duration = Duration::from_millis(100);
 const SAMPLE_EVERY: Duration = Duration::from_millis(50);
-/// After a failure, so that a daemon that refuses everything is not flooded by its victim.
+/// After a failure, so that the victim does not flood a daemon that refuses everything.
 const AFTER_FAILURE: Duration = Duration::from_millis(5);
 
 /// What the reader speaks.
@@ -36,7 +36,7 @@ pub enum Protocol {
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Figures {
-    /// Whole, right-sized answers.
+    /// Complete answers of the right size.
     pub ok: u64,
     /// Refusals by gRPC code or HTTP status.
     pub refused: BTreeMap<String, u64>,
@@ -46,25 +46,25 @@ pub struct Figures {
     pub p50_ms: f64,
     /// 99th percentile.
     pub p99_ms: f64,
-    /// The longest time of any attempt: failed ones, and the one that was unanswered at the end, included.
+    /// The longest time of any attempt, including failed ones and the one unanswered at the end.
     pub max_ms: f64,
 }
 
-/// What the victim got, and what the daemon used meanwhile.
+/// The victim's results, and the daemon's resource use.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct VictimReport {
     /// The reader with one connection.
     pub reader: Figures,
-    /// The reader that connects anew each time.
+    /// The reader that opens a new connection each time.
     pub newcomer: Figures,
     /// `/livez`, each on a new connection.
     pub livez: Figures,
-    /// Of the daemon before, if its process was given.
+    /// The daemon's usage before, if its process was given.
     pub before: Option<Usage>,
-    /// At the end; `None` as well if it has ended.
+    /// Its usage at the end; `None` also if it has ended.
     pub after: Option<Usage>,
-    /// Highest resident memory that was sampled, MiB.
+    /// Highest resident memory sampled, MiB.
     pub resident_max_mib: Option<f64>,
 }
 
@@ -83,10 +83,10 @@ impl Victim {
     /// Measures until the hold ends.
     ///
     /// # Errors
-    /// The client cannot be made. What the daemon does is never an error, but counted.
+    /// The client cannot be created. Failures of the daemon are counted, never returned as errors.
     pub async fn run(&self, hold: &Hold) -> io::Result<VictimReport> {
         let before = self.process.as_ref().and_then(|process| {
-            // Without the right to do so the peak since its start is reported.
+            // Without permission the peak since its start is reported.
             let _ = process.forget_peak();
             process.usage().ok()
         });
@@ -184,7 +184,7 @@ impl Victim {
         self.again(hold, PROBE_EVERY, None, || "/livez".to_owned()).await
     }
 
-    /// GETs at fixed times, each on a new connection; one that is late delays only its successors.
+    /// GETs at fixed times, each on a new connection; a late one delays only its successors.
     async fn again(
         &self,
         hold: &Hold,
@@ -271,7 +271,7 @@ impl Measured {
         }
     }
 
-    /// `false`: it was no answer.
+    /// Counts an attempt's end. `false`: it was not answered.
     pub(crate) fn end(&mut self, end: End, after: Duration) -> bool {
         self.longest = self.longest.max(after);
         match end {
@@ -288,7 +288,7 @@ impl Measured {
         false
     }
 
-    /// The figures, with the time that an unanswered attempt has taken.
+    /// The figures, including the time of an unanswered attempt so far.
     pub(crate) fn figures(self, unanswered: Duration) -> Figures {
         let quantile = |at| {
             self.answers_us

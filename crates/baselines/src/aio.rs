@@ -1,5 +1,5 @@
-//! Linux AIO (io_setup(2), io_submit(2), io_getevents(2)): asynchronous for O_DIRECT only; a read through the page cache
-//! is made inside io_submit.
+//! Linux AIO (io_setup(2), io_submit(2), io_getevents(2)): asynchronous for O_DIRECT only; a read through the
+//! page cache is made inside io_submit.
 
 use crate::{Finished, Read, ReadQueue, Slots};
 use std::io;
@@ -9,7 +9,7 @@ use std::os::fd::AsRawFd as _;
 const PREAD: u16 = 0;
 const EVENTS_AT_ONCE: usize = 64;
 
-/// `struct iocb` of linux/aio_abi.h, for little-endian machines (`aio_key` and `aio_rw_flags` change places on others).
+/// `struct iocb` of linux/aio_abi.h, for little-endian machines (others swap `aio_key` and `aio_rw_flags`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 struct Iocb {
@@ -47,14 +47,14 @@ pub struct AioQueue {
 }
 
 impl AioQueue {
-    /// A context for so many reads in flight.
+    /// A context for this many reads in flight.
     ///
     /// # Errors
-    /// A depth that is refused; errno of io_setup: EAGAIN beyond fs.aio-max-nr, ENOSYS without CONFIG_AIO.
+    /// An invalid depth; errno of io_setup: EAGAIN beyond fs.aio-max-nr, ENOSYS without CONFIG_AIO.
     pub fn open(depth: usize) -> io::Result<Self> {
         let slots = Slots::new(depth)?;
         let mut context: libc::c_ulong = 0;
-        // SAFETY: the kernel writes one context id, which has to be 0 before.
+        // SAFETY: the kernel writes one context id, which must be 0 before.
         let code = unsafe { libc::syscall(libc::SYS_io_setup, depth, &raw mut context) };
         if code != 0 {
             return Err(io::Error::last_os_error());
@@ -69,7 +69,7 @@ impl AioQueue {
     fn submit(&mut self) -> io::Result<()> {
         while !self.queued.is_empty() {
             let pointers: Vec<*const Iocb> = self.queued.iter().map(std::ptr::from_ref).collect();
-            // SAFETY: each points to an iocb whose buffer and file `slots` holds until its event has come.
+            // SAFETY: each points to an iocb whose buffer and file `slots` holds until its event has arrived.
             let code = unsafe {
                 libc::syscall(
                     libc::SYS_io_submit,
@@ -118,7 +118,7 @@ impl ReadQueue for AioQueue {
         let mut events = [Event::default(); EVENTS_AT_ONCE];
         loop {
             let least = usize::from(self.slots.in_flight() > 0);
-            // SAFETY: room for as many events as it is told of; no time limit.
+            // SAFETY: there is room for the stated number of events; no time limit.
             let code = unsafe {
                 libc::syscall(
                     libc::SYS_io_getevents,
@@ -146,11 +146,11 @@ impl ReadQueue for AioQueue {
 
 impl Drop for AioQueue {
     fn drop(&mut self) {
-        // Those that were never submitted are nobody's.
+        // Those that were never submitted are only in our slots.
         for iocb in std::mem::take(&mut self.queued) {
             let _buffer = self.slots.take(iocb.data, 0);
         }
-        // SAFETY: the context is this queue's own. It waits for reads that cannot be cancelled.
+        // SAFETY: the context is this queue's own. The call waits for reads that cannot be cancelled.
         let code = unsafe { libc::syscall(libc::SYS_io_destroy, self.context) };
         if code != 0 {
             self.slots.leak();

@@ -1,4 +1,4 @@
-//! Memory on page boundaries, as O_DIRECT wants it.
+//! Page-aligned memory, as O_DIRECT requires.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::io;
@@ -6,8 +6,8 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
 const PAGE_BYTES: usize = 4096;
-/// From here on memory comes from the kernel and goes back to it at once: an allocator would keep some of it, and the next
-/// step's would come on top.
+/// From this size on, memory comes from the kernel and returns to it at once: an allocator would keep some of
+/// it, in addition to the next step's.
 const MAPPED_BYTES_MIN: usize = 128 << 10;
 
 /// Zeroed memory that begins on a page boundary.

@@ -1,8 +1,8 @@
-//! Raw reads that studies compare the engine with: Linux AIO and bare io_uring, polled or not, behind one safe trait; and
-//! what getrusage(2) says of this process. Baselines only: the daemon never reads through this crate.
+//! Raw reads that studies compare the engine with: Linux AIO and bare io_uring, polled or not, behind one
+//! safe trait; and getrusage(2) for this process. Baselines only: the daemon never reads through this crate.
 //!
-//! Invariant: a queue owns file and buffer of each read in flight, and gives the buffer back when the kernel is done with
-//! it. A queue that is dropped waits for its reads; where it cannot, it leaks their buffers.
+//! Invariant: a queue owns file and buffer of each read in flight, and returns the buffer when the kernel is
+//! done with it. A dropped queue waits for its reads; if it cannot, it leaks their buffers.
 #![allow(unsafe_code, reason = "raw system calls that write to memory")]
 
 mod aio;
@@ -19,30 +19,30 @@ use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
-/// Most reads in flight of one queue.
+/// Most reads in flight per queue.
 pub const DEPTH_MAX: usize = 4096;
 
 /// A read to make.
 #[derive(Debug)]
 pub struct Read {
-    /// Comes back with the result.
+    /// Returned with the result.
     pub tag: u64,
     /// What to read from. The queue keeps it open while the read is in flight.
     pub file: Arc<File>,
     /// File offset.
     pub offset: u64,
-    /// Bytes, at most the buffer's.
+    /// Bytes, at most the buffer's length.
     pub length: usize,
-    /// Where to.
+    /// The destination.
     pub buffer: Buffer,
 }
 
-/// A read that is over.
+/// A finished read.
 #[derive(Debug)]
 pub struct Finished {
     /// As in [`Read`].
     pub tag: u64,
-    /// Bytes read, which may be fewer than asked for.
+    /// Bytes read, which may be fewer than requested.
     pub result: io::Result<usize>,
     /// The buffer that was read into.
     pub buffer: Buffer,
@@ -53,23 +53,24 @@ pub trait ReadQueue {
     /// Most reads in flight.
     fn depth(&self) -> usize;
 
-    /// Reads that were started and are not finished.
+    /// Reads started and not finished.
     fn in_flight(&self) -> usize;
 
-    /// Queues a read; [`ReadQueue::wait`] hands it to the kernel.
+    /// Queues a read; [`ReadQueue::wait`] submits it to the kernel.
     ///
     /// # Errors
     /// The queue is full, or the buffer is shorter than the read.
     fn start(&mut self, read: Read) -> io::Result<()>;
 
-    /// Submits what was queued, waits until at least one read in flight is over, and appends those that are.
+    /// Submits queued reads, waits until at least one read in flight has finished, and appends the finished
+    /// ones.
     ///
     /// # Errors
     /// errno of the system call. Reads stay in flight.
     fn wait(&mut self, finished: &mut Vec<Finished>) -> io::Result<()>;
 }
 
-/// The reads in flight of a queue, by the number that the kernel gives back.
+/// The reads in flight of a queue, by the number that the kernel returns.
 #[derive(Debug)]
 struct Slots {
     reads: Vec<Option<Read>>,
@@ -91,7 +92,7 @@ impl Slots {
         self.reads.len().saturating_sub(self.free.len())
     }
 
-    /// Takes a read in; returns its slot and where its bytes go.
+    /// Stores a read; returns its slot and the address for its bytes.
     fn put(&mut self, mut read: Read) -> io::Result<(usize, *mut u8)> {
         if read.length > read.buffer.len() || u32::try_from(read.length).is_err() {
             return Err(invalid("a buffer as long as the read, below 4 GiB"));
@@ -99,7 +100,7 @@ impl Slots {
         let Some(slot) = self.free.pop() else {
             return Err(invalid("no more reads in flight than the depth"));
         };
-        // The bytes lie on the heap: moving the buffer does not move them.
+        // The bytes are on the heap: moving the buffer does not move them.
         let place = read.buffer.as_mut_ptr();
         if let Some(entry) = self.reads.get_mut(slot) {
             *entry = Some(read);
@@ -107,7 +108,7 @@ impl Slots {
         Ok((slot, place))
     }
 
-    /// A read is over: bytes, or a negative errno.
+    /// Removes a finished read: `result` is bytes, or a negative errno.
     fn take(&mut self, slot: u64, result: i64) -> Option<Finished> {
         let slot = usize::try_from(slot).ok()?;
         let read = self.reads.get_mut(slot)?.take()?;
@@ -122,7 +123,7 @@ impl Slots {
         })
     }
 
-    /// Gives up on the reads in flight: the kernel may still write to their buffers.
+    /// Abandons the reads in flight: the kernel may still write to their buffers.
     fn leak(&mut self) {
         std::mem::forget(std::mem::take(&mut self.reads));
     }
@@ -184,7 +185,8 @@ mod tests {
 
     #[test]
     fn aio_reads_the_right_bytes_at_every_depth() {
-        // Scenario: 64 numbered pages and the end of the file, at depths 1, 3 and 64. Expected: each once, with its bytes.
+        // Scenario: 64 numbered pages and the end of the file, at depths 1, 3 and 64. Expected: each once,
+        // with its bytes.
         for depth in [1, 3, 64] {
             reads_all(&mut AioQueue::open(depth).unwrap(), buffers(depth));
         }
@@ -206,8 +208,9 @@ mod tests {
 
     #[test]
     fn a_queue_refuses_what_it_has_no_room_for() {
-        // Scenario: depths of 0 and 5000; a second read at depth 1; a read longer than its buffer; a file that cannot be
-        // read. Expected: errors that say what is needed, and the file's own error with the buffer.
+        // Scenario: depths of 0 and 5000; a second read at depth 1; a read longer than its buffer; an
+        // unreadable file. Expected: errors that say what is needed, and the file's own error with the
+        // buffer.
         assert!(AioQueue::open(0).is_err() && AioQueue::open(5000).is_err());
         let file = numbered();
         let read = |length| Read {

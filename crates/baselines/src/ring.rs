@@ -7,23 +7,23 @@ use std::io;
 use std::os::fd::AsRawFd as _;
 use std::sync::Arc;
 
-/// How a ring is set up. What the kernel does not know is left out, but for `polled`.
+/// How a ring is set up. Options that the kernel does not support are left out, except `polled`.
 #[derive(Debug, Clone, Default)]
 pub struct RingOptions {
-    /// Completions are polled for (IORING_SETUP_IOPOLL): O_DIRECT and queues that poll are needed.
+    /// Poll for completions (IORING_SETUP_IOPOLL): needs O_DIRECT and poll queues.
     pub polled: bool,
-    /// The file that is registered with the ring; reads of others name their descriptor.
+    /// The file to register with the ring; reads of other files use their descriptor.
     pub registered_file: Option<Arc<File>>,
 }
 
 /// A ring.
 pub struct RingQueue {
-    /// `None` when it has been given up.
+    /// `None` once it has been abandoned.
     ring: Option<IoUring>,
     slots: Slots,
     registered_file: Option<Arc<File>>,
     flags: &'static str,
-    /// A ring with SINGLE_ISSUER belongs to the thread that made it.
+    /// A ring with SINGLE_ISSUER belongs to the thread that created it.
     _not_send: std::marker::PhantomData<*const ()>,
 }
 
@@ -37,10 +37,10 @@ impl std::fmt::Debug for RingQueue {
 }
 
 impl RingQueue {
-    /// A ring for so many reads in flight.
+    /// A ring for this many reads in flight.
     ///
     /// # Errors
-    /// A depth that is refused; errno of io_uring_setup or io_uring_register.
+    /// An invalid depth; errno of io_uring_setup or io_uring_register.
     pub fn open(depth: usize, options: &RingOptions) -> io::Result<Self> {
         let slots = Slots::new(depth)?;
         let entries = u32::try_from(depth).unwrap_or(u32::MAX);
@@ -94,7 +94,8 @@ impl RingQueue {
         let Some(ring) = &self.ring else {
             return Err(io::ErrorKind::NotConnected.into());
         };
-        // SAFETY: the kernel pins the pages. A buffer that is freed meanwhile is no longer read into through its number.
+        // SAFETY: the kernel pins the pages. A buffer that is freed meanwhile is no longer read into through
+        // its number.
         unsafe { ring.submitter().register_buffers(&pieces) }?;
         for (number, buffer) in buffers.iter_mut().enumerate() {
             buffer.registered = u16::try_from(number).ok();
@@ -139,7 +140,7 @@ impl ReadQueue for RingQueue {
         } else {
             entry!(types::Fd(descriptor))
         };
-        // SAFETY: `slots` holds buffer and file until the completion has come.
+        // SAFETY: `slots` holds buffer and file until the completion has arrived.
         let pushed = unsafe { ring.submission().push(&entry.user_data(slot as u64)) };
         if pushed.is_err() {
             let _buffer = self.slots.take(slot as u64, 0);
@@ -175,7 +176,7 @@ impl Drop for RingQueue {
         let mut finished = Vec::new();
         while self.slots.in_flight() > 0 {
             if self.wait(&mut finished).is_err() {
-                // The kernel may still write: neither the buffers nor the ring may go.
+                // The kernel may still write: neither the buffers nor the ring may be freed.
                 self.slots.leak();
                 std::mem::forget(self.ring.take());
                 return;

@@ -1,8 +1,8 @@
-//! What this process has used so far.
+//! Resources used by this process so far.
 
 use std::time::Duration;
 
-/// Of all threads of this process, those of its rings included (getrusage(2), RUSAGE_SELF).
+/// Usage of all threads of this process, including its rings' (getrusage(2), RUSAGE_SELF).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Usage {
     /// CPU time in user mode.
@@ -11,7 +11,7 @@ pub struct Usage {
     pub system: Duration,
 }
 
-/// Asks the kernel.
+/// Queries the kernel.
 pub fn usage() -> Usage {
     let mut raw = std::mem::MaybeUninit::<libc::rusage>::zeroed();
     // SAFETY: the kernel writes one rusage, for which there is room.

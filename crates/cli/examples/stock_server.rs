@@ -1,8 +1,9 @@
-//! What one gets from tonic without further work: the generated service, its default codec and settings, two worker
-//! threads, all data in memory. The peer of the warm mmap row (docs/BENCHMARKING.md): same messages, same client.
+//! What tonic offers without further work: the generated service, its default codec and settings, two worker
+//! threads, all data in memory. The peer of the warm mmap row (docs/BENCHMARKING.md): same messages, same
+//! client.
 //!
-//! Serves FetchBlocks of one dataset named `data`, and GetDataset, which clients ask first; the rest is UNIMPLEMENTED.
-//! It has no limits, metrics or deadlines, nothing that would cost it time.
+//! Serves FetchBlocks of one dataset named `data`, and GetDataset, which clients call first; the rest is
+//! UNIMPLEMENTED. It has no limits, metrics or deadlines, which would cost it time.
 #![forbid(unsafe_code)]
 
 use bytes::BytesMut;
@@ -34,7 +35,7 @@ impl Memory {
     }
 }
 
-/// A service of some methods that are written out and others that are not served.
+/// A service with some methods implemented and the others unimplemented.
 macro_rules! service {
     ($service:ident { $($others:tt)* } not served: $($name:ident($request:ty) -> $response:ty;)*) => {
         #[tonic::async_trait]

@@ -1,5 +1,5 @@
-//! The arguments that commands share, and those of the small commands. What clap can check it checks here; what needs the
-//! dataset is checked by the command.
+//! The arguments that commands share, and those of the small commands. Checks here use clap; checks that need
+//! the dataset are the command's.
 
 use crate::outcome::Failure;
 use crate::quantity::{parse_duration, parse_size};
@@ -10,7 +10,7 @@ use ringfetch_engine::dataset::{Dtype, Layout};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// The demo's seed, and so everybody's until another is chosen.
+/// The demo's seed, and the default everywhere.
 pub(crate) const SEED: u64 = 42;
 
 #[derive(Debug, Args)]
@@ -47,7 +47,7 @@ pub(crate) struct Global {
     pub(crate) timeout: Duration,
 }
 
-/// A bearer token, which is never shown.
+/// A bearer token. Never printed.
 #[derive(Clone)]
 pub(crate) struct Token(pub(crate) String);
 
@@ -89,7 +89,7 @@ pub(crate) struct TlsArgs {
 }
 
 impl TlsArgs {
-    /// What the flags say; `None`: none of them is given.
+    /// The TLS settings of the flags; `None` if none is given.
     pub(crate) fn read(&self) -> Result<Option<Tls>, Failure> {
         let file = |flag: &str, path: &PathBuf| {
             let read = std::fs::read(path);
@@ -110,7 +110,7 @@ impl TlsArgs {
             .map_err(|error| Failure::Usage(format!("--ca, --cert, --key: {error}")))
     }
 
-    /// [`Self::read`], with what the host trusts where an address needs TLS and no flag says how.
+    /// [`Self::read`]; without flags, the host's trusted authorities if an address needs TLS.
     pub(crate) fn of_urls(&self, urls: &[&str]) -> Result<Option<Tls>, Failure> {
         match self.read()? {
             None if urls.iter().any(|url| url.starts_with("https:")) => Tls::new(None, None)
@@ -291,7 +291,7 @@ const LAYOUTS: [Layout; 8] = [
     Layout::I8bin,
 ];
 
-/// The layout that a word names, as on the command line and as a file's suffix.
+/// The layout of this name, as on the command line and as a file's suffix.
 pub(crate) fn layout(word: &str) -> Option<Layout> {
     LAYOUTS.into_iter().find(|layout| layout.as_str() == word)
 }

@@ -1,4 +1,5 @@
-//! `ringfetch backend`: which backend reads each dataset and why, and the switch to another while the daemon serves.
+//! `ringfetch backend`: shows which backend reads each dataset and why, and switches backends while the
+//! daemon serves.
 
 use crate::args::Global;
 use crate::daemon::{admin, admin_failure};

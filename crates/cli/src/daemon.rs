@@ -21,7 +21,7 @@ fn builder(global: &Global, url: &str) -> Result<Builder, Failure> {
     Ok(builders(global)?(url))
 }
 
-/// Makes builders of clients, with the token and the TLS of the command line.
+/// Returns a maker of client builders, with the token and TLS settings of the command line.
 pub(crate) fn builders(global: &Global) -> Result<impl Fn(&str) -> Builder + use<>, Failure> {
     let (timeout, token, tls) = (global.timeout, global.token()?, global.tls.read()?);
     Ok(move |url: &str| {
@@ -36,12 +36,12 @@ pub(crate) fn builders(global: &Global) -> Result<impl Fn(&str) -> Builder + use
     })
 }
 
-/// What a failed call to the data port is reported as.
+/// Reports a failed call to the data port.
 pub(crate) fn grpc_failure(global: &Global) -> impl Fn(Error) -> Failure + Copy {
     |error| Failure::call(&error, "grpc", &global.grpc)
 }
 
-/// What a failed call to the admin port is reported as.
+/// Reports a failed call to the admin port.
 pub(crate) fn admin_failure(global: &Global) -> impl Fn(Error) -> Failure + Copy {
     |error| Failure::call(&error, "admin", &global.admin)
 }

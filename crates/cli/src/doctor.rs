@@ -1,8 +1,9 @@
 //! `ringfetch doctor`: checks this host, and the device below each path, for the daemon.
 //!
-//! Owns the order of the checks and the exit code. What is read from /proc and /sys goes through a [`View`], which tests
-//! replace; what can only be known by trying is tried, through the engine. Nothing is changed or written. Scripts rely on
-//! a *problem* being only what keeps io_uring from working or a path from being read.
+//! Owns the order of the checks and the exit code. Reads of /proc and /sys go through a [`View`], which tests
+//! replace; what can only be known by trying is tried, through the engine. Nothing is changed or written.
+//! Scripts rely on a *problem* being only something that keeps io_uring from working or a path from being
+//! read.
 
 mod block;
 mod finding;
@@ -42,11 +43,11 @@ pub(crate) struct Doctor {
     pub(crate) cores: Option<u32>,
 }
 
-/// What the checks of limits hold them against.
+/// What limits are compared with.
 #[derive(Debug, Clone, Copy)]
 struct Needs {
     memory_budget_bytes: u64,
-    /// Rings, and network threads.
+    /// Number of rings, and of network threads.
     cores: u32,
     paths: u64,
 }

@@ -1,17 +1,17 @@
-//! Compares bytes with those of pattern data: where the first wrong one is, and how many there are.
+//! Compares bytes with the pattern: position of the first wrong one, and how many are wrong.
 
 use ringfetch_client::Dtype;
 use ringfetch_engine::dataset::Dtype as EngineDtype;
 use ringfetch_pattern as pattern;
 
-/// Bytes that are not the pattern's.
+/// Bytes that differ from the pattern.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Mismatch {
-    /// Position of the first in what was checked.
+    /// Position of the first wrong byte in the checked bytes.
     pub(crate) at: usize,
     pub(crate) expected: u8,
     pub(crate) got: u8,
-    /// How many there are.
+    /// Number of wrong bytes.
     pub(crate) count: u64,
 }
 
@@ -21,7 +21,7 @@ impl std::fmt::Display for Mismatch {
     }
 }
 
-/// Compares with the stream of `seed` from `offset`. Allocates only when something is wrong.
+/// Compares with the stream of `seed` from `offset`. Allocates only if something is wrong.
 pub(crate) fn check_stream(seed: u64, offset: u64, data: &[u8]) -> Option<Mismatch> {
     pattern::first_difference(seed, offset, data)?;
     let mut expected = vec![0; data.len()];
@@ -29,7 +29,7 @@ pub(crate) fn check_stream(seed: u64, offset: u64, data: &[u8]) -> Option<Mismat
     compare(&expected, data)
 }
 
-/// Compares with the elements of `seed` from number `first_element` on; `scratch` is kept for the next time.
+/// Compares with the elements of `seed` starting at number `first_element`; `scratch` is reused.
 pub(crate) fn check_elements(
     seed: u64,
     dtype: Dtype,
@@ -39,7 +39,7 @@ pub(crate) fn check_elements(
 ) -> Option<Mismatch> {
     scratch.resize(data.len(), 0);
     pattern::fill_elements(seed, engine_dtype(dtype), first_element, scratch);
-    // A comparison of slices is faster than one of bytes, and nearly always enough.
+    // Comparing slices is faster than comparing bytes, and almost always enough.
     if scratch.as_slice() == data {
         None
     } else {
@@ -60,10 +60,10 @@ fn compare(expected: &[u8], got: &[u8]) -> Option<Mismatch> {
     })
 }
 
-/// The engine's word for the client's type: the two crates know nothing of each other.
+/// The engine's equivalent of the client's type, by name: neither crate depends on the other.
 pub(crate) fn engine_dtype(dtype: Dtype) -> EngineDtype {
     let same = |engine: &EngineDtype| engine.as_str() == dtype.as_str();
-    // One of a later client: its bytes are not the pattern's, and are reported as wrong.
+    // A type of a later client: its bytes are not the pattern's, and are reported as wrong.
     EngineDtype::ALL.into_iter().find(same).unwrap_or(EngineDtype::U8)
 }
 

@@ -4,7 +4,7 @@ use ringfetch_client::Dtype;
 use std::fmt::Write as _;
 use std::io::{self, Write};
 
-/// A dump as `xxd` prints it: 16 bytes a line with their offset, counted from `base`, and as ASCII.
+/// A dump like `xxd`'s: 16 bytes per line with their offset, counted from `base`, and as ASCII.
 pub(crate) fn hex_dump(out: &mut dyn Write, base: u64, bytes: &[u8]) -> io::Result<()> {
     let mut offset = base;
     for line in bytes.chunks(16) {

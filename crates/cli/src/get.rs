@@ -1,5 +1,5 @@
-//! `ringfetch get`: a few items, for people and pipes. Raw and npy output is all or nothing; hex, text and JSON show
-//! what could be read and name the rest.
+//! `ringfetch get`: a few items, for people and pipes. Raw and npy output is all or nothing; hex, text and
+//! JSON show what could be read and report the rest.
 
 use crate::args::{Format, Get, Global, Out};
 use crate::daemon::{client, grpc_failure};
@@ -12,8 +12,8 @@ use ringfetch_client::{ByteRange, Client, Dtype, ItemError, Items, ObjectPart};
 use serde_json::{Value, json};
 use std::io::Write as _;
 
-/// Longer ranges are fetched in parts of this length, so that any length works whatever one answer may hold. A
-/// multiple of 16, so that a hex dump goes on where the part before ended.
+/// Longer ranges are fetched in parts of this length, so that any length works, whatever the limit of one
+/// response. A multiple of 16, so that a hex dump continues where the previous part ended.
 const PART_BYTES: u64 = 2 << 20;
 
 pub(crate) async fn run(global: &Global, get: &Get) -> Result<(), Failure> {
@@ -62,7 +62,7 @@ pub(crate) async fn run(global: &Global, get: &Get) -> Result<(), Failure> {
     printer.finish()
 }
 
-/// The format of the output: what was asked for, where it suits the items.
+/// The requested output format, if it suits the items; or the default.
 fn format_of(json: bool, out: &Out, vectors: bool) -> Result<Format, Failure> {
     match out.format {
         _ if json => Ok(Format::Json),
@@ -75,13 +75,13 @@ fn format_of(json: bool, out: &Out, vectors: bool) -> Result<Format, Failure> {
     }
 }
 
-/// A dataset's byte range, or where a name is given the object's.
+/// A dataset, or one of its objects if there is a name.
 struct Source<'a> {
     dataset: &'a str,
     object: Option<&'a str>,
 }
 
-/// Fetches `length` bytes from `offset`, in parts if it is long; `None`: to the object's end, in one.
+/// Fetches `length` bytes from `offset`, in parts if it is long; `None`: to the object's end, in one request.
 async fn fetch_range(
     client: &Client,
     global: &Global,
@@ -140,7 +140,7 @@ struct Printer {
     format: Format,
     sink: Sink,
     json: Vec<Value>,
-    /// What could not be printed.
+    /// Items that could not be printed.
     failures: Vec<String>,
 }
 
@@ -249,7 +249,7 @@ fn item_json(number: u64, item: Result<Bytes, ItemError>, dtype: Option<Dtype>) 
             json!({ "item": number, "length": bytes.len(), "hex": format::hex_word(&bytes) })
         }
         (Ok(bytes), Some(dtype)) => {
-            // JSON has no NaN and no infinity: null represents them, as in most encoders.
+            // JSON has no NaN and no infinity: they become null, as in most encoders.
             let values: Vec<Value> = format::elements(dtype, &bytes)
                 .iter()
                 .map(|element| serde_json::from_str(element).unwrap_or(Value::Null))

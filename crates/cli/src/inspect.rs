@@ -52,7 +52,7 @@ pub(crate) async fn status(global: &Global) -> Result<(), Failure> {
     })
 }
 
-/// Datasets, and how they are read where that is known.
+/// Datasets, and how they are read, if known.
 fn dataset_table<'a>(datasets: impl Iterator<Item = (&'a Dataset, Option<&'a ReadPath>)>) -> Table {
     let mut table = Table::new(&[2, 3]);
     let mut rows = datasets.peekable();

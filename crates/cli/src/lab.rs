@@ -1,4 +1,4 @@
-//! `ringfetch lab`: the studies of the crate ringfetch-lab, which Ctrl-C and SIGTERM stop.
+//! `ringfetch lab`: runs the studies of ringfetch-lab; Ctrl-C and SIGTERM stop them.
 
 use crate::args::Global;
 use crate::daemon;

@@ -1,9 +1,9 @@
 //! `ringfetch`: fetch, look, make and verify data, drive load, and examine a host, from the command line.
 //!
-//! Owns the composition: arguments in, one command run, an exit code out: 0 done, 1 failed, 2 wrong usage,
-//! 3 a condition of `--require` was not met.
-//! What goes to stdout is the result, and nothing else; errors are one line on stderr. Absent: any way to a daemon's
-//! data but the network; `doctor` and `calibrate` read files of this host.
+//! The composition root: parses arguments, runs one command, and returns an exit code: 0 done, 1 failed, 2
+//! wrong usage, 3 a condition of `--require` was not met.
+//! Only the result goes to stdout; errors are one line on stderr. A daemon's data are read over the network
+//! only; `doctor` and `calibrate` read files of this host.
 #![forbid(unsafe_code)]
 
 mod args;
@@ -35,7 +35,7 @@ use ringfetch_lab::LabCommand;
 use std::io::{self, Write as _};
 use std::process::ExitCode;
 
-/// As the daemon's: the load generator shares its machine.
+/// As in the daemon, since the load generator shares its machine.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -86,8 +86,8 @@ mod tests {
 
     #[test]
     fn every_command_has_its_page() {
-        // Scenario: the manual. Expectation: a page for the program, with its exit codes, and one for each command, with
-        // the version.
+        // Scenario: the manual. Expectation: a page for the program, with its exit codes, and one for each
+        // command, with the version.
         let pages = tempfile::tempdir().unwrap();
         MANUAL.write(Cli::command(), pages.path()).unwrap();
         let text = |name: &str| std::fs::read_to_string(pages.path().join(name)).unwrap();

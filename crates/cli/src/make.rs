@@ -1,5 +1,5 @@
-//! `ringfetch dataset make`: pattern data of any size, and the configuration that serves it. A file appears under its
-//! name when it is whole.
+//! `ringfetch dataset make`: pattern data of any size, and the configuration that serves it. A file gets its
+//! name when it is complete.
 
 use crate::args::{Global, Make, MakeHow};
 use crate::outcome::Failure;
@@ -77,9 +77,9 @@ type Write = Box<dyn FnOnce(&Path, u64, pattern::Progress<'_>) -> io::Result<()>
 /// What to write.
 struct Plan {
     kind: &'static str,
-    /// Bytes to write; for vectors without the few of a header.
+    /// Bytes to write; for vectors without the small header.
     length_bytes: u64,
-    /// Keys of the dataset's configuration beside its name, kind and path.
+    /// Keys of the dataset's configuration besides its name, kind and path.
     keys: Vec<String>,
     write: Write,
 }
@@ -151,7 +151,7 @@ impl Plan {
             } => {
                 let length = |index| pattern::object_length(how.seed, index, length_min, length_max);
                 let length_bytes = (0..count).map(length).fold(0, u64::saturating_add);
-                // A directory is at no moment whole: objects appear one by one.
+                // A directory is never complete at one moment: objects appear one by one.
                 let write: Write = Box::new(move |path, seed, on| {
                     pattern::write_objects(path, seed, count, length_min, length_max, on)
                 });
@@ -177,7 +177,7 @@ fn yaml(name: &str, kind: &str, path: &str, keys: &[String]) -> String {
     yaml
 }
 
-/// A plain scalar where YAML cannot mistake it, else a quoted one (JSON's quoting is YAML's too).
+/// A plain scalar if YAML cannot misread it, else a quoted one (JSON's quoting is valid YAML).
 fn yaml_text(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '/' | '.' | '_' | '-');
     if text.starts_with('/') && text.chars().all(plain) {
@@ -202,7 +202,7 @@ fn check_path(path: &Path, force: bool, directory: bool) -> Result<(), Failure> 
     Err(Failure::Failed(format!("{} {problem}", path.display())))
 }
 
-/// A dataset name from a path: its stem, with what names may not have as `-`.
+/// A dataset name from a path: its stem, with `-` for characters that names may not have.
 fn name_of(path: &Path) -> String {
     let stem = path.file_stem().unwrap_or_default().to_string_lossy();
     let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');

@@ -15,16 +15,16 @@ pub(crate) const EXIT_STATUS: &[(&str, &str)] = &[
     ),
 ];
 
-/// Why a command did not do what it was asked.
+/// Why a command failed.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// The arguments cannot be meant: exit code 2.
+    /// The arguments are invalid: exit code 2.
     Usage(String),
     /// It was tried and failed: exit code 1.
     Failed(String),
-    /// It was done and measured, and a condition of the caller's was not met: exit code 3.
+    /// It completed, but a `--require` condition was not met: exit code 3.
     Condition(String),
-    /// Nobody reads stdout any more (`ringfetch get ... | head`): they have what they wanted, exit code 0.
+    /// The reader of stdout has closed it (`ringfetch get ... | head`) and has what it wanted: exit code 0.
     PipeClosed,
 }
 

@@ -1,4 +1,4 @@
-//! Progress on stderr; nothing where stderr is no terminal.
+//! Progress on stderr; nothing if stderr is not a terminal.
 
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -10,7 +10,7 @@ pub(crate) fn bytes(total: u64) -> ProgressBar {
     )
 }
 
-/// A bar that counts things.
+/// A bar that counts items.
 pub(crate) fn items(total: u64, what: &str) -> ProgressBar {
     bar(
         total,

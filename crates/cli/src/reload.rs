@@ -1,4 +1,4 @@
-//! `ringfetch reload`: the daemon reads its configuration file again and reports the result.
+//! `ringfetch reload`: makes the daemon read its configuration file again, and reports the result.
 
 use crate::args::Global;
 use crate::daemon::{admin, admin_failure};
@@ -18,7 +18,7 @@ pub(crate) async fn run(global: &Global) -> Result<(), Failure> {
     })
 }
 
-/// A line for each result.
+/// One line per result.
 fn lines(reloaded: &Reloaded) -> Vec<String> {
     let change = |change: &ConfigChange| format!("{} {} -> {}", change.key, change.before, change.after);
     let changes = |changes: &[ConfigChange]| changes.iter().map(change).collect();

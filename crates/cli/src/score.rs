@@ -117,7 +117,7 @@ fn as_json(ranking: &Ranking, etag: &str) -> serde_json::Value {
     })
 }
 
-/// A vector of the dataset as a query.
+/// A vector of the dataset, for use as a query.
 async fn vector(client: &Client, global: &Global, dataset: &str, id: u64) -> Result<Vec<f32>, Failure> {
     let vectors = client
         .fetch_vectors(dataset, &[id])

@@ -1,4 +1,4 @@
-//! Where a result goes: stdout, or a file that is there whole or not at all.
+//! Destination of a result: stdout, or a file that is written completely or not at all.
 
 use crate::outcome::Failure;
 use ringfetch_command::part_file::PartFile;
@@ -6,7 +6,7 @@ use serde::Serialize;
 use std::io::{self, BufWriter, IsTerminal as _, StdoutLock, Write};
 use std::path::Path;
 
-/// A place for a command's result. Nothing is certain to be there before [`Sink::finish`].
+/// Output of a command. Nothing is certain to be written before [`Sink::finish`].
 #[derive(Debug)]
 pub(crate) enum Sink {
     Stdout(BufWriter<StdoutLock<'static>>),
@@ -24,12 +24,12 @@ impl Sink {
         Ok(Self::File(BufWriter::new(part)))
     }
 
-    /// Whether a person would see what is written.
+    /// Whether the output goes to a terminal.
     pub(crate) fn is_terminal(&self) -> bool {
         matches!(self, Self::Stdout(_)) && io::stdout().is_terminal()
     }
 
-    /// Everything was written.
+    /// Completes the output after everything was written.
     pub(crate) fn finish(self) -> Result<(), Failure> {
         match self {
             Self::Stdout(mut out) => out.flush()?,

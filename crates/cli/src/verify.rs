@@ -1,5 +1,5 @@
-//! `ringfetch dataset verify`: fetches a dataset, or a sample of it, and compares every byte with the pattern.
-//! Requests are pipelined and responses checked in order, so that the wrong byte reported is the first one.
+//! `ringfetch dataset verify`: fetches a dataset, or a sample of it, and compares every byte with the
+//! pattern. Requests are pipelined but responses checked in order, so that the first wrong byte is reported.
 
 use crate::args::{Global, Verify};
 use crate::daemon::{client, grpc_failure};
@@ -14,7 +14,7 @@ use serde_json::json;
 use std::collections::BTreeSet;
 use std::io::Write as _;
 
-/// Bytes asked for in one request, and requests in flight: enough to keep a disk busy, far below any limit.
+/// Bytes per request, and requests in flight: enough to keep a disk busy, far below any limit.
 const REQUEST_BYTES: u64 = 1 << 20;
 const REQUEST_ITEMS: usize = 256;
 const REQUESTS_IN_FLIGHT: usize = 8;
@@ -55,7 +55,7 @@ pub(crate) async fn run(global: &Global, args: &Verify) -> Result<(), Failure> {
     })
 }
 
-/// What was checked and is right.
+/// What was checked and correct.
 struct Checked {
     items: u64,
     of: u64,
@@ -80,7 +80,7 @@ fn selection(args: &Verify, count: u64) -> (u64, Box<dyn Iterator<Item = u64>>) 
     if args.all || args.sample >= count {
         return (count, Box::new(0..count));
     }
-    // Drawn with the seed, so that a failure can be seen again. Repeats are dropped and drawn again.
+    // Drawn with the seed, so that a failure can be reproduced. Repeats are dropped and drawn again.
     let mut random = fastrand::Rng::with_seed(args.seed);
     let mut chosen = BTreeSet::new();
     while (chosen.len() as u64) < args.sample {
@@ -104,7 +104,7 @@ async fn records(client: &Client, dataset: &Dataset, args: &Verify) -> Result<Ch
         None => ("block", u64::from(dataset.block_bytes)),
     };
     let item_bytes = item_bytes.max(1);
-    // Only the first bytes: the items that begin in them, and of the last one only what is asked for.
+    // Only the first bytes: the items that begin in them, and of the last one only the requested part.
     let bytes_end = args.length.unwrap_or(u64::MAX);
     let count = dataset.count.min(bytes_end.div_ceil(item_bytes));
     let (items, chosen) = selection(args, count);
@@ -154,7 +154,7 @@ async fn records(client: &Client, dataset: &Dataset, args: &Verify) -> Result<Ch
     Ok(checked)
 }
 
-/// Objects: whole ones several a request, long ones in parts.
+/// Objects: several whole ones per request, long ones in parts.
 async fn objects(client: &Client, name: &str, args: &Verify) -> Result<Checked, VerifyError> {
     let listed: Vec<ObjectInfo> = client.list_objects(name).try_collect().await?;
     let count = u64::try_from(listed.len()).unwrap_or(u64::MAX);
@@ -176,7 +176,7 @@ async fn objects(client: &Client, name: &str, args: &Verify) -> Result<Checked, 
     while let Some((parts, items)) = answers.try_next().await? {
         for (part, item) in parts.iter().zip(items.iter()) {
             let bytes = item.map_err(|error| unreadable(&format!("object {}", part.name), &error))?;
-            // An empty object is asked for to its end, and may have nothing in it.
+            // An empty object is requested to its end, and must be empty.
             if part.length.is_none() && !bytes.is_empty() {
                 let found = format!(
                     "object {}: listed as empty, and has {} bytes",
@@ -196,7 +196,7 @@ async fn objects(client: &Client, name: &str, args: &Verify) -> Result<Checked, 
     Ok(checked)
 }
 
-/// The parts of objects that each request asks for, in order; of each object at most `length_max` bytes.
+/// The parts of objects for each request, in order; at most `length_max` bytes of each object.
 fn batches<'a>(objects: impl Iterator<Item = &'a ObjectInfo>, length_max: u64) -> Vec<Vec<ObjectPart>> {
     let mut batches = Vec::new();
     let (mut batch, mut batch_bytes) = (Vec::new(), 0);

@@ -1,4 +1,4 @@
-//! One block and a batch of three vectors. The second id is past the end: it fails alone.
+//! One block and a batch of three vectors. The second id is past the end: only that item fails.
 //!
 //! `cargo run -p ringfetch-client --example vectors -- [URL]`
 #![forbid(unsafe_code)]

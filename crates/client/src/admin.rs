@@ -1,4 +1,4 @@
-//! Operating a daemon over its admin listener.
+//! Operates a daemon through its admin listener.
 
 use crate::builder::Builder;
 use crate::client::Client;
@@ -14,11 +14,11 @@ pub struct AdminClient {
 }
 
 impl AdminClient {
-    /// A client of the admin listener at `http://HOST:PORT`, with [`Builder`]'s defaults. It connects with its first
-    /// call.
+    /// A client of the admin listener at `http://HOST:PORT`, with [`Builder`]'s defaults. It connects on its
+    /// first call.
     ///
     /// # Errors
-    /// `Invalid` for something that is no such URL.
+    /// `Invalid` if this is not such a URL.
     pub fn connect_lazy(url: impl Into<String>) -> Result<Self, Error> {
         Builder::new(url).connect_lazy().map(Self::from)
     }
@@ -26,7 +26,7 @@ impl AdminClient {
     /// State, backend and why, memory, shards, rates.
     ///
     /// # Errors
-    /// What failed the call.
+    /// Whatever fails the call.
     ///
     /// # Cancel safety
     /// Dropping the future cancels the call.
@@ -38,13 +38,13 @@ impl AdminClient {
         .await
     }
 
-    /// Replaces the daemon's log filter until its next reload or restart; returns the one before.
+    /// Replaces the daemon's log filter until its next reload or restart; returns the previous one.
     ///
     /// # Errors
     /// INVALID_ARGUMENT for a filter that does not parse.
     ///
     /// # Cancel safety
-    /// Dropping the future leaves open whether the filter was replaced.
+    /// If the future is dropped, the filter may or may not have been replaced.
     pub async fn set_log_level(&self, filter: &str) -> Result<String, Error> {
         let request = wire::SetLogLevelRequest {
             filter: filter.to_owned(),
@@ -54,15 +54,15 @@ impl AdminClient {
         Ok(answer.previous)
     }
 
-    /// Makes a backend read from now on, until the daemon's next reload or restart: a dataset, or (`None`) every one that
-    /// has none of its own.
+    /// Switches to a backend until the daemon's next reload or restart: for a dataset, or (`None`) for every
+    /// dataset that has no backend of its own.
     ///
     /// # Errors
-    /// FAILED_PRECONDITION where the backend is unavailable, NOT_FOUND for a dataset that is not served. Nothing has changed
-    /// then.
+    /// FAILED_PRECONDITION if the backend is unavailable, NOT_FOUND for a dataset that is not served. Nothing
+    /// has changed then.
     ///
     /// # Cancel safety
-    /// Dropping the future leaves open whether the switch was made.
+    /// If the future is dropped, the switch may or may not have been made.
     pub async fn set_backend(&self, backend: Backend, dataset: Option<&str>) -> Result<Switched, Error> {
         let request = wire::SetBackendRequest {
             backend: backend.number(),
@@ -72,7 +72,7 @@ impl AdminClient {
             .await
     }
 
-    /// Takes a dataset's own backend away: it is read by the engine's again.
+    /// Clears a dataset's own backend: the engine's reads it again.
     ///
     /// # Errors
     /// As [`Self::set_backend`].
@@ -96,11 +96,11 @@ impl AdminClient {
     /// Makes the daemon read its configuration file again and apply what can change while it serves.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT with what is wrong with the configuration, FAILED_PRECONDITION for a backend that is unavailable
-    /// or a daemon without a file. Nothing has changed then.
+    /// INVALID_ARGUMENT with what is wrong with the configuration, FAILED_PRECONDITION if a backend is
+    /// unavailable or the daemon has no file. Nothing has changed then.
     ///
     /// # Cancel safety
-    /// Dropping the future leaves open whether the reload was made.
+    /// If the future is dropped, the reload may or may not have been made.
     pub async fn reload(&self) -> Result<Reloaded, Error> {
         self.call::<wire::ReloadResponse, _>("/ringfetch.v1.AdminService/Reload", &wire::ReloadRequest {})
             .await
@@ -117,7 +117,7 @@ impl AdminClient {
 }
 
 impl From<Client> for AdminClient {
-    /// Over a client that was built with settings of its own for the admin listener's address.
+    /// From a client that was built with its own settings for the admin listener's address.
     fn from(client: Client) -> Self {
         Self { client }
     }

@@ -1,4 +1,4 @@
-//! Settings: addresses, connections, limits, what calls are sent with. They are checked here, once.
+//! Settings: addresses, connections, limits, headers. They are checked here, once.
 
 use crate::call::{self, CallOptions};
 use crate::client::Client;
@@ -33,7 +33,7 @@ pub struct Builder {
     tls: Option<Tls>,
 }
 
-/// Without the values of its headers, which may be secret.
+/// Omits the values of headers, which may be secret.
 impl fmt::Debug for Builder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let headers: Vec<&str> = self.metadata.iter().map(|(name, _)| name.as_str()).collect();
@@ -69,35 +69,37 @@ impl Builder {
         }
     }
 
-    /// Another server with the same data, at `http://HOST:PORT`. Calls go to the least busy connection of all servers. A
-    /// server that cannot be reached is passed over for a second while another one can, and a retry goes to another
-    /// server than the attempt before it.
+    /// Another server with the same data, at `http://HOST:PORT`. Calls go to the least busy connection of all
+    /// servers. An unreachable server is skipped for a second if another one is reachable, and a retry goes
+    /// to another server than the previous attempt.
     pub fn endpoint(mut self, url: impl Into<String>) -> Self {
         self.urls.push(url.into());
         self
     }
 
-    /// HTTP/2 connections to each server; in all 1 to 1024. The least busy one takes a call. Default 1. The server serves
-    /// a connection on one core, so use at least as many as it has cores.
+    /// HTTP/2 connections to each server; 1 to 1024 in all. The least busy one takes a call. Default 1. The
+    /// server serves a connection on one core, so use at least as many as it has cores.
     pub fn connections(mut self, connections: usize) -> Self {
         self.connections = connections;
         self
     }
 
-    /// Most calls in flight, at least 1; further ones wait. Also the bound of each stream's requests. Default 1024.
+    /// Most calls in flight, at least 1; further ones wait. Also limits the requests of each stream. Default
+    /// 1024.
     pub fn max_in_flight(mut self, calls: usize) -> Self {
         self.max_in_flight = calls;
         self
     }
 
-    /// How long a call may take in all, waiting for its turn and retries included. It is sent to the server, which does
-    /// not start what is late. `None`: for ever. Default 10 s. [`Client::with_timeout`] changes it for single calls.
+    /// How long a call may take in all, including the wait for its turn and retries. It is sent to the
+    /// server, which does not start late work. `None`: no limit. Default 10 s. [`Client::with_timeout`]
+    /// changes it for single calls.
     pub fn timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
         self.timeout = timeout.into();
         self
     }
 
-    /// How long making a connection may take. Default 5 s.
+    /// How long connecting may take. Default 5 s.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = timeout;
         self
@@ -115,34 +117,34 @@ impl Builder {
         self
     }
 
-    /// A header that every call and stream is sent with: a tenant, a token, a trace. [`Client::with_metadata`] adds one
-    /// for single calls.
+    /// A header for every call and stream: a tenant, a token, a trace. [`Client::with_metadata`] adds one for
+    /// single calls.
     pub fn metadata(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.metadata.push((name.into(), value.into()));
         self
     }
 
-    /// A bearer token that every call and stream is sent with. Use it with `https://` only.
+    /// A bearer token for every call and stream. Use it with `https://` only.
     pub fn token(self, token: &str) -> Self {
         self.metadata("authorization", format!("Bearer {token}"))
     }
 
-    /// How servers at `https://` URLs are reached. Default: trusting whom the host trusts, without a certificate of its own.
+    /// TLS settings for `https://` URLs. Default: trust the host's authorities, present no certificate.
     pub fn tls(mut self, tls: Tls) -> Self {
         self.tls = Some(tls);
         self
     }
 
-    /// Longest answer that is taken, in bytes; a longer one is a protocol error. Default 64 MiB.
+    /// Longest accepted answer, in bytes; a longer one is a protocol error. Default 64 MiB.
     pub fn max_answer_bytes(mut self, bytes: usize) -> Self {
         self.max_answer_bytes = bytes;
         self
     }
 
-    /// Connects, all connections at once. Of several servers one is enough.
+    /// Opens all connections at once. If there are several servers, one reachable server is enough.
     ///
     /// # Errors
-    /// `Invalid` for a setting out of its bounds, `Transport` if no server can be reached.
+    /// `Invalid` for a setting out of bounds, `Transport` if no server can be reached.
     ///
     /// # Cancel safety
     /// Dropping the future closes what was opened.
@@ -152,10 +154,10 @@ impl Builder {
         Ok(client)
     }
 
-    /// Connects when the first calls are made. The calls must be made inside a Tokio runtime.
+    /// Connects on the first calls, which must be made inside a Tokio runtime.
     ///
     /// # Errors
-    /// `Invalid` for a setting out of its bounds.
+    /// `Invalid` for a setting out of bounds.
     pub fn connect_lazy(self) -> Result<Client, Error> {
         self.build(&Dial::Tcp)
     }
@@ -163,7 +165,7 @@ impl Builder {
     /// As [`Self::connect_lazy`], over byte streams that `connector` opens: a Unix socket, a tunnel, a pipe in a test.
     ///
     /// # Errors
-    /// `Invalid` for a setting out of its bounds.
+    /// `Invalid` for a setting out of bounds.
     pub fn connect_lazy_with<F, Fut, Io>(self, connector: F) -> Result<Client, Error>
     where
         F: Fn() -> Fut + Send + Sync + 'static,

@@ -1,5 +1,5 @@
-//! One call on one connection: a request sent, its answer read to the end. Knows gRPC's head and trailers, and neither
-//! retries nor what is called.
+//! One call on one connection: sends a request and reads its answer to the end. Handles gRPC's head and
+//! trailers; retries and methods are elsewhere.
 
 use crate::error::Error;
 use crate::message::{Encoded, Incoming};
@@ -12,12 +12,12 @@ use std::time::Duration;
 
 const GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 
-/// What each call of a client is sent with.
+/// Headers and limits of a client's calls.
 #[derive(Debug, Clone)]
 pub(crate) struct CallOptions {
     timeout: Option<Duration>,
     pub(crate) fail_fast: bool,
-    /// Of a stream, and of a call with the whole timeout.
+    /// Headers of a stream, and of a call with the whole timeout.
     stream_headers: Arc<HeaderMap>,
     call_headers: Arc<HeaderMap>,
 }
@@ -61,7 +61,7 @@ impl CallOptions {
         self.set_timeout(self.timeout);
     }
 
-    /// The head of a call that has so much time left; `None`: all of it.
+    /// The head of a call with this much time left; `None`: all of it.
     pub(crate) fn call(&self, uri: Uri, left: Option<Duration>) -> Request<()> {
         let mut headers = HeaderMap::clone(&self.call_headers);
         if let Some(left) = left.and_then(timeout_header) {
@@ -70,7 +70,7 @@ impl CallOptions {
         head(uri, headers)
     }
 
-    /// The head of a stream, which lives as long as it is used.
+    /// The head of a stream, which has no deadline.
     pub(crate) fn stream(&self, uri: Uri) -> Request<()> {
         head(uri, HeaderMap::clone(&self.stream_headers))
     }
@@ -84,8 +84,8 @@ fn head(uri: Uri, headers: HeaderMap) -> Request<()> {
     request
 }
 
-/// A name and a value that a caller may add to a call. gRPC's own names are reserved, and what ends in `-bin` would have
-/// to be encoded.
+/// Checks a header that a caller adds to calls. gRPC's own names are reserved, and values of names in `-bin`
+/// would have to be encoded.
 pub(crate) fn metadata(name: &str, value: &str) -> Result<(HeaderName, HeaderValue), Error> {
     let wrong = |problem: String| Error::invalid("metadata", problem);
     let name = HeaderName::try_from(name).map_err(|error| wrong(format!("{name:?}: {error}")))?;
@@ -105,7 +105,7 @@ pub(crate) fn metadata(name: &str, value: &str) -> Result<(HeaderName, HeaderVal
     Ok((name, value))
 }
 
-/// A timeout as gRPC writes it: at most 8 digits, in the finest unit that they reach.
+/// A timeout in gRPC's format: at most 8 digits, in the finest unit that fits.
 fn timeout_header(timeout: Duration) -> Option<HeaderValue> {
     let units = [
         (timeout.as_nanos(), 'n'),
@@ -113,19 +113,19 @@ fn timeout_header(timeout: Duration) -> Option<HeaderValue> {
         (timeout.as_millis(), 'm'),
         (u128::from(timeout.as_secs()), 'S'),
     ];
-    // Longer than three years is as good as none.
+    // More than three years is as good as no timeout.
     let (number, unit) = units.into_iter().find(|(number, _)| *number < 100_000_000)?;
     HeaderValue::try_from(format!("{number}{unit}")).ok()
 }
 
-/// Sends a call's message and reads the one that answers it.
+/// Sends a call's message and reads the message of the answer.
 pub(crate) async fn exchange(
     response: ResponseFuture,
     mut body: SendStream<Bytes>,
     message: Bytes,
     answer_bytes_max: usize,
 ) -> Result<Encoded, Error> {
-    // The answer says why, if the server has no use for the message.
+    // If the server does not take the message, its answer says why.
     let _ = body.send_data(message, true);
     drop(body);
     let mut body = accept(response.await?)?;
@@ -146,12 +146,12 @@ pub(crate) async fn exchange(
     answer.ok_or_else(|| Error::protocol("the answer is cut off"))
 }
 
-/// The body of an answer whose head is no error.
+/// The body of an answer, unless its head is an error.
 pub(crate) fn accept(response: Response<RecvStream>) -> Result<RecvStream, Error> {
     let (head, body) = response.into_parts();
     match Error::in_head(head.status, &head.headers) {
         Some(error) => Err(error),
-        // Success, and nothing else to come: not even the message.
+        // Success, but nothing follows: not even the message.
         None if body.is_end_stream() => Err(Error::protocol("the answer is empty")),
         None => Ok(body),
     }
@@ -163,7 +163,7 @@ pub(crate) fn release(body: &mut RecvStream, chunk: Bytes) -> Result<Bytes, Erro
     Ok(chunk)
 }
 
-/// The error that the trailers tell, if they do.
+/// The error in the trailers, if any.
 pub(crate) async fn end(body: &mut RecvStream) -> Result<Option<Error>, Error> {
     let trailers = body.trailers().await?.unwrap_or_default();
     Ok(Error::in_trailers(&trailers))
@@ -188,8 +188,8 @@ mod tests {
 
     #[test]
     fn metadata_cannot_take_the_place_of_what_grpc_sends() {
-        // Scenario: a custom name; names of gRPC and HTTP/2; a binary one; no names; a value with a line end.
-        // Expected: the first is taken.
+        // Scenario: a custom name; names of gRPC and HTTP/2; a binary one; invalid names; a value with a line
+        // end. Expected: only the first is accepted.
         assert!(metadata("x-tenant", "blue").is_ok());
         for name in [
             "content-type",

@@ -1,5 +1,5 @@
-//! The client: calls over the pool, bounded in flight, with a deadline and retries. What an answer must look like is
-//! checked in `items` and `vectors`, not here.
+//! The client: calls over the pool, with a limit in flight, a deadline and retries. `items` and `vectors`
+//! check the answers.
 
 use crate::call::{self, CallOptions, exchange};
 use crate::connection::{Endpoint, Method};
@@ -46,7 +46,7 @@ impl Client {
         &self.core
     }
 
-    /// The same client, whose calls may take this long in all (`None`: for ever).
+    /// The same client with another time limit for whole calls (`None`: no limit).
     #[must_use]
     pub fn with_timeout(&self, timeout: impl Into<Option<Duration>>) -> Self {
         let mut client = self.clone();
@@ -62,10 +62,10 @@ impl Client {
         client
     }
 
-    /// The same client, whose calls and streams are sent with one more header.
+    /// The same client with one more header for its calls and streams.
     ///
     /// # Errors
-    /// `Invalid` for a name or a value that no header has, a name of gRPC's own, or one that ends in `-bin`.
+    /// `Invalid` for an impossible name or value, a name of gRPC's own, or one that ends in `-bin`.
     pub fn with_metadata(&self, name: &str, value: &str) -> Result<Self, Error> {
         let header = call::metadata(name, value)?;
         let mut client = self.clone();
@@ -79,7 +79,7 @@ impl Client {
     /// Whatever fails the call as a whole; a bad index alone is an error of its item.
     ///
     /// # Cancel safety
-    /// Dropping the future gives the call up; reads that are in flight at the server finish there and are dropped.
+    /// Dropping the future cancels the call; reads in flight at the server finish there and are dropped.
     pub async fn fetch_blocks(&self, dataset: &str, indices: &[u64]) -> Result<Blocks, Error> {
         self.fetch(Request::blocks(dataset, indices)).await?.into_blocks()
     }
@@ -95,7 +95,7 @@ impl Client {
         self.fetch(Request::vectors(dataset, ids)).await?.into_vectors()
     }
 
-    /// Fetches byte ranges of a dataset of kind blocks or vectors (there: of the files as they are).
+    /// Fetches byte ranges of a dataset of kind blocks or vectors (for vectors: of the files as they are).
     ///
     /// # Errors
     /// As [`Self::fetch_blocks`].
@@ -117,7 +117,7 @@ impl Client {
         self.fetch(Request::objects(dataset, parts)).await?.into_items()
     }
 
-    /// Fetches what a [`Request`] says: the four methods above in one.
+    /// Fetches what a [`Request`] describes: the four methods above in one.
     ///
     /// # Errors
     /// As [`Self::fetch_blocks`] and [`Self::fetch_objects`].
@@ -137,7 +137,7 @@ impl Client {
             }
             WireRequest::Cancel(_) => return Err(Error::invalid("request", "a cancel belongs on a stream")),
         };
-        // Freed while it is in the CPU's cache, not when the answer comes.
+        // Freed now, while it is in the CPU's cache, rather than when the answer arrives.
         drop(request);
         let answer = self.send(method, message).await?;
         let (answer, data) = match kind {
@@ -158,7 +158,8 @@ impl Client {
         Answer::from_wire(&expected, answer, data)
     }
 
-    /// Ranks vectors by their nearness to queries, where they are: the answer has ids and scores, and no vectors.
+    /// Ranks vectors by their nearness to queries, on the server: the answer has ids and scores, but no
+    /// vectors.
     ///
     /// # Errors
     /// As [`Self::fetch_blocks`].
@@ -174,13 +175,13 @@ impl Client {
         Scores::check(&candidates, request.limit, answer)
     }
 
-    /// Opens a stream that pipelines requests; see [`FetchStream`]. Must be called inside a Tokio runtime. Returns
-    /// at once: if the server cannot be reached, the requests fail.
+    /// Opens a stream that pipelines requests; see [`FetchStream`]. Must be called inside a Tokio runtime.
+    /// Returns at once: if the server is unreachable, the requests fail.
     pub fn stream(&self) -> FetchStream {
         FetchStream::open(&self.core, &self.options)
     }
 
-    /// What the server has, by name.
+    /// The server's datasets, by name.
     ///
     /// # Errors
     /// Whatever fails the call.
@@ -226,7 +227,7 @@ impl Client {
             .ok_or_else(|| Error::protocol("no dataset in the answer to GetDataset"))
     }
 
-    /// The objects of a dataset of kind objects, in byte order of their names, fetched a page at a time as the
+    /// The objects of a dataset of kind objects, in byte order of their names, fetched page by page as the
     /// stream is read. It ends after its first error.
     pub fn list_objects(
         &self,
@@ -258,7 +259,7 @@ impl Client {
         pages.try_flatten()
     }
 
-    /// Makes any call, in wire messages: for what this client has no method for. `path` is
+    /// Makes any call, in wire messages, for methods that this client does not have. `path` is
     /// `/PACKAGE.SERVICE/METHOD`. With feature `wire`.
     ///
     /// # Errors
@@ -284,7 +285,8 @@ impl Client {
         answer.decode().map(|(message, _)| message)
     }
 
-    /// Makes one call: waits for its turn, sends it on the least busy connection, retries what may be retried.
+    /// Makes one call: waits for its turn, sends it on the least busy connection, and retries if that is
+    /// allowed.
     async fn send(&self, method: &Method, mut message: Bytes) -> Result<Encoded, Error> {
         let timeout = self.options.timeout();
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
@@ -317,12 +319,12 @@ impl Client {
             Ok(permit) => Ok(permit),
             Err(_) => {
                 late = deadline;
-                // Never closed, so that this is not an error.
+                // Never closed, so acquiring cannot fail.
                 self.core.permits.acquire().await
             }
         };
         let head = |endpoint: &Endpoint| {
-            // What goes out at once has all its time, and needs no look at the clock.
+            // A call that is sent at once has its whole timeout, so the clock need not be read.
             let left = late.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             self.options.call(endpoint.uri(method), left)
         };

@@ -2,41 +2,41 @@
 
 use std::fmt;
 
-/// Why a call or an item failed, as gRPC counts reasons.
+/// Why a call or an item failed, as a gRPC status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Code {
-    /// Given up by the caller.
+    /// Cancelled by the caller.
     Cancelled,
-    /// Anything that no other code says.
+    /// No other code applies.
     Unknown,
-    /// The request cannot be meant, whatever the server's state.
+    /// The request is invalid, whatever the server's state.
     InvalidArgument,
-    /// Too late.
+    /// The deadline passed.
     DeadlineExceeded,
-    /// What is asked for does not exist.
+    /// The requested entity does not exist.
     NotFound,
-    /// What is to be made exists.
+    /// The entity to create exists already.
     AlreadyExists,
-    /// The caller may not do this.
+    /// The caller is not permitted to do this.
     PermissionDenied,
-    /// Over a limit.
+    /// A limit was exceeded.
     ResourceExhausted,
-    /// The server is in another state than the request needs.
+    /// The server is not in the state that the request needs.
     FailedPrecondition,
-    /// Something else came in between.
+    /// A concurrent operation interfered.
     Aborted,
     /// Past the end.
     OutOfRange,
     /// The server does not know the method.
     Unimplemented,
-    /// The server is broken.
+    /// The server has a defect.
     Internal,
     /// The server cannot answer now.
     Unavailable,
     /// Data is lost or damaged.
     DataLoss,
-    /// The server does not know who calls.
+    /// The caller is not authenticated.
     Unauthenticated,
 }
 
@@ -60,7 +60,7 @@ const ALL: [(Code, &str); 16] = [
 ];
 
 impl Code {
-    /// The code of a number on the wire: `None` for 0, which is success; `Unknown` for a number without a meaning.
+    /// The code of a number on the wire: `None` for 0, which is success; `Unknown` for an undefined number.
     pub fn from_number(number: i32) -> Option<Self> {
         let place = usize::try_from(number).ok().map(|number| number.wrapping_sub(1));
         match place {
@@ -79,7 +79,7 @@ impl Code {
             .map_or(2, |(number, _)| number)
     }
 
-    /// As gRPC spells it: `NOT_FOUND`.
+    /// gRPC's spelling: `NOT_FOUND`.
     pub fn as_str(self) -> &'static str {
         ALL.iter()
             .find(|(code, _)| *code == self)
@@ -99,8 +99,8 @@ mod tests {
 
     #[test]
     fn numbers_and_names_are_grpcs() {
-        // Scenario: every number from -1 to 20, beside tonic's table.
-        // Expected: the same numbers; success is none; what has no meaning is UNKNOWN.
+        // Scenario: every number from -1 to 20, compared with tonic's table. Expected: the same numbers;
+        // success is `None`; undefined numbers are UNKNOWN.
         for number in 1..=16 {
             let code = Code::from_number(number).unwrap();
             assert_eq!(code.number(), number);

@@ -1,6 +1,6 @@
-//! One HTTP/2 connection: dialling, its windows and frames, and the watch over a peer that has gone silent. Calls are
-//! made straight on it: between a call and the socket there is nothing but h2, which costs half the CPU of a channel
-//! with a task for each call. Absent: proxies, which connection a call takes (`pool`).
+//! One HTTP/2 connection: dialling, windows and frames, and detecting a silent peer. Calls use it directly:
+//! only h2 is between a call and the socket, which costs half the CPU of a channel with a task per call.
+//! `pool` chooses a call's connection. There is no proxy support.
 
 use crate::error::Error;
 use crate::tls::Tls;
@@ -21,16 +21,17 @@ use tokio::sync::oneshot;
 /// 256 KiB frames: h2 writes a frame with one writev, and the default of 16 KiB costs the server 16 times as many
 /// (measured: 443k instead of 360k reads/s at 64 x 4 KiB a call, the largest single lever).
 const FRAME_BYTES: u32 = 256 << 10;
-/// Room for a large answer without waiting for window updates; figures are flat from 2 MiB on.
+/// Room for a large answer without waiting for window updates; throughput is flat from 2 MiB on.
 const STREAM_WINDOW_BYTES: u32 = 4 << 20;
 /// Room for several answers at once.
 const CONNECTION_WINDOW_BYTES: u32 = 16 << 20;
-/// What one system call reads: h2 asks for 8 KiB, which is two small answers. Large frames go past this buffer.
+/// Bytes per read system call: h2 asks for 8 KiB, which is two small answers. Large frames bypass this
+/// buffer.
 const READ_BYTES: usize = 64 << 10;
-/// Calls abandoned lately that are remembered, so that their late answers are not mistaken for a fault of the server.
+/// Most abandoned calls remembered, so that their late answers are not taken for a protocol error.
 const ABANDONED_CALLS_MAX: usize = 4096;
 const TCP_KEEPALIVE: Duration = Duration::from_secs(60);
-/// How often a connection with calls on it is asked for a sign of life, and how long it may take.
+/// How often a connection with calls is pinged, and how long the peer may take to answer.
 const PING_EVERY: Duration = Duration::from_secs(30);
 const PONG_WITHIN: Duration = Duration::from_secs(10);
 
@@ -39,7 +40,7 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
 
 type Opened = Pin<Box<dyn Future<Output = std::io::Result<Box<dyn Io>>> + Send>>;
 
-/// How a byte stream to an endpoint is opened.
+/// How to open a byte stream to an endpoint.
 #[derive(Clone)]
 pub(crate) enum Dial {
     Tcp,
@@ -82,7 +83,7 @@ impl Method {
     }
 }
 
-/// A server's address, and how it is reached.
+/// A server's address, and how to reach it.
 #[derive(Clone)]
 pub(crate) struct Endpoint {
     authority: Authority,
@@ -134,7 +135,7 @@ impl Endpoint {
         }
     }
 
-    /// Where a method is called.
+    /// The URI of a method.
     pub(crate) fn uri(&self, method: &Method) -> Uri {
         let mut parts = http::uri::Parts::default();
         let scheme = if self.tls.is_some() {
@@ -145,11 +146,12 @@ impl Endpoint {
         parts.scheme = Some(scheme);
         parts.authority = Some(self.authority.clone());
         parts.path_and_query = Some(method.path());
-        // All three parts are there, which is all that can go wrong.
+        // All three parts are set, so this cannot fail.
         Uri::from_parts(parts).unwrap_or_default()
     }
 
-    /// Opens a connection, driven by a task of its own until its last user is gone. `calls` counts the calls on it.
+    /// Opens a connection, driven by its own task until its last user is gone. `calls` counts the calls on
+    /// it.
     pub(crate) async fn open(&self, calls: Arc<AtomicUsize>) -> Result<SendRequest<Bytes>, Error> {
         let opened = async {
             match &self.dial {
@@ -162,7 +164,7 @@ impl Endpoint {
                         .await
                         .map_err(|error| self.unreachable(&error))?;
                     let keepalive = TcpKeepalive::new().with_time(TCP_KEEPALIVE);
-                    // Without it a small request waits 40 ms for the acknowledgement of the one before.
+                    // Otherwise a small request waits 40 ms for the previous one's acknowledgement.
                     stream
                         .set_nodelay(true)
                         .and_then(|()| SockRef::from(&stream).set_tcp_keepalive(&keepalive))
@@ -219,7 +221,7 @@ where
             biased;
             // The calls on it fail with the reason.
             _ = connection => {}
-            // Dropped, it fails the calls on it.
+            // Dropping the connection fails the calls on it.
             Ok(()) = is_silent => {}
         }
         if let Some(watch) = watch {
@@ -229,7 +231,7 @@ where
     Ok(sender)
 }
 
-/// Signals and returns when the peer has not answered a ping in time.
+/// Signals and returns if the peer does not answer a ping in time.
 async fn watch(mut pings: h2::PingPong, calls: Arc<AtomicUsize>, silent: oneshot::Sender<()>) {
     loop {
         tokio::time::sleep(PING_EVERY).await;
@@ -238,7 +240,7 @@ async fn watch(mut pings: h2::PingPong, calls: Arc<AtomicUsize>, silent: oneshot
         }
         let pong = pings.ping(h2::Ping::opaque());
         if !matches!(tokio::time::timeout(PONG_WITHIN, pong).await, Ok(Ok(_))) {
-            // Nobody listens if the connection has ended meanwhile.
+            // The receiver is gone if the connection has ended meanwhile.
             let _ = silent.send(());
             return;
         }

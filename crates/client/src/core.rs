@@ -1,10 +1,10 @@
-//! What calls and streams of one client share.
+//! State shared by the calls and streams of one client.
 
 use crate::pool::Pool;
 use crate::retry::{RetryPolicy, Tokens};
 use tokio::sync::Semaphore;
 
-/// What all clones of a client, and its streams, share.
+/// State shared by all clones of a client and its streams.
 #[derive(Debug)]
 pub(crate) struct Core {
     pub(crate) pool: Pool,

@@ -1,4 +1,4 @@
-//! How the server describes its datasets.
+//! Descriptions of the server's datasets.
 
 use crate::vectors::Dtype;
 use ringfetch_proto::v1 as wire;
@@ -34,7 +34,7 @@ impl Kind {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Dataset {
-    /// By which it is asked for.
+    /// Name in requests.
     pub name: String,
     /// What it is made of.
     pub kind: Kind,
@@ -42,15 +42,15 @@ pub struct Dataset {
     pub length_bytes: u64,
     /// Blocks or vectors. 0 for objects, which are not counted.
     pub count: u64,
-    /// Of kind blocks: bytes of one; else 0.
+    /// For blocks: bytes of one; otherwise 0.
     pub block_bytes: u32,
-    /// Of kind vectors: their shape.
+    /// For vectors: their shape.
     pub vectors: Option<VectorShape>,
     /// Strong entity tag of the address space, without quotes. Empty for objects.
     pub etag: String,
 }
 
-/// What vectors look like.
+/// The shape of vectors.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]

@@ -1,5 +1,5 @@
-//! What can go wrong with a call: the server's status with its details, the connection, the deadline, an answer that
-//! breaks the contract. What is wrong with one item of a batch is an `ItemError` and not here.
+//! Errors of calls: the server's status with its details, the connection, the deadline, an answer that breaks
+//! the contract. Errors of single items are `ItemError`.
 
 use crate::code::Code;
 use http::{HeaderMap, StatusCode};
@@ -14,17 +14,17 @@ use tonic_types::{ErrorDetails, RpcStatusExt as _, StatusExt as _};
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The server answered with a status other than OK.
+    /// The server returned a status other than OK.
     #[error(transparent)]
     Status(Box<StatusError>),
-    /// The connection could not be made, or broke before the answer was whole.
+    /// The connection could not be opened, or broke before the answer was complete.
     #[error("the connection failed: {message}")]
     #[non_exhaustive]
     Transport {
         /// The causes, outermost first.
         message: String,
     },
-    /// The call's timeout passed on this side. Whether the server did the reads is unknown.
+    /// The call's timeout passed on the client's side. Whether the server did the reads is unknown.
     #[error("no answer within the timeout; raise it, or send less at once")]
     DeadlineExceeded,
     /// The answer contradicts the wire contract: a faulty server, or one of another version.
@@ -34,14 +34,14 @@ pub enum Error {
         /// What is wrong with it.
         problem: String,
     },
-    /// The stream ended with this request unanswered. Open a new one; the request may be sent again.
+    /// The stream ended before this request was answered. Open a new one; the request may be sent again.
     #[error("the stream broke: {cause}")]
     #[non_exhaustive]
     StreamBroken {
         /// What ended it.
         cause: Arc<Error>,
     },
-    /// An argument that no server could answer. Nothing was sent.
+    /// An invalid argument. Nothing was sent.
     #[error("{field}: {problem}")]
     #[non_exhaustive]
     Invalid {
@@ -52,7 +52,7 @@ pub enum Error {
     },
 }
 
-/// A status that the server answered.
+/// An error status from the server.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{code}: {message}")]
 #[non_exhaustive]
@@ -61,14 +61,14 @@ pub struct StatusError {
     pub code: Code,
     /// What is wrong and how to fix it.
     pub message: String,
-    /// When a retry makes sense (`google.rpc.RetryInfo`): after this long. None: the server does not suggest one.
+    /// A retry makes sense after this long (`google.rpc.RetryInfo`). `None`: the server does not suggest one.
     pub retry_after: Option<Duration>,
     /// Which fields of the request are wrong (`google.rpc.BadRequest`).
     pub field_violations: Vec<FieldViolation>,
-    /// What went wrong, for programs (`google.rpc.ErrorInfo`): `TOO_MANY_ITEMS`, `PRECONDITION_FAILED`, ...; empty where
-    /// the server does not say.
+    /// What went wrong, for programs (`google.rpc.ErrorInfo`): `TOO_MANY_ITEMS`, `PRECONDITION_FAILED`, ...;
+    /// empty if the server does not say.
     pub reason: String,
-    /// What belongs to the reason: with `PRECONDITION_FAILED` the `etag` of the version there is.
+    /// Details of the reason: for `PRECONDITION_FAILED` the `etag` of the current version.
     pub metadata: HashMap<String, String>,
 }
 
@@ -83,7 +83,8 @@ pub struct FieldViolation {
 }
 
 impl Error {
-    /// The gRPC code, if the server answered one; `DeadlineExceeded` also when the timeout passed on this side.
+    /// The gRPC code, if the server returned one; also `DeadlineExceeded` if the timeout passed on the
+    /// client's side.
     pub fn code(&self) -> Option<Code> {
         match self {
             Self::Status(status) => Some(status.code),
@@ -95,7 +96,7 @@ impl Error {
         }
     }
 
-    /// The server's hint when to try again.
+    /// The server's hint of when to retry.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Status(status) => status.retry_after,
@@ -107,7 +108,7 @@ impl Error {
         }
     }
 
-    /// The fields of the request that the server finds wrong.
+    /// The request's fields that the server rejects.
     pub fn field_violations(&self) -> &[FieldViolation] {
         match self {
             Self::Status(status) => &status.field_violations,
@@ -119,7 +120,7 @@ impl Error {
         }
     }
 
-    /// Whether the same request may succeed if it is sent again; see the crate's documentation.
+    /// Whether the same request may succeed if sent again; see the crate's documentation.
     pub fn is_retryable(&self) -> bool {
         match self {
             Self::Status(status) => {
@@ -165,8 +166,8 @@ impl Error {
         }
     }
 
-    /// What the head of an answer says, if it is an error: a gRPC status, or HTTP's of something that is no gRPC server
-    /// (translated as gRPC's "HTTP to gRPC Status Code Mapping" has it).
+    /// The error in the head of an answer, if any: a gRPC status, or the HTTP status of a server that does
+    /// not speak gRPC (mapped by gRPC's "HTTP to gRPC Status Code Mapping").
     pub(crate) fn in_head(status: StatusCode, headers: &HeaderMap) -> Option<Self> {
         if headers.contains_key(Status::GRPC_STATUS) {
             return Self::in_trailers(headers);
@@ -184,9 +185,9 @@ impl Error {
         Some(Self::of_server(code, message, &ErrorDetails::new()))
     }
 
-    /// What trailers say, if it is an error.
+    /// The error in trailers, if any.
     pub(crate) fn in_trailers(trailers: &HeaderMap) -> Option<Self> {
-        // As nearly always, and cheap: tonic's status copies the headers.
+        // The usual case, handled cheaply: tonic's status copies the headers.
         if trailers
             .get(Status::GRPC_STATUS)
             .is_some_and(|status| status == "0")
@@ -224,7 +225,7 @@ impl Error {
         }))
     }
 
-    /// A request of a stream that failed as a whole.
+    /// A stream's request that failed as a whole.
     pub(crate) fn from_rpc_status(status: RpcStatus) -> Self {
         let Some(code) = Code::from_number(status.code) else {
             return Self::protocol("a request of the stream failed with code OK");
@@ -235,7 +236,7 @@ impl Error {
 }
 
 impl From<h2::Error> for Error {
-    /// A connection or a stream that ended before its answer did.
+    /// A connection or stream that ended before its answer did.
     fn from(error: h2::Error) -> Self {
         Self::transport(error.to_string())
     }

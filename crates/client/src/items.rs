@@ -1,6 +1,6 @@
-//! A batch's answer: its bytes and where each item lies in them. Invariant, checked once when the answer arrives:
-//! every item lies inside the bytes, the items fill them, and the failed ones are exactly those without bytes that
-//! are listed. Absent: what the items mean (vectors are in `vectors`).
+//! A batch's answer: its bytes and the place of each item in them. Invariant, checked once when the answer
+//! arrives: every item lies inside the bytes, the items fill them, and the listed errors are exactly those of
+//! items without bytes. `vectors` interprets the items of vectors.
 
 use crate::code::Code;
 use crate::error::Error;
@@ -29,12 +29,12 @@ impl ItemError {
     }
 }
 
-/// What lengths a request's items may have in the answer.
+/// Lengths that a request's items may have in the answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Expected {
-    /// So many items, all of the same length, which the answer tells.
+    /// Items that all have the same length, which the answer states.
     Uniform { items: usize },
-    /// These lengths; `None` where only the server knows (an object to its end).
+    /// These lengths; `None` if only the server knows (an object to its end).
     Each(Vec<Option<u64>>),
 }
 
@@ -42,7 +42,8 @@ pub(crate) enum Expected {
 #[derive(Debug, Clone)]
 pub struct Items(Box<Contents>);
 
-/// Boxed, since an answer passes through many hands: copying 170 bytes each time cost a twentieth of a small request.
+/// Boxed, since an answer is moved many times: copying 170 bytes each time cost a twentieth of a small
+/// request.
 #[derive(Debug, Clone)]
 struct Contents {
     data: Data,
@@ -64,7 +65,8 @@ enum Places {
 }
 
 impl Items {
-    /// Checks an answer against its request. `item_bytes` is the length of every good item, where the answer has it.
+    /// Checks an answer against its request. `item_bytes`: the length of every good item, if the answer
+    /// states it.
     pub(crate) fn check(
         expected: &Expected,
         item_bytes: Option<u64>,
@@ -101,12 +103,12 @@ impl Items {
         self
     }
 
-    /// The version of the dataset that all of them are of; empty for objects, which have one each.
+    /// The dataset version of all items; empty for objects, which each have their own.
     pub fn etag(&self) -> &str {
         &self.0.etag
     }
 
-    /// Of objects, the version of each item; empty for one that could not be opened.
+    /// For objects, the version of each item; empty for one that could not be opened.
     pub fn etags(&self) -> &[String] {
         &self.0.etags
     }
@@ -124,7 +126,7 @@ impl Items {
         self.len() == 0
     }
 
-    /// Item `i`: a slice of the buffer that it arrived in. The few items that arrived in two buffers are copied.
+    /// Item `i`: a slice of the buffer that it arrived in. The few items that span two buffers are copied.
     ///
     /// # Errors
     /// Why the item could not be read; OUT_OF_RANGE if the request had no item `i`.
@@ -138,12 +140,12 @@ impl Items {
         (0..self.len()).map(|i| self.get(i))
     }
 
-    /// The good items back to back, in request order, in as many pieces as they arrived in.
+    /// The good items back to back, in request order, in the pieces in which they arrived.
     pub fn pieces(&self) -> impl Iterator<Item = &Bytes> {
         self.0.data.pieces()
     }
 
-    /// The same as one buffer: a copy where there are several pieces.
+    /// The same as one buffer; a copy if there are several pieces.
     pub fn data(&self) -> Bytes {
         self.0.data.slice(0, self.0.data.len())
     }
@@ -153,7 +155,7 @@ impl Items {
         self.0.data.len()
     }
 
-    /// The failed items, in item order. Empty: all is well.
+    /// The failed items, in item order. Empty if there are none.
     pub fn errors(&self) -> &[ItemError] {
         &self.0.errors
     }
@@ -171,7 +173,8 @@ impl Items {
             return Err(self.0.errors[found].clone());
         }
         Ok(match &self.0.places {
-            // Item 3 of 4096 bytes: 12288..16384. The check made sure that items x item_bytes is the data's length.
+            // Item 3 of 4096 bytes: 12288..16384. `check` ensured that items x item_bytes is the data's
+            // length.
             Places::Uniform { item_bytes, .. } => i * item_bytes..(i + 1) * item_bytes,
             Places::Ends(ends) => (if i == 0 { 0 } else { ends[i - 1] })..ends[i],
         })
@@ -340,8 +343,8 @@ mod tests {
 
     #[test]
     fn items_are_slices_in_request_order() {
-        // Scenario: three items of 2, 0 and 3 bytes, the middle one failed; and two of 3 bytes without lengths.
-        // Expected: get and iter agree; the failed item answers its error; item 3 is out of range.
+        // Scenario: three items of 2, 0 and 3 bytes, the middle one failed; and two of 3 bytes without
+        // lengths. Expected: get and iter agree; the failed item returns its error; item 3 is out of range.
         let expected = Expected::Uniform { items: 2 };
         let uniform = Items::check(
             &expected,
@@ -372,7 +375,7 @@ mod tests {
 
     #[test]
     fn an_answer_is_handed_on_in_a_few_words() {
-        // A request's answer is moved a dozen times; values above 128 bytes are moved by a call of memcpy each.
+        // A request's answer is moved a dozen times; values above 128 bytes are moved by a memcpy call each.
         assert!(size_of::<Result<crate::Answer, Error>>() <= 48);
     }
 

@@ -1,5 +1,5 @@
-//! gRPC messages in their frames. A request is encoded once; an answer is decoded where its chunks lie: its one large
-//! field (`data`, the only one of type `bytes`) is taken out as slices of the chunks and never copied.
+//! gRPC messages in their frames. A request is encoded once; an answer is decoded in place: its one large
+//! field (`data`, the only one of type `bytes`) becomes slices of the received chunks and is never copied.
 
 use crate::error::Error;
 use bytes::{Buf, BufMut as _, Bytes, BytesMut};
@@ -8,16 +8,17 @@ use ringfetch_proto::v1 as wire;
 use std::collections::VecDeque;
 use wire::fetch_stream_request::Request as WireRequest;
 
-/// One byte that says whether the message is compressed, and its length.
+/// One byte that says whether the message is compressed, and four of length.
 const PREFIX_BYTES: usize = 5;
 
 /// Longest detail of a `google.rpc.Status` that is decoded.
 const DETAIL_BYTES_MAX: usize = 4 << 10;
 
-/// Most bytes that precede what a stream's request asks for: the prefix, the id and the deadline, each behind its key.
+/// Most bytes before the batch in a stream's request: the prefix, the id and the deadline, each after its
+/// key.
 const HEAD_BYTES: usize = PREFIX_BYTES + 11 + 6;
 
-/// A message behind its prefix.
+/// A message after its prefix.
 pub(crate) fn frame(message: &impl Message) -> Result<Bytes, Error> {
     let length = message.encoded_len();
     let on_wire = length_on_wire(length)?;
@@ -40,7 +41,7 @@ fn length_on_wire(length: usize) -> Result<u32, Error> {
     })
 }
 
-/// A stream's request, encoded before its id is known: room for the head, then what it asks for.
+/// A stream's request, encoded before its id is known: room for the head, then the batch.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct StreamRequest(Vec<u8>);
 
@@ -48,14 +49,14 @@ impl StreamRequest {
     pub(crate) fn encode(request: &WireRequest) -> Result<Self, Error> {
         let length = HEAD_BYTES + request.encoded_len();
         length_on_wire(length)?;
-        // Exactly as long as needed: `Bytes` takes it as it is.
+        // Exactly as long as needed, so that `Bytes` takes it without a copy.
         let mut out = Vec::with_capacity(length);
         out.resize(HEAD_BYTES, 0);
         request.encode(&mut out);
         Ok(Self(out))
     }
 
-    /// The message behind its prefix.
+    /// The message after its prefix.
     pub(crate) fn frame(mut self, id: u64, deadline_ms: u32) -> Result<Bytes, Error> {
         let fields = wire::FetchStreamRequest {
             id,
@@ -83,7 +84,7 @@ impl StreamRequest {
 pub(crate) struct Data {
     length: usize,
     first: Bytes,
-    /// Further pieces, each with where it begins.
+    /// Further pieces, each with its offset.
     rest: Vec<(usize, Bytes)>,
 }
 
@@ -92,7 +93,7 @@ impl Data {
         self.length
     }
 
-    /// Bytes `from..to`: a slice where they lie in one piece, else a copy. They must lie inside.
+    /// Bytes `from..to`: a slice if they lie in one piece, else a copy. They must lie inside.
     pub(crate) fn slice(&self, from: usize, to: usize) -> Bytes {
         if to <= self.first.len() {
             return self.first.slice(from..to);
@@ -145,7 +146,7 @@ impl From<Bytes> for Data {
     }
 }
 
-/// Chunks as they come, and the messages in them.
+/// The chunks received so far, and the messages in them.
 #[derive(Debug)]
 pub(crate) struct Incoming {
     chunks: Chunks,
@@ -168,7 +169,7 @@ impl Incoming {
         self.chunks.left == 0
     }
 
-    /// The next message, once all of it is there. A message that is too long fails before it has come.
+    /// The next message, once it is complete. A message that is too long fails before it has arrived.
     pub(crate) fn next(&mut self) -> Result<Option<Encoded>, Error> {
         let Some(prefix) = self.chunks.peek::<PREFIX_BYTES>() else {
             return Ok(None);
@@ -194,7 +195,7 @@ impl Incoming {
     }
 }
 
-/// A message that is all there.
+/// A complete message, still encoded.
 #[derive(Debug)]
 pub(crate) struct Encoded(Chunks);
 
@@ -206,7 +207,7 @@ impl Encoded {
         Ok((message, data))
     }
 
-    /// The same into an empty message, which stays where it is.
+    /// The same, decoded into an existing empty message.
     pub(crate) fn decode_into(self, message: &mut impl Message) -> Result<Data, Error> {
         let mut reader = Reader {
             chunks: self.0,
@@ -254,7 +255,7 @@ impl Chunks {
         Some(out)
     }
 
-    /// Takes pieces off the front until they are `length` bytes, which there must be.
+    /// Takes pieces of `length` bytes in total off the front; there must be as many.
     fn take(&mut self, mut length: usize, mut to: impl FnMut(Bytes)) {
         self.left -= length;
         while length > self.front.len() {
@@ -289,7 +290,8 @@ impl Chunks {
     }
 }
 
-/// A message as prost reads it. It asks for owned bytes only where a field is of type `bytes`: those are kept aside.
+/// A message as prost reads it. prost requests owned bytes only for fields of type `bytes`, which are kept
+/// aside.
 struct Reader {
     chunks: Chunks,
     /// The last field of type `bytes` that was decoded.
@@ -312,7 +314,7 @@ impl Buf for Reader {
     fn copy_to_bytes(&mut self, length: usize) -> Bytes {
         let mut data = Data::default();
         self.chunks.take(length, |piece| data.push(piece));
-        // The details of a status are of type `bytes` too, and few.
+        // The details of a status are of type `bytes` too, but short.
         let small = if length <= DETAIL_BYTES_MAX {
             data.slice(0, length)
         } else {
@@ -349,9 +351,9 @@ mod tests {
 
     #[test]
     fn an_answer_is_read_wherever_it_was_cut() {
-        // Scenario: an answer of 40 blocks of 8 bytes with lengths and an error, cut at every place into two chunks,
-        // into chunks of three bytes and into single bytes.
-        // Expected: what prost decodes from the whole, and every slice of the data is right.
+        // Scenario: an answer of 40 blocks of 8 bytes with lengths and an error, cut at every place into two
+        // chunks, into chunks of three bytes and into single bytes. Expected: what prost decodes from the
+        // whole, and every slice of the data is right.
         let whole = answer();
         let bytes = frame(&whole).unwrap();
         let mut cuts: Vec<Vec<Bytes>> = (0..=bytes.len())
@@ -447,8 +449,8 @@ mod tests {
 
     #[test]
     fn what_is_no_message_is_refused() {
-        // Scenario: a compressed message, one over the limit of which only the prefix came, one that is no protobuf.
-        // Expected: a protocol error for each.
+        // Scenario: a compressed message, one over the limit of which only the prefix arrived, invalid
+        // protobuf. Expected: a protocol error for each.
         let refused = |bytes: &'static [u8]| {
             let outcome = incoming(&[Bytes::from_static(bytes)])
                 .next()

@@ -1,6 +1,6 @@
-//! The connections: some to each endpoint, of which the least busy is taken. An endpoint that could not be reached is
-//! passed over for a while if another one is there. Invariants: a lease counts on its connection for as long as it
-//! lives; a connection is made by one caller at a time, and those who waited for it share its failure.
+//! The connections: some to each endpoint, of which the least busy is chosen. An unreachable endpoint is
+//! skipped for a while if there is another one. Invariants: a lease counts on its connection as long as it
+//! lives; only one caller at a time opens a connection, and callers that wait for it share its failure.
 
 use crate::connection::Endpoint;
 use crate::error::Error;
@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// How long an endpoint that could not be reached is passed over.
+/// How long an unreachable endpoint is skipped.
 const DOWN: Duration = Duration::from_secs(1);
 
 /// A place for a connection.
@@ -23,7 +23,7 @@ struct Slot {
     /// Number of the endpoint.
     number: usize,
     outstanding: Arc<AtomicUsize>,
-    /// Whether `down_until` is worth a look.
+    /// Whether `down_until` need be read.
     is_down: AtomicBool,
     state: Mutex<State>,
     dialling: tokio::sync::Mutex<()>,
@@ -32,7 +32,7 @@ struct Slot {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Counts connections.
+    /// Number of connections opened so far.
     generation: u64,
     sender: Option<SendRequest<Bytes>>,
     down_until: Option<Instant>,
@@ -49,12 +49,12 @@ pub(crate) struct Pool {
     turn: AtomicUsize,
 }
 
-/// Endpoints that a call has tried in vain: they come last.
+/// Endpoints that a call has tried in vain: they are tried last.
 #[derive(Debug, Default)]
 pub(crate) struct Avoid(Vec<usize>);
 
 impl Avoid {
-    /// Puts a lease's endpoint behind the others.
+    /// Moves a lease's endpoint behind the others.
     pub(crate) fn add(&mut self, lease: &Lease<'_>) {
         if !self.0.contains(&lease.slot.number) {
             self.0.push(lease.slot.number);
@@ -63,10 +63,10 @@ impl Avoid {
 }
 
 impl Pool {
-    /// So many connections to each endpoint; at least one of both.
+    /// This many connections to each endpoint; at least one of both.
     pub(crate) fn new(endpoints: &[Endpoint], connections: usize) -> Self {
         let endpoints: Vec<_> = endpoints.iter().cloned().map(Arc::new).collect();
-        // Endpoint by endpoint within each round, so that turns go around the endpoints.
+        // Alternates endpoints within each round, so that turns go around the endpoints.
         let slots = (0..connections)
             .flat_map(|_| endpoints.iter().enumerate())
             .map(|(number, endpoint)| Slot {
@@ -86,10 +86,10 @@ impl Pool {
         }
     }
 
-    /// Makes all connections.
+    /// Opens all connections.
     ///
     /// # Errors
-    /// If an endpoint's connection fails and it is the only one, or if all endpoints fail.
+    /// An endpoint's connection fails and it is the only one, or all endpoints fail.
     pub(crate) async fn connect(&self) -> Result<(), Error> {
         let opened = futures_util::future::join_all(self.slots.iter().map(|slot| slot.sender())).await;
         let (mut reached, mut problem) = (false, None);
@@ -105,7 +105,7 @@ impl Pool {
         }
     }
 
-    /// Begins a call on a connection. Endpoints that cannot be reached are tried one after another, each once.
+    /// Begins a call on a connection. Unreachable endpoints are tried one after another, each once.
     pub(crate) async fn call(
         &self,
         avoid: &mut Avoid,
@@ -114,14 +114,14 @@ impl Pool {
         let mut tried = 0;
         loop {
             let lease = self.lease(avoid);
-            // As nearly always: the connection is there and whole.
+            // The usual case: the connection is open and intact.
             if let Some((generation, mut sender)) = lease.slot.held() {
                 match sender.send_request(head(&lease.slot.endpoint), false) {
                     Ok((response, body)) => return Ok((lease, response, body)),
                     Err(_) => lease.slot.forget(generation),
                 }
             }
-            // Apart, so that the future of a call does not carry the room that connecting needs.
+            // Boxed, so that the future of a call is not enlarged by connecting.
             let opened = Box::pin(lease.slot.sender()).await;
             let error = match opened {
                 Ok(mut sender) => {
@@ -138,8 +138,8 @@ impl Pool {
         }
     }
 
-    /// The connection with the fewest leases, of those that are not to be avoided if there are such. Under contention
-    /// it may be one of the fewest: the counts are only read.
+    /// The connection with the fewest leases, preferring those that are not to be avoided. Under contention
+    /// it may only be close to the fewest: the counts are read without a lock.
     pub(crate) fn lease(&self, avoid: &Avoid) -> Lease<'_> {
         let count = self.slots.len();
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
@@ -174,13 +174,13 @@ impl Slot {
             && self.lock().down_until.is_some_and(|until| Instant::now() < until)
     }
 
-    /// The connection, with its number, if it is there.
+    /// The connection, with its number, if it is open.
     fn held(&self) -> Option<(u64, SendRequest<Bytes>)> {
         let state = self.lock();
         state.sender.clone().map(|sender| (state.generation, sender))
     }
 
-    /// Drops a connection that has broken, unless there is a later one.
+    /// Drops a broken connection, unless a later one has replaced it.
     fn forget(&self, generation: u64) {
         let mut state = self.lock();
         if state.generation == generation {
@@ -188,7 +188,7 @@ impl Slot {
         }
     }
 
-    /// The connection, made if it is not there.
+    /// The connection, opened if necessary.
     async fn sender(&self) -> Result<SendRequest<Bytes>, Error> {
         let failures = self.failures.load(Ordering::Acquire);
         let _dialling = self.dialling.lock().await;
@@ -267,9 +267,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_endpoint_that_is_avoided_or_down_comes_last() {
-        // Scenario: two endpoints of two connections each; the first is to be avoided; then the second is down, and a
-        // second later it is not; then both are to be avoided.
-        // Expected: the second however busy; the first; both evenly; both still.
+        // Scenario: two endpoints of two connections each; the first is to be avoided; then the second is
+        // down, and a second later it is not; then both are to be avoided. Expected: the second, however
+        // busy; the first; both evenly; still both.
         let pool = pool(2, 2);
         let first = pool.slots.iter().position(|slot| slot.number == 0).unwrap();
         let avoid = Avoid(vec![0]);

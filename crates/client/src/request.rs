@@ -1,4 +1,5 @@
-//! Requests and answers as values, the same for a call and for a stream, and the check of one against the other.
+//! Requests and answers as values, the same for calls and streams, and the check of an answer against its
+//! request.
 
 use crate::error::Error;
 use crate::items::{Blocks, Expected, Items};
@@ -35,7 +36,7 @@ pub struct ObjectPart {
     pub offset: u64,
     /// Bytes, at least 1; `None`: to the object's end.
     pub length: Option<u64>,
-    /// The version that it must be of, as [`Items::etags`] names it; empty: any.
+    /// The required version, as in [`Items::etags`]; empty: any.
     pub if_match: String,
 }
 
@@ -115,15 +116,15 @@ impl Request {
         }
     }
 
-    /// Read only this version of the dataset, as an answer's [`Items::etag`] names it; FAILED_PRECONDITION if there is
-    /// another one. Objects have a version each: [`ObjectPart::if_match`].
+    /// Requires this version of the dataset, as in an answer's [`Items::etag`]; FAILED_PRECONDITION if it is
+    /// another. Objects have a version each: [`ObjectPart::if_match`].
     #[must_use]
     pub fn if_match(mut self, etag: impl Into<String>) -> Self {
         self.if_match = etag.into();
         self
     }
 
-    /// What goes over the wire, and what its answer is held against.
+    /// The wire message, and what to check its answer against.
     pub(crate) fn into_wire(self, fail_fast: bool) -> Result<(WireRequest, Expected), Error> {
         let (dataset, if_match) = (self.dataset, self.if_match);
         Ok(match self.items {
@@ -166,7 +167,7 @@ impl Request {
                 )
             }
             Batch::Objects(parts) => {
-                // On the wire 0 means "to the end", which is not what a length of 0 asks for.
+                // On the wire 0 means "to the end", which is not what a length of 0 requests.
                 if parts.iter().any(|part| part.length == Some(0)) {
                     return Err(Error::invalid(
                         "length",
@@ -201,8 +202,8 @@ impl Request {
 }
 
 impl Answer {
-    /// Checks what came over the wire against what was asked; that it is of the kind that was asked for is checked by
-    /// who knows which one that is.
+    /// Checks an answer from the wire against its request. The caller, who knows the kind of the request,
+    /// checks the kind.
     pub(crate) fn from_wire(expected: &Expected, answer: WireAnswer, data: Data) -> Result<Self, Error> {
         match answer {
             WireAnswer::Blocks(answer) => Blocks::check(expected, answer, data).map(Self::Blocks),
@@ -220,7 +221,7 @@ impl Answer {
         }
     }
 
-    /// Whether it is of the kind that was asked for.
+    /// Whether it has the requested kind.
     pub(crate) fn fits(&self, kind: RequestKind) -> bool {
         matches!(
             (self, kind),
@@ -273,9 +274,9 @@ pub(crate) enum RequestKind {
     Vectors,
     Ranges,
     Objects,
-    /// Which has no answer of its own.
+    /// Has no answer of its own.
     Cancel,
-    /// Which has a call of its own.
+    /// Has its own call.
     Scores,
 }
 

@@ -1,13 +1,13 @@
-//! When a failed attempt is made again, after how long, and how many retries a client may make in all. Knows errors and
-//! time, not what is called.
+//! Decides whether a failed attempt is repeated, after what delay, and how many retries a client may make in
+//! all. Depends on errors and time, not on the call.
 
 use crate::error::Error;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// How often a call is retried and after which delays. The crate's documentation says what is retried at all.
-/// Made from [`RetryPolicy::default`] or [`RetryPolicy::none`] by setting fields.
+/// How often a call is retried and after which delays. The crate's documentation says which errors are
+/// retried. Start from [`RetryPolicy::default`] or [`RetryPolicy::none`] and set fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RetryPolicy {
@@ -15,9 +15,9 @@ pub struct RetryPolicy {
     pub attempts_max: u32,
     /// Upper bound of the wait before the second attempt; it doubles with each further one.
     pub backoff_min: Duration,
-    /// Upper bound of every wait, the server's hint aside.
+    /// Upper bound of every wait, apart from the server's hint.
     pub backoff_max: Duration,
-    /// A longer hint of the server is not waited for: the error is returned at once, with the hint in it.
+    /// If the server's hint is longer, the error is returned at once, with the hint in it.
     pub hint_max: Duration,
 }
 
@@ -30,8 +30,8 @@ impl RetryPolicy {
         }
     }
 
-    /// The wait after so many failures: the hint, and on top a random part of the exponential backoff. The whole
-    /// backoff is jittered, so that clients refused together do not come back together ("full jitter": Brooker,
+    /// The wait after this many failures: the hint, plus a random part of the exponential backoff. The whole
+    /// backoff is jittered, so that clients refused together do not return together ("full jitter": Brooker,
     /// "Exponential Backoff And Jitter", AWS Architecture Blog, 2015). `random` is uniform in 0..1.
     fn wait(&self, failures: u32, hint: Duration, random: f64) -> Duration {
         let doublings = failures.saturating_sub(1).min(20);
@@ -55,22 +55,24 @@ impl Default for RetryPolicy {
     }
 }
 
-/// How many retries all calls of a client may make together, so that a server in trouble does not get a multiple of its
-/// load: gRPC's retry throttling (gRFC A6, "Throttling Retry Attempts and Hedged RPCs"). A client has `tokens_max` tokens.
-/// Each attempt that fails in a way that may be retried takes one, each that succeeds gives back `per_success`; while
-/// half of them or fewer are left nothing is retried, and errors are returned as they come.
+/// How many retries all calls of a client may make together, so that a server in trouble does not get a
+/// multiple of its load: gRPC's retry throttling (gRFC A6, "Throttling Retry Attempts and Hedged RPCs"). A
+/// client has `tokens_max` tokens. Each attempt that fails with a retryable error takes one, each that
+/// succeeds returns `per_success`; while half of them or fewer are left, nothing is retried, and errors are
+/// returned as they come.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct RetryBudget {
-    /// Tokens at first and at most, 1 to 1000; half of them are what a burst of failures may cost in retries. 0: no
-    /// limit.
+    /// Tokens at the start and at most, 1 to 1000; a burst of failures may use half of them for retries. 0:
+    /// no limit.
     pub tokens_max: u32,
-    /// What a success gives back: 0.1 means one retry for ten answers, in the long run. Counted in thousandths.
+    /// Tokens returned by a success: 0.1 means one retry per ten answers, in the long run. Counted in
+    /// thousandths.
     pub per_success: f64,
 }
 
 impl RetryBudget {
-    /// No limit but each call's own.
+    /// No limit except each call's own.
     pub fn unlimited() -> Self {
         Self {
             tokens_max: 0,
@@ -80,7 +82,7 @@ impl RetryBudget {
 }
 
 impl Default for RetryBudget {
-    /// 1000 tokens, 0.1 for each success: 500 retries in a burst, and a tenth of what succeeds.
+    /// 1000 tokens, 0.1 per success: 500 retries in a burst, and a tenth of the successes.
     fn default() -> Self {
         Self {
             tokens_max: 1000,
@@ -128,14 +130,14 @@ impl Tokens {
     }
 
     pub(crate) fn succeeded(&self) {
-        // Full, as nearly always: nothing is written that others read.
+        // Full in the usual case: then no shared memory is written.
         if self.left.load(Ordering::Relaxed) < self.max {
             let add = |left: u32| Some(left.saturating_add(self.per_success).min(self.max));
             let _ = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
         }
     }
 
-    /// Counts a failure that may be retried; whether a retry is left.
+    /// Counts a retryable failure; returns whether a retry is left.
     fn failed(&self) -> bool {
         let take = |left: u32| Some(left.saturating_sub(TOKEN));
         let before = self
@@ -169,7 +171,7 @@ impl<'a> Retries<'a> {
         self.failures > 0
     }
 
-    /// What is sent, kept for another attempt if there may be one.
+    /// The message to send; keeps a copy if there may be another attempt.
     pub(crate) fn keep<T: Clone + Default>(&self, sent: &mut T) -> T {
         if self.failures + 1 < self.policy.attempts_max {
             sent.clone()
@@ -178,8 +180,8 @@ impl<'a> Retries<'a> {
         }
     }
 
-    /// Counts an attempt. Returns its answer, or `None` after the wait that is due before the next one, or the error if
-    /// there is to be none.
+    /// Counts an attempt. Returns its answer, or `None` after the wait before the next attempt, or the error
+    /// if there is no further attempt.
     pub(crate) async fn after<T>(&mut self, outcome: Result<T, Error>) -> Result<Option<T>, Error> {
         let error = match outcome {
             Ok(answer) => {
@@ -197,7 +199,7 @@ impl<'a> Retries<'a> {
             return Err(error);
         }
         let wait = self.policy.wait(self.failures, hint, fastrand::f64());
-        // A wait that ends past the deadline can only turn a telling error into a dumb one.
+        // A wait that ends past the deadline would only replace an informative error with `DeadlineExceeded`.
         if self
             .deadline
             .is_some_and(|deadline| Instant::now() + wait >= deadline)
@@ -235,10 +237,9 @@ mod tests {
 
     #[test]
     fn retries_stop_at_half_the_tokens_until_successes_have_given_some_back() {
-        // Scenario: 10 tokens, 0.1 for a success: failures until there is no retry; 10 successes, then 11, each
-        // followed by failures; 10 000 successes; no limit.
-        // Expected: the first four failures are retried; none; one; four again, since there are never more than
-        // at first; all are retried.
+        // Scenario: 10 tokens, 0.1 per success: failures until there is no retry; 10 successes, then 11, each
+        // followed by failures; 10 000 successes; no limit. Expected: the first four failures are retried;
+        // none; one; four again, since there are never more tokens than at the start; all are retried.
         let budget = RetryBudget {
             tokens_max: 10,
             per_success: 0.1,

@@ -65,7 +65,7 @@ impl ScoreRequest {
         self
     }
 
-    /// Score only this version of the dataset, as [`Scores::etag`] names it.
+    /// Requires this version of the dataset, as in [`Scores::etag`].
     #[must_use]
     pub fn if_match(mut self, etag: impl Into<String>) -> Self {
         self.message.if_match = etag.into();
@@ -163,7 +163,7 @@ mod tests {
 
     #[test]
     fn an_answer_that_does_not_fit_is_refused() {
-        // One query of three candidates, at most two results: what fits, and each thing that does not.
+        // One query of three candidates, at most two results: a valid answer, and each kind of invalid one.
         let scores = Scores::check(&[3], 2, answer(&[7, 5], &[2.0, 1.0], &[2])).unwrap();
         assert_eq!(scores.results[0].best, [(7, 2.0), (5, 1.0)]);
         assert_eq!((scores.results[0].errors[0].item, scores.etag.as_str()), (2, "v"));

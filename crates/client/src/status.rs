@@ -1,4 +1,4 @@
-//! What the admin service answers, as types of this crate.
+//! The admin service's answers, as types of this crate.
 
 use crate::dataset::Dataset;
 use ringfetch_proto::v1 as wire;
@@ -13,9 +13,9 @@ pub enum Backend {
     Uring,
     /// A mapping.
     Mmap,
-    /// Each read by one of the two, by what is resident.
+    /// A mapping or io_uring for each read, depending on what is resident.
     Auto,
-    /// Threads.
+    /// A pool of threads.
     Pread,
     /// A backend that this client does not know.
     #[default]
@@ -23,7 +23,7 @@ pub enum Backend {
 }
 
 impl Backend {
-    /// Those that a daemon can be switched to.
+    /// The backends that a daemon can be switched to.
     pub const ALL: [Self; 4] = [Self::Uring, Self::Mmap, Self::Auto, Self::Pread];
 
     /// The word in configuration and on the command line.
@@ -64,7 +64,7 @@ impl fmt::Display for Backend {
     }
 }
 
-/// A value made from the wire's.
+/// Conversion from a wire value.
 pub(crate) trait FromWire<W> {
     fn from_wire(wire: W) -> Self;
 }
@@ -106,7 +106,7 @@ impl<W, T: FromWire<W>> FromWire<Option<W>> for Option<T> {
     }
 }
 
-/// Structs with the fields of a message.
+/// Defines structs with the fields of a message.
 macro_rules! messages {
     ($($(#[$about:meta])* $name:ident = $message:ident {
         $($(#[$field_about:meta])* $field:ident: $type:ty,)*
@@ -128,37 +128,37 @@ macro_rules! messages {
 }
 
 messages! {
-    /// How a daemon is doing.
+    /// The state of a daemon.
     Status = GetStatusResponse {
         /// Of the daemon.
         version: String,
-        /// Since it was started.
+        /// Time since it was started.
         uptime_ms: u64,
         /// starting, serving or draining.
         state: String,
-        /// What reads datasets without a backend of their own.
+        /// Backend of datasets that have none of their own.
         backend: Backend,
-        /// What was asked for.
+        /// The backend requested.
         requested: Backend,
-        /// Why `backend` is what it is.
+        /// Why this backend.
         reason: String,
-        /// Whether it runs on another backend than the one that was asked for.
+        /// Whether it runs on another backend than requested.
         fallback: bool,
         /// Network threads.
         cores: u32,
-        /// Of answers: at most.
+        /// Response memory: limit.
         memory_budget_bytes: u64,
-        /// Of answers: now.
+        /// Response memory: in use now.
         memory_in_use_bytes: u64,
         /// Every shard.
         shards: Vec<ShardStatus>,
         /// Every dataset, by name.
         datasets: Vec<DatasetStatus>,
-        /// Over the last `rates_window_ms`.
+        /// Mean over the last `rates_window_ms`.
         reads_per_second: f64,
-        /// Over the last `rates_window_ms`.
+        /// Mean over the last `rates_window_ms`.
         read_bytes_per_second: f64,
-        /// What rates are of.
+        /// The window of the rates.
         rates_window_ms: u32,
         /// Items answered, errors included.
         reads_total: u64,
@@ -178,9 +178,9 @@ messages! {
     ShardStatus = ShardStatus {
         /// Its number.
         shard: u32,
-        /// What it serves; a ring's shard says uring and serves auto too.
+        /// Its backend; a ring's shard reports uring and serves auto too.
         backend: Backend,
-        /// Whether any dataset is read here.
+        /// Whether any dataset is routed here.
         routed: bool,
         /// Reads submitted and not completed.
         in_flight: u32,
@@ -203,9 +203,9 @@ messages! {
         read_path: Option<ReadPath>,
         /// Files or devices of the address space; 0 for objects.
         files: u32,
-        /// Of vectors: from one to the next in the file.
+        /// For vectors: distance from one to the next in the file.
         stride_bytes: u64,
-        /// Of vectors: where the first begins.
+        /// For vectors: where the first begins.
         base_offset: u64,
         /// Items answered, errors included.
         reads_total: u64,
@@ -217,11 +217,11 @@ messages! {
 
     /// How a dataset is read.
     ReadPath = ReadPath {
-        /// By what.
+        /// The backend that reads it.
         backend: Backend,
-        /// What was asked for, by the configuration or by a switch since.
+        /// The backend requested, by the configuration or by a later switch.
         requested: Backend,
-        /// Why `backend` is what it is.
+        /// Why this backend.
         reason: String,
         /// Whether reads bypass the page cache.
         direct_io: bool,
@@ -237,17 +237,17 @@ messages! {
 
     /// The last reload.
     LastReload = LastReload {
-        /// Whether it changed what it was to change.
+        /// Whether the reload was applied.
         successful: bool,
         /// Milliseconds since 1970.
         at_unix_ms: u64,
-        /// Why it changed nothing; empty when it was successful.
+        /// Why nothing was changed; empty if it was successful.
         problem: String,
-        /// What only a restart makes true.
+        /// Changes that take effect only after a restart.
         needs_restart: Vec<ConfigChange>,
     }
 
-    /// A key of the configuration with another value than before.
+    /// A key of the configuration whose value changed.
     ConfigChange = ConfigChange {
         /// `limits.connections`, `datasets.blocks.backend`.
         key: String,
@@ -257,25 +257,25 @@ messages! {
         after: String,
     }
 
-    /// What a reload did.
+    /// The effects of a reload.
     Reloaded = ReloadResponse {
-        /// What is in force from now on.
+        /// Changes now in force.
         applied: Vec<ConfigChange>,
-        /// What only a restart makes true.
+        /// Changes that take effect only after a restart.
         needs_restart: Vec<ConfigChange>,
         /// Served from now on.
         datasets_added: Vec<String>,
         /// No longer served.
         datasets_removed: Vec<String>,
-        /// Opened anew: their files or their configuration changed.
+        /// Reopened: their files or their configuration changed.
         datasets_replaced: Vec<String>,
-        /// As before.
+        /// Unchanged.
         datasets_unchanged: Vec<String>,
-        /// What else there is to say.
+        /// Remarks.
         notes: Vec<String>,
     }
 
-    /// What a switch of backends did.
+    /// The effects of a switch of backends.
     Switched = SetBackendResponse {
         /// The backend before.
         previous: Backend,
@@ -283,7 +283,7 @@ messages! {
         backend: Backend,
         /// Why this one.
         reason: String,
-        /// Datasets that go on with a backend of their own.
+        /// Datasets that keep a backend of their own.
         datasets_with_own: Vec<String>,
     }
 }
@@ -306,7 +306,7 @@ mod words {
 
     words!(super::Backend, Kind, Dtype);
 
-    /// The word, or `unknown`.
+    /// The name, or `unknown`.
     pub(crate) fn dtype<S: Serializer>(dtype: &Option<Dtype>, to: S) -> Result<S::Ok, S::Error> {
         to.serialize_str(dtype.map_or("unknown", Dtype::as_str))
     }

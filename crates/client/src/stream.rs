@@ -1,6 +1,6 @@
-//! Requests pipelined on one FetchStream call. Invariant: every request that was sent is in `pending` until it is
-//! answered or the stream ends, which fails every one of them. A request stays there when its caller has been dropped, so
-//! that what the server works on stays bounded.
+//! Requests pipelined on one FetchStream call. Invariant: every request that was sent is in `pending` until
+//! it is answered or the stream ends, which fails all of them. A request stays there even if its caller has
+//! been dropped, so that the server's work stays bounded.
 
 use crate::call::{CallOptions, accept, end, release};
 use crate::connection::{Endpoint, Method};
@@ -28,16 +28,16 @@ use wire::fetch_stream_response::Response as WireAnswer;
 
 static FETCH_STREAM: Method = Method::new("/ringfetch.v1.FetchService/FetchStream");
 
-/// One gRPC stream with many requests in flight; clones send on the same one. Answers come in any order, each to its
-/// own request. At most the builder's `max_in_flight` requests are in flight, further ones wait. When the last clone
-/// is dropped the stream ends, after what is in flight has been answered.
+/// One gRPC stream with many requests in flight; clones share it. Answers arrive in any order, each for its
+/// own request. At most the builder's `max_in_flight` requests are in flight; further ones wait. When the
+/// last clone is dropped, the stream ends after the requests in flight have been answered.
 ///
 /// Requests are retried as calls are. A stream that broke stays broken: every request that was in flight and every
 /// later one gets [`Error::StreamBroken`]; open another with [`crate::Client::stream`].
 #[derive(Debug, Clone)]
 pub struct FetchStream(Arc<Sending>);
 
-/// What the clones of a stream share; the stream ends with it.
+/// State shared by the clones of a stream; the stream ends with it.
 #[derive(Debug)]
 struct Sending {
     shared: Arc<Shared>,
@@ -54,7 +54,7 @@ impl Drop for Sending {
 #[derive(Debug, Default)]
 struct Shared {
     state: Mutex<State>,
-    /// Told when as many as may be were in flight, and one no longer is.
+    /// Notified when the limit was reached and a request has ended.
     room: Notify,
 }
 
@@ -63,21 +63,21 @@ struct State {
     next_id: u64,
     pending: HashMap<u64, Waiting, BuildHasherDefault<OwnNumber>>,
     send_side: SendSide,
-    /// Why the stream ended, once it has.
+    /// Why the stream ended, if it has.
     broken: Option<Arc<Error>>,
 }
 
-/// An answer as it came. It stays where it was decoded until its request takes it apart.
+/// An answer as received. It stays where it was decoded until its request takes it.
 #[derive(Debug, Default)]
 struct StreamAnswer {
     message: wire::FetchStreamResponse,
     data: Data,
 }
 
-/// Who waits for an answer.
+/// Where a request waits for its answer.
 type Waiting = oneshot::Sender<Result<Box<StreamAnswer>, Error>>;
 
-/// A hash of numbers that this side counts up: nobody can choose them to collide.
+/// A hash for numbers that this side counts up: no peer can make them collide.
 #[derive(Debug, Default)]
 struct OwnNumber(u64);
 
@@ -96,10 +96,10 @@ impl Hasher for OwnNumber {
     }
 }
 
-/// Where requests go. What it holds back, here or in h2, are never more requests than may be in flight.
+/// The sending side. Requests held back, here or in h2, never exceed the limit in flight.
 #[derive(Debug)]
 enum SendSide {
-    /// Not connected yet: what there is to send, and whether that is all.
+    /// Not connected yet: the requests to send, and whether those are all.
     Opening {
         waiting: Vec<Bytes>,
         ended: bool,
@@ -128,7 +128,7 @@ impl SendSide {
     fn end(&mut self) {
         match self {
             Self::Opening { ended, .. } => *ended = true,
-            // One that has ended already needs no end.
+            // A stream that has already ended needs no end.
             Self::Open(stream) => drop(stream.send_data(Bytes::new(), true)),
         }
     }
@@ -164,13 +164,13 @@ impl FetchStream {
     /// As [`crate::Client::fetch`]; [`Error::StreamBroken`] if the stream ended before the answer.
     ///
     /// # Cancel safety
-    /// Nothing is sent before the first poll. Dropped later, the answer is thrown away when it comes, and until then
-    /// the request counts as in flight.
+    /// Nothing is sent before the first poll. If dropped later, the answer is discarded when it arrives, and
+    /// until then the request counts as in flight.
     pub async fn send(&self, request: Request) -> Result<Answer, Error> {
         let (request, expected) = request.into_wire(self.0.options.fail_fast)?;
         let kind = RequestKind::of(&request);
         let encoded = StreamRequest::encode(&request)?;
-        // Freed while it is in the CPU's cache, not when the answer comes.
+        // Freed now, while it is in the CPU's cache, rather than when the answer arrives.
         drop(request);
         let check = |answer, data| {
             let answer = Answer::from_wire(&expected, answer, data)?;
@@ -276,7 +276,7 @@ impl FetchStream {
         self.send(Request::objects(dataset, parts)).await?.into_items()
     }
 
-    /// Whether the stream has ended, so that only a new one is of use.
+    /// Whether the stream has ended and must be replaced.
     pub fn is_broken(&self) -> bool {
         self.0.shared.lock().broken.is_some()
     }
@@ -299,13 +299,14 @@ impl FetchStream {
             (attempt.late, attempt.has_waited) = (deadline, true);
             self.0.shared.room.notified().await;
         }
-        // A sender is only ever dropped unanswered when the runtime that read the stream is gone.
+        // A sender is dropped without an answer only if the runtime that reads the stream is gone.
         answered
             .await
             .unwrap_or_else(|_| Err(Error::protocol("the task that reads the stream is gone")))
     }
 
-    /// Sends it, or gives it back where too many are in flight. An id is either pending and sent, or neither.
+    /// Sends the request, or returns it if too many are in flight. An id is either pending and sent, or
+    /// neither.
     fn try_send(&self, queued: QueuedRequest) -> Result<Option<QueuedRequest>, Error> {
         let (shared, max_in_flight) = (&self.0.shared, self.0.core.max_in_flight);
         let mut state = shared.lock();
@@ -318,17 +319,18 @@ impl FetchStream {
             late,
             has_waited,
         } = queued;
-        // What goes out at once has all its time, and needs no look at the clock.
+        // A request that is sent at once has its whole timeout, so the clock need not be read.
         let left = late.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         let deadline_ms = left.or(self.0.options.timeout()).map_or(0, millis);
         let sent = state.send(answer, request, deadline_ms);
         let more = state.pending.len() < max_in_flight || state.broken.is_some();
         drop(state);
-        // Each request woken wakes the next: of two answers at once only one wakes a request if none waits yet.
+        // Each woken request wakes the next: of two simultaneous answers only one notifies if no request
+        // waits yet.
         if has_waited && more {
             shared.room.notify_one();
         }
-        // A stream that cannot be written to has ended, and this request fails as all others do.
+        // If the stream cannot be written to, it has ended, and this request fails like all others.
         sent?.unwrap_or_else(|error| shared.fail(error));
         Ok(None)
     }
@@ -338,12 +340,12 @@ impl FetchStream {
 struct QueuedRequest {
     answer: Waiting,
     request: StreamRequest,
-    /// Its deadline, if some of its time has gone by.
+    /// Its deadline, if part of its time has passed.
     late: Option<Instant>,
     has_waited: bool,
 }
 
-/// Whole milliseconds, at least 1, since 0 means that there is no deadline.
+/// Whole milliseconds, at least 1, since 0 means no deadline.
 fn millis(left: Duration) -> u32 {
     u32::try_from(left.as_millis()).unwrap_or(u32::MAX).max(1)
 }
@@ -374,10 +376,10 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Hands an answer to its request.
+    /// Delivers an answer to its request.
     fn answer(&self, answer: Box<StreamAnswer>, max_in_flight: usize) -> Result<(), Error> {
         let id = answer.message.id;
-        // Before the request is removed, so that it fails with the stream.
+        // Checked before the request is removed, so that the request fails with the stream.
         if answer.message.response.is_none() {
             return Err(Error::protocol("an answer without content"));
         }
@@ -389,22 +391,22 @@ impl Shared {
             )));
         };
         drop(state);
-        // The receiver is gone if the caller gave up.
+        // The receiver is gone if the caller left.
         let _ = waiting.send(Ok(answer));
-        // Where there was room, nobody waits but those that the request woken before them wakes.
+        // If there was room, the only waiting requests are those that an earlier woken request will wake.
         if was_full {
             self.room.notify_one();
         }
         Ok(())
     }
 
-    /// Ends the stream: everything in flight and everything later gets the cause. The first cause stays.
+    /// Ends the stream: all current and later requests get the cause. The first cause is kept.
     fn fail(&self, cause: Error) {
         let mut state = self.lock();
         let cause = Arc::clone(state.broken.get_or_insert_with(|| Arc::new(cause)));
         let pending = std::mem::take(&mut state.pending);
         drop(state);
-        // Each wakes the next.
+        // Each one wakes the next.
         self.room.notify_one();
         for (_, waiting) in pending {
             let _ = waiting.send(Err(Error::StreamBroken {
@@ -414,7 +416,7 @@ impl Shared {
     }
 }
 
-/// Fails the stream however its reader ends, so that nobody waits for ever.
+/// Fails the stream however its reader ends, so that no request waits forever.
 struct FailOnDrop(Arc<Shared>);
 
 impl Drop for FailOnDrop {

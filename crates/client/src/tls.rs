@@ -14,7 +14,7 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 const HTTP2: &[u8] = b"h2";
 const HTTP1: &[u8] = b"http/1.1";
 
-/// Whom to trust, and who one is. Clones share it.
+/// Trusted authorities, and this client's certificate. Clones share it.
 #[derive(Clone)]
 pub struct Tls {
     http2: Arc<ClientConfig>,
@@ -28,11 +28,11 @@ impl fmt::Debug for Tls {
 }
 
 impl Tls {
-    /// Trusts the authorities in `ca` (PEM), or without it those that the host trusts. Presents the certificate chain and
+    /// Trusts the authorities in `ca` (PEM), or, without it, the host's. Presents the certificate chain and
     /// its private key, both PEM, to servers that ask for one.
     ///
     /// # Errors
-    /// `Invalid` if one of them cannot be used. No error has bytes of a key.
+    /// `Invalid` if one of them cannot be used. Errors never contain bytes of a key.
     pub fn new(ca: Option<&[u8]>, certificate: Option<(&[u8], &[u8])>) -> Result<Self, Error> {
         let mut roots = RootCertStore::empty();
         let authorities = match ca {
@@ -42,7 +42,7 @@ impl Tls {
         for authority in authorities {
             match roots.add(authority) {
                 Err(error) if ca.is_some() => return Err(Error::invalid("ca", error.to_string())),
-                // One of the host's that rustls does not understand is none to trust.
+                // Skip a host certificate that rustls does not understand.
                 Ok(()) | Err(_) => {}
             }
         }
@@ -70,10 +70,10 @@ impl Tls {
         })
     }
 
-    /// A handshake for HTTP/1.1 with the server `host`: a name or an IP address.
+    /// A TLS handshake for HTTP/1.1 with the server `host`: a name or an IP address.
     ///
     /// # Errors
-    /// `InvalidInput` if `host` is neither; what goes wrong on the way.
+    /// `InvalidInput` if `host` is neither; otherwise the error of the handshake.
     pub async fn connect_http1<S>(
         &self,
         host: &str,

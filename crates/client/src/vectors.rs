@@ -1,4 +1,4 @@
-//! Vectors: items with a shape. Elements are little-endian on the wire; what is returned as numbers is converted.
+//! Vectors: items with a shape. Elements are little-endian on the wire; numbers are returned in native order.
 
 use crate::error::Error;
 use crate::items::{Expected, Items};
@@ -50,7 +50,7 @@ impl Dtype {
         }
     }
 
-    /// The type of a wire value; none for an unknown one.
+    /// The type of a wire value; `None` for an unknown one.
     pub fn from_wire(dtype: i32) -> Option<Self> {
         match wire::Dtype::try_from(dtype) {
             Ok(wire::Dtype::F32) => Some(Self::F32),
@@ -109,9 +109,9 @@ impl Vectors {
         self.dtype
     }
 
-    /// Vector `i` as `dim` floats, whatever its element type. f64 elements, and i32 ones
-    /// beyond 2^24, are rounded. None if the
-    /// vector could not be read ([`Items::get`] says why) or the request had none of that number.
+    /// Vector `i` as `dim` floats, whatever its element type. f64 elements, and i32 ones beyond 2^24, are
+    /// rounded. `None` if the vector could not be read ([`Items::get`] says why) or the request had no vector
+    /// `i`.
     pub fn as_f32(&self, i: usize) -> Option<Vec<f32>> {
         let mut out = Vec::new();
         self.extend_f32(i, &mut out).then_some(out)

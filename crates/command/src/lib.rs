@@ -1,5 +1,5 @@
-//! What `ringfetchd` and `ringfetch` share at their command lines: sizes and other quantities as people write them, tables,
-//! files of results, manual pages, completions.
+//! Command-line parts shared by `ringfetchd` and `ringfetch`: sizes and other quantities in human notation,
+//! tables, result files, manual pages, completions.
 #![forbid(unsafe_code)]
 
 pub mod manual;

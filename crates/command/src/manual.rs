@@ -1,4 +1,5 @@
-//! Manual pages and completions, made from the definition of a command line, so that they cannot differ from it.
+//! Manual pages and completions, generated from a command-line definition, so that they cannot differ from
+//! it.
 
 use clap::Command;
 use clap_complete::Shell;
@@ -10,19 +11,19 @@ use std::path::Path;
 /// The manual of one program.
 #[derive(Debug, Clone)]
 pub struct Manual<'a> {
-    /// Of the manual: `1` for programs, `8` for daemons.
+    /// Section of the manual: `1` for programs, `8` for daemons.
     pub section: &'a str,
-    /// What the definition does not say, for the end of the program's own page.
+    /// Sections that the definition does not contain, for the end of the program's own page.
     pub more: &'a [Section<'a>],
     /// Names of other pages and their sections.
     pub see_also: &'a [(&'a str, &'a str)],
 }
 
-/// A heading, and terms with what they mean.
+/// A heading, and terms with their explanations.
 pub type Section<'a> = (&'a str, &'a [(&'a str, &'a str)]);
 
 impl Manual<'_> {
-    /// Writes a page for the program and for each of its commands into a directory, which is made.
+    /// Writes a page for the program and for each of its commands into a directory, creating it.
     ///
     /// # Errors
     /// The directory or a file cannot be written; the message names it.
@@ -79,7 +80,7 @@ impl Manual<'_> {
 /// The completions for a shell, to be sourced by it.
 pub fn completions(command: &mut Command, shell: Shell) -> Vec<u8> {
     let name = command.get_name().to_owned();
-    // Into memory: the generator panics when what it writes to fails.
+    // Into memory: the generator panics if writing fails.
     let mut script = Vec::new();
     clap_complete::generate(shell, command, name, &mut script);
     script
@@ -91,8 +92,9 @@ mod tests {
 
     #[test]
     fn every_command_has_its_page_however_deep() {
-        // Scenario: a program with a command, one below it and a hidden one, into a directory that is not there yet.
-        // Expectation: a page for each but the hidden one; the program's ends with what it was given, the others' do not.
+        // Scenario: a program with a command, one below it and a hidden one, into a directory that does not
+        // exist yet. Expectation: a page for each but the hidden one; only the program's ends with the extra
+        // sections.
         let leaf = Command::new("leaf").about("Deep down");
         let program = Command::new("program")
             .version("1.2")

@@ -1,4 +1,4 @@
-//! Results that are there whole or not at all.
+//! Result files that are complete or absent.
 
 use std::fs::Permissions;
 use std::io::{self, Write};
@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
 
-/// A file beside its final name; dropped before [`PartFile::finish`], it leaves nothing.
+/// A temporary file next to its final name. Dropped before [`PartFile::finish`], it leaves nothing.
 #[derive(Debug)]
 pub struct PartFile {
     file: NamedTempFile,
@@ -29,10 +29,10 @@ impl PartFile {
         Ok(Self { file, path })
     }
 
-    /// Makes what was written durable and gives it its name.
+    /// Syncs the file and gives it its name.
     ///
     /// # Errors
-    /// errno. The name then has what it had before.
+    /// errno. The name then keeps its previous file.
     pub fn finish(self) -> io::Result<()> {
         self.file.as_file().sync_all()?;
         self.file.persist(self.path)?;
@@ -67,7 +67,8 @@ mod tests {
 
     #[test]
     fn a_file_that_cannot_be_named_is_not_left_behind() {
-        // Scenario: a new file, one over it, and one whose name is a directory's. Expected: the bytes; an error and no part.
+        // Scenario: a new file, one that replaces it, and one whose name is a directory's. Expected: the
+        // bytes; an error and no partial file.
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("a");
         write_whole(&path, b"one").unwrap();

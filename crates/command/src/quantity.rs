@@ -1,4 +1,4 @@
-//! Sizes, durations and numbers as people write and read them.
+//! Sizes, durations and numbers in human notation.
 
 use std::time::Duration;
 
@@ -77,8 +77,7 @@ mod tests {
 
     #[test]
     fn quantities_are_written_for_people() {
-        // Scenario: numbers around every boundary.
-        // Expected: what a person would write.
+        // Scenario: numbers around every boundary. Expected: human notation.
         assert_eq!(
             [0, 999, 1000, 1_234_567].map(grouped),
             ["0", "999", "1 000", "1 234 567"]

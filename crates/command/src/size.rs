@@ -1,7 +1,7 @@
-//! Byte sizes as people write and read them, in binary units. Decimal ones are refused on purpose: `16MB` means two
-//! different sizes to two readers.
+//! Byte sizes in human notation, in binary units. Decimal units are refused on purpose: readers disagree on
+//! what `16MB` means.
 
-/// What is allowed, for messages.
+/// The accepted notation, for messages.
 pub const ALLOWED: &str = "a whole number of bytes, or one with KiB, MiB, GiB or TiB such as 16MiB";
 
 const UNITS: [(&str, u32); 4] = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
@@ -9,7 +9,7 @@ const UNITS: [(&str, u32); 4] = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 
 /// Reads `16MiB`, `64 KiB`, `4096` or `4096B`.
 ///
 /// # Errors
-/// What is wrong with it, to follow "which".
+/// The problem, in words that follow "which".
 pub fn parse(text: &str) -> Result<u64, String> {
     let text = text.trim();
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());

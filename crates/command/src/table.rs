@@ -7,12 +7,12 @@ use std::io::{self, Write};
 #[derive(Debug, Default)]
 pub struct Table {
     rows: Vec<Vec<String>>,
-    /// Columns whose cells stand at the right.
+    /// Right-aligned columns.
     right: &'static [usize],
 }
 
 impl Table {
-    /// A table whose columns of these numbers stand at the right.
+    /// A table with these columns right-aligned.
     pub fn new(right: &'static [usize]) -> Self {
         Self {
             rows: Vec::new(),
@@ -28,7 +28,7 @@ impl Table {
     /// Writes all rows, a line each.
     ///
     /// # Errors
-    /// Whatever the writer has.
+    /// Those of the writer.
     pub fn write(&self, out: &mut dyn Write) -> io::Result<()> {
         write!(out, "{self}")
     }
@@ -63,8 +63,8 @@ mod tests {
 
     #[test]
     fn columns_are_as_wide_as_their_widest_cell() {
-        // Scenario: three rows, the middle column at the right, one row shorter.
-        // Expected: aligned columns two spaces apart, no spaces at line ends.
+        // Scenario: three rows, the middle column right-aligned, one row shorter. Expected: aligned columns
+        // two spaces apart, no spaces at line ends.
         let mut table = Table::new(&[1]);
         table.row(["name", "count", "note"]);
         table.row(["é", "1 000", "x"]);

@@ -1,8 +1,8 @@
-//! The engine alone under a closed loop, without a network: reads a second, CPU a read and latency, to be set beside
-//! fio on the same file.
+//! The engine alone under a closed loop, without a network: reads per second, CPU per read and latency, to
+//! compare with fio on the same file.
 //!
-//! `cargo run --release -p ringfetch-engine --example engine_load -- FILE [--flag value ...]`; `--help` lists the
-//! flags. Depth is what the device sees (`--queue-depth`); batches in flight (`--outstanding`) keep it filled.
+//! `cargo run --release -p ringfetch-engine --example engine_load -- FILE [--flag value ...]`; `--help` lists
+//! the flags. `--queue-depth` is the depth at the device; batches in flight (`--outstanding`) keep it filled.
 
 use hdrhistogram::Histogram;
 use ringfetch_engine::batch::Batch;
@@ -33,7 +33,7 @@ const USAGE: &str = "usage: engine_load FILE [--flag value ...]
   --warmup-seconds S   driven before it, not measured (0.5)
   --json               one JSON object instead of a line";
 
-/// What was asked for.
+/// The requested options.
 struct Options {
     path: String,
     backend: BackendKind,
@@ -123,10 +123,10 @@ fn seconds(flag: &str, value: &str) -> Result<Duration, Failure> {
     Ok(Duration::try_from_secs_f64(parse(flag, value)?)?)
 }
 
-/// What one core's slots have counted. Only that core's thread touches it while the load runs.
+/// What one core's slots counted. Only that core's thread touches it while the load runs.
 struct Counted {
     reads: AtomicU64,
-    /// Latency of a batch, nanoseconds.
+    /// Latency per batch, nanoseconds.
     latency: Mutex<Histogram<u64>>,
     failed: Mutex<Option<String>>,
 }
@@ -215,7 +215,7 @@ fn report(
     let micros = |quantile| latency.value_at_quantile(quantile) as f64 / 1e3;
     let (p50, p90, p99, p999) = (micros(0.5), micros(0.9), micros(0.99), micros(0.999));
     let shards = engine.shards();
-    // Warm-up included: for their ratio to each other.
+    // These include the warm-up: compare them only with each other.
     let device: u64 = shards.iter().map(|shard| shard.device_reads_total).sum();
     let submissions: u64 = shards.iter().map(|shard| shard.submissions_total).sum();
     let (backend, batch, outstanding) = (engine.backend().backend, options.batch, options.outstanding);
@@ -238,7 +238,7 @@ fn report(
     Ok(())
 }
 
-/// One batch in flight, again and again.
+/// One batch in flight, repeated.
 struct Slot {
     engine: Engine,
     dataset: Arc<Dataset>,

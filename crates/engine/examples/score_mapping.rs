@@ -1,8 +1,8 @@
-//! The arithmetic of ScoreVectors over a mapping, in this process, on one thread: what the daemon's scores of warm data are set
-//! beside (`bench/compare.py`, row `scores-warm`).
+//! The arithmetic of ScoreVectors over a mapping, in this process, on one thread: the reference for the
+//! daemon's scores of warm data (`bench/compare.py`, row `scores-warm`).
 //!
-//! `cargo run --release -p ringfetch-engine --example score_mapping -- FILE HEADER_BYTES DIM BATCH SECONDS`: `BATCH` random
-//! vectors of `DIM` f32 at a time, ten results by inner product. Prints one JSON object.
+//! `cargo run --release -p ringfetch-engine --example score_mapping -- FILE HEADER_BYTES DIM BATCH SECONDS`:
+//! `BATCH` random vectors of `DIM` f32 at a time, ten results by inner product. Prints one JSON object.
 #![allow(unsafe_code, reason = "maps a file that nobody truncates")]
 
 use ringfetch_engine::dataset::Dtype;
@@ -49,7 +49,7 @@ fn main() -> Result<(), Failure> {
     while began.elapsed() < seconds {
         ids.clear();
         ids.extend((0..batch).map(|_| random.u64(..count)));
-        // In the order of the file, as the daemon does.
+        // In file order, as the daemon does.
         ids.sort_unstable();
         scored.clear();
         for id in &ids {

@@ -1,11 +1,12 @@
-//! Small requests answered by the core that submits them, when `mmap` or `auto` serves their dataset and the page cache has
-//! their bytes: the way to a shard, even one on the same core, and back takes longer than such a read.
+//! Answers small requests on the core that submits them, when `mmap` or `auto` serves their dataset and the
+//! page cache holds their bytes. A round trip to a shard, even one on the same core, takes longer than such a
+//! read.
 //!
-//! `mmap` copies by preadv2(2) with RWF_NOWAIT, which neither waits for a device nor faults, so that a network thread stays
-//! free even if a page is evicted meanwhile. `auto` copies as its shard would: from the mapping what is trusted or was found
-//! resident, since a failed preadv2 starts the read that it was asked about. What that does not bring completely (not
-//! resident, truncated, a file system that always waits) goes to a shard, which finds the cause. A file of which hardly
-//! anything was resident lately is tried once in 16 reads.
+//! `mmap` copies by preadv2(2) with RWF_NOWAIT, which neither waits for a device nor faults, so the network
+//! thread stays free even if a page is evicted meanwhile. `auto` copies as its shard would, from the mapping,
+//! what is trusted or was found resident: a preadv2 that fails starts the read it was asked about. Whatever
+//! is not copied completely (not resident, truncated, a file system that always waits) goes to a shard, which
+//! determines the cause. A file of which hardly anything was resident lately is tried once in 16 reads.
 
 use crate::backend::auto::copy_resident;
 use crate::backend::residency::{Residency, ResidencyHistories, Tick, ask, pread_no_wait, trusted};
@@ -18,22 +19,22 @@ use crate::share::Share;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
-/// Longest item. Copying more is worth a thread of its own.
+/// Longest item. A longer copy is worth a thread of its own.
 const BYTES_MAX: u32 = 16 << 10;
 
-/// One core's. Aligned, so that cores share no cache line (128: x86 fetches lines in pairs).
+/// State of one core. Aligned, so that cores share no cache line (128: x86 fetches lines in pairs).
 #[repr(align(128))]
 pub(crate) struct CoreReads(Mutex<State>);
 
 struct State {
     metrics: Arc<ShardMetrics>,
     histories: ResidencyHistories,
-    /// Of each dataset read here, by its id.
+    /// Counters of each dataset read here, with its id.
     counters: Vec<(u64, Weak<Dataset>, Arc<DatasetCounters>)>,
 }
 
 impl CoreReads {
-    /// `metrics`: not those of a shard, which only its thread may write to.
+    /// `metrics` must not belong to a shard: only the shard's thread may write to those.
     pub(crate) fn new(metrics: Arc<ShardMetrics>) -> Self {
         Self(Mutex::new(State {
             metrics,
@@ -45,7 +46,7 @@ impl CoreReads {
     /// Reads a batch of one small item, if that is possible without waiting.
     ///
     /// # Errors
-    /// What is known about its bytes, for the shard that reads it then.
+    /// What is known about the bytes, for the shard that then reads them.
     pub(crate) fn fetch(
         &self,
         batch: &Batch,
@@ -54,7 +55,7 @@ impl CoreReads {
         share: Option<&Arc<Share>>,
         deadline: Option<Instant>,
     ) -> Result<Fetched, Residency> {
-        // First, since the shards of a ring have these for `auto` alone.
+        // Checked first: the shards of a ring have this state for `auto` alone.
         if !matches!(backend, BackendKind::Mmap | BackendKind::Auto) {
             return Err(Residency::Ask);
         }
@@ -69,7 +70,7 @@ impl CoreReads {
         let file = batch.file(segment.file).ok_or(Residency::Ask)?;
         let mut state = self.lock();
         let copy = state.way(backend, file, segment)?;
-        // A refusal is for the usual way to give.
+        // The usual path reports the refusal.
         let mut buffer = arena.reserve(length.into(), share).map_err(|_| Residency::Ask)?;
         let place = buffer.place(0, length as usize);
         // SAFETY: the buffer is ours alone, `place` has checked the length, and the call has ended when it returns.
@@ -111,7 +112,7 @@ impl CoreReads {
 type Copy = unsafe fn(&OpenFile, u64, *mut u8, u32) -> Result<u32, i32>;
 
 impl State {
-    /// How to copy a segment; otherwise what is known about its bytes.
+    /// How to copy a segment, or what is known about its bytes.
     fn way(&mut self, backend: BackendKind, file: &OpenFile, segment: &Segment) -> Result<Copy, Residency> {
         let (offset, length) = (segment.offset, segment.length);
         if backend == BackendKind::Auto && trusted(file, offset, length, Tick::now()) {
@@ -124,7 +125,7 @@ impl State {
         if backend == BackendKind::Mmap {
             return Ok(pread_no_wait);
         }
-        // A read that is tried and fails would start the device: so ask.
+        // Ask first: a read that fails would start the device.
         let resident = ask(file, offset, length, Tick::now(), &mut 1);
         history.learn(resident);
         if resident {
@@ -186,7 +187,7 @@ mod tests {
         Arc::new(Dataset::open(&spec).unwrap())
     }
 
-    /// A core's reads, and the backend that they are of.
+    /// A core's reads, and their backend.
     type Reads = (CoreReads, BackendKind);
 
     fn each_backend() -> impl Iterator<Item = Reads> {
@@ -195,7 +196,7 @@ mod tests {
             .map(|backend| (CoreReads::new(ShardMetrics::new(0, backend, 0)), backend))
     }
 
-    /// A file below the target directory: on tmpfs nothing is ever evicted.
+    /// A file below the target directory: tmpfs never evicts.
     fn file() -> (tempfile::NamedTempFile, Vec<u8>) {
         let file = tempfile::NamedTempFile::new_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         let bytes: Vec<u8> = (0..BLOCKS * 4096).map(|at| (at / 4096 + at) as u8).collect();
@@ -212,7 +213,7 @@ mod tests {
         reads.0.fetch(&batch, reads.1, &arena, None, None).ok()
     }
 
-    /// The same of a range that the page cache has, or gets: the kernel may have taken a page away, or be writing it.
+    /// Fetches a range until it is answered: the kernel may have evicted a page, or be writing it.
     fn answered(reads: &Reads, dataset: &Arc<Dataset>, path: &std::path::Path, range: (u64, u64)) -> Fetched {
         let found = (0..1000).find_map(|_| {
             drop(std::fs::read(path).unwrap());
@@ -223,8 +224,8 @@ mod tests {
 
     #[test]
     fn one_small_resident_item_is_answered_at_once_and_counted() {
-        // Blocks, and ranges that begin and end anywhere: their bytes. Several items, a long one, one outside, and one
-        // whose deadline has passed: left to a shard.
+        // Blocks and unaligned ranges are answered with their bytes. Several items, a long one, one past the
+        // end and one whose deadline has passed are left to a shard.
         let (file, bytes) = file();
         for reads in each_backend() {
             let dataset = dataset(file.path());
@@ -262,7 +263,8 @@ mod tests {
 
     #[test]
     fn what_was_cut_off_is_left_to_a_shard() {
-        // The file loses its second half: what lies there, or reaches into it, is not answered here; the rest is.
+        // The file loses its second half: ranges in it, or reaching into it, are not answered here; the
+        // others are.
         for reads in each_backend() {
             let (file, bytes) = file();
             let dataset = dataset(file.path());
@@ -277,7 +279,8 @@ mod tests {
 
     #[test]
     fn what_is_read_often_is_not_asked_about() {
-        // Eight reads of a file that was just written. Expectation: the ninth is trusted, and so is any other of its region.
+        // Eight reads of a file that was just written. Expectation: the ninth is trusted, and so is every
+        // other read in its region.
         let (file, _) = file();
         let reads = each_backend().find(|reads| reads.1 == BackendKind::Auto).unwrap();
         let dataset = dataset(file.path());
@@ -292,7 +295,7 @@ mod tests {
 
     #[test]
     fn what_was_cut_off_a_trusted_file_is_left_to_a_shard() {
-        // As above, of a file that `auto` does not ask about: its mapping faults, or has zeros behind the new end.
+        // As above, but `auto` does not query this file: its mapping faults, or reads zeros past the new end.
         let (file, bytes) = file();
         let reads = each_backend().find(|reads| reads.1 == BackendKind::Auto).unwrap();
         let dataset = dataset(file.path());
@@ -309,7 +312,8 @@ mod tests {
 
     #[test]
     fn a_truncation_beside_copies_of_a_trusted_file_leaves_no_zeros() {
-        // While blocks are read one by one, another thread cuts the file anywhere: what is answered is what it was.
+        // Blocks are read one by one while another thread truncates the file at random. Every answer has the
+        // file's bytes.
         let mut random = fastrand::Rng::with_seed(7);
         for _ in 0..100 {
             let (file, bytes) = file();
@@ -335,7 +339,7 @@ mod tests {
 
     #[test]
     fn a_cold_file_is_hardly_ever_tried() {
-        // After many misses one read in 16 is tried; once those find their bytes, every read is again.
+        // After many misses one read in 16 is tried; once those hit, every read is tried again.
         let (file, _) = file();
         for reads in each_backend() {
             let dataset = dataset(file.path());

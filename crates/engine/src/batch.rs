@@ -1,7 +1,7 @@
 //! A batch: many items of one dataset, checked and laid out in one response buffer before anything is queued.
 //!
-//! Items are back to back in request order. An item that is known to fail takes no space; one that fails on the device
-//! is removed afterwards (ADR 0007).
+//! Items are back to back in request order. An item that is known to fail takes no space; the space of one
+//! that fails on the device is closed afterwards (ADR 0007).
 
 use crate::dataset::{Dataset, Kind, OpenFile};
 use crate::error::{ItemError, ReadError};
@@ -66,7 +66,7 @@ impl Batch {
         }
     }
 
-    /// The dataset it reads.
+    /// The dataset that it reads.
     pub fn dataset(&self) -> &Arc<Dataset> {
         &self.dataset
     }
@@ -130,7 +130,7 @@ impl Batch {
         let length = match length {
             Some(length) => length,
             None if offset == end => return self.items.push(Item { offset, length: 0 }),
-            // Past the end: one byte, so that the check below refuses it as a range past the end.
+            // Past the end: one byte, so that the check below refuses it as out of range.
             None => end.saturating_sub(offset).max(1),
         };
         let extent = match geometry::check_range(offset, length, end) {
@@ -234,7 +234,7 @@ pub(crate) fn file_of<'a>(
         .or_else(|| objects.get(index as usize))
 }
 
-/// A batch of over 4 GiB would not fit `target`; the engine refuses one by `data_bytes` before it looks here.
+/// A batch of over 4 GiB would not fit `target`; the engine refuses it by `data_bytes` before it uses these.
 fn push_segment(segments: &mut SmallVec<[Segment; 1]>, file: usize, item: u32, part: Extent, target: u64) {
     segments.push(Segment {
         file: u32::try_from(file).unwrap_or(u32::MAX),
@@ -248,8 +248,8 @@ fn push_segment(segments: &mut SmallVec<[Segment; 1]>, file: usize, item: u32, p
 /// A finished batch.
 #[derive(Debug)]
 pub struct Fetched {
-    /// The good items back to back, in request order. Pooled memory: it returns to the pool when the last clone or
-    /// slice is dropped, so do not keep it.
+    /// The good items back to back, in request order. Pooled memory: it returns to the pool when the last
+    /// clone or slice is dropped, so do not keep it.
     pub data: Bytes,
     /// Length of each item in `data`.
     pub lengths: Lengths,
@@ -259,12 +259,12 @@ pub struct Fetched {
     pub times: Times,
 }
 
-/// How long a batch took, nanoseconds, as the histograms have it.
+/// How long a batch took, in nanoseconds; the histograms record the same values.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Times {
     /// Until its last read was submitted.
     pub queue_ns: u64,
-    /// From its acceptance until its answer.
+    /// From its acceptance to its reply.
     pub total_ns: u64,
 }
 
@@ -278,12 +278,12 @@ pub enum Lengths {
         /// Items.
         items: u32,
     },
-    /// One length an item; 0 for a failed one.
+    /// One length per item; 0 for a failed one.
     Each(Vec<u32>),
 }
 
 impl Lengths {
-    /// The lengths of items of which none failed.
+    /// The lengths of items none of which failed.
     pub(crate) fn of(items: &[Item]) -> Self {
         let first = items.first().map_or(0, |item| item.length);
         if items.iter().all(|item| item.length == first) {
@@ -304,7 +304,7 @@ mod tests {
     use crate::dataset::{DatasetSpec, KindSpec};
     use std::time::Duration;
 
-    /// Objects in any order, some of them often: each is held once, and every segment names its own.
+    /// Objects in any order, some repeated: each is held once, and every segment refers to the right one.
     #[test]
     fn an_object_is_held_once_however_often_it_is_read() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Private pieces for the micro-benchmarks (`crates/pieces`) and the fuzz targets, only with feature `bench`, which those enable.
+//! Internals for the micro-benchmarks (`crates/pieces`) and the fuzz targets, which enable feature `bench`.
 //! No logic, and not a public API.
 
 use crate::batch::Batch;
@@ -9,7 +9,7 @@ use crate::plan::{self, PlanRules};
 use prometheus::core::Collector as _;
 use std::sync::Arc;
 
-/// Plans a batch as uring's shard does with the default settings: the number of device reads.
+/// Plans a batch as a uring shard does with the default settings: returns the number of device reads.
 pub fn plan_reads(batch: &Batch) -> usize {
     let rules = PlanRules {
         direct: true,
@@ -33,7 +33,8 @@ pub struct Rules {
     pub max_read_bytes: u32,
 }
 
-/// Plans a batch and executes the plan on the contents of its files: where item 0 begins, and the response's bytes.
+/// Plans a batch and executes the plan on the contents of its files. Returns where item 0 begins, and the
+/// response's bytes.
 ///
 /// # Panics
 /// The plan breaks a rule that devices or the shard rely on.
@@ -70,7 +71,7 @@ impl Counters {
     /// Counters that have counted one read of one dataset each.
     ///
     /// # Errors
-    /// A metric's name is not one.
+    /// A metric's name is invalid.
     pub fn new() -> Result<Self, prometheus::Error> {
         let backend = BackendKind::Uring;
         let shards: Vec<_> = (0..2)
@@ -93,7 +94,8 @@ impl Counters {
         Ok(counters)
     }
 
-    /// What a shard counts for one batch of `items` single reads, with latencies that fill different buckets.
+    /// Counts what a shard counts for one batch of `items` single reads, with latencies that fill different
+    /// buckets.
     pub fn count_batch(&self, items: u32) {
         for shard in self.shards.iter().take(1) {
             let per_backend = shard.per_backend(BackendKind::Uring);
@@ -110,7 +112,7 @@ impl Counters {
         }
     }
 
-    /// A scrape: the number of metric families.
+    /// Scrapes; returns the number of metric families.
     pub fn collect(&self) -> usize {
         self.collector.collect().len()
     }

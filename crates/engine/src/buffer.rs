@@ -1,10 +1,11 @@
-//! Response memory: one page-aligned arena under one byte budget.
+//! Response memory: one page-aligned arena with one byte budget.
 //!
-//! The arena is a single anonymous mapping, cut into 4 KiB pages by `offset-allocator` (constant time, best fit by bins).
-//! The budget *is* the arena, so that nothing else has to count, and one region is all that a ring has to register.
-//! A [`PooledBuffer`] gives its pages back when it is dropped; as `Bytes` it travels into a response body uncopied.
+//! The arena is a single anonymous mapping, divided into 4 KiB pages by `offset-allocator` (constant time,
+//! best fit by bins). The budget *is* the arena, so nothing else has to count, and a ring has only one region
+//! to register. A [`PooledBuffer`] returns its pages when it is dropped; as `Bytes` it moves into a response
+//! body without a copy.
 //!
-//! Absent on purpose: zeroing. A buffer's bytes become visible only up to what a read reported as arrived.
+//! Memory is not zeroed: a buffer's bytes become visible only up to what a read reported.
 
 use crate::error::{ReadError, Resource};
 use crate::share::{Budget, Charge, Refused, Share};
@@ -32,8 +33,8 @@ struct ArenaInner {
     budget: Arc<Budget>,
 }
 
-// SAFETY: `base` points to a mapping that lives as long as the value and is only handed out in disjoint pieces, each
-// owned by one `PooledBuffer`.
+// SAFETY: `base` points to a mapping that lives as long as the value and is handed out only in disjoint
+// pieces, each owned by one `PooledBuffer`.
 unsafe impl Send for ArenaInner {}
 // SAFETY: as above; the allocator is behind a mutex.
 unsafe impl Sync for ArenaInner {}
@@ -49,8 +50,8 @@ impl std::fmt::Debug for ArenaInner {
 
 impl Drop for ArenaInner {
     fn drop(&mut self) {
-        // SAFETY: `base` and `length` are exactly what mmap returned in `Arena::new`, and every piece holds an `Arc`
-        // of this value, so none is left.
+        // SAFETY: `base` and `length` are exactly what mmap returned in `Arena::new`, and every piece holds
+        // an `Arc` of this value, so no piece is left.
         let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.length) };
         if let Err(errno) = unmapped {
             tracing::error!(%errno, "the response memory cannot be unmapped");
@@ -59,11 +60,11 @@ impl Drop for ArenaInner {
 }
 
 impl Arena {
-    /// Reserves `budget_bytes` (rounded up to pages) of address space, which becomes resident as it is first used: by huge
-    /// pages where the host has them.
+    /// Reserves `budget_bytes` (rounded up to pages) of address space. Pages become resident on first use, as
+    /// huge pages where the host has them.
     ///
     /// # Errors
-    /// errno of mmap, or `InvalidInput` for a budget of nothing or of more than 2^32 pages (16 TiB).
+    /// errno of mmap, or `InvalidInput` for a budget of 0 or of more than 2^32 pages (16 TiB).
     pub fn new(budget_bytes: u64) -> std::io::Result<Self> {
         let invalid = || std::io::Error::from(std::io::ErrorKind::InvalidInput);
         let pages = u32::try_from(budget_bytes.div_ceil(PAGE_BYTES)).map_err(|_| invalid())?;
@@ -80,7 +81,8 @@ impl Arena {
                 rustix::mm::MapFlags::PRIVATE | rustix::mm::MapFlags::NORESERVE,
             )
         }?;
-        // Fewer TLB misses: in a copy of 64 KiB one in place of sixteen. A kernel without huge pages refuses, which is fine.
+        // Fewer TLB misses: one instead of sixteen in a copy of 64 KiB. A kernel without huge pages refuses,
+        // which is harmless.
         // SAFETY: the mapping was just made, and the advice changes no contents.
         let _without_huge_pages =
             unsafe { rustix::mm::madvise(base, length, rustix::mm::Advice::LinuxHugepage) };
@@ -102,13 +104,14 @@ impl Arena {
     /// Takes `bytes` (rounded up to pages), charged to `share`.
     ///
     /// # Errors
-    /// `Overloaded`: the arena has no such piece free, or the share is used up.
+    /// `Overloaded`: the arena has no free piece of this size, or the share is used up.
     pub fn reserve(&self, bytes: u64, share: Option<&Arc<Share>>) -> Result<PooledBuffer, ReadError> {
         let charge = self.charge(in_pages(bytes), share)?;
         self.cut(bytes, charge)
     }
 
-    /// A piece for a response and one for its scratch memory, either of which may be of no bytes: both or none.
+    /// Takes one piece for a response and one for its scratch memory, either of which may be empty: both or
+    /// none.
     ///
     /// # Errors
     /// As [`Arena::reserve`].
@@ -119,7 +122,7 @@ impl Arena {
     ) -> Result<[Option<PooledBuffer>; 2], ReadError> {
         let [data, scratch] = bytes.map(u64::from);
         let pages = |bytes: u64| if bytes == 0 { 0 } else { in_pages(bytes) };
-        // In one charge, since the second alone might be refused for what the first one holds.
+        // As one charge: the second alone might be refused because of the first.
         let charge = self.charge(pages(data) + pages(scratch), share)?;
         let cut = |bytes, charge| self.cut(bytes, charge).map(Some);
         Ok(match (data, scratch) {
@@ -133,7 +136,7 @@ impl Arena {
         })
     }
 
-    /// Whether a response of so many bytes would get its memory now.
+    /// Whether a response of this many bytes would get its memory now.
     ///
     /// # Errors
     /// `Overloaded`.
@@ -177,7 +180,7 @@ impl Arena {
             reason = "both are below `length`, which is a usize"
         )]
         let (offset, capacity) = (offset as usize, capacity as usize);
-        // SAFETY: `offset + capacity <= length`: the allocator hands out pages below its size only.
+        // SAFETY: `offset + capacity <= length`: the allocator only hands out pages below its size.
         let base = unsafe { self.inner.base.add(offset) };
         Ok(PooledBuffer {
             arena: Arc::clone(&self.inner),
@@ -189,12 +192,12 @@ impl Arena {
         })
     }
 
-    /// What pieces are charged to.
+    /// The budget that pieces are charged to.
     pub fn budget(&self) -> &Arc<Budget> {
         &self.inner.budget
     }
 
-    /// Bytes handed out now.
+    /// Bytes in use now.
     pub fn in_use_bytes(&self) -> u64 {
         self.inner.budget.used()
     }
@@ -204,8 +207,8 @@ impl Arena {
         self.inner.length as u64
     }
 
-    /// Makes every page of it present, so that whoever pins them next need not wait for that. What cannot be made
-    /// present now (memory is short, kernel before 5.14) is when it is needed.
+    /// Makes every page present, so that pinning them does not wait for that. Pages that cannot be made
+    /// present now (memory is short, kernel before 5.14) become present on first use.
     pub(crate) fn populate(&self) {
         let base = self.inner.base.as_ptr().cast::<std::ffi::c_void>();
         // SAFETY: exactly the region that this arena mapped; populating leaves its contents as they are.
@@ -267,7 +270,7 @@ impl Collector for ArenaCollector {
     }
 }
 
-/// A piece of the arena with one owner. What of it may be seen is set once, when its reads have finished.
+/// A piece of the arena with one owner. Its visible range is set once, when its reads have finished.
 pub struct PooledBuffer {
     arena: Arc<ArenaInner>,
     allocation: Allocation<u32>,
@@ -292,10 +295,10 @@ unsafe impl Send for PooledBuffer {}
 unsafe impl Sync for PooledBuffer {}
 
 impl PooledBuffer {
-    /// Where `length` bytes from `offset` lie. Whoever writes through it holds the buffer alive until it is done.
+    /// Address of `length` bytes from `offset`. Who writes through it must keep the buffer alive meanwhile.
     ///
     /// # Panics
-    /// When they reach past the piece: a defect of the planner must end a shard, never write to others' memory.
+    /// If they reach past the piece: a defect of the planner must end a shard, never write to others' memory.
     pub(crate) fn place(&self, offset: usize, length: usize) -> *mut u8 {
         let end = offset.checked_add(length);
         assert!(
@@ -306,7 +309,8 @@ impl PooledBuffer {
         self.base.as_ptr().wrapping_add(offset)
     }
 
-    /// Copies `length` bytes from `source` on to `target` on in another piece, or in this one (they may overlap).
+    /// Copies `length` bytes from offset `source` to offset `target` of another piece, or of this one (they
+    /// may overlap).
     ///
     /// # Panics
     /// As [`PooledBuffer::place`].
@@ -317,7 +321,7 @@ impl PooledBuffer {
         unsafe { std::ptr::copy(from, to, length) };
     }
 
-    /// Says which bytes have arrived and may be seen.
+    /// Sets which bytes have arrived and are visible.
     ///
     /// # Panics
     /// Never for a range within the capacity; debug builds assert it.
@@ -411,7 +415,8 @@ mod tests {
         assert!(text.contains("ringfetch_memory_in_use_bytes 0\n"), "{text}");
     }
 
-    /// A share refuses what is over its limit, naming itself, and is credited when bytes made of it are dropped.
+    /// A share refuses what is over its limit, naming itself, and is credited when the bytes made from it are
+    /// dropped.
     #[test]
     fn a_share_is_charged_until_the_last_slice_is_gone() {
         let arena = Arena::new(1 << 20).unwrap();
@@ -434,7 +439,8 @@ mod tests {
         assert_eq!(arena.in_use_bytes(), 0);
     }
 
-    /// A response and its scratch memory are reserved together, each piece given back on its own; or neither is.
+    /// A response and its scratch memory are reserved together, or neither; each piece is returned on its
+    /// own.
     #[test]
     fn two_pieces_are_reserved_together_or_not_at_all() {
         let arena = Arena::new(1 << 20).unwrap();

@@ -1,12 +1,12 @@
-//! The validated settings of the engine; the server (from YAML) or a test that makes them upholds the bounds in the
-//! comments.
+//! The validated settings of the engine. The server (from YAML), or a test that builds them, upholds the
+//! bounds in the comments.
 
 use std::time::Duration;
 
-/// Which engine reads.
+/// Which backend reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum BackendKind {
-    /// io_uring through tokio-uring, one ring a core.
+    /// io_uring through tokio-uring, one ring per core.
     Uring,
     /// Resident data copied from a mapping, the rest read through the ring.
     Auto,
@@ -19,7 +19,7 @@ pub enum BackendKind {
 }
 
 impl BackendKind {
-    /// The word in YAML, logs and metrics.
+    /// The name in YAML, logs and metrics.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Uring => "uring",
@@ -32,7 +32,7 @@ impl BackendKind {
 }
 
 impl BackendKind {
-    /// Whether it drives a ring.
+    /// Whether it uses a ring.
     pub fn uses_ring(self) -> bool {
         matches!(self, Self::Uring | Self::Auto)
     }
@@ -76,14 +76,15 @@ pub enum Placement {
 /// Settings of the uring backend.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UringConfig {
-    /// Most reads in flight a ring; cut so that all rings together stay below the device's tags. 1 to 4096.
+    /// Most reads in flight per ring; lowered so that all rings together stay below the device's tags. 1 to
+    /// 4096.
     pub queue_depth: u32,
     /// See [`Placement`].
     pub placement: Placement,
-    /// Submit to the kernel after this many reads while in-flight is low; 0: once a turn. Flushing every 4 gave
-    /// 90k instead of 79k reads/s at depth 64 (MEASURED).
+    /// Submit to the kernel after this many reads while few are in flight; 0: once per turn. Flushing every 4
+    /// gave 90k instead of 79k reads/s at depth 64 (MEASURED).
     pub eager_flush_reads: u32,
-    /// Register the response memory with the ring where RLIMIT_MEMLOCK allows.
+    /// Register the response memory with the ring if RLIMIT_MEMLOCK allows it.
     pub registered_buffers: bool,
 }
 
@@ -122,16 +123,16 @@ pub struct EngineConfig {
     pub on_unavailable: OnUnavailable,
     /// Pinned network threads; each has a runtime and, with uring, a ring. At least 1.
     pub cores: u32,
-    /// Pin core N to the Nth CPU this process may use, unless a quota gives it fewer CPUs than its affinity mask holds (see
-    /// [`ringfetch_host::cpus::cpus_to_pin`]).
+    /// Pin core N to the Nth CPU this process may use, unless a quota gives it fewer CPUs than its affinity
+    /// mask holds (see [`ringfetch_host::cpus::cpus_to_pin`]).
     pub pin: bool,
     /// Response memory of the whole daemon. A multiple of 4096.
     pub memory_budget_bytes: u64,
-    /// Most reads accepted and not submitted, a shard; beyond it a batch is refused at once.
+    /// Most reads accepted and not submitted, per shard; beyond it a batch is refused at once.
     pub queued_reads: u32,
     /// Most bytes of response memory one connection may hold.
     pub connection_bytes: u64,
-    /// Fewest tags (nr_requests) of the devices of the datasets; `None`: unknown, no cut.
+    /// Fewest tags (nr_requests) of the datasets' devices; `None`: unknown, so the depth is not lowered.
     pub device_tags: Option<u32>,
     /// Settings of uring.
     pub uring: UringConfig,
@@ -144,8 +145,9 @@ pub struct EngineConfig {
 }
 
 impl EngineConfig {
-    /// The depth of one ring: the configured one, cut so that all rings together stay below the tags of the device, since
-    /// io_uring_enter blocks when they run out (TRAPS 15). Worked: 256 tags, 2 rings: (256 - 16) / 2 = 120 each.
+    /// The depth of one ring: the configured one, lowered so that all rings together stay below the device's
+    /// tags, since io_uring_enter blocks when they run out (TRAPS 15). Worked: 256 tags, 2 rings: (256 - 16)
+    /// / 2 = 120 each.
     pub fn ring_depth(&self) -> u32 {
         let depth = match self.device_tags {
             Some(tags) => self

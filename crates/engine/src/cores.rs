@@ -1,9 +1,9 @@
 //! Threads: pinned cores with their runtimes, and threads of shards.
 //!
-//! A core runs whatever the server spawns on it and, if it has a ring, the shard that reads through it, once that is
-//! first needed. A ring without a shard costs nothing. If a shard panics, its inbox is dropped: its callers get
-//! `ShardFailed`, the failure is counted and announced, and the memory that the kernel may still write to is leaked
-//! (see `shard`).
+//! A core runs what the server spawns on it and, if it has a ring, the shard that reads through it, started
+//! when it is first needed. A ring without a shard costs nothing. If a shard panics, its inbox is dropped:
+//! its callers get `ShardFailed`, the failure is counted and announced, and memory that the kernel may still
+//! write to is leaked (see `shard`).
 
 use crate::backend::Backend;
 use crate::backend::auto::AutoBackend;
@@ -22,7 +22,7 @@ use std::thread;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 
-/// What is run on a core: made there, so that it need not be `Send`.
+/// A task for a core. Its future is created there, so it need not be `Send`.
 pub(crate) type Task = Box<dyn FnOnce() -> Pin<Box<dyn Future<Output = ()>>> + Send>;
 
 /// A command to a core.
@@ -43,7 +43,7 @@ thread_local! {
     static CHARGES: RefCell<Vec<(u64, Duration)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Callers (`share::Account::caller`) whose charges are kept until they are taken.
+/// Most callers (`share::Account::caller`) whose charges are kept until they are taken.
 const CHARGED_MAX: usize = 256;
 
 /// Charges a caller for time that this core's shard spent on its reads.
@@ -57,22 +57,23 @@ pub(crate) fn charge(caller: u64, time: Duration) {
     });
 }
 
-/// Hands over what callers were charged since the last call, as long as several shared this core's shard.
+/// Passes on what callers were charged since the last call, while several shared this core's shard.
 pub fn take_charges(mut take: impl FnMut(u64, Duration)) {
     CHARGES.with_borrow_mut(|charges| charges.drain(..).for_each(|(caller, time)| take(caller, time)));
 }
 
-/// The number of the core that this thread is, if any.
+/// The number of the calling core, if any.
 pub(crate) fn current() -> Option<usize> {
     CURRENT_CORE.get()
 }
 
-/// Ends the turn of a task on a core: it is polled again after all other ready tasks, and after the core has polled its
-/// sockets and its ring. A task that only wakes itself is polled up to 61 times before that: a few connections that
+/// Ends the turn of a task on a core: it is polled again after all other ready tasks, and after the core has
+/// polled its sockets and its ring. A task that only wakes itself is polled up to 61 times before that: a few
+/// connections that always have data to send would delay all others by 10 ms.
 /// always have data to send would delay all others by 10 ms.
 pub fn give_way(cx: &mut Context<'_>) {
     submit_left();
-    // Its first poll hands the waker to the runtime.
+    // The first poll hands the waker to the runtime.
     let _given = pin!(tokio::task::yield_now()).poll(cx);
 }
 
@@ -89,10 +90,10 @@ pub(crate) struct RingConfig {
     pub(crate) register: Option<(usize, usize)>,
 }
 
-/// The result of setting up a ring: the error if registration failed.
+/// The result of setting up a ring: the error, if registration failed.
 pub(crate) type RegistrationOutcome = Option<io::Error>;
 
-/// A shard without a thread yet.
+/// A shard that has no thread yet.
 pub(crate) struct UnplacedShard {
     pub(crate) inbox: Inbox,
     pub(crate) metrics: Arc<ShardMetrics>,
@@ -110,11 +111,11 @@ fn pin_to(cpu: Option<usize>) {
     }
 }
 
-/// Makes the ring's backend and registers the memory; reports a failure to register, which is not fatal.
+/// Creates the ring's backend and registers the memory. Returns a failure to register, which is not fatal.
 fn ring_backend(ring: RingHandle, plan: RingConfig) -> (UringBackend, RegistrationOutcome) {
     let mut backend = ring.backend(plan.queue_depth);
-    // Workers serve only buffered reads that miss the cache: as many as the depth can use, not the default of
-    // thousands.
+    // Workers serve only buffered reads that miss the cache: cap them at what the depth can use, instead of
+    // the default of thousands.
     if let Err(error) = backend.cap_workers(plan.queue_depth.min(64)) {
         tracing::debug!(%error, "the kernel's worker threads cannot be capped");
     }
@@ -150,8 +151,8 @@ async fn run_commands(mut commands: mpsc::UnboundedReceiver<CoreCommand>, ring: 
                     drop(placed.send(Err(io::Error::other("the core has no ring"))));
                     continue;
                 };
-                // A previous shard belongs to a group that did not start: its senders are dropped, and it unregisters
-                // from the ring when it ends.
+                // A previous shard belongs to a group that did not start: its senders are dropped, and it
+                // releases the ring's registrations when it ends.
                 for earlier in shards.drain(..) {
                     let _ended = earlier.await;
                 }
@@ -162,8 +163,8 @@ async fn run_commands(mut commands: mpsc::UnboundedReceiver<CoreCommand>, ring: 
             }
         }
     }
-    // The runtime must outlive writes of its ring (TRAPS 2): the shards end drained. `supervise` has reported a panic,
-    // whose memory is leaked, not freed.
+    // The runtime must outlive writes of its ring (TRAPS 2): shards end drained. If one panicked, `supervise`
+    // has reported it, and its memory is leaked, not freed.
     for shard in shards {
         let _ended = shard.await;
     }
@@ -184,7 +185,7 @@ async fn on_backend(backend: UringBackend, plan: RingConfig, shard: UnplacedShar
 /// Starts the thread of a core. With `ring_entries` its runtime drives a ring of that size.
 ///
 /// # Errors
-/// The thread, the runtime or the ring cannot be made.
+/// The thread, the runtime or the ring cannot be created.
 pub(crate) fn start_core(
     core: usize,
     cpu: Option<usize>,
@@ -195,7 +196,7 @@ pub(crate) fn start_core(
     let handle = thread::Builder::new()
         .name(format!("rf-core-{core}"))
         .spawn(move || {
-            // Before it is pinned: the mask of the process.
+            // Before pinning, while the mask is the process's.
             let others = cpu.map_or_else(Vec::new, ringfetch_host::cpus::others);
             pin_to(cpu);
             CURRENT_CORE.set(Some(core));
@@ -220,7 +221,7 @@ pub(crate) fn start_core(
     Ok(handle)
 }
 
-/// Starts a thread that runs only a shard on a ring.
+/// Starts a thread that only runs a shard on a ring.
 ///
 /// # Errors
 /// As [`start_core`].
@@ -240,10 +241,10 @@ pub(crate) fn start_ring_shard(
     Ok((handle, outcome))
 }
 
-/// Starts a thread that runs only a shard on a blocking backend, which is made on that thread.
+/// Starts a thread that only runs a shard on a blocking backend, created on that thread.
 ///
 /// # Errors
-/// The thread or its runtime cannot be made, or `make` fails.
+/// The thread or its runtime cannot be created, or `make` fails.
 pub(crate) fn start_blocking_shard<B: Backend + 'static>(
     shard: UnplacedShard,
     make: impl FnOnce() -> io::Result<B> + Send + 'static,
@@ -254,7 +255,7 @@ pub(crate) fn start_blocking_shard<B: Backend + 'static>(
     let handle = thread::Builder::new().name(name).spawn(move || {
         let backend = match make() {
             Ok(backend) => backend,
-            // If the receiver is gone the start was abandoned.
+            // If the receiver is gone, the start was abandoned.
             Err(error) => return drop(started.send(Err(error))),
         };
         let metrics = Arc::clone(&shard.metrics);
@@ -306,8 +307,8 @@ mod tests {
     use crate::buffer::Arena;
     use crate::config::BackendKind;
 
-    /// A shard is put on a core, and its group is given up before it serves, twice; then comes one that stays.
-    /// Expectation: each has the memory registered with the core's ring, and the core ends when the last one does.
+    /// A shard is placed on a core and its group is dropped before it serves, twice; then one stays.
+    /// Expectation: each registers the memory with the core's ring, and the core ends when the last one does.
     #[test]
     #[ignore = "needs io_uring"]
     fn a_shard_after_one_that_was_given_up_has_registered_memory() {

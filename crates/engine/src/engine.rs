@@ -1,4 +1,4 @@
-//! The engine as the server sees it: cores to run listeners on, and reads.
+//! The engine's interface to the server: cores to run listeners on, and reads.
 
 mod switch;
 mod ticket;
@@ -34,14 +34,14 @@ use tokio::sync::{oneshot, watch};
 #[error("{0}")]
 pub struct StartError(pub String);
 
-/// The backend in use, and the reason.
+/// The backend in use, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BackendStatus {
     /// The one in use.
     pub backend: BackendKind,
-    /// The one asked for.
+    /// The one requested.
     pub requested: BackendKind,
-    /// One line: why.
+    /// The reason, in one line.
     pub reason: String,
 }
 
@@ -76,7 +76,7 @@ pub struct ShardStatus {
 /// Totals over all shards at one moment.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Totals {
-    /// Items completed, errors included.
+    /// Items completed, failed ones included.
     pub reads: u64,
     /// Items that failed.
     pub read_errors: u64,
@@ -87,12 +87,13 @@ pub struct Totals {
     pub total_seconds: Vec<(f64, u64)>,
 }
 
-/// Options of a batch.
+/// Options for submitting a batch.
 #[derive(Debug, Clone, Default)]
 pub struct SubmitOptions {
-    /// After this, a batch with reads not started fails with `DeadlineExceeded`, and those reads are not made.
+    /// A batch whose reads are not all started by then fails with `DeadlineExceeded`; the remaining reads are
+    /// not made.
     pub deadline: Option<Instant>,
-    /// The account to charge, which also decides whose turn it takes.
+    /// The account to charge, which also determines when its reads get their turn.
     pub account: Option<Arc<Account>>,
     /// Fail the batch with its first item error.
     pub fail_fast: bool,
@@ -113,11 +114,11 @@ pub struct Engine {
 
 struct Inner {
     arena: Arena,
-    /// The limit of queued reads of all shards together, for the shares of callers.
+    /// Budget of queued reads over all shards, from which callers take their shares.
     reads: Arc<Budget>,
     config: EngineConfig,
     routes: ArcSwap<RoutingTable>,
-    /// Held during a switch, to make one at a time.
+    /// Held during a switch, so that only one runs at a time.
     switching: Mutex<()>,
     /// Every group that was started.
     groups: Mutex<Vec<Arc<ShardGroup>>>,
@@ -127,12 +128,13 @@ struct Inner {
     threads: Mutex<Vec<JoinHandle<()>>>,
     draining: AtomicBool,
     next_shard: AtomicUsize,
-    /// For shards started later. Taken by a drain, so that [`Engine::failed`] notices when all have ended.
+    /// Cloned for shards started later. A drain takes it, so that [`Engine::failed`] notices when all shards
+    /// have ended.
     alarm_raised: Mutex<Option<Alarm>>,
     alarm: watch::Receiver<bool>,
 }
 
-/// The way to a shard, and its counters.
+/// A channel to a shard, and its counters.
 pub(crate) struct ShardHandle {
     pub(crate) inbox: Mailbox,
     pub(crate) metrics: Arc<ShardMetrics>,
@@ -156,7 +158,7 @@ impl Engine {
         Self::start_on(config, backend, None)
     }
 
-    /// Starts an engine with one shard on the simulated backend that `control` controls, with `queue_depth` of
+    /// Starts an engine with one shard on the simulated backend of `control`, with `queue_depth` of
     /// `config.uring`.
     ///
     /// # Errors
@@ -228,8 +230,8 @@ impl Engine {
         self.inner.core_count
     }
 
-    /// Runs a future on a core. It and what it spawns (`tokio::spawn`, `spawn_local`) stay on that thread, and
-    /// batches submitted there go to that core's shard. Returns false when the core has stopped.
+    /// Runs a future on a core. The future and what it spawns (`tokio::spawn`, `spawn_local`) stay on that
+    /// thread, and batches submitted there go to that core's shard. Returns false if the core has stopped.
     pub fn spawn_on<F, Fut>(&self, core: usize, task: F) -> bool
     where
         F: FnOnce() -> Fut + Send + 'static,
@@ -245,8 +247,8 @@ impl Engine {
     /// dataset now.
     ///
     /// # Errors
-    /// At once: `Overloaded`, `Draining`, `ItemTooLarge` for a batch of more bytes than a response or the share may ever
-    /// hold, or with `fail_fast` the first item error already known.
+    /// At once: `Overloaded`, `Draining`, `ItemTooLarge` for a batch of more bytes than a response or the
+    /// share can ever hold, or with `fail_fast` the first item error already known.
     pub fn submit(&self, batch: Batch, options: SubmitOptions) -> Result<Ticket, ReadError> {
         let inner = &*self.inner;
         if inner.draining.load(Ordering::Relaxed) {
@@ -288,7 +290,7 @@ impl Engine {
             }
         }
         let shard = inner.choose_shard(&route.group).ok_or(ReadError::ShardFailed)?;
-        // Not `Overloaded`, which means that a retry makes sense: this memory would never be available.
+        // Not `Overloaded`, which suggests a retry: this memory would never be available.
         let fits = |plan: &plan::Plan| {
             let pages = |bytes: u32| u64::from(bytes).next_multiple_of(PAGE_BYTES);
             u64::from(plan.scratch_bytes) <= self.response_bytes_max()
@@ -306,7 +308,7 @@ impl Engine {
             .arena
             .reserve_both([plan.data_bytes, plan.scratch_bytes], share)?;
         let reads = i64::try_from(plan.reads.len()).unwrap_or(i64::MAX);
-        // A batch alone is always accepted, or a limit below its size would refuse it forever.
+        // A batch alone is always accepted; otherwise a limit below its size would refuse it forever.
         let queued = shard.metrics.queued.fetch_add(reads, Ordering::Relaxed);
         let refuse = |error| {
             shard.metrics.queued.fetch_sub(reads, Ordering::Relaxed);
@@ -371,7 +373,7 @@ impl Engine {
         show(&route.group, &[dataset.name().to_owned()], route.status.backend);
     }
 
-    /// Which backend serves the datasets that have none of their own, and why.
+    /// The backend of datasets that have none of their own, and why.
     pub fn backend(&self) -> BackendStatus {
         self.inner.routes.load().common.status.clone()
     }
@@ -381,8 +383,9 @@ impl Engine {
         self.inner.routes.load().of(dataset.name()).status.clone()
     }
 
-    /// Releases what shards hold for datasets without other users (their entries in a ring's file table). Call it some
-    /// time after a dataset was removed or replaced; a shard that is too busy is asked again by the next call.
+    /// Makes shards release what they hold for datasets without other users (their entries in a ring's file
+    /// table). Call it some time after a dataset was removed or replaced; the next call asks again where a
+    /// shard was too busy.
     pub fn sweep(&self) {
         for group in self.inner.groups() {
             group.at_once.iter().for_each(CoreReads::sweep);
@@ -451,18 +454,18 @@ impl Engine {
         self.inner.metrics.totals()
     }
 
-    /// Response memory: (in use, budget), bytes.
+    /// Response memory in bytes: (in use, budget).
     pub fn memory(&self) -> (u64, u64) {
         (self.inner.arena.in_use_bytes(), self.inner.arena.budget_bytes())
     }
 
-    /// The largest response that fits the memory: a quarter of it, so that one request leaves room for others and for
-    /// its own scratch memory, which is at most as much again.
+    /// The largest response that the memory allows: a quarter of it, so that one request leaves room for
+    /// others and for its own scratch memory, which is at most as large.
     pub fn response_bytes_max(&self) -> u64 {
         (self.inner.arena.budget_bytes() / 4).clamp(1, 1 << 31)
     }
 
-    /// The account of a new caller with a unique `id`.
+    /// A new caller's account; `id` must be unique.
     pub fn caller_account(&self, id: u64) -> Arc<CallerAccount> {
         CallerAccount::new(id, self.inner.arena.budget(), &self.inner.reads)
     }
@@ -476,21 +479,21 @@ impl Engine {
         registry.register(Box::new(EngineCollector::new(Arc::clone(&self.inner.metrics))?))
     }
 
-    /// Resolves when a shard has failed, which only a defect can cause: the process should then drain and exit, to be
-    /// restarted by its supervisor.
+    /// Resolves when a shard has failed, which only a defect can cause: the process should then drain and
+    /// exit, so that its supervisor restarts it.
     ///
     /// # Cancel safety
     /// Cancel safe.
     pub async fn failed(&self) {
         let mut alarm = self.inner.alarm.clone();
-        // The sender is on the shards' threads; if all have ended normally, this never resolves.
+        // The shards' threads hold the senders; if all have ended normally, this never resolves.
         if alarm.wait_for(|raised| *raised).await.is_err() {
             std::future::pending::<()>().await;
         }
     }
 
-    /// Accepts no new work, completes what was accepted, then stops shards and cores; at `deadline` aborts and leaks
-    /// what the kernel still writes to.
+    /// Refuses new work, completes what was accepted, then stops shards and cores; at `deadline` aborts, and
+    /// leaks memory that the kernel may still write to.
     pub async fn drain(&self, deadline: Instant) -> DrainReport {
         let inner = &*self.inner;
         inner.draining.store(true, Ordering::Relaxed);
@@ -541,7 +544,8 @@ impl Engine {
     }
 }
 
-/// The charge for a batch of so many reads: at most a whole share, so that a larger batch is accepted when it is alone.
+/// The charge for this many reads: at most a whole share, so that a larger batch is accepted when it is
+/// alone.
 fn chargeable(reads: usize, share: &Share) -> u64 {
     u64::try_from(reads).unwrap_or(u64::MAX).min(share.most())
 }
@@ -556,7 +560,7 @@ fn too_many_reads(refused: Refused) -> ReadError {
 }
 
 impl Inner {
-    /// A caller's reads, charged until they complete. A batch larger than any share is accepted alone.
+    /// Charges a caller for its reads until they complete. A batch larger than any share is accepted alone.
     fn charge_reads(&self, reads: usize, account: Option<&Account>) -> Result<Option<Charge>, ReadError> {
         let Some(share) = account.map(Account::reads) else {
             return Ok(None);
@@ -585,7 +589,7 @@ impl Inner {
     }
 }
 
-/// The number of the core that this thread is, if any.
+/// The number of the calling core, if any.
 pub fn current_core() -> Option<usize> {
     cores::current()
 }

@@ -1,5 +1,5 @@
-//! Errors of reads. One closed set for every backend: the same cause gives the same value, so that switching the
-//! backend changes no error handling of clients.
+//! Errors of reads. One closed set for every backend: the same cause gives the same value, so that clients
+//! need not handle errors differently after a switch.
 
 /// Why an item, or a whole batch, could not be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -9,7 +9,7 @@ pub enum ReadError {
     IndexOutOfRange {
         /// `block` or `vector`.
         what: &'static str,
-        /// The index asked for.
+        /// The requested index.
         index: u64,
         /// How many there are.
         count: u64,
@@ -20,9 +20,9 @@ pub enum ReadError {
         .end.saturating_sub(*.offset)
     )]
     RangeOutOfRange {
-        /// First byte asked for.
+        /// First requested byte.
         offset: u64,
-        /// Bytes asked for.
+        /// Requested bytes.
         length: u64,
         /// Length of the dataset or object.
         end: u64,
@@ -30,28 +30,28 @@ pub enum ReadError {
     /// `offset + length` does not fit 64 bits.
     #[error("offset {offset} + length {length} overflows 64 bits")]
     RangeOverflow {
-        /// First byte asked for.
+        /// First requested byte.
         offset: u64,
-        /// Bytes asked for.
+        /// Requested bytes.
         length: u64,
     },
     /// A range of no bytes.
     #[error("length is 0: ask for at least one byte")]
     ZeroLength,
-    /// An item larger than one response may be.
+    /// An item larger than the largest response.
     #[error(
         "the item has {length} bytes and one response holds at most {max}: fetch it in ranges, or an object by ReadObject (HTTP: GET)"
     )]
     ItemTooLarge {
         /// The item's length.
         length: u64,
-        /// The most that is possible.
+        /// The largest possible length.
         max: u64,
     },
     /// An object name that is empty, absolute, or has an empty, `.` or `..` part.
     #[error("object name {name:?} is not valid: {reason}")]
     ObjectNameInvalid {
-        /// The name asked for.
+        /// The requested name.
         name: String,
         /// What is wrong with it.
         reason: &'static str,
@@ -59,18 +59,18 @@ pub enum ReadError {
     /// No such object inside the dataset's directory (or a link that leaves it, a directory, a device).
     #[error("there is no object {name:?} in this dataset")]
     ObjectNotFound {
-        /// The name asked for.
+        /// The requested name.
         name: String,
     },
-    /// The object exists and cannot be opened.
+    /// The object exists but cannot be opened.
     #[error("object {name:?} cannot be opened: {}", std::io::Error::from_raw_os_error(*.errno))]
     ObjectUnreadable {
-        /// The name asked for.
+        /// The requested name.
         name: String,
         /// errno of the attempt.
         errno: i32,
     },
-    /// It is of another version than required.
+    /// The current version is not the required one.
     #[error("another version was asked for than the one there is, whose etag is {etag}")]
     VersionMismatch {
         /// The current version.
@@ -98,7 +98,7 @@ pub enum ReadError {
         /// Its length.
         length: u64,
     },
-    /// A limit that holds now; a retry after a moment makes sense.
+    /// A limit is reached now; a retry after a moment makes sense.
     #[error("overloaded: {resource}; retry after a moment, or send less at once")]
     Overloaded {
         /// The resource.
@@ -110,7 +110,7 @@ pub enum ReadError {
     /// The engine is shutting down and takes no new work.
     #[error("the daemon is draining")]
     Draining,
-    /// The shard that had the batch failed; the daemon's log says why.
+    /// The shard of this batch failed; the daemon's log says why.
     #[error("the engine failed while it had this read")]
     ShardFailed,
 }
@@ -128,7 +128,7 @@ pub enum Resource {
     ConnectionMemory,
     /// One caller's share of the queue: half of what is free.
     CallerReads,
-    /// The open files of an objects dataset (`max_open_files`, and those that requests may hold beyond it).
+    /// The open files of an objects dataset (`max_open_files`, plus those that requests may hold beyond it).
     OpenObjects,
     /// One caller's share of the objects that requests hold open: half of what is free.
     CallerObjects,
@@ -185,7 +185,7 @@ impl ReadError {
             | Self::ZeroLength
             | Self::ItemTooLarge { .. }
             | Self::ObjectNameInvalid { .. } => "invalid",
-            // The version asked for is not there.
+            // The requested version does not exist.
             Self::ObjectNotFound { .. } | Self::VersionMismatch { .. } => "not_found",
             Self::ObjectUnreadable { .. } => "unreadable",
             Self::Truncated { .. } => "truncated",

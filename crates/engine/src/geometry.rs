@@ -1,8 +1,8 @@
 //! The only offset arithmetic of the crate: pure, checked, property-tested against a byte-array model.
 //!
-//! Block index, vector id and byte range become an [`Extent`] of the address space; an extent of the address space
-//! becomes extents of the files that form it; an extent becomes the aligned extent that a direct read needs.
-//! Nothing here wraps, panics or touches a file.
+//! Block index, vector id and byte range become an [`Extent`] of the address space; an extent of the address
+//! space becomes extents of the files that form it; an extent becomes the aligned extent that a direct read
+//! needs. Nothing here wraps, panics or touches a file.
 
 use crate::error::ReadError;
 
@@ -22,11 +22,11 @@ impl Extent {
     }
 }
 
-/// The smallest extent around `extent` whose offset and length are multiples of `align`; `None` when `align` is 0
-/// or the end does not fit 64 bits.
+/// The smallest extent around `extent` whose offset and length are multiples of `align`; `None` if `align` is
+/// 0 or the end does not fit 64 bits.
 ///
-/// 3072 bytes from 9216, aligned to 4096: the start goes down to 8192 (9216 - 9216 % 4096 = 9216 - 1024), the end
-/// 12288 is a multiple already, so 4096 bytes from 8192. No bytes from 9216 stay no bytes, from 8192.
+/// 3072 bytes from 9216, aligned to 4096: the start goes down to 8192 (9216 - 9216 % 4096 = 9216 - 1024), the
+/// end 12288 is already a multiple, so 4096 bytes from 8192. An empty extent at 9216 stays empty, at 8192.
 pub fn align_out(extent: Extent, align: u32) -> Option<Extent> {
     let align = u64::from(align);
     let end = extent.end()?;
@@ -45,7 +45,7 @@ pub fn align_out(extent: Extent, align: u32) -> Option<Extent> {
 /// The extent of block `index` of `count`: block 3 of 4096 bytes is 4096 bytes from 3 x 4096 = 12288.
 ///
 /// # Errors
-/// `IndexOutOfRange`; `RangeOverflow` when the offset does not fit 64 bits (no open dataset has such a block).
+/// `IndexOutOfRange`; `RangeOverflow` if the offset does not fit 64 bits (no open dataset has such a block).
 #[inline]
 pub fn block_extent(index: u64, block_bytes: u32, count: u64) -> Result<Extent, ReadError> {
     if index >= count {
@@ -82,7 +82,7 @@ pub struct VectorGrid {
 /// from 4 + 2 x 404 = 812.
 ///
 /// # Errors
-/// `IndexOutOfRange`; `RangeOverflow` when the offset does not fit 64 bits (no open dataset has such a vector).
+/// `IndexOutOfRange`; `RangeOverflow` if the offset does not fit 64 bits (no open dataset has such a vector).
 pub fn vector_extent(id: u64, grid: VectorGrid) -> Result<Extent, ReadError> {
     if id >= grid.count {
         return Err(ReadError::IndexOutOfRange {
@@ -104,7 +104,8 @@ pub fn vector_extent(id: u64, grid: VectorGrid) -> Result<Extent, ReadError> {
         })
 }
 
-/// A byte range checked against an end. With end 100: (90, 10) is good, (90, 11) and (100, 1) are past the end.
+/// Checks a byte range against an end. With end 100: (90, 10) is valid, (90, 11) and (100, 1) are out of
+/// range.
 ///
 /// # Errors
 /// In this order: `ZeroLength`, `RangeOverflow`, `RangeOutOfRange`.
@@ -123,12 +124,13 @@ pub fn check_range(offset: u64, length: u64, end: u64) -> Result<Extent, ReadErr
 /// Files laid end to end as one address space.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FileSpan {
-    /// Where each file ends in the address space; not decreasing.
+    /// Where each file ends in the address space, in ascending order (equal for empty files).
     ends: Vec<u64>,
 }
 
 impl FileSpan {
-    /// Files of these lengths, in order: lengths 10, 20, 5 end at 10, 30, 35. `None` when the sum does not fit 64 bits.
+    /// Files of these lengths, in order: lengths 10, 20, 5 end at 10, 30, 35. `None` if the sum does not fit
+    /// 64 bits.
     pub fn new(lengths: impl IntoIterator<Item = u64>) -> Option<Self> {
         let mut end = 0u64;
         let mut ends = Vec::new();
@@ -144,14 +146,14 @@ impl FileSpan {
         self.ends.last().copied().unwrap_or(0)
     }
 
-    /// Calls `out` with (file index, extent in that file) for each file that `extent` of the address space falls on,
-    /// in order. Bytes past the end of the address space fall on no file.
+    /// Calls `out` with (file index, extent in that file) for each file that `extent` of the address space
+    /// overlaps, in order. Bytes past the end of the address space are ignored.
     ///
     /// Files of 10, 20 and 5 bytes, 24 bytes from 8: (0, 2 from 8), (1, 20 from 0), (2, 2 from 0).
     pub fn locate(&self, extent: Extent, out: &mut impl FnMut(usize, Extent)) {
         let Some(end) = extent.end() else { return };
         if let [only] = self.ends[..] {
-            // One file is by far the most common dataset: no search.
+            // A single file is by far the most common case: no search.
             if end <= only && extent.length > 0 {
                 return out(0, extent);
             }
@@ -197,7 +199,7 @@ mod tests {
         out
     }
 
-    /// The worked numbers in the docs are what the functions answer.
+    /// The functions return the worked numbers of their docs.
     #[test]
     fn worked_numbers() {
         let aligned = |offset, length, align| align_out(Extent { offset, length }, align);
@@ -246,7 +248,7 @@ mod tests {
         assert_eq!(span.length_bytes(), 35);
     }
 
-    /// Whatever cannot be represented is refused, and nothing panics at the edge of 64 bits.
+    /// Values that cannot be represented are refused, and nothing panics at the edge of 64 bits.
     #[test]
     fn edges_of_64_bits() {
         let aligned = |offset, length, align| align_out(Extent { offset, length }, align);
@@ -331,7 +333,7 @@ mod tests {
         );
     }
 
-    /// The first index at the count is refused with both numbers, the last below it is not.
+    /// The first index at the count is refused with both numbers, the last below it is accepted.
     #[test]
     fn index_errors() {
         assert_eq!(
@@ -387,7 +389,7 @@ mod tests {
             prop_assert_eq!(&read[..], &model[from..to]);
         }
 
-        /// The aligned extent holds the extent, is aligned at both ends, and no smaller one does.
+        /// The aligned extent contains the extent, is aligned at both ends, and is the smallest that does.
         #[test]
         fn aligned_extents_are_minimal(
             offset in 0u64..1 << 48,
@@ -404,7 +406,8 @@ mod tests {
             prop_assert!(end <= aligned_end && aligned_end < end + wide);
         }
 
-        /// Any numbers at all: an accepted range ends within the end, a refused one does not (in 128-bit arithmetic).
+        /// Any numbers at all: an accepted range ends within the end, a refused one does not (in 128-bit
+        /// arithmetic).
         #[test]
         fn ranges_agree_with_wide_arithmetic(offset: u64, length: u64, end: u64) {
             let fits = length > 0 && u128::from(offset) + u128::from(length) <= u128::from(end);

@@ -1,5 +1,5 @@
-//! Ringfetch's data plane: from item numbers to bytes in one aligned response buffer, over io_uring, a mapping or
-//! pread. Knows nothing of gRPC, HTTP, YAML or command lines.
+//! Ringfetch's data plane: from item numbers to bytes in one aligned response buffer, over io_uring, a
+//! mapping or pread. Independent of gRPC, HTTP, YAML and command lines.
 #![allow(
     unsafe_code,
     reason = "reads land in memory that the kernel writes to; nobody else may"

@@ -1,8 +1,8 @@
-//! The engine's counters. Each shard writes its own, on its own cache lines, with plain loads and stores; a scrape adds
-//! them up. Counting therefore costs the hot path no shared cache line and no locked instruction.
+//! The engine's counters. Each shard writes its own, on its own cache lines, with plain loads and stores; a
+//! scrape sums them. So counting costs the hot path no shared cache line and no locked instruction.
 //!
-//! A shard on a ring serves `uring` and `auto`: it counts each separately. Names and labels, in `collector`, are
-//! a contract.
+//! A shard on a ring serves `uring` and `auto`, and counts each separately. Names and labels, in `collector`,
+//! are a contract.
 
 mod collector;
 
@@ -57,7 +57,7 @@ fn add(counter: &AtomicU64, value: u64) {
 #[derive(Debug)]
 pub(crate) struct LocalHistogram<const N: usize> {
     bounds: &'static [u64; N],
-    /// One a bound; values above the last are only in `count`.
+    /// One per bound; values above the last are only in `count`.
     buckets: [AtomicU64; N],
     count: AtomicU64,
     sum: AtomicU64,
@@ -83,7 +83,7 @@ impl<const N: usize> LocalHistogram<N> {
         add(&self.sum, value.saturating_mul(times));
     }
 
-    /// Records one observation each of the values from `first` to `last`.
+    /// Records one observation for each value from `first` to `last`.
     pub(crate) fn observe_each(&self, first: u64, last: u64) {
         let Some(more) = last.checked_sub(first) else {
             return;
@@ -127,7 +127,7 @@ struct HistogramTotal {
 
 /// Results of a read, the closed set of the `result` label: `ReadError::label` and these two.
 pub(crate) const RESULT_OK: &str = "ok";
-/// The caller gave up before the answer.
+/// The caller dropped the ticket before the reply.
 pub(crate) const RESULT_ABANDONED: &str = "abandoned";
 
 /// Reads of one dataset on one shard.
@@ -138,7 +138,7 @@ pub(crate) struct DatasetCounters {
     pub(crate) ok: AtomicU64,
     pub(crate) bytes: AtomicU64,
     pub(crate) total_time: LocalHistogram<22>,
-    /// Off the hot path, so a lock and a map do.
+    /// Not on the hot path, so a lock and a map are fine.
     failed: Mutex<HashMap<&'static str, u64>>,
 }
 
@@ -160,11 +160,11 @@ impl DatasetCounters {
     }
 }
 
-/// What a shard counts of the reads that one backend serves.
+/// What a shard counts for reads served by one backend.
 #[derive(Debug)]
 pub(crate) struct PerBackend {
     pub(crate) backend: BackendKind,
-    /// Whether the backend was ever chosen: the others' series are not exported.
+    /// Whether the backend was ever chosen: only then are its series exported.
     shown: AtomicBool,
     pub(crate) queue_time: LocalHistogram<22>,
     pub(crate) device_time: LocalHistogram<22>,
@@ -189,12 +189,12 @@ impl PerBackend {
 pub(crate) struct ShardMetrics {
     pub(crate) shard: u32,
     pub(crate) queue_depth: u32,
-    /// The most reads in flight at present: less than `queue_depth` while several callers share it.
+    /// The current limit of reads in flight: less than `queue_depth` while several callers share it.
     pub(crate) depth_limit: AtomicU32,
-    /// The backends that it serves; a batch says by which of them it is to be read.
+    /// The backends that it serves; a batch says which of them reads it.
     backends: [PerBackend; 2],
     pub(crate) in_flight: AtomicU32,
-    /// Reads accepted and neither started nor served by another one. Submitters add, the shard subtracts.
+    /// Reads accepted, and neither started nor joined to another one. Submitters add, the shard subtracts.
     pub(crate) queued: AtomicI64,
     pub(crate) device_reads: AtomicU64,
     pub(crate) device_bytes: AtomicU64,
@@ -208,7 +208,8 @@ pub(crate) struct ShardMetrics {
 }
 
 impl ShardMetrics {
-    /// Counters of a shard that serves `backend`, and with a ring the other one that a ring serves.
+    /// Counters of a shard that serves `backend`, and if it has a ring also the other backend that a ring
+    /// serves.
     pub(crate) fn new(shard: u32, backend: BackendKind, queue_depth: u32) -> Arc<Self> {
         let backends = if backend.uses_ring() {
             [BackendKind::Uring, BackendKind::Auto]
@@ -234,7 +235,7 @@ impl ShardMetrics {
         })
     }
 
-    /// The counters of a backend: the first one for a backend that this shard does not serve.
+    /// The counters of a backend; the first ones for a backend that this shard does not serve.
     pub(crate) fn per_backend(&self, backend: BackendKind) -> &PerBackend {
         let [first, second] = &self.backends;
         if second.backend == backend && first.backend != backend {
@@ -249,8 +250,8 @@ impl ShardMetrics {
         self.per_backend(backend).shown.store(true, Ordering::Relaxed);
     }
 
-    /// The counters of a dataset's reads by one backend on this shard; made when they are first asked for. A dataset
-    /// that is opened anew goes on counting where it was.
+    /// The counters of a dataset's reads by one backend on this shard, created on first use. A dataset that
+    /// is reopened continues its counters.
     pub(crate) fn dataset(&self, name: &str, backend: BackendKind) -> Arc<DatasetCounters> {
         let mut datasets = self.datasets.lock().unwrap_or_else(PoisonError::into_inner);
         let known = datasets
@@ -289,13 +290,14 @@ impl ShardMetrics {
     }
 }
 
-/// Finished reads that are not counted yet. Reads that are started together often finish together, and then took the same
-/// time: to tell of each costs more than what is read from memory.
+/// Finished reads that are not counted yet. Reads that start together often finish together, and so took the
+/// same time; observing each would cost more than reading it from memory.
 #[derive(Debug, Default)]
 pub(crate) struct DeviceTimes(Option<(BackendKind, Instant, u64, u64)>);
 
 impl DeviceTimes {
-    /// A read that was started at `started` is over `now`, which is the same for all until [`DeviceTimes::tell`].
+    /// Adds a read that was started at `started` and finished at `now`, which must be the same for all until
+    /// [`DeviceTimes::tell`].
     pub(crate) fn add(
         &mut self,
         backend: BackendKind,
@@ -313,7 +315,7 @@ impl DeviceTimes {
         }
     }
 
-    /// Counts what is not counted yet.
+    /// Counts the reads that are not counted yet.
     pub(crate) fn tell(&mut self, metrics: &ShardMetrics) {
         if let Some((backend, _, took, reads)) = self.0.take() {
             metrics.per_backend(backend).device_time.observe(took, reads);
@@ -321,7 +323,7 @@ impl DeviceTimes {
     }
 }
 
-/// What was read, over datasets and backends.
+/// Totals of reads, over datasets and backends.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct ReadTotals {
     reads: u64,
@@ -339,7 +341,7 @@ impl ReadTotals {
     }
 }
 
-/// Sums over shards, for the status answer; `read` is what is counted on none of them any more.
+/// Sums over shards, for the status; `read` starts with the reads whose counters were dropped.
 pub(crate) fn totals(shards: &[Arc<ShardMetrics>], mut read: ReadTotals) -> Totals {
     let mut time = HistogramTotal::default();
     for shard in shards {
@@ -386,8 +388,8 @@ mod tests {
 
     #[test]
     fn many_values_at_once_are_each_of_them() {
-        // Scenario: ranges of one to thousands of values, within and above the bounds, against one observation a value.
-        // Expectation: the same histogram; of a range that ends before it begins, nothing.
+        // Scenario: ranges of one to thousands of values, within and above the bounds, against one
+        // observation per value. Expectation: the same histogram; an empty range adds nothing.
         let (at_once, each) = (
             LocalHistogram::new(&COUNT_BOUNDS),
             LocalHistogram::new(&COUNT_BOUNDS),
@@ -415,8 +417,8 @@ mod tests {
 
     #[test]
     fn reads_that_took_the_same_time_are_counted_together_and_all() {
-        // Scenario: reads of two starts and two backends, in runs and mixed. Expectation: each is counted with its own time,
-        // under its own backend.
+        // Scenario: reads of two starts and two backends, in runs and mixed. Expectation: each is counted
+        // with its own time, under its own backend.
         let metrics = ShardMetrics::new(0, BackendKind::Uring, 8);
         let now = Instant::now();
         let (long, short) = (now - Duration::from_micros(300), now - Duration::from_micros(30));

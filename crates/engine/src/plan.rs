@@ -1,9 +1,10 @@
-//! From a batch's segments to device reads: split, align, sort, merge neighbours, drop duplicates, and give every
-//! read its place. Pure; property-tested against a byte-array model.
+//! From a batch's segments to device reads: split, align, sort, merge neighbours, drop duplicates, and give
+//! every read its place. Pure; property-tested against a byte-array model.
 //!
-//! A read lands in the response itself where alignment allows (`Place::Data`), else in scratch memory. Its *pieces* say
-//! which of its bytes belong where; a piece that is already in its place costs nothing, any other one memcpy.
-//! Invariant: no two in-place reads overlap in memory, and none reaches beyond `data_bytes`.
+//! A read lands in the response itself if alignment allows (`Place::Data`), else in scratch memory. Its
+//! *pieces* say which of its bytes belong where; a piece that is already in its place costs nothing, any
+//! other one memcpy. Invariant: no two in-place reads overlap in memory, and none reaches beyond
+//! `data_bytes`.
 
 #[cfg(any(test, feature = "bench"))]
 pub(crate) mod model;
@@ -16,7 +17,7 @@ use smallvec::SmallVec;
 pub(crate) struct PlanRules {
     /// Whether to bypass the page cache for files that support it.
     pub(crate) direct: bool,
-    /// Whether to merge neighbours and drop duplicates; a mapping gains nothing by it.
+    /// Whether to merge neighbours and drop duplicates; a mapping does not gain from it.
     pub(crate) merge: bool,
     /// See `PlanConfig`.
     pub(crate) merge_gap_bytes: u32,
@@ -38,13 +39,13 @@ pub(crate) enum Place {
 pub(crate) struct PlannedRead {
     /// Which file; see `Segment::file`.
     pub(crate) file: u32,
-    /// Past the page cache, and therefore aligned.
+    /// Whether to read past the page cache, and therefore aligned.
     pub(crate) direct: bool,
-    /// What offset and length are multiples of: 1 unless direct.
+    /// Offset and length are multiples of this: 1 unless direct.
     pub(crate) alignment: u32,
     /// File offset.
     pub(crate) offset: u64,
-    /// Bytes to ask for; may reach past the end of the file.
+    /// Bytes to request; may reach past the end of the file.
     pub(crate) length: u32,
     /// Bytes that must arrive.
     pub(crate) needed: u32,
@@ -52,7 +53,7 @@ pub(crate) struct PlannedRead {
     pub(crate) place: Place,
     /// Its pieces: `first_piece .. first_piece + pieces`.
     pub(crate) first_piece: u32,
-    /// How many.
+    /// Number of pieces.
     pub(crate) pieces: u32,
 }
 
@@ -69,16 +70,16 @@ pub(crate) struct Piece {
     pub(crate) length: u32,
 }
 
-/// All reads of a batch. One of each is in place: a request for one item is the most frequent.
+/// All reads of a batch. Stores one read and one piece inline: most requests have one item.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Plan {
     pub(crate) reads: SmallVec<[PlannedRead; 1]>,
     pub(crate) pieces: SmallVec<[Piece; 1]>,
-    /// Offset of item 0 in the response buffer: not 0 only if a lone unaligned range is read in place.
+    /// Offset of item 0 in the response buffer: not 0 only if a single unaligned range is read in place.
     pub(crate) lead_bytes: u32,
-    /// Bytes the response buffer must have.
+    /// Required size of the response buffer.
     pub(crate) data_bytes: u32,
-    /// Size of the scratch buffer. `u32::MAX`: too large, and the places are wrong.
+    /// Size of the scratch buffer. `u32::MAX`: too large, and the places are invalid.
     pub(crate) scratch_bytes: u32,
 }
 
@@ -102,8 +103,8 @@ struct OpenRead {
     first_piece: usize,
 }
 
-// Alignments are powers of two (`dataset::direct` checks that): a division each would be a good part of the time of
-// planning.
+// Alignments are powers of two (`dataset::direct` checks that): divisions would be a large part of the cost
+// of planning.
 
 fn align_down(value: u64, alignment: u32) -> u64 {
     value & !(u64::from(alignment) - 1)
@@ -117,9 +118,9 @@ fn is_aligned(value: u32, alignment: u32) -> bool {
     value & (alignment - 1) == 0
 }
 
-/// The plan for a batch if its memory `fits`, otherwise one with every read in place, through the page cache and
-/// unmerged, which needs no more memory than the response has bytes. Example: a million ranges of one byte, each in a
-/// sector of its own, are a response of 1 MB; direct reads would take 512 MB of scratch memory.
+/// The plan for a batch if its memory `fits`; otherwise one with every read in place, through the page cache
+/// and unmerged, which needs only the memory of the response. Example: a million ranges of one byte, each in
+/// its own sector, are a response of 1 MB; direct reads would take 512 MB of scratch memory.
 pub(crate) fn plan_within(batch: &Batch, rules: PlanRules, fits: impl Fn(&Plan) -> bool) -> Plan {
     let planned = plan(batch, rules);
     if planned.scratch_bytes < u32::MAX && fits(&planned) {
@@ -135,8 +136,8 @@ pub(crate) fn plan_within(batch: &Batch, rules: PlanRules, fits: impl Fn(&Plan) 
     )
 }
 
-/// An estimate of the reads in the plan of a batch, at a fiftieth of the cost of planning: items are merged only with
-/// the one before them. Too high if a request names neighbours in another order.
+/// Estimates the number of reads in the plan of a batch, at a fiftieth of the cost of planning: merges an
+/// item only with the one before it. Too high if a request names neighbours out of order.
 pub(crate) fn expected_reads(batch: &Batch, rules: PlanRules) -> usize {
     let (mut reads, mut open) = (0, None);
     for segment in &batch.segments {
@@ -159,7 +160,8 @@ pub(crate) fn expected_reads(batch: &Batch, rules: PlanRules) -> usize {
     reads
 }
 
-/// The batch's `data_bytes` is below 2^32 (the engine checks), file offsets are below 2^63 (the kernel's own limit).
+/// The batch's `data_bytes` is below 2^32 (the engine checks), file offsets are below 2^63 (the kernel's own
+/// limit).
 pub(crate) fn plan(batch: &Batch, rules: PlanRules) -> Plan {
     let total = u32::try_from(batch.data_bytes()).unwrap_or(u32::MAX);
     let mut plan = Plan {
@@ -171,7 +173,8 @@ pub(crate) fn plan(batch: &Batch, rules: PlanRules) -> Plan {
         let mut parts: SmallVec<[SegmentPart; 1]> = SmallVec::new();
         split(batch, rules, |part| parts.push(part));
         if let Some(first) = parts.first() {
-            // A lone range from offset 700, alignment 512: read from 512 into place 0, so that byte 700 is at 188.
+            // A single range from offset 700, alignment 512: read from 512 into place 0, so that byte 700 is
+            // at 188.
             #[expect(clippy::cast_possible_truncation, reason = "below the alignment, a u32")]
             let misalignment = (first.segment.offset & u64::from(first.alignment - 1)) as u32;
             plan.lead_bytes = misalignment;
@@ -189,7 +192,7 @@ pub(crate) fn plan(batch: &Batch, rules: PlanRules) -> Plan {
     plan
 }
 
-/// Makes reads of parts.
+/// Builds reads from parts.
 fn plan_parts(plan: &mut Plan, parts: &mut [SegmentPart], rules: PlanRules) {
     let data_end = plan.data_bytes;
     if let [part] = parts {
@@ -201,7 +204,7 @@ fn plan_parts(plan: &mut Plan, parts: &mut [SegmentPart], rules: PlanRules) {
     if rules.merge {
         parts.sort_unstable_by_key(|part| (part.segment.file, part.segment.offset, part.segment.target));
     }
-    // A `SmallVec` grows by more instructions than a vector.
+    // A `SmallVec` takes more instructions to grow than a `Vec`.
     let (mut reads, mut pieces) = (Vec::with_capacity(parts.len()), Vec::with_capacity(parts.len()));
     let mut open: Option<OpenRead> = None;
     for part in &*parts {
@@ -222,7 +225,7 @@ fn plan_parts(plan: &mut Plan, parts: &mut [SegmentPart], rules: PlanRules) {
     (plan.reads, plan.pieces) = (reads.into(), pieces.into());
 }
 
-/// The piece of a read from `start` that a part is.
+/// The piece that a part is of a read from `start`.
 fn piece_of(part: &SegmentPart, start: u64) -> Piece {
     Piece {
         item: part.segment.item,
@@ -236,7 +239,7 @@ fn piece_of(part: &SegmentPart, start: u64) -> Piece {
     }
 }
 
-/// Cuts segments into parts that one read of at most `max_read_bytes` covers, at aligned file offsets.
+/// Splits segments into parts that one read of at most `max_read_bytes` covers, at aligned file offsets.
 fn split(batch: &Batch, rules: PlanRules, mut push: impl FnMut(SegmentPart)) {
     for segment in &batch.segments {
         let file = batch.file(segment.file);
@@ -295,13 +298,14 @@ impl OpenRead {
     fn new(part: SegmentPart, lead: u32, data_end: u32, first_piece: usize) -> Self {
         let (start, end) = (part.aligned_start(), part.aligned_end());
         let segment = part.segment;
-        // Bytes before the segment may be overwritten only in the lead, at the very front.
+        // A read may overwrite bytes before its segment only in the lead, at the very front.
         let place = match segment.offset - start {
             0 => Some(segment.target),
             shift if shift == u64::from(lead) && segment.target == lead => Some(0),
             _ => None,
         };
-        // Bytes after it only at the end of the response, where the buffer is padded.
+        // It may overwrite bytes after its segment only at the end of the response, where the buffer is
+        // padded.
         let last = segment.target.saturating_add(segment.length) == data_end;
         let in_place =
             place.filter(|place| is_aligned(*place, part.memory_alignment) && (end == part.end() || last));
@@ -332,7 +336,8 @@ impl OpenRead {
             next.segment.offset == self.needed_end
                 && u64::from(next.segment.target) == u64::from(place) + (next.segment.offset - self.start)
         });
-        // A last item may be padded behind; in the middle of a merged read it must end on the alignment.
+        // The last item may be padded at its end; in the middle of a merged read an item must end on the
+        // alignment.
         if !(follows && self.end == self.needed_end && end == next.end()) {
             self.in_place = None;
         }
@@ -341,7 +346,7 @@ impl OpenRead {
         true
     }
 
-    /// The finished read. `pieces`: how many there are now.
+    /// The finished read. `pieces`: the number of pieces so far.
     fn close(self, plan: &mut Plan, pieces: usize) -> PlannedRead {
         #[expect(
             clippy::cast_possible_truncation,
@@ -358,7 +363,7 @@ impl OpenRead {
             }
             None => {
                 let step = self.part.alignment.max(self.part.memory_alignment);
-                // Saturates like `scratch_bytes`, which the engine then refuses.
+                // Saturates like `scratch_bytes`; the engine then rejects the plan.
                 let place = u32::try_from(align_up(plan.scratch_bytes.into(), step)).unwrap_or(u32::MAX);
                 plan.scratch_bytes = place.saturating_add(length);
                 Place::Scratch(place)

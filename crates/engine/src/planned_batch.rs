@@ -1,7 +1,7 @@
 //! A planned batch with its memory: where each read goes, and where its bytes belong.
 //!
-//! Used only by the shard. Invariant: bytes are copied only after their read is finished. The shard decides when reads
-//! are made and what counts as finished.
+//! Only the shard uses it. Invariant: bytes are copied only after their read has finished. The shard decides
+//! when reads are made and when they are finished.
 
 use crate::backend::Attempt;
 use crate::backend::residency::Residency;
@@ -33,24 +33,24 @@ pub(crate) enum Shortfall {
 /// A planned batch with its memory.
 #[derive(Debug)]
 pub(crate) struct PlannedBatch {
-    /// The backend that it was accepted for.
+    /// The backend for which it was accepted.
     pub(crate) backend: BackendKind,
-    /// What is known about its bytes.
+    /// What is known about the residency of its bytes.
     pub(crate) residency: Residency,
     pub(crate) dataset: Arc<Dataset>,
-    /// Whose turn it takes: caller and connection.
+    /// Caller and connection, for turns.
     pub(crate) origin: Option<(u64, u64)>,
-    /// The caller's part of a round.
+    /// The caller's weight among others.
     pub(crate) weight: u32,
     pub(crate) objects: Vec<Arc<OpenFile>>,
     pub(crate) items: SmallVec<[Item; 1]>,
     pub(crate) errors: Vec<ItemError>,
     pub(crate) plan: Plan,
-    /// None when there is nothing to read.
+    /// `None` if there is nothing to read.
     pub(crate) buffer: Option<PooledBuffer>,
-    /// None when every read lands in place.
+    /// `None` if every read lands in place.
     pub(crate) scratch: Option<PooledBuffer>,
-    /// Held until the batch is answered.
+    /// Held until the reply.
     pub(crate) _reads: Option<Charge>,
     pub(crate) accepted: Instant,
     /// From then until its last read was submitted.
@@ -60,17 +60,17 @@ pub(crate) struct PlannedBatch {
     pub(crate) reply: oneshot::Sender<Result<Fetched, ReadError>>,
 }
 
-/// Most boxes of batches that a thread keeps, of some 440 bytes each.
+/// Most boxes of batches that a thread keeps, about 440 bytes each.
 const SPARES_MAX: usize = 64;
 
 thread_local! {
-    /// Boxes of batches that this thread has answered. On a core they are for the batches that it submits.
+    /// Boxes of replied batches. A core reuses them for the batches that it submits.
     #[expect(clippy::vec_box, reason = "it is the boxes that are kept")]
     static SPARES: RefCell<Vec<Box<MaybeUninit<PlannedBatch>>>> = const { RefCell::new(Vec::new()) };
 }
 
 impl PlannedBatch {
-    /// Boxed, in memory that the thread uses again.
+    /// Boxes the batch, reusing memory that the thread kept.
     pub(crate) fn boxed(self) -> Box<Self> {
         match SPARES.with_borrow_mut(Vec::pop) {
             Some(spare) => Box::write(spare, self),
@@ -78,12 +78,12 @@ impl PlannedBatch {
         }
     }
 
-    /// The batch in a box, whose memory the thread keeps.
+    /// Unboxes the batch; the thread keeps the box.
     #[inline]
     pub(crate) fn unboxed(boxed: Box<Self>) -> Self {
-        // SAFETY: same pointer and layout; what may be uninitialized may be initialized.
+        // SAFETY: same pointer and layout, and `MaybeUninit` allows initialized contents.
         let spare: Box<MaybeUninit<Self>> = unsafe { Box::from_raw(Box::into_raw(boxed).cast()) };
-        // SAFETY: it came as a batch. As `MaybeUninit` it is neither dropped nor read again.
+        // SAFETY: the box held a batch; as `MaybeUninit` it is neither dropped nor read again.
         let batch = unsafe { spare.assume_init_read() };
         SPARES.with_borrow_mut(|spares| {
             if spares.len() < SPARES_MAX {
@@ -93,7 +93,7 @@ impl PlannedBatch {
         batch
     }
 
-    /// The attempt at a read from `from` on.
+    /// The attempt at a read, starting at its byte `from`.
     pub(crate) fn attempt(&self, slot: u32, read: &PlannedRead, from: u32) -> Option<Attempt> {
         let file = Arc::clone(file_of(&self.dataset, &self.objects, read.file)?);
         let (buffer, place) = self.memory_of(read)?;
@@ -111,24 +111,24 @@ impl PlannedBatch {
         })
     }
 
-    /// The alignment of the beginning of an attempt, for both offset and memory.
+    /// What the start of an attempt must be aligned to, in the file and in memory.
     pub(crate) fn restart_alignment(&self, read: &PlannedRead) -> u32 {
         let file = file_of(&self.dataset, &self.objects, read.file).filter(|_| read.direct);
         read.alignment.max(file.map_or(1, |file| file.memory_alignment()))
     }
 
-    /// Whether the file of a read ends `reached` bytes after the read's beginning, or before that. `waits`: see
+    /// Whether the file of a read ends `reached` bytes after the read's start, or earlier. `waits`: see
     /// [`OpenFile::ends_by`].
     ///
     /// # Errors
-    /// errno of the question.
+    /// errno of the query.
     pub(crate) fn file_ends_by(&self, read: &PlannedRead, reached: u32, waits: bool) -> Result<bool, i32> {
         let offset = read.offset + u64::from(reached);
-        // Without the file no attempt is made.
+        // Without a file no attempt is made.
         file_of(&self.dataset, &self.objects, read.file).map_or(Ok(true), |file| file.ends_by(offset, waits))
     }
 
-    /// `OpenFile::id` of what a read is from; `None` is a defect of the planner.
+    /// `OpenFile::id` of a read's file; `None` is a defect of the planner.
     pub(crate) fn file_id(&self, read: &PlannedRead) -> Option<u64> {
         file_of(&self.dataset, &self.objects, read.file).map(|file| file.id)
     }
@@ -140,8 +140,8 @@ impl PlannedBatch {
         }
     }
 
-    /// Copies `length` bytes of `read`, from its byte `from` on, to the beginning of a read of another batch (or of
-    /// this one).
+    /// Copies `length` bytes of `read`, starting at its byte `from`, to the start of a read of another batch
+    /// (or of this one).
     pub(crate) fn share(
         &self,
         read: &PlannedRead,
@@ -163,8 +163,8 @@ impl PlannedBatch {
         );
     }
 
-    /// Copies the bytes of a read to where they belong, and records the items whose bytes are missing. Returns the
-    /// bytes copied.
+    /// Copies the bytes of a read to where they belong, and records the items whose bytes are missing.
+    /// Returns the number of bytes copied.
     pub(crate) fn deliver(&mut self, read: &PlannedRead, reached: u32, shortfall: Shortfall) -> u64 {
         let pieces = read.first_piece as usize..(read.first_piece + read.pieces) as usize;
         let mut copied = 0;
@@ -207,12 +207,13 @@ impl PlannedBatch {
         copied
     }
 
-    /// Appends each piece of a merged read as a separate read, straight into its item's place, which only it uses: a
-    /// failed read leaves garbage in its memory, which must not be another item's. Returns how many.
+    /// Appends each piece of a merged read as a separate read, straight into its item's place, which no other
+    /// read uses: a failed read leaves garbage in its memory, which must not be another item's. Returns the
+    /// number of reads.
     ///
-    /// A piece that is not aligned for direct reads is read through the page cache, which fails by pages, as a mapping
-    /// would. Worked, alignment 512: a piece of 400 bytes at 700 in a read at 4096 is read buffered, 400 bytes from
-    /// 4796.
+    /// A piece that is not aligned for direct reads is read through the page cache, whose errors are per
+    /// page, as under a mapping. Worked, alignment 512: a piece of 400 bytes at 700 in a read at 4096 becomes
+    /// a buffered read of 400 bytes from 4796.
     pub(crate) fn split_pieces(&mut self, read: &PlannedRead) -> usize {
         let memory_alignment =
             file_of(&self.dataset, &self.objects, read.file).map_or(1, |file| file.memory_alignment());

@@ -1,8 +1,9 @@
-//! Which backend serves which dataset, and switching while batches are in flight.
+//! Which backend serves which dataset, and how it is switched while batches are in flight.
 //!
-//! Invariants: a batch is planned, queued and read by the group of its route at submission; a switch affects later
-//! batches only. A group of shards stays until the engine ends, idle if nothing is routed to it: so a switch takes
-//! nothing away from a batch, and the next switch finds the group started (ADR 0010). Switches are made one at a time.
+//! Invariants: a batch is planned, queued and read by the group of its route at submission; a switch affects
+//! only later batches. A group of shards stays until the engine ends, idle if nothing is routed to it: a
+//! switch disturbs no batch, and the next switch finds the group started (ADR 0010). Switches run one at a
+//! time.
 
 use crate::config::{BackendKind, EngineConfig};
 use crate::engine::BackendStatus;
@@ -34,12 +35,12 @@ impl BackendRoute {
     }
 }
 
-/// All routes at a moment.
+/// All routes at one moment.
 #[derive(Clone)]
 pub(crate) struct RoutingTable {
     /// For datasets without one of their own.
     pub(crate) common: BackendRoute,
-    /// For datasets with one of their own, by name, so that a dataset keeps it when it is opened again.
+    /// For datasets with one of their own, by name, so that it applies again when a dataset is reopened.
     pub(crate) own: Vec<(String, BackendRoute)>,
 }
 
@@ -49,7 +50,7 @@ impl RoutingTable {
         own.map_or(&self.common, |(_, route)| route)
     }
 
-    /// The same with another route for a dataset; `None` removes its own.
+    /// A copy with another route for a dataset; `None` removes its own.
     pub(crate) fn with_own(&self, dataset: &str, route: Option<BackendRoute>) -> Self {
         let mut own = self.own.clone();
         own.retain(|(name, _)| name != dataset);

@@ -1,11 +1,12 @@
-//! A shard: reads of one thread, from the inbox to the reply, over any backend.
+//! A shard: the reads of one thread, from the inbox to the reply, over any backend.
 //!
-//! Owns every batch from acceptance to reply, and with it the memory that the kernel writes to: a caller that leaves
-//! drops only its receiver. Keeps at most `queue_depth` reads in flight, in turn over callers (`turns`), and none of
-//! bytes that are already in flight (`in_flight`; ADR 0013). Continues short reads, handles the end of files, maps
-//! errno, counts. Invariants: a slot is in flight or free, never both; a buffer is released only when no read of its
-//! batch is in flight, and leaked if the shard dies before that (TRAPS 2); at most [`TURN_COPY_BYTES`] are copied
-//! before other tasks of the thread get their turn. No timers, no locks on the hot path, no task a read (TRAPS 3).
+//! Owns every batch from acceptance to reply, and with it the memory that the kernel writes to: a caller that
+//! leaves drops only its receiver. Keeps at most `queue_depth` reads in flight, in turn over callers
+//! (`turns`), and never reads bytes that are already in flight (`in_flight`; ADR 0013). Continues short
+//! reads, handles the end of files, maps errno, counts. Invariants: a slot is in flight or free, never both;
+//! a buffer is released only when no read of its batch is in flight, and leaked if the shard dies before that
+//! (TRAPS 2); at most [`TURN_COPY_BYTES`] are copied before other tasks of the thread get their turn. No
+//! timers, no locks on the hot path, no task per read (TRAPS 3).
 
 mod active_batch;
 mod continuation;
@@ -39,40 +40,42 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use turns::{NOBODY, Origin, Turn, Turns};
 
-/// Above this many reads in flight, flushing early only costs: the device is busy, and a system call for four reads is
-/// a fifth of their cost (MEASURED: it helps at depth 16 to 64, "above depth 128 it only costs").
+/// With more reads in flight than this, early flushes only cost: the device is busy, and a system call for
+/// four reads is a fifth of their cost (MEASURED: it helps at depth 16 to 64, "above depth 128 it only
+/// costs").
 const EAGER_FLUSH_IN_FLIGHT_MAX: u32 = 64;
 
-/// Bytes in flight beyond which no further read is started while several callers or connections have reads. A new
-/// caller's block waits at the device behind what is in flight, whatever its turn, so this is small; and it is enough
-/// to keep a device busy: at 7 GB/s and 100 us a read, 0.7 MB are in flight.
+/// Bytes in flight beyond which no further read is started while several callers or connections have reads. A
+/// new caller's block waits at the device behind what is in flight, even if its turn comes first, so this is
+/// small; yet it keeps a device busy: at 7 GB/s and 100 us a read, 0.7 MB are in flight.
 pub(crate) const IN_FLIGHT_BYTES_MAX: u64 = 2 << 20;
 
-/// Factor of that limit while only one connection has reads: then the limit costs system calls and, if the thread is
-/// scheduled late, bandwidth; and a new caller waits behind that much once.
+/// Factor of that limit while only one connection has reads: the lower limit would cost system calls and, if
+/// the thread is scheduled late, bandwidth; a new caller waits behind the larger amount only once.
 const ALONE_FACTOR: u64 = 4;
 
-/// After how long without others a connection counts as the only one.
+/// A connection counts as the only one after this long without others.
 const ALONE_AFTER: Duration = Duration::from_secs(1);
 
-/// A batch with more reads than this joins reads in flight only when its turn comes: searching twice for each read
-/// costs more than it saves.
+/// A batch with more reads than this joins reads in flight only when its turn comes: searching twice for each
+/// read costs more than it saves.
 const JOINED_AT_ONCE_MAX: usize = 16;
 
-/// Bytes copied in one turn: some 100 us of a core.
+/// Most bytes copied in one turn: some 100 us of a core.
 pub(crate) const TURN_COPY_BYTES: u64 = 1 << 20;
 
-/// The same while several callers have reads: each of the others waits for such turns several times, and for the answers that
-/// they complete to be sent.
+/// The same while several callers have reads: each of the others waits for several such turns, and for the
+/// replies that they complete to be sent.
 const SHARED_TURN_COPY_BYTES: u64 = 128 << 10;
 
-/// Batches taken from the inbox in one turn.
+/// Most batches taken from the inbox in one turn.
 const ADMITTED_MAX: usize = 256;
 
 /// Waiting batches checked for cancellation for each admitted one.
 const LOOKED_OVER_PER_BATCH: usize = 2;
 
-/// The same for each heartbeat: batches that wait for a slow device are released even if nothing else happens.
+/// The same for each heartbeat: batches that wait for a slow device are released even if nothing else
+/// happens.
 const LOOKED_OVER_PER_BEAT: usize = 4096;
 
 /// The state machine over a backend; a future that ends when it has drained.
@@ -86,12 +89,12 @@ pub(crate) struct Shard<B: Backend> {
     /// Where the next check of waiting batches begins.
     look_from: usize,
     turns: Turns,
-    /// The turn that has begun, and the bytes that it has started.
+    /// The turn in progress, and the bytes that it has started.
     turn: Option<(Turn, u64)>,
-    /// The last connection that asked, and until when it counts as having company.
+    /// The last connection with a batch, and until when it counts as contended.
     last_origin: Option<(u64, u64)>,
     contended_until: Instant,
-    /// Until when its caller counts as having company, and what is copied in a turn.
+    /// Until when its caller counts as sharing, and the most bytes copied in a turn.
     shared_until: Instant,
     turn_copy_bytes: u64,
     in_flight: InFlight,
@@ -100,17 +103,17 @@ pub(crate) struct Shard<B: Backend> {
     copy_tasks: VecDeque<CopyTask>,
     /// Bytes copied since the thread's other tasks had their turn.
     copied: u64,
-    /// While several callers share a core: whose reads finished in this turn, and their bytes.
+    /// While several callers share a core: callers whose reads finished in this turn, and their bytes.
     served: Vec<(u64, u64)>,
     known: KnownDatasets,
     took: DeviceTimes,
 }
 
-// Never pinned structurally: its parts move freely.
+// Never structurally pinned: its parts may move.
 impl<B: Backend> Unpin for Shard<B> {}
 
 impl<B: Backend> Shard<B> {
-    /// `eager_flush_reads`: see `UringConfig`; 0 for backends that gain nothing by it.
+    /// `eager_flush_reads`: see `UringConfig`; 0 for backends that do not gain from it.
     pub(crate) fn new(backend: B, inbox: Inbox, metrics: Arc<ShardMetrics>, eager_flush_reads: u32) -> Self {
         let depth = metrics.queue_depth.max(1);
         Self {
@@ -152,8 +155,8 @@ impl<B: Backend> Shard<B> {
         }
     }
 
-    /// Takes what is in the inbox, which does not preserve order between callers. `engine.queued_reads` bounds what
-    /// waits. Returns whether there may be more.
+    /// Takes batches from the inbox, which does not preserve order between callers. `engine.queued_reads`
+    /// bounds how many wait. Returns whether there may be more.
     fn admit(&mut self, cx: &mut Context<'_>) -> bool {
         let mut now = None;
         for _ in 0..ADMITTED_MAX {
@@ -201,14 +204,15 @@ impl<B: Backend> Shard<B> {
         if let Some(place) = self.actives.get_mut(key) {
             *place = Some(active);
         }
-        // If nothing waits there is nothing to take turns with.
+        // If nothing waits, there is no turn to wait for.
         let done = self.turns.is_empty() && self.start_some(key, i64::MAX, now).1;
         if !done && self.join_all(key, now) {
             self.wait_for_turn(key);
         }
     }
 
-    /// Sets the limits of bytes in flight and of copies by whether others would have to wait for them.
+    /// Sets the limits of bytes in flight and of copies, depending on whether other callers would wait behind
+    /// them.
     fn bound_turns(&mut self, origin: Option<(u64, u64)>, now: Instant) {
         if origin != self.last_origin {
             let caller = |origin: Option<(u64, u64)>| origin.map(|(caller, _)| caller);
@@ -246,7 +250,7 @@ impl<B: Backend> Shard<B> {
             && !active.waits
         {
             active.waits = true;
-            // Whoever comes may be next.
+            // The new batch may be next.
             if let Some((turn, bytes)) = self.turn.take() {
                 self.turns.took(&turn, bytes, false);
             }
@@ -260,8 +264,8 @@ impl<B: Backend> Shard<B> {
         }
     }
 
-    /// Lets the reads of a waiting batch join those in flight with the same bytes: by its turn, these may have
-    /// finished. Returns whether any are left.
+    /// Lets the reads of a waiting batch join reads in flight that cover their bytes, since those may have
+    /// finished by its turn. Returns whether any reads are left.
     fn join_all(&mut self, key: usize, now: Instant) -> bool {
         let Some(active) = self.actives.get_mut(key).and_then(Option::as_mut) else {
             return false;
@@ -272,7 +276,7 @@ impl<B: Backend> Shard<B> {
             let mut reads = std::mem::take(&mut active.batch.plan.reads);
             let (before, mut waiting) = (reads.len(), active.next_read);
             reads.retain(|read| {
-                // Those before it have been started.
+                // Earlier reads have been started.
                 if let Some(started) = waiting.checked_sub(1) {
                     waiting = started;
                     return true;
@@ -292,8 +296,8 @@ impl<B: Backend> Shard<B> {
         active.next_read < active.batch.plan.reads.len()
     }
 
-    /// Checks whether the next `count` waiting batches are still wanted, and closes those that are not, so that they
-    /// hold no memory until their turn.
+    /// Checks whether the next `count` waiting batches are still wanted, and closes those that are not, so
+    /// that they do not hold memory until their turn.
     fn look_over(&mut self, count: usize, now: Instant) {
         for _ in 0..count.min(self.actives.len()) {
             let key = self.look_from;
@@ -338,15 +342,15 @@ impl<B: Backend> Shard<B> {
             if done || i64::try_from(bytes).is_ok_and(|bytes| bytes >= turn.bytes) {
                 self.turns.took(&turn, bytes, done);
             } else {
-                // No room for its next read.
+                // No room for the next read.
                 self.turn = Some((turn, bytes));
                 return;
             }
         }
     }
 
-    /// Starts or joins reads of a batch until `allowance` bytes are reached. Returns the bytes, and whether no reads are
-    /// left to start.
+    /// Starts or joins reads of a batch until `allowance` bytes are reached. Returns the bytes, and whether
+    /// the batch has no more reads to start.
     fn start_some(&mut self, key: usize, allowance: i64, now: Instant) -> (u64, bool) {
         let Some(active) = self.actives.get_mut(key).and_then(Option::as_mut) else {
             // Closed while it waited.
@@ -438,7 +442,7 @@ impl<B: Backend> Shard<B> {
         self.metrics.in_flight.store(in_flight, Ordering::Relaxed);
     }
 
-    /// Looks at one finished attempt: the read is done, goes on, or has failed.
+    /// Handles a finished attempt: its read has completed, continues, or has failed.
     fn finish(&mut self, finished: Completion, now: Instant) {
         let Some(slot) = self.in_flight.get_mut(finished.slot) else {
             return;
@@ -472,7 +476,7 @@ impl<B: Backend> Shard<B> {
         })));
     }
 
-    /// Gives a batch what its own read brought.
+    /// Delivers the result of a read to its batch.
     fn settle(&mut self, tracked: &TrackedRead, errno: Option<i32>, now: Instant) {
         let Some(active) = self.actives.get_mut(tracked.active).and_then(Option::as_mut) else {
             return;
@@ -488,8 +492,8 @@ impl<B: Backend> Shard<B> {
             }
         }
         if errno.is_some() && tracked.read.pieces > 1 {
-            // A merged read failed as a whole, but perhaps only one item's bytes are bad: read each on its own, so
-            // that every backend fails the same items.
+            // A merged read failed as a whole, but perhaps only one item's bytes are bad: read each item
+            // separately, so that every backend fails the same items.
             let singles = active.batch.split_pieces(&tracked.read);
             self.metrics
                 .queued
@@ -510,10 +514,10 @@ impl<B: Backend> Shard<B> {
         }
     }
 
-    /// Removes a batch of which nothing is left to do, and answers it.
+    /// Removes a batch with no work left, and replies to it.
     fn close(&mut self, key: usize, now: Instant) {
         if let Some(active) = self.actives.get_mut(key).and_then(Option::take) {
-            // One that waits keeps its number until its turn comes.
+            // A waiting batch keeps its number until its turn comes.
             if !active.waits {
                 self.free_actives.push(key);
             }
@@ -522,7 +526,7 @@ impl<B: Backend> Shard<B> {
     }
 
     fn answer(&mut self, active: ActiveBatch, now: Instant) {
-        // Counted before it is answered: whoever has the answer finds it in the metrics.
+        // Counted before the reply, so that the metrics include every received reply.
         self.took.tell(&self.metrics);
         let mut reply = Reply::new(active.batch, active.counters, active.expired);
         let (copied, ready) = reply.advance(self.turn_copy_bytes.saturating_sub(self.copied));
@@ -559,12 +563,12 @@ impl<B: Backend> Future for Shard<B> {
 }
 
 impl<B: Backend> Shard<B> {
-    /// Charges the time of a turn to those whose reads finished in it, by bytes.
+    /// Charges the time of a turn to the callers whose reads finished in it, by bytes.
     fn charge(&self, time: Duration) {
         let bytes: u64 = self.served.iter().map(|(_, bytes)| bytes).sum();
         let nanoseconds = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         for (caller, served) in &self.served {
-            // A turn is well below the 4 s in which its product with these bytes would not fit.
+            // A turn is far below the 4 s at which its product with these bytes would overflow.
             let share = nanoseconds.saturating_mul(*served) / bytes.max(1);
             cores::charge(*caller, Duration::from_nanos(share));
         }
@@ -608,7 +612,7 @@ impl<B: Backend> Shard<B> {
                 };
             }
             if more || shard.copied >= shard.turn_copy_bytes {
-                // The thread's other tasks first, and control messages again.
+                // Other tasks of the thread run first, and control messages are checked again.
                 give_way(cx);
                 return Poll::Pending;
             }
@@ -621,7 +625,8 @@ impl<B: Backend> Drop for Shard<B> {
         if self.in_flight.is_empty() {
             return;
         }
-        // The kernel may still write to these batches' memory. Never freed is safe; freed is not (TRAPS 2).
+        // The kernel may still write to these batches' memory. Leaking it is safe; freeing it is not (TRAPS
+        // 2).
         for active in self
             .actives
             .iter_mut()

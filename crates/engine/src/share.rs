@@ -1,16 +1,17 @@
 //! Fair shares of a limited resource: response memory, queued reads, requests in flight.
 //!
-//! A [`Budget`] is the resource. A caller holds a [`CallerShare`] of it, each of its connections a [`Share`]. Nothing
-//! is reserved in advance; what one may hold depends on what is free at the moment (dynamic thresholds: Choudhury and
-//! Hahne, "Dynamic queue length thresholds for shared-memory packet switches", 1998):
+//! A [`Budget`] is the resource. A caller holds a [`CallerShare`] of it, each of its connections a [`Share`].
+//! Nothing is reserved in advance; the limits depend on what is free at the moment (dynamic thresholds:
+//! Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet switches", 1998):
 //!
-//! - a caller may hold at most half of what is free: alone a third of the budget, with two others a fifth each;
-//! - a connection may take at most what its caller may still take beyond what the connection holds already;
-//! - in any case a connection may hold 1/64 of what is free, so that one that holds little is served while others of
-//!   the same caller hold all they may.
+//! - a caller may hold at most half of what is free: alone a third of the budget, with two others a fifth
+//!   each;
+//! - a connection that already holds some may hold, in all, at most what its caller may still take;
+//! - within its fixed limits a connection may always hold 1/64 of what is free, so that one that holds little
+//!   is served while others of the same caller hold all they may.
 //!
-//! So no number of holders uses up a budget, and shares need no configuration. Charges race without a lock: two granted
-//! at the same moment may exceed a threshold by one of them, but never the budget.
+//! So no number of holders uses up a budget, and shares need no configuration. Charges race without a lock:
+//! two granted at the same moment may exceed a threshold by one of them, but never the budget.
 
 use std::cmp::Ordering;
 use std::sync::Arc;
@@ -25,9 +26,9 @@ const RESERVE_DIVISOR: u64 = 64;
 pub enum Refused {
     /// The budget is used up.
     Budget,
-    /// This caller holds its share.
+    /// The caller holds all it may.
     Caller,
-    /// This connection holds its share.
+    /// The connection holds all it may.
     Connection,
 }
 
@@ -56,7 +57,7 @@ pub struct Share {
     held: AtomicU64,
 }
 
-/// A part of a budget that is held until this is dropped.
+/// An amount charged to a budget until this is dropped.
 #[derive(Debug)]
 pub struct Charge {
     of: Holder,
@@ -140,7 +141,8 @@ impl CallerShare {
         self.held.load(Relaxed)
     }
 
-    /// Bounds what the caller may hold, whatever is free. If it holds more, nothing is granted until enough is returned.
+    /// Limits what the caller may hold, however much is free. If it holds more, nothing is granted until
+    /// enough is returned.
     pub fn set_most(&self, most: u64) {
         self.most.store(most, Relaxed);
     }
@@ -250,7 +252,7 @@ impl Charge {
         }
     }
 
-    /// This charge in two, of which the first has `amount` (or all there is).
+    /// Splits the charge: the first part has `amount` (or all there is).
     pub fn split(mut self, amount: u64) -> (Self, Self) {
         let amount = amount.min(self.amount);
         self.amount -= amount;
@@ -282,8 +284,8 @@ impl Drop for Charge {
     }
 }
 
-/// What one caller holds of the engine: response memory in bytes, and reads that are not answered. And how much it gets of
-/// the disk beside others.
+/// What one caller holds of the engine: response memory in bytes, and unanswered reads; and its weight for
+/// reads.
 #[derive(Debug)]
 pub struct CallerAccount {
     id: u64,
@@ -304,7 +306,7 @@ pub struct Account {
 }
 
 impl CallerAccount {
-    /// `id` tells callers apart.
+    /// `id` distinguishes callers.
     pub(crate) fn new(id: u64, memory: &Arc<Budget>, reads: &Arc<Budget>) -> Arc<Self> {
         Arc::new(Self {
             id,
@@ -314,7 +316,8 @@ impl CallerAccount {
         })
     }
 
-    /// Gives its later reads `weight` times what a caller of weight 1 gets of the disk while others wait; at least 1.
+    /// Sets the weight of its later reads: while others wait, it gets `weight` times what a caller of weight
+    /// 1 gets of the disk; at least 1.
     pub fn set_weight(&self, weight: u32) {
         self.weight.store(weight.max(1), Relaxed);
     }
@@ -324,8 +327,8 @@ impl CallerAccount {
         &self.memory
     }
 
-    /// The account of one connection; `id` tells the caller's connections apart. It may hold at most `memory_bytes` of
-    /// response memory.
+    /// The account of one connection; `id` distinguishes the caller's connections. It may hold at most
+    /// `memory_bytes` of response memory.
     pub fn connection(&self, id: u64, memory_bytes: u64) -> Arc<Account> {
         Arc::new(Account {
             caller: self.id,
@@ -338,17 +341,17 @@ impl CallerAccount {
 }
 
 impl Account {
-    /// Its caller.
+    /// Id of its caller.
     pub fn caller(&self) -> u64 {
         self.caller
     }
 
-    /// What its caller gets of the disk, in parts of what others get.
+    /// Weight of its caller's reads.
     pub fn weight(&self) -> u32 {
         self.weight.load(Relaxed)
     }
 
-    /// Its number among the connections of the caller.
+    /// Its id among the connections of the caller.
     pub fn id(&self) -> u64 {
         self.id
     }
@@ -381,8 +384,9 @@ mod tests {
 
     #[test]
     fn a_caller_alone_holds_a_third_and_leaves_room_for_others() {
-        // 300 in all, pieces of 1, greedy callers with eight connections each: the first stops at a third and what its
-        // connections may always hold, the next ones at that of what is left, and a newcomer is served after all of them.
+        // 300 in all, charges of 1, greedy callers with eight connections each: the first stops at a third
+        // plus what its connections may always hold, the next ones at the same fraction of the rest, and a
+        // newcomer is served after all of them.
         let budget = Budget::new(300);
         let mut held = Vec::new();
         let mut free = 300;
@@ -406,8 +410,8 @@ mod tests {
 
     #[test]
     fn a_connection_that_holds_little_is_served_beside_greedy_ones_of_its_caller() {
-        // 256 MiB; 1,000 connections of one caller take 1 MiB at a time as long as they can. Another connection of the
-        // same caller still gets blocks, one of another caller an answer of 16 MiB.
+        // 256 MiB; 1,000 connections of one caller take 1 MiB at a time as long as they can. Another
+        // connection of the same caller still gets blocks, and one of another caller a response of 16 MiB.
         let mib = 1 << 20;
         let budget = Budget::new(256 * mib);
         let caller = budget.caller();
@@ -421,9 +425,9 @@ mod tests {
 
     #[test]
     fn a_callers_own_limit_holds_over_all_its_connections_and_at_once() {
-        // Scenario: 1,000 in all; a caller that may hold 10 has 20 connections, which take 1 each; then the limit shrinks below
-        // what is held, and grows. Expectation: ten are granted, then none until enough is returned, then more; another caller
-        // notices nothing.
+        // Scenario: 1,000 in all; a caller limited to 10 has 20 connections, which take 1 each; then the
+        // limit drops below what is held, and rises. Expectation: ten are granted, then none until enough is
+        // returned, then more; another caller is unaffected.
         let budget = Budget::new(1000);
         let caller = budget.caller();
         caller.set_most(10);
@@ -450,7 +454,8 @@ mod tests {
 
     #[test]
     fn a_refusal_names_who_holds_too_much() {
-        // 100 in all: more than there is, more than the connection's limit, and more than the caller's half of the free.
+        // 100 in all: more than there is, more than the connection's limit, and more than half of what is
+        // free.
         let budget = Budget::new(100);
         let caller = budget.caller();
         let share = caller.connection(40);
@@ -469,7 +474,8 @@ mod tests {
 
     #[test]
     fn the_most_can_be_had_at_once_and_in_pieces() {
-        // Nobody else holds anything: one charge of `most` is granted, and so is what was held and given back.
+        // Nothing else is held: a charge of `most` is granted, and so are charges that were held and
+        // returned.
         let budget = Budget::new(1 << 20);
         let share = budget.caller().connection(u64::MAX);
         assert_eq!(share.most(), 1 << 19);
@@ -484,8 +490,9 @@ mod tests {
 
     #[test]
     fn a_charge_can_be_corrected_when_its_holder_has_all_it_may() {
-        // Scenario: a caller alone takes the most there is for it, and corrects the charge: to the same, to less, to more.
-        // Expectation: the same and less are always granted, and what is given back is free; more is refused.
+        // Scenario: a lone caller takes the most it can, and corrects the charge: to the same, to less, to
+        // more. Expectation: the same and less are always granted, and what is returned is free; more is
+        // refused.
         let budget = Budget::new(4096);
         let share = budget.caller().connection(u64::MAX);
         let mut charge = share.charge(share.most()).expect("the most");

@@ -1,6 +1,6 @@
 //! Starts cores and shards, at the engine's start or for a switch, and chooses the backend.
 //!
-//! If a step fails, what was started before ends by itself, since its senders are dropped.
+//! If a step fails, what was already started ends by itself, since its senders are dropped.
 
 use crate::at_once::CoreReads;
 use crate::backend::probe::{self, UringRefusal};
@@ -45,7 +45,7 @@ pub(crate) fn choose(config: &EngineConfig, requested: BackendKind) -> Result<Ba
     }
 }
 
-/// Whether `requested` is available for a switch, with the reason; never falls back.
+/// Whether `requested` is available for a switch, with the reason. Never falls back.
 pub(crate) fn admit(requested: BackendKind) -> Result<BackendStatus, StartError> {
     let reason = if requested.uses_ring() {
         let facts =
@@ -64,7 +64,7 @@ pub(crate) fn admit(requested: BackendKind) -> Result<BackendStatus, StartError>
     })
 }
 
-/// Starts the cores. Each has a ring if one is needed now, or possible for a later switch (ADR 0010).
+/// Starts the cores. Each has a ring if one is needed now, or may be for a later switch (ADR 0010).
 pub(crate) fn cores(
     config: &EngineConfig,
     backend: BackendKind,
@@ -118,19 +118,19 @@ fn cpus_to_pin() -> Vec<usize> {
 /// Channels to the cores.
 #[derive(Clone)]
 pub(crate) struct Cores {
-    /// Whether each has a ring.
+    /// Whether each core has a ring.
     pub(crate) rings: bool,
     pub(crate) commands: Vec<mpsc::UnboundedSender<CoreCommand>>,
 }
 
-/// The shards of a backend: one a ring, or one a blocking thread.
+/// The shards of a backend: one per ring, or one per blocking thread.
 pub(crate) struct ShardGroup {
-    /// `Uring` means a ring's shards, which serve `auto` too.
+    /// `Uring` means a ring's shards, which also serve `auto`.
     pub(crate) backend: BackendKind,
     pub(crate) shards: Vec<ShardHandle>,
     /// Whether shard N runs on core N.
     pub(crate) on_cores: bool,
-    /// Of each core, for small requests whose bytes are resident: with `mmap` and `auto`.
+    /// For each core of `mmap` and `auto`: answers small requests whose bytes are resident.
     pub(crate) at_once: Vec<CoreReads>,
 }
 
@@ -141,12 +141,13 @@ impl ShardGroup {
     }
 }
 
-/// Starts a group of shards; on an error the started ones end by themselves, since their senders are dropped.
+/// Starts a group of shards; on an error the shards already started end by themselves, since their senders
+/// are dropped.
 pub(crate) struct Starter<'a> {
     pub(crate) config: &'a EngineConfig,
     pub(crate) arena: &'a Arena,
     pub(crate) alarm: Alarm,
-    /// The number that the first shard gets.
+    /// The number of the first shard.
     pub(crate) first_shard: u32,
     pub(crate) threads: Vec<JoinHandle<()>>,
     pub(crate) shards: Vec<ShardHandle>,
@@ -157,7 +158,7 @@ pub(crate) type Sim = Option<crate::sim::SimControl>;
 #[cfg(not(any(test, feature = "sim")))]
 pub(crate) type Sim = Option<std::convert::Infallible>;
 
-/// Timeout of asking a core to run a shard: it answers within milliseconds unless it is stuck.
+/// Longest wait for a core to run a shard: it answers within milliseconds unless it is stuck.
 const PLACING_MAX: Duration = Duration::from_secs(10);
 
 impl Starter<'_> {
@@ -219,7 +220,8 @@ impl Starter<'_> {
         Ok(on_cores)
     }
 
-    /// Registers the started shards as a group: scrapes include them, and the engine's end waits for them.
+    /// Registers the started shards as a group: scrapes include them, and the engine waits for them when it
+    /// ends.
     pub(crate) fn finish(
         self,
         backend: BackendKind,
@@ -287,7 +289,8 @@ impl Starter<'_> {
 
     fn report(ring: usize, outcome: cores::RegistrationOutcome) {
         let Some(error) = outcome else { return };
-        // io_uring_register(2): over RLIMIT_MEMLOCK. Anything else, a filter's EPERM say, no limit helps.
+        // io_uring_register(2): over RLIMIT_MEMLOCK. A limit does not help against other errors, such as a
+        // filter's EPERM.
         let remedy = if error.raw_os_error() == Some(libc::ENOMEM) {
             "raise RLIMIT_MEMLOCK to engine.memory_budget for each ring, or set engine.uring.registered_buffers: false"
         } else {
@@ -324,11 +327,11 @@ fn place(
     })?
 }
 
-/// Descriptors of one runtime: epoll, its waker, the signals' pipe, and a ring with its event.
+/// Descriptors of one runtime: epoll, its waker, the signal pipe, and a ring with its eventfd.
 const RUNTIME_DESCRIPTORS: u32 = 6;
 
-/// Checks that the runtimes can get their descriptors: tokio panics if it cannot get one for its signals. One runtime
-/// more than cores: the daemon's own.
+/// Checks that the runtimes can get their descriptors, since tokio panics if it cannot get one for its
+/// signals. One runtime more than cores: the daemon's own.
 fn room_for_runtimes(cores: u32) -> std::io::Result<()> {
     let held: std::io::Result<Vec<_>> = (0..cores.saturating_add(1).saturating_mul(RUNTIME_DESCRIPTORS))
         .map(|_| std::fs::File::open("/dev/null"))

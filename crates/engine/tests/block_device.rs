@@ -51,8 +51,9 @@ fn spec(path: &Path, kind: KindSpec, direct_io: DirectIo) -> DatasetSpec {
     }
 }
 
-/// For each sector size: the device opens as blocks and as raw vectors, with its own length (not st_size, which is 0),
-/// directly, aligned to its sectors; a block size that does not divide it is refused with the field.
+/// For each sector size: the device opens as blocks and as raw vectors, with its own length (not st_size,
+/// which is 0), with direct I/O aligned to its sectors; a block size that does not divide it is refused with
+/// the field.
 #[test]
 #[ignore = "needs root"]
 fn loop_devices_of_both_sector_sizes() {

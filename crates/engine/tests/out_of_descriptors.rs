@@ -1,4 +1,5 @@
-//! An objects dataset in a process that runs out of descriptors. Alone in its binary: the limit is the process's.
+//! An objects dataset in a process that runs out of descriptors. Alone in its binary, since the limit is per
+//! process.
 
 use ringfetch_engine::config::DirectIo;
 use ringfetch_engine::dataset::{Dataset, DatasetSpec, KindSpec};
@@ -7,8 +8,9 @@ use rustix::process::{Resource, getrlimit, setrlimit};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The cache may hold far more than the process: it gives half of itself up and every object opens. Held files cannot
-/// be given up: then the object is unreadable with EMFILE, and readable again once they are dropped.
+/// The cache may hold far more than the process: it closes half of its files and every object opens. Held
+/// files cannot be closed: then the object is unreadable with EMFILE, and readable again once they are
+/// dropped.
 #[tokio::test]
 async fn the_cache_gives_way() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,6 +1,7 @@
-//! The end of an engine: under load, many times over, without a thread, a descriptor or a mapping left; and by a defect.
+//! The end of an engine: under load, repeatedly, without leaving a thread, a descriptor or a mapping; and by
+//! a defect.
 //!
-//! Both count what belongs to the whole process, so they take turns.
+//! The tests count resources of the whole process, so they run one at a time.
 
 #![expect(
     clippy::expect_used,
@@ -48,7 +49,8 @@ struct World {
 }
 
 fn world() -> World {
-    // The first runtime of a process opens a pair of sockets for signals that tokio keeps for good: before any counting.
+    // A process's first runtime opens a socket pair for signals that tokio keeps forever: do it before
+    // counting.
     let first = tokio::runtime::Builder::new_current_thread().enable_all().build();
     drop(first.expect("a runtime"));
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
@@ -79,7 +81,7 @@ fn batch(dataset: &Arc<Dataset>, seed: u64, items: u64) -> (Vec<u64>, Batch) {
 /// What this process has open: the targets of its descriptors, sorted.
 fn descriptors() -> Vec<String> {
     let entries = std::fs::read_dir("/proc/self/fd").expect("proc").flatten();
-    // The descriptor of this very look is gone when it is looked at.
+    // The descriptor used to list them is closed by then.
     let mut targets: Vec<String> = entries
         .filter_map(|entry| std::fs::read_link(entry.path()).ok())
         .map(|target| target.to_string_lossy().into_owned())
@@ -92,17 +94,17 @@ fn descriptors() -> Vec<String> {
 /// The engine's threads, and the kernel's workers for its rings.
 fn threads() -> Vec<String> {
     let tasks = std::fs::read_dir("/proc/self/task").expect("proc").flatten();
-    // A thread may end while it is looked at.
+    // A thread may end meanwhile.
     tasks
         .filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok())
         .map(|name| name.trim().to_owned())
         .filter(|name| name.starts_with("rf-") || name.starts_with("iou-"))
-        // It closes the files of every engine, and is the process's.
+        // It closes the files of every engine, and lives as long as the process.
         .filter(|name| name != "rf-reaper")
         .collect()
 }
 
-/// Mappings of response memory and of files; the engine's own are gone when they are no more than before.
+/// Mappings of response memory and of files; the engine's own are gone when there are no more than before.
 fn mappings() -> usize {
     let maps = std::fs::read_to_string("/proc/self/maps").expect("proc");
     maps.lines().filter(|line| line.contains("io_uring")).count()
@@ -161,9 +163,10 @@ fn nothing_is_left_of_an_engine_with_rings_that_drained_under_load() {
     nothing_is_left(&WITH_RINGS);
 }
 
-/// Scenario: ten engines, one after the other, of each backend and placement in turn; tasks outside, on two threads, and
-/// tasks on the cores load each one, and it drains in the middle. Expectation: every ticket is answered with data or
-/// Draining, nothing is abandoned, and afterwards threads, descriptors and rings are as before.
+/// Scenario: ten engines, one after the other, of each backend and placement in turn; tasks outside, on two
+/// threads, and tasks on the cores load each one, and it drains in the middle. Expectation: every ticket is
+/// answered with data or Draining, nothing is abandoned, and afterwards threads, descriptors and rings are as
+/// before.
 fn nothing_is_left(kinds: &[(BackendKind, Placement)]) {
     let _process = process();
     let world = world();
@@ -249,7 +252,8 @@ fn an_engine_with_rings_dropped_without_a_drain_ends() {
     a_dropped_engine_ends(&WITH_RINGS);
 }
 
-/// Scenario: an engine is dropped while tickets are under way. Expectation: they are answered, and its threads end.
+/// Scenario: an engine is dropped while tickets are in flight. Expectation: they are answered, and its
+/// threads end.
 fn a_dropped_engine_ends(kinds: &[(BackendKind, Placement)]) {
     let _process = process();
     let world = world();
@@ -279,9 +283,9 @@ fn a_dropped_engine_ends(kinds: &[(BackendKind, Placement)]) {
 
 #[test]
 fn a_shard_that_panics_answers_everybody() {
-    // Scenario: a defect makes the only shard panic, with one batch half read, one in its queue and one dropped by its
-    // caller. Expectation: ShardFailed for all of them and for later ones, `failed` resolves, the memory of reads in
-    // flight stays in use for good, and the drain still ends.
+    // Scenario: a defect makes the only shard panic, with one batch half read, one in its queue and one
+    // dropped by its caller. Expectation: ShardFailed for all of them and for later ones, `failed` resolves,
+    // the memory of reads in flight stays in use forever, and the drain still ends.
     let _process = process();
     let world = world();
     let control = SimControl::from_environment();

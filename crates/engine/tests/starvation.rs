@@ -1,7 +1,8 @@
-//! Submission must not starve: a task that never lets its thread park must not keep reads from the kernel (TRAPS 3).
+//! Submission must not starve: a task that never lets its thread park must not keep reads from the kernel
+//! (TRAPS 3).
 //!
-//! The workload runs in a child process, this test's own binary, under `strace`, which counts the system calls that
-//! matter from outside.
+//! The workload runs in a child process, this test's own binary, under `strace`, which counts the relevant
+//! system calls.
 
 #![expect(
     clippy::expect_used,
@@ -28,15 +29,15 @@ const TEST: &str = "reads_reach_the_kernel_beside_a_busy_task";
 const MODE: &str = "RINGFETCH_STARVATION_MODE";
 const FILE: &str = "RINGFETCH_STARVATION_FILE";
 
-/// Longest life of a child, under strace on a busy machine.
+/// Longest run of a child, under strace on a busy machine.
 const CHILD_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[test]
 #[ignore = "needs strace and io_uring"]
 fn reads_reach_the_kernel_beside_a_busy_task() {
-    // Scenario: 2000 reads of one block, 32 in flight, on a core where another task yields in a loop; and on a core
-    // that has nothing else to do. Expectation: both end, with fewer than two io_uring_enter calls a read, of which
-    // the engine has counted no more than there were.
+    // Scenario: 2000 reads of one block, 32 in flight, on a core where another task yields in a loop; and on
+    // a core that has nothing else to do. Expectation: both end, with fewer than two io_uring_enter calls per
+    // read, and the engine counted no more than strace did.
     if let Ok(mode) = std::env::var(MODE) {
         let file = std::env::var(FILE).expect("the parent names a file");
         return workload(Path::new(&file), mode == "busy");
@@ -80,7 +81,7 @@ fn run_child(mode: &str, file: &Path, counts: &Path) -> u64 {
     let reader = std::thread::spawn(move || {
         let mut text = String::new();
         let read = std::io::Read::read_to_string(&mut stdout, &mut text);
-        // The parent gave up; then nobody wants the text.
+        // The parent gave up and does not need the text.
         let _gone = tell.send(read.map(|_| text));
     });
     let text = match told.recv_timeout(CHILD_TIMEOUT) {
@@ -98,7 +99,7 @@ fn run_child(mode: &str, file: &Path, counts: &Path) -> u64 {
         .unwrap_or_else(|| panic!("{mode}: the child does not tell its submissions: {text}"))
 }
 
-/// The calls of one kind in strace's summary: the fourth column, before errors, of which there may be none.
+/// The calls of one kind in strace's summary: the fourth column; the errors column after it may be empty.
 fn calls(counts: &Path, name: &str) -> u64 {
     let summary = std::fs::read_to_string(counts).expect("strace's summary");
     let row = summary

@@ -1,4 +1,5 @@
-//! The switch of backends while reads are made: from threads outside and on the cores, without a failed or wrong read.
+//! Switches backends while reads are made, from threads outside and on the cores, without a failed or wrong
+//! read.
 
 #![allow(unsafe_code, reason = "a lease needs fcntl")]
 #![expect(
@@ -64,7 +65,7 @@ fn batch(dataset: &Arc<Dataset>, blocks: &[u64]) -> Batch {
     batch
 }
 
-/// Whether these are the bytes of these blocks.
+/// Whether `data` is exactly these blocks.
 fn are_right(data: &[u8], blocks: &[u64]) -> bool {
     let mut wanted = vec![0; BLOCK_BYTES as usize];
     data.len() == blocks.len() * BLOCK_BYTES as usize
@@ -152,9 +153,9 @@ fn switches_to_and_from_rings_under_load_lose_nothing() {
     switches_lose_nothing(&[Mmap, Auto, Pread, Uring]);
 }
 
-/// Scenario: a thread outside and a task on each core read batches without pause while the backend goes round 40 times
-/// over `round`. Expectation: every read right, on every backend some; the fortieth round needs no more descriptors than
-/// the second.
+/// Scenario: a thread outside and a task on each core read batches without pause while the backend cycles 40
+/// times through `round`. Expectation: every read is right, with some on every backend; the fortieth cycle
+/// needs no more descriptors than the second.
 fn switches_lose_nothing(round: &[BackendKind]) {
     let _alone = alone();
     let directory = directory();
@@ -247,8 +248,9 @@ fn switches_lose_nothing(round: &[BackendKind]) {
 
 #[test]
 fn a_dataset_may_have_a_backend_of_its_own() {
-    // Scenario: of two datasets on mmap one gets mmap as its own, then the engine is switched to pread, then the one's own
-    // is taken away. Expectation: each is read by its own backend, which the metrics say; the bytes are right throughout.
+    // Scenario: of two datasets on mmap one gets mmap as its own, then the engine is switched to pread, then
+    // the own backend is cleared. Expectation: each is read by its backend, as the metrics show; the bytes
+    // are right throughout.
     let _alone = alone();
     let directory = directory();
     let path = file(directory.path());
@@ -292,8 +294,9 @@ fn a_dataset_may_have_a_backend_of_its_own() {
 
 #[test]
 fn what_cannot_be_had_changes_nothing() {
-    // Scenario: a switch to the simulation, which a running engine has not; a switch of an engine that has drained.
-    // Expectation: each is refused with its reason; the old backend serves, as long as anything does.
+    // Scenario: a switch to the simulation, which a running engine does not have; a switch of an engine that
+    // has drained. Expectation: each is refused with its reason; the old backend continues to serve until the
+    // drain.
     let _alone = alone();
     let directory = directory();
     let dataset = open("d", &file(directory.path()));
@@ -327,8 +330,8 @@ fn a_dataset_that_is_gone_leaves_no_descriptor_in_a_ring() {
     no_descriptor_is_left(BackendKind::Uring);
 }
 
-/// Scenario: 300 times, more than a ring's table has places, a dataset is opened, read on both cores, and dropped; then a
-/// sweep. Expectation: the kernel closes the file, which a lease that only an unopened file gives tells; and the last
+/// Scenario: 300 times, more than a ring's table has entries, a dataset is opened, read on both cores, and
+/// dropped; then a sweep. Expectation: the kernel closes the file, which a write lease proves; and the last
 /// dataset is still read right.
 fn no_descriptor_is_left(backend: BackendKind) {
     let _alone = alone();
@@ -369,7 +372,7 @@ fn no_descriptor_is_left(backend: BackendKind) {
     drain(&engine);
 }
 
-/// Whether a write lease was given, which nobody else's descriptor of the file allows; it is given back at once.
+/// Whether a write lease is granted, which any other descriptor of the file prevents; it is released at once.
 fn write_lease(file: &std::fs::File) -> bool {
     use std::os::fd::AsRawFd;
     // SAFETY: plain numbers; the descriptor is open.
@@ -391,8 +394,9 @@ fn every_shard_with_a_ring_gives_signs_of_life() {
 }
 
 fn every_shard_of_two_backends_gives_signs_of_life(first: BackendKind) {
-    // Scenario: an engine with `first` and a mapping started; then one whose only shard has a read that never ends,
-    // which must not count against it; then one whose shard has panicked. Expectation: life, life, the shard's number.
+    // Scenario: an engine with `first` and a mapping started; then one whose only shard has a read that never
+    // ends, which must not count against it; then one whose shard has panicked. Expectation: alive, alive,
+    // the shard's number.
     use ringfetch_engine::sim::{Fault, FaultPlan, SimControl};
     let _alone = alone();
     let directory = directory();

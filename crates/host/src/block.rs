@@ -1,15 +1,15 @@
-//! The block device below a file, through partitions, device-mapper, md and loop devices, and how its queue is set up.
-//! Source: Documentation/ABI/stable/sysfs-block of the kernel.
+//! The block device below a file, through partitions, device-mapper, md and loop devices, and the settings of
+//! its queue. Source: Documentation/ABI/stable/sysfs-block of the kernel.
 //!
-//! How many requests a device takes at once matters most: a ring with more in flight sleeps inside `io_uring_enter`
-//! (TRAPS 15). Files without one block device below them (tmpfs, overlayfs, network and multi-device file systems) have
-//! no answer, rather than a guess.
+//! The most important figure is how many requests a device takes at once: a ring with more in flight sleeps
+//! inside `io_uring_enter` (TRAPS 15). Files without a single block device below them (tmpfs, overlayfs,
+//! network and multi-device file systems) get no answer, rather than a guess.
 
 use crate::View;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-/// Most levels of device-mapper or md that are followed downwards.
+/// Most levels of device-mapper or md followed downwards.
 const LEVELS_MAX: u32 = 8;
 
 /// A whole block device, and the devices below it.
@@ -26,18 +26,18 @@ pub struct Device {
     pub rotational: bool,
     /// The schedulers, with the chosen one in brackets.
     pub scheduler: Option<String>,
-    /// Requests that one of its hardware queues takes before a submitter sleeps (`nr_requests`); `None` where the kernel
-    /// does not say. See [`Device::queue_tags`].
+    /// Requests that one of its hardware queues takes before a submitter sleeps (`nr_requests`); `None` if
+    /// the kernel does not report it. See [`Device::queue_tags`].
     pub own_tags: Option<u32>,
-    /// Hardware queues, each with its tags; 1 where the kernel does not say.
+    /// Hardware queues, each with its own tags; 1 if the kernel does not report it.
     pub hardware_queues: u32,
-    /// Bytes of a logical block: the smallest direct read, where statx does not say otherwise.
+    /// Bytes of a logical block: the smallest direct read, unless statx says otherwise.
     pub logical_block_bytes: u32,
     /// Most that a buffered read fetches ahead.
     pub read_ahead_kib: Option<u64>,
-    /// Longest read that is not split, as it is set.
+    /// Longest read that is not split, as configured.
     pub max_sectors_kib: Option<u64>,
-    /// The same, as the hardware allows.
+    /// The same, as supported by the hardware.
     pub max_hw_sectors_kib: Option<u64>,
     /// Whether it has queues for polled completions (`io_poll`).
     pub poll_queues: bool,
@@ -76,7 +76,8 @@ impl Device {
         Some(Self::numbered(&View::real(), number)?.0)
     }
 
-    /// The device with a number (`st_dev`, `st_rdev`), and the partition's name if the number is a partition's.
+    /// The device with a number (`st_dev`, `st_rdev`), and the partition's name if the number is a
+    /// partition's.
     pub fn numbered(view: &View, number: u64) -> Option<(Self, Option<String>)> {
         let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
         let mut directory = view.resolved(format!("sys/dev/block/{major}:{minor}"))?;
@@ -97,8 +98,8 @@ impl Device {
         all.filter(|device| device.beneath.is_empty()).collect()
     }
 
-    /// What limits requests in flight: its own tags, or where it has no queue of its own (device-mapper, md) the fewest
-    /// below.
+    /// The limit of requests in flight: its own tags, or, if it has no queue of its own (device-mapper, md),
+    /// the fewest of the devices below.
     pub fn queue_tags(&self) -> Option<u32> {
         self.own_tags
             .or_else(|| self.beneath.iter().filter_map(Self::queue_tags).min())
@@ -187,8 +188,8 @@ mod tests {
 
     #[test]
     fn a_stacked_device_has_the_tags_beneath() {
-        // Scenario: LVM on dm-crypt on a partition; a mirror of two disks. Expectation: the disk's tags, the fewest of two;
-        // their own names and queues.
+        // Scenario: LVM on dm-crypt on a partition; a mirror of two disks. Expectation: the disk's tags, the
+        // fewest of the two; their own names and queues.
         let tree = storage();
         let upper = at(&tree, 252, 1);
         assert_eq!(
@@ -204,7 +205,8 @@ mod tests {
 
     #[test]
     fn a_loop_in_the_stack_ends() {
-        // Scenario: a /sys in which a device is its own and only slave. Expectation: no tags, no endless walk.
+        // Scenario: a /sys in which a device is its own and only slave. Expectation: no tags, no endless
+        // loop.
         let tree = Tree::new(&[("sys/devices/virtual/block/dm-0/dm/uuid", "LVM-x\n")]);
         let directory = "sys/devices/virtual/block/dm-0";
         tree.link(directory, "sys/dev/block/252:0");
@@ -225,8 +227,8 @@ mod tests {
 
     #[test]
     fn a_real_file_is_never_a_contradiction() {
-        // Scenario: a file in the temporary directory, wherever that is. Expectation: no answer, or one that makes
-        // sense.
+        // Scenario: a file in the temporary directory, wherever that is. Expectation: no answer, or a
+        // plausible one.
         let file = tempfile::tempfile().expect("temporary file");
         if let Some(device) = Device::of_file(&file) {
             assert!(!device.name.is_empty(), "{device:?}");

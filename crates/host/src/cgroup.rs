@@ -1,26 +1,26 @@
-//! The control groups of this process, both versions: what they limit, every level up to the root as far as it can be
-//! seen. Sources: Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/ of the kernel.
+//! The control groups of this process, v1 and v2: their limits, over every level up to the root as far as
+//! visible. Sources: Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/ of the kernel.
 
 use crate::View;
 use crate::mounts::{Mount, mounts};
 use procfs::{FromBufRead as _, ProcessCGroups};
 use std::path::{Path, PathBuf};
 
-/// Most levels that are looked at.
+/// Most levels examined.
 const LEVELS_MAX: usize = 64;
-/// A v1 group without a limit says a number just below 2^63.
+/// A v1 group without a limit reports a number just below 2^63.
 const V1_UNLIMITED: u64 = 1 << 62;
 
-/// The tightest limit of each kind over all levels; `None`: none.
+/// The tightest limit of each kind over all levels; `None`: no limit.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Cgroup {
-    /// Whether any hierarchy was seen at all.
+    /// Whether any hierarchy was visible at all.
     pub seen: bool,
-    /// Of memory.
+    /// Limit on memory.
     pub memory: Option<Memory>,
-    /// CPUs' worth of time.
+    /// Limit on CPU time, in CPUs.
     pub cpus: Option<f64>,
-    /// Of threads and processes.
+    /// Limit on threads and processes.
     pub pids: Option<Pids>,
     /// Every limit on reads from a device.
     pub reads: Vec<ReadLimit>,
@@ -29,22 +29,22 @@ pub struct Cgroup {
 /// A limit on memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Memory {
-    /// At most.
+    /// The limit.
     pub limit_bytes: u64,
-    /// Now.
+    /// Used now.
     pub used_bytes: u64,
-    /// What sets it.
+    /// The file that sets it.
     pub file: String,
 }
 
 /// A limit on threads and processes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pids {
-    /// At most.
+    /// The limit.
     pub limit: u64,
-    /// Now.
+    /// Used now.
     pub used: u64,
-    /// What sets it.
+    /// The file that sets it.
     pub file: String,
 }
 
@@ -55,7 +55,7 @@ pub struct ReadLimit {
     pub device: String,
     /// `1000 reads/s`, `1048576 bytes/s`.
     pub limit: String,
-    /// What sets it.
+    /// The file that sets it.
     pub file: String,
 }
 
@@ -91,7 +91,8 @@ impl Cgroup {
         found
     }
 
-    /// Memory that the page cache of this process may grow to: what is available, within the limit. `None`: unknown.
+    /// Memory that the page cache of this process may grow to: what is available, within the limit. `None`:
+    /// unknown.
     pub fn available_bytes(&self, view: &View) -> Option<u64> {
         let limit = self.memory.as_ref().map_or(u64::MAX, |memory| memory.limit_bytes);
         Some(view.meminfo()?.mem_available?.min(limit))
@@ -134,7 +135,7 @@ impl Cgroup {
                 &level.join("memory.usage_in_bytes"),
             ),
             "pids" => self.limit_pids(view, level),
-            // A quota of -1 is none.
+            // A quota of -1 means no limit.
             "cpu" => self.limit_cpus(
                 view.number(level.join("cpu.cfs_quota_us")),
                 view.number(level.join("cpu.cfs_period_us")),
@@ -155,7 +156,7 @@ impl Cgroup {
     }
 
     fn limit_memory(&mut self, view: &View, limit: &Path, used: &Path) {
-        // `max` is no number, and no limit.
+        // `max` does not parse as a number, and means no limit.
         let Some(limit_bytes) = view.number(limit).filter(|bytes| *bytes < V1_UNLIMITED) else {
             return;
         };
@@ -217,8 +218,8 @@ fn shown(path: &Path) -> String {
 
 /// The directories of a group and of those above it, up to where the hierarchy is mounted.
 fn levels(hierarchy: &Mount, path: &Path) -> Vec<PathBuf> {
-    // In a container without a cgroup namespace the mount shows only a part, `root`, and `path` begins with it. With
-    // one, `path` may lead above what is mounted (`/../..`): nothing of that can be seen.
+    // In a container without a cgroup namespace the mount shows only a part, `root`, and `path` begins with
+    // it. With a namespace, `path` may lead above the mount (`/../..`), where nothing is visible.
     let below = path
         .strip_prefix(&hierarchy.root)
         .or_else(|_| path.strip_prefix("/"))
@@ -242,8 +243,9 @@ mod tests {
 
     #[test]
     fn the_tightest_level_of_version_2_counts() {
-        // Scenario: a service in a slice; the slice limits memory more tightly, the service CPU, threads and reads.
-        // Expectation: each limit from where it is tightest, with the file that sets it; write limits are no concern.
+        // Scenario: a service in a slice; the slice limits memory more tightly, the service CPU, threads and
+        // reads. Expectation: the tightest limit of each kind, with the file that sets it; write limits are
+        // ignored.
         let tree = Tree::new(&[
             ("proc/self/cgroup", "0::/data.slice/ringfetchd.service\n"),
             (
@@ -327,8 +329,8 @@ mod tests {
 
     #[test]
     fn no_limit_is_no_limit() {
-        // Scenario: v1 groups at the root with the number that means none; a v2 path that leads above the namespace; no
-        // cgroups. Expectation: no limit, and whether a hierarchy was seen.
+        // Scenario: v1 groups at the root with the number that means no limit; a v2 path that leads above the
+        // namespace; no cgroups. Expectation: no limit, and whether a hierarchy was visible.
         let tree = Tree::new(&[
             ("proc/self/cgroup", "4:memory:/\n1:cpu:/\n0::/../../other\n"),
             (

@@ -1,11 +1,12 @@
-//! The CPUs that this process may use: its affinity mask, limited by its cgroup's quota. Never the machine's count
-//! (TRAPS 19): a container with 2 of 64 CPUs that starts 64 pinned cores throttles itself.
+//! The CPUs that this process may use: its affinity mask, limited by its cgroup's quota. Never the machine's
+//! count (TRAPS 19): a container with 2 of 64 CPUs that starts 64 pinned cores throttles itself.
 
-/// The CPUs of the affinity mask, in ascending order, at most as many as the cgroup's quota pays for; at least one.
+/// The CPUs of the affinity mask, in ascending order, at most as many as the cgroup's quota grants; at least
+/// one.
 ///
-/// A quota of 2.5 CPUs counts as 2, as in [`std::thread::available_parallelism`], which reads it from cgroup v2
-/// (`cpu.max`, every level up to the root) or v1 (`cpu.cfs_quota_us`). Where the mask cannot be read, CPUs are
-/// numbered from 0.
+/// A quota of 2.5 CPUs counts as 2, as in [`std::thread::available_parallelism`], which reads it from cgroup
+/// v2 (`cpu.max`, every level up to the root) or v1 (`cpu.cfs_quota_us`). If the mask cannot be read, CPUs
+/// are numbered from 0.
 pub fn usable_cpus() -> Vec<usize> {
     let count = granted();
     let mut cpus = mask().unwrap_or_else(|| (0..count).collect());
@@ -16,11 +17,13 @@ pub fn usable_cpus() -> Vec<usize> {
     cpus
 }
 
-/// The CPUs to pin threads to: those of the affinity mask, where it is what limits this process (a cpuset, `taskset`, or
-/// nothing at all). `None` where the cgroup's quota gives fewer CPUs than the mask holds, or the mask cannot be read.
+/// The CPUs to pin threads to: those of the affinity mask, if it is what limits this process (a cpuset,
+/// `taskset`, or nothing at all). `None` if the cgroup's quota grants fewer CPUs than the mask holds, or the
+/// mask cannot be read.
 ///
-/// A quota is time, not CPUs: every container of a host with the same quota would choose the same first CPUs, and leave
-/// the others idle. Worked: 8 containers with a quota of 2 on a host of 16 CPUs would all pin to CPUs 0 and 1.
+/// A quota is time, not CPUs: every container of a host with the same quota would choose the same first CPUs,
+/// and leave the others idle. Worked: 8 containers with a quota of 2 on a host of 16 CPUs would all pin to
+/// CPUs 0 and 1.
 pub fn cpus_to_pin() -> Option<Vec<usize>> {
     mask().and_then(|mask| pinnable(mask, granted()))
 }
@@ -36,7 +39,7 @@ fn pinnable(mask: Vec<usize>, granted: usize) -> Option<Vec<usize>> {
     (!mask.is_empty() && mask.len() <= granted).then_some(mask)
 }
 
-/// CPUs that mask and quota together give.
+/// Number of CPUs granted by mask and quota together.
 fn granted() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
@@ -55,8 +58,8 @@ mod tests {
 
     #[test]
     fn one_cpu_of_the_mask_is_the_answer() {
-        // Scenario: a thread allowed on one CPU only, the last of its mask. Expectation: that one, alone; and before
-        // it a non-empty, ascending part of the mask.
+        // Scenario: a thread allowed on only one CPU, the last of its mask. Expectation: exactly that one;
+        // and before it a non-empty, ascending part of the mask.
         std::thread::spawn(|| {
             let before = sched_getaffinity(None).expect("mask");
             let all = usable_cpus();

@@ -1,7 +1,8 @@
-//! What a Linux host tells about itself in /proc and /sys: CPUs, memory, control groups, mounts and block devices.
+//! What a Linux host reports about itself in /proc and /sys: CPUs, memory, control groups, mounts and block
+//! devices.
 //!
-//! Everything is read through a [`View`], so that tests can put another host's files in its place. Nothing is opened but
-//! those files, and nothing is changed.
+//! Everything is read through a [`View`], so that tests can substitute another host's files. Only those files
+//! are opened, and nothing is changed.
 #![forbid(unsafe_code)]
 
 pub mod block;

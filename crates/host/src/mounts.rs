@@ -1,4 +1,4 @@
-//! Which file system is mounted where: /proc/self/mountinfo.
+//! Mounted file systems: /proc/self/mountinfo.
 
 use crate::View;
 use procfs::process::MountInfo;
@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 /// One mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mount {
-    /// Which part of the file system is mounted: `/`, or below it with bind mounts.
+    /// The mounted part of the file system: `/`, or a directory below it with bind mounts.
     pub root: PathBuf,
     /// Where it is mounted.
     pub point: PathBuf,
     /// `ext4`, `tmpfs`, `overlay`, `cgroup2`, ...
     pub kind: String,
-    /// The device, or a word; empty for `none`.
+    /// The device, or another name; empty for `none`.
     pub source: String,
     options: Vec<String>,
 }
@@ -25,15 +25,15 @@ impl Mount {
     }
 }
 
-/// All mounts of this process, in the order in which they were made.
+/// All mounts of this process, in mount order.
 pub fn mounts(view: &View) -> Vec<Mount> {
-    // Line by line: one that procfs does not understand must not hide the others.
+    // Line by line: one that procfs cannot parse must not hide the others.
     let text = view.text("proc/self/mountinfo").unwrap_or_default();
     text.lines().filter_map(parse).collect()
 }
 
-/// The mount that an absolute path without symbolic links is on: the one with the longest mount point, and of several at one
-/// point the last.
+/// The mount of an absolute path without symbolic links: the one with the longest mount point; of several at
+/// one point, the last.
 pub fn mount_of<'a>(mounts: &'a [Mount], path: &Path) -> Option<&'a Mount> {
     let leads = |mount: &&Mount| path.starts_with(&mount.point);
     mounts
@@ -57,7 +57,8 @@ fn parse(line: &str) -> Option<Mount> {
     })
 }
 
-/// Space, tab, newline and backslash are written as three octal digits, `\040`, which procfs leaves as they are.
+/// Decodes space, tab, newline and backslash, which are written as three octal digits (`\040`); procfs does
+/// not.
 fn unescaped(field: &str) -> String {
     let mut out = String::with_capacity(field.len());
     let mut rest = field;

@@ -18,7 +18,7 @@ impl Tree {
         tree
     }
 
-    /// Writes one more, or another text.
+    /// Writes or replaces a file.
     pub fn write(&self, path: &str, text: &str) {
         let path = self.0.path().join(path);
         fs::create_dir_all(path.parent().expect("a tree of files")).expect("a tree of files");

@@ -5,13 +5,13 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// Longest file that is looked at; /proc/self/mountinfo of a busy host has some 100 KiB.
+/// Longest file read; /proc/self/mountinfo of a busy host has some 100 KiB.
 const FILE_BYTES_MAX: u64 = 4 << 20;
-/// Most names of a directory that are looked at.
+/// Most names read of a directory.
 const NAMES_MAX: usize = 4096;
 
-/// The files of one host. Paths are relative to its root: `proc/self/status`. What cannot be read is `None`: some kernels
-/// have no such file, and some containers hide it.
+/// The files of one host. Paths are relative to its root: `proc/self/status`. An unreadable file is `None`:
+/// some kernels do not have it, and some containers hide it.
 #[derive(Debug, Clone)]
 pub struct View {
     root: PathBuf,
@@ -38,12 +38,12 @@ impl View {
         self.root.join(path.strip_prefix("/").unwrap_or(path))
     }
 
-    /// Whether there is such a file or directory.
+    /// Whether the file or directory exists.
     pub fn exists(&self, path: impl AsRef<Path>) -> bool {
         self.at(path).exists()
     }
 
-    /// A file's text without the white space around it.
+    /// A file's text without surrounding white space.
     pub fn text(&self, path: impl AsRef<Path>) -> Option<String> {
         let file = std::fs::File::open(self.at(path)).ok()?;
         let mut bytes = Vec::new();
@@ -79,7 +79,7 @@ impl View {
         names
     }
 
-    /// The path that symbolic links lead to, relative to the root.
+    /// The target of symbolic links, relative to the root.
     pub(crate) fn resolved(&self, path: impl AsRef<Path>) -> Option<PathBuf> {
         let root = self.root.canonicalize().ok()?;
         let found = self.at(path).canonicalize().ok()?;

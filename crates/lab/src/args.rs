@@ -40,7 +40,8 @@ pub enum LabCommand {
 }
 
 impl LabCommand {
-    /// The same with its lists rising, each value once: tables and plots have their columns in that order.
+    /// The same with its lists sorted and without duplicates: tables and plots have their columns in that
+    /// order.
     pub(crate) fn in_order(mut self) -> Self {
         match &mut self {
             Self::Strategies(args) => rise(&mut args.depths),
@@ -277,7 +278,7 @@ pub struct Calibrate {
 
 fn parse_budget(text: &str) -> Result<Duration, String> {
     let seconds = text.parse::<f64>().map(|seconds| format!("{seconds}s"));
-    // Below it no step would be longer than its own start and end.
+    // A shorter step would mostly consist of its own start and end.
     between(seconds.as_deref().unwrap_or(text), "3s", "1day")
 }
 

@@ -1,4 +1,4 @@
-//! Why a study did not do what it was asked.
+//! Why a study failed.
 
 /// One line each; names the option to look at.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -6,7 +6,7 @@ pub enum LabError {
     /// The arguments do not make sense.
     #[error("{0}")]
     Usage(String),
-    /// What was asked for would mislead, and `--force` was not given.
+    /// The request would give misleading figures, and `--force` was not given.
     #[error("{0}")]
     Refused(String),
     /// It was tried and failed.
@@ -15,12 +15,12 @@ pub enum LabError {
 }
 
 impl LabError {
-    /// An error of the operating system at something that has a name.
+    /// An operating system error, with the name of what it concerns.
     pub(crate) fn at(what: impl std::fmt::Display, error: impl std::fmt::Display) -> Self {
         Self::Failed(format!("{what}: {error}"))
     }
 
-    /// With other words.
+    /// Changes the words.
     pub(crate) fn map(self, words: impl Fn(&str) -> String) -> Self {
         match self {
             Self::Usage(problem) => Self::Usage(words(&problem)),

@@ -1,4 +1,5 @@
-//! What is said of the machine in every report: kernel, file system, device, memory; and the device's own counters.
+//! Facts about the machine for every report: kernel, file system, device, memory; and the device's own
+//! counters.
 
 use crate::study::{Key, pair};
 use procfs::process::Process;
@@ -15,19 +16,19 @@ const MEMORY_FILE_SYSTEMS: [u64; 2] = [0x0102_1994, 0x8584_58f6];
 /// Of /proc/diskstats (Documentation/admin-guide/iostats.rst).
 const SECTOR_BYTES: u64 = 512;
 
-/// Where a file lies.
+/// Where a file is stored.
 #[derive(Debug, Clone)]
 pub(crate) struct Place {
-    /// `None`: no single block device beneath it.
+    /// `None`: there is no single block device beneath it.
     pub(crate) device: Option<Device>,
     /// Type and mount point.
     pub(crate) file_system: String,
-    /// Whether it is memory under another name.
+    /// Whether it is stored in memory.
     pub(crate) in_memory: bool,
 }
 
 impl Place {
-    /// Of an open file or block device.
+    /// The place of an open file or block device.
     pub(crate) fn of(file: &File) -> Self {
         let is_device = rustix::fs::fstat(file).is_ok_and(|stat| {
             rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::BlockDevice
@@ -37,7 +38,7 @@ impl Place {
             let path = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()?;
             let mounts = mounts(&View::real());
             let mount = mount_of(&mounts, &path)?;
-            // A disk that is a process says there what it is: slowdisk, how slow it is.
+            // A FUSE file system describes itself there: slowdisk says how slow it is.
             let source = match mount.kind.starts_with("fuse") {
                 true => format!(" of {}", mount.source),
                 false => String::new(),
@@ -51,7 +52,7 @@ impl Place {
             } else {
                 file_system().unwrap_or_else(|| "unknown".to_owned())
             },
-            // A device node lies on devtmpfs; what is read does not.
+            // A device node is on devtmpfs, but the device itself is not.
             in_memory: kind.is_ok_and(|kind| MEMORY_FILE_SYSTEMS.contains(&kind)) && !is_device,
         }
     }
@@ -85,7 +86,7 @@ impl Place {
         ]
     }
 
-    /// What has been read from the device. `None`: not counted.
+    /// Counters of reads from the device. `None`: not counted.
     pub(crate) fn counted(&self) -> Option<Counted> {
         let name = &self.device.as_ref()?.name;
         let mut disks = procfs::diskstats().ok()?.into_iter();
@@ -101,20 +102,20 @@ impl Place {
 /// Bytes read, at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Counted {
-    /// By the device, for everybody.
+    /// Bytes read by the device, for all processes.
     device_bytes: u64,
-    /// From any device, for this process. `None`: a kernel that does not count that.
+    /// Bytes read from any device, for this process. `None`: the kernel does not count that.
     own_bytes: Option<u64>,
 }
 
 impl Counted {
-    /// What the device has read since then, for whomever.
+    /// What the device has read since `before`, for all processes.
     pub(crate) fn by_anybody(&self, before: &Self) -> u64 {
         self.device_bytes.saturating_sub(before.device_bytes)
     }
 
-    /// What the device has read since then for this process: at most what either counter says, for others use the device
-    /// too.
+    /// What the device has read since `before` for this process: the smaller of both counters, since others
+    /// use the device too.
     pub(crate) fn since(&self, before: &Self) -> u64 {
         let device = self.device_bytes.saturating_sub(before.device_bytes);
         let own = self.own_bytes.zip(before.own_bytes);
@@ -122,22 +123,22 @@ impl Counted {
     }
 }
 
-/// `[none] mq-deadline` as `none`.
+/// The active scheduler: `[none] mq-deadline` as `none`.
 fn chosen(scheduler: &str) -> String {
     let inside = scheduler.split(['[', ']']).nth(1);
     inside.unwrap_or(scheduler).to_owned()
 }
 
-/// Memory that this process's page cache can grow to, and what bounds it.
+/// Memory that this process's page cache can grow to, and what limits it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Memory {
     pub(crate) bytes: u64,
     pub(crate) bound: String,
-    /// Of it, what others do not use.
+    /// The part of it that others do not use.
     pub(crate) available_bytes: u64,
 }
 
-/// MemTotal, cut by the limits of this process's cgroup and those above it, v1 and v2.
+/// MemTotal, or less if this process's cgroup or those above it limit it, v1 and v2.
 pub(crate) fn memory() -> Memory {
     let view = View::real();
     let groups = Cgroup::of_this_process(&view);
@@ -150,7 +151,7 @@ pub(crate) fn memory() -> Memory {
     }
 }
 
-/// RssAnon of this process, in proc_pid_status(5); 0 where the kernel does not say.
+/// RssAnon of this process, from proc_pid_status(5); 0 if the kernel does not report it.
 pub(crate) fn own_memory_bytes() -> u64 {
     let status = Process::myself().and_then(|process| process.status());
     let kib = status.ok().and_then(|status| status.rssanon);
@@ -191,8 +192,8 @@ mod tests {
 
     #[test]
     fn the_devices_counters_are_read_and_cut_by_our_own() {
-        // Scenario: a device that others use, too; schedulers; this process. Expected: what is ours; the one in brackets;
-        // something.
+        // Scenario: a device that others use, too; schedulers; this process. Expected: our part; the one in
+        // brackets; more than 0.
         let at = |device_bytes, own_bytes| Counted {
             device_bytes,
             own_bytes,

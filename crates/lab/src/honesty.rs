@@ -1,4 +1,4 @@
-//! What would mislead is refused: unless it is forced, and then the report says so.
+//! Refuses measurements that would mislead, unless forced; a forced report says so.
 
 use crate::facts::Memory;
 use crate::job::DIRECT;
@@ -10,16 +10,17 @@ use std::fs::OpenOptions;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 
 pub(crate) const REPETITIONS_MIN: u32 = 5;
-/// Data with more holes than this are not read from a device.
+/// Data with a larger share of holes are not read from a device.
 const HOLES_SHARE_MAX: f64 = 0.05;
-/// At least so much of what is asked for past the page cache has to come from the device.
+/// The device must deliver at least this share of what is read past the page cache.
 const DEVICE_SHARE_MIN: f64 = 0.9;
-/// Warm data may use so much of memory: the rest of it is used too.
+/// Warm data may use at most this share of memory, since the rest is used too.
 const WARM_SHARE_OF_MEMORY: f64 = 0.5;
 const PROBED_READS: u64 = 64;
 const PROBED_BYTES: usize = 4096;
 
-/// Why figures of this build and these options would mislead, whatever is read: known before data are made.
+/// Reasons why figures of this build and these options would mislead, whatever is read: known before data are
+/// made.
 pub(crate) fn objections_to_run(repetitions: u32) -> Vec<String> {
     let mut found = Vec::new();
     if cfg!(debug_assertions) {
@@ -33,7 +34,7 @@ pub(crate) fn objections_to_run(repetitions: u32) -> Vec<String> {
     found
 }
 
-/// Why figures of these data would mislead: a sentence each, with the option to change.
+/// Reasons why figures of these data would mislead: a sentence each, with the option to change.
 pub(crate) fn objections(materials: &[&Material], needs: Needs, memory: &Memory) -> Vec<String> {
     let mut found = Vec::new();
     let Some(material) = materials.first() else {
@@ -77,7 +78,8 @@ pub(crate) fn objections(materials: &[&Material], needs: Needs, memory: &Memory)
     found
 }
 
-/// The share of some evicted, direct (where that works) reads that the device has made. `None`: it cannot be counted.
+/// Reads some evicted blocks, directly if possible, and returns the share that the device read. `None`: it
+/// cannot be counted.
 fn device_share(material: &Material) -> Option<f64> {
     material.place.device.as_ref()?;
     if material.is_looked_at() {
@@ -93,7 +95,7 @@ fn device_share(material: &Material) -> Option<f64> {
     let blocks = file.length_bytes / PROBED_BYTES as u64;
     let mut asked = 0u64;
     for number in 0..PROBED_READS.min(blocks) {
-        // Apart from each other, so that read-ahead does not count twice.
+        // Far apart, so that read-ahead does not count twice.
         let offset = blocks * number / PROBED_READS.min(blocks) * PROBED_BYTES as u64;
         asked += opened.read_at(&mut buffer, offset).ok()? as u64;
     }
@@ -101,7 +103,7 @@ fn device_share(material: &Material) -> Option<f64> {
     (asked > 0).then(|| approximate(after.since(&before)) / approximate(asked))
 }
 
-/// Where the bytes of a row came from, as the device and the page cache say.
+/// Where the bytes of a row came from, according to the device and the page cache.
 pub(crate) fn came_from(device_share: Option<f64>, resident_before: Option<f64>) -> &'static str {
     match (device_share, resident_before) {
         (Some(share), _) if share >= DEVICE_SHARE_MIN => "device",
@@ -130,15 +132,15 @@ mod tests {
 
     #[test]
     fn what_misleads_is_named_with_its_option() {
-        // Scenario: five repetitions, four; a working set below memory, warm data above half of it. (Tests may be a debug build.)
-        // Expected: no objection; then one each, which begins with the option.
+        // Scenario: five repetitions, four; a working set below memory, warm data above half of it. (Tests
+        // may be a debug build.) Expected: no objection; then one each, which begins with the option.
         let directory = scratch();
         let material = small(directory.path());
         let ask = |needs, repetitions| {
             let mut found = objections_to_run(repetitions);
             found.retain(|problem| !problem.contains("debug build"));
             found.extend(objections(&[&material], needs, &gibibyte()));
-            // The build may lie in memory.
+            // The build directory may be in memory.
             found.retain(|problem| !problem.starts_with("--path"));
             found
         };
@@ -167,7 +169,7 @@ mod tests {
     #[test]
     #[ignore = "needs a disk"]
     fn what_was_never_written_is_refused() {
-        // Scenario: a file that was written; a sparse one; one that was reserved and never written.
+        // Scenario: a file that was written; a sparse one; one that was allocated and never written.
         // Expected: no objection; holes; reads that do not reach the device.
         let directory = scratch();
         let written = small(directory.path());
@@ -185,14 +187,15 @@ mod tests {
     #[test]
     #[ignore = "needs /dev/shm"]
     fn memory_is_no_device() {
-        // Scenario: data on tmpfs. Expected: refused as that.
+        // Scenario: data on tmpfs. Expected: refused as such.
         let memory = tempfile::tempdir_in("/dev/shm").unwrap();
         objected(memory.path(), "tmpfs");
     }
 
     #[test]
     fn where_bytes_came_from_is_what_was_counted() {
-        // Scenario: shares that the device made, and residency where there is no device. Expected: what they say.
+        // Scenario: shares read by the device, and residency where there is no device. Expected: the place
+        // that they imply.
         assert_eq!(came_from(Some(1.02), Some(0.5)), "device");
         assert_eq!(came_from(Some(0.0), None), "memory");
         assert_eq!(came_from(Some(0.5), Some(0.0)), "both");

@@ -1,8 +1,9 @@
-//! One step: which reads are made, and what they came to. A strategy takes reads from its job until there are no more,
-//! and reports each through a lane.
+//! One step: which reads are made, and their results. A strategy takes reads from its job until there are no
+//! more, and reports each through a lane.
 //!
-//! Invariants: the clock starts when the strategy is set up and ends with the last read; every read's bytes are checked
-//! at both ends (in tests as a whole) where they are known; a read that failed or is wrong fails the step.
+//! Invariants: the clock starts when the strategy is set up and ends with the last read; where the data are
+//! known, every read's bytes are checked at both ends (in tests as a whole); a read that failed or is wrong
+//! fails the step.
 
 use crate::material::Material;
 use crate::sample::{Counts, Sample};
@@ -23,22 +24,22 @@ use std::time::{Duration, Instant};
 
 /// For `custom_flags`.
 pub(crate) const DIRECT: i32 = OFlags::DIRECT.bits().cast_signed();
-/// Bytes that are checked at either end of a read.
+/// Bytes checked at either end of a read.
 const CHECKED_BYTES: usize = 16;
-/// Arrivals are at a rate that cannot be held when one waits longer to be sent.
+/// If an arrival waits longer than this to be sent, the rate cannot be held.
 const LATE_MAX: Duration = Duration::from_secs(1);
 
-/// A read to make; of items, `offset` is the item's number.
+/// A read to make; for items, `offset` is the item's number.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct ReadAt {
     pub(crate) file: usize,
     pub(crate) offset: u64,
     pub(crate) length: usize,
-    /// Whose candidate it is.
+    /// The query that the read belongs to; only for candidates.
     pub(crate) query: Option<usize>,
 }
 
-/// A step under way.
+/// A running step.
 #[derive(Debug)]
 pub(crate) struct Job {
     pub(crate) setup: Setup,
@@ -47,7 +48,7 @@ pub(crate) struct Job {
     walk: Walk,
     opened: Vec<Arc<File>>,
     begun: OnceLock<(Instant, Usage, Option<Duration>)>,
-    /// Of an open loop, from the beginning on.
+    /// Of an open loop; set when the step begins.
     pacer: OnceLock<Arc<Pacer>>,
     stop: Arc<AtomicBool>,
     over: AtomicBool,
@@ -55,7 +56,7 @@ pub(crate) struct Job {
     totals: Mutex<Totals>,
 }
 
-/// What all lanes have read.
+/// Sums over all lanes.
 #[derive(Debug)]
 struct Totals {
     counts: Counts,
@@ -74,7 +75,7 @@ impl Job {
         stop: &Arc<AtomicBool>,
     ) -> Result<Arc<Self>, String> {
         let reads = setup.reads(material);
-        // What was read is not cold any more; what is warm can be read again.
+        // Bytes that were read are no longer cold; warm bytes can be read again.
         let again = match setup.shape {
             Shape::Blocks { .. } => matches!(setup.amount, Amount::At { .. }) || setup.heat == Heat::Warm,
             Shape::Files { .. } | Shape::Queries { .. } => false,
@@ -126,7 +127,7 @@ impl Job {
         self.material.files.get(file).map(|file| file.path.clone())
     }
 
-    /// The file of a read: opened before, or now.
+    /// The file of a read: opened in advance, or now.
     pub(crate) fn file(&self, file: usize) -> io::Result<Arc<File>> {
         match self.opened.get(file) {
             Some(opened) => Ok(Arc::clone(opened)),
@@ -143,7 +144,7 @@ impl Job {
         options.read(true).open(path)
     }
 
-    /// Everything is set up: the clock starts. Only the first call counts.
+    /// Set-up is complete: starts the clock. Only the first call counts.
     pub(crate) fn begin(&self) {
         self.begun.get_or_init(|| {
             if let Amount::At { per_second, time } = self.setup.amount {
@@ -156,7 +157,7 @@ impl Job {
         });
     }
 
-    /// Whether reads arrive at a rate.
+    /// Whether reads arrive at a rate (an open loop).
     pub(crate) fn is_open(&self) -> bool {
         matches!(self.setup.amount, Amount::At { .. })
     }
@@ -165,15 +166,16 @@ impl Job {
         self.material.served.as_ref()?.cpu()
     }
 
-    /// Of an open loop that has begun: where thread `thread` of `threads` learns of its arrivals. Within a runtime.
+    /// In an open loop that has begun: the gate through which thread `thread` of `threads` receives its
+    /// arrivals. Call it within a runtime.
     pub(crate) fn gate(&self, thread: usize, threads: usize) -> Option<Arc<Gate>> {
         let pacer = Arc::clone(self.pacer.get()?);
         let [thread, threads] = [thread, threads].map(|number| u32::try_from(number).unwrap_or(1));
         Some(Arc::new(Gate::new(pacer, thread, threads, 0, Alarm::precise())))
     }
 
-    /// From when the next request's latency counts: from now, or from its arrival, which is waited for. `None`: there
-    /// are no more.
+    /// Waits for the next request, and returns the start of its latency: now, or its arrival in an open loop.
+    /// `None`: there are no more.
     pub(crate) async fn turn(&self, gate: Option<&Gate>) -> Option<Instant> {
         let Some(gate) = gate else {
             return Some(Instant::now());
@@ -185,7 +187,7 @@ impl Job {
         Some(turn.start.into_std())
     }
 
-    /// The next reads that belong together: a query's, or up to `most` others. False: the step is over.
+    /// The next group of reads: those of a query, or up to `most` others. False: the step is over.
     pub(crate) fn group(&self, most: usize, reads: &mut Vec<ReadAt>) -> bool {
         reads.clear();
         let Shape::Queries { oversampling, .. } = self.setup.shape else {
@@ -209,7 +211,7 @@ impl Job {
         true
     }
 
-    /// The next read; `None` when the step is over.
+    /// The next read; `None` once the step is over.
     pub(crate) fn next(&self) -> Option<ReadAt> {
         self.read_at(self.position()?)
     }
@@ -217,7 +219,7 @@ impl Job {
     fn position(&self) -> Option<u64> {
         let (begun, ..) = self.begun.get()?;
         let in_time = match self.setup.amount {
-            // One at least, however late the threads began.
+            // At least one, however late the threads began.
             Amount::For(time) => begun.elapsed() < time || self.walk.is_fresh(),
             Amount::Reads(_) | Amount::At { .. } => true,
         };
@@ -240,7 +242,7 @@ impl Job {
         Some(read)
     }
 
-    /// Something to count reads with. Each thread or task has its own; dropped, it is counted.
+    /// A lane to count reads with. Each thread or task has its own; its counts are added when it is dropped.
     pub(crate) fn lane(self: &Arc<Self>) -> Lane {
         Lane {
             job: Arc::clone(self),
@@ -249,13 +251,13 @@ impl Job {
         }
     }
 
-    /// The strategy failed: nobody gets another read.
+    /// Reports that the strategy failed: there are no more reads.
     pub(crate) fn fail(&self, problem: impl std::fmt::Display) {
         self.over.store(true, Ordering::Relaxed);
         self.totals().problem.get_or_insert_with(|| problem.to_string());
     }
 
-    /// Something a reader of the figures should know.
+    /// Adds a note for readers of the figures.
     pub(crate) fn note(&self, note: impl Into<String>) {
         self.totals().note = Some(note.into());
     }
@@ -265,7 +267,7 @@ impl Job {
         self.totals.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What it came to.
+    /// The result of the step.
     ///
     /// # Errors
     /// A read failed, or there was none.
@@ -281,7 +283,7 @@ impl Job {
         if let Some((before, after)) = daemon.zip(self.daemon_cpu()) {
             cpu += after.saturating_sub(before);
         }
-        // What arrives is a request, what is counted are its reads.
+        // Requests arrive, but the figures count their reads.
         let each = match self.setup.shape {
             Shape::Items { batch, .. } => batch as u64,
             Shape::Blocks { .. } | Shape::Files { .. } | Shape::Queries { .. } => 1,
@@ -296,22 +298,22 @@ impl Job {
     }
 }
 
-/// What one thread or task has read.
+/// Counts the reads of one thread or task.
 #[derive(Debug)]
 pub(crate) struct Lane {
     job: Arc<Job>,
     counts: Counts,
-    /// Of the query under way.
+    /// Scores of the current query.
     scores: Vec<f64>,
 }
 
 impl Lane {
-    /// A read is over, and its bytes are not here.
+    /// Counts a finished read whose bytes are not here.
     pub(crate) fn counted(&mut self, bytes: usize, started: Instant) {
         self.counts.read(bytes, started.elapsed());
     }
 
-    /// Holds the scores of all of a query's candidates against what they should be.
+    /// Checks the scores of all of a query's candidates.
     pub(crate) fn ranking(&self, query: usize, mut scores: Vec<f64>) {
         let (shape, questions) = (self.job.setup.shape, &self.job.material.questions);
         if let (Shape::Queries { oversampling, .. }, Some(questions)) = (shape, questions)
@@ -321,7 +323,7 @@ impl Lane {
         }
     }
 
-    /// A read is over: its bytes, all of them. The reads of a query come one after the other.
+    /// Counts a finished read and checks its bytes. The reads of a query follow each other.
     pub(crate) fn done(&mut self, read: &ReadAt, started: Instant, data: &[u8]) {
         self.counted(data.len(), started);
         let (got, wanted, at) = (data.len(), read.length, read.offset);
@@ -351,10 +353,10 @@ impl Drop for Lane {
         let mut totals = self.job.totals();
         totals.counts.add(&self.counts);
         if totals.end.is_none() {
-            // The first that ends: the others still have their buffers.
+            // Taken when the first lane ends: the others still have their buffers.
             totals.own_memory_bytes = crate::facts::own_memory_bytes();
         }
-        // The last lane has the end.
+        // The last lane sets the end.
         totals.end = Some(end);
     }
 }
@@ -385,8 +387,8 @@ mod tests {
 
     #[test]
     fn a_step_ends_after_its_reads_and_counts_them() {
-        // Scenario: ten reads of 512 bytes asked for, before and after the clock starts. Expected: none, then ten a page
-        // apart; the figures follow.
+        // Scenario: ten reads of 512 bytes requested, before and after the clock starts. Expected: none, then
+        // ten a page apart; the figures match.
         let (_directory, job) = job(Amount::Reads(10));
         assert_eq!(job.next(), None);
         job.begin();

@@ -1,7 +1,8 @@
-//! What was measured so far: lines of JSON, appended step by step, so that a run that was cut short goes on.
+//! The samples measured so far: lines of JSON, appended step by step, so that an interrupted run can be
+//! resumed.
 //!
-//! Invariants: the first line says what is measured; a journal of anything else is refused; a last line that was cut off
-//! while it was written is dropped; one process writes at a time.
+//! Invariants: the first line identifies the run; a journal of another run is refused; a last line that was
+//! cut off while it was written is dropped; one process writes at a time.
 
 use crate::error::LabError;
 use crate::sample::Sample;
@@ -14,18 +15,18 @@ use std::path::Path;
 
 const NAME: &str = "samples.jsonl";
 const FORMAT: &str = "ringfetch-lab-samples/1";
-/// A journal larger than this is none: 512 bytes a sample make 100 000 samples.
+/// A larger file is not a journal: 512 bytes per sample make 100 000 samples.
 const LENGTH_MAX_BYTES: u64 = 64 << 20;
 
 /// The first line.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Header {
     pub(crate) format: String,
-    /// What has to be the same when a run goes on.
+    /// What must be equal when a run is resumed.
     pub(crate) identity: Key,
     pub(crate) command_line: String,
     pub(crate) begun: String,
-    /// Rules that `--force` has set aside.
+    /// Rules that `--force` overrode.
     pub(crate) marks: Vec<String>,
 }
 
@@ -58,10 +59,10 @@ pub(crate) struct Journal {
 }
 
 impl Journal {
-    /// Refuses a directory that cannot be the run's: asked before data are made, too.
+    /// Refuses a directory that cannot be the run's: also called before data are made.
     ///
     /// # Errors
-    /// The directory has results already, or none where a run is to go on.
+    /// The directory has results already, or none although a run is to be resumed.
     pub(crate) fn check(directory: &Path, resume: bool) -> Result<(), LabError> {
         let (shown, path) = (directory.display(), directory.join(NAME));
         let usage = |problem: String| Err(LabError::Usage(problem));
@@ -78,10 +79,10 @@ impl Journal {
         }
     }
 
-    /// Opens the journal of a directory, which is made where it is missing.
+    /// Opens the journal of a directory, creating the directory if it is missing.
     ///
     /// # Errors
-    /// The directory has results already, or those of something else; errno with the path.
+    /// The directory has results already, or those of another run; errno with the path.
     pub(crate) fn open(directory: &Path, header: Header, resume: bool) -> Result<Self, LabError> {
         Self::check(directory, resume)?;
         let (shown, path) = (directory.display(), directory.join(NAME));
@@ -102,7 +103,7 @@ impl Journal {
         Ok(journal)
     }
 
-    /// Takes over what an earlier run has left, if it measured the same.
+    /// Reads the samples of an earlier run, if it measured the same.
     fn read(&mut self, path: &Path, io: impl Fn(io::Error) -> LabError) -> Result<(), LabError> {
         let foreign = |line: usize| {
             let what = "is not from this command: name another directory with --out";
@@ -116,7 +117,7 @@ impl Journal {
         let last = text.iter().rposition(|byte| *byte == b'\n');
         text.truncate(last.map_or(0, |at| at + 1));
         if text.is_empty() {
-            // It was cut off while it wrote its first line: nothing was measured.
+            // The run was interrupted while it wrote its first line: nothing was measured.
             self.file.set_len(0).map_err(&io)?;
             return write_line(&self.file, &self.header).map_err(&io);
         }
@@ -142,7 +143,7 @@ impl Journal {
         &self.header
     }
 
-    /// What a step came to, if it was made already.
+    /// The sample of a step, if it was already made.
     pub(crate) fn sample(&self, cell: &str, repetition: u32) -> Option<&Sample> {
         self.done.get(&(cell.to_owned(), repetition))
     }
@@ -191,8 +192,8 @@ mod tests {
 
     #[test]
     fn a_run_that_was_cut_short_goes_on() {
-        // Scenario: two steps recorded, a third cut off in the middle of its line. Expected: the two are known, the third
-        // is not, and what is recorded then is read again.
+        // Scenario: two steps recorded, a third cut off in the middle of its line. Expected: the two are
+        // known, the third is not, and samples recorded afterwards are read again.
         let directory = tempfile::tempdir().unwrap();
         let mut journal = Journal::open(directory.path(), header("1"), false).unwrap();
         journal.record("a", 0, &sample(100, 1.0)).unwrap();
@@ -212,9 +213,10 @@ mod tests {
 
     #[test]
     fn unfinished_finished_and_foreign_results_are_refused() {
-        // Scenario: an unfinished run without --resume; --resume without one; another seed; a damaged line; a file of
-        // something else; a first line that was cut off; a finished report. Expected: an error that names the option and what
-        // is wrong; the cut line, before which nothing was measured, is written anew.
+        // Scenario: an unfinished run without --resume; --resume without one; another seed; a damaged line; a
+        // file of something else; a first line that was cut off; a finished report. Expected: an error that
+        // names the option and the problem; the cut first line, before which nothing was measured, is written
+        // again.
         let directory = tempfile::tempdir().unwrap();
         let open = |seed, resume| {
             let opened = Journal::open(directory.path(), header(seed), resume);

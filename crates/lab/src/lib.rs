@@ -1,10 +1,10 @@
-//! Studies: a device measured through the engine's own backends and through the baselines that they are compared with,
-//! and reports of it that a reader can trust.
+//! Studies: measure a device through the engine's own backends and through the baselines that they are
+//! compared with, and report it so that a reader can trust it.
 //!
-//! What a study is: `study` and `studies`. What reads: `strategies`, over the loops of `drive`, by a step's settings
-//! (`setup`), from a `job`. What is read: `material`, above it the `page_cache`, a daemon (`served`), what vectors are scored
-//! for (`questions`). In which order: `runner`, recorded in a `journal`. What is refused: `honesty`. What is reported:
-//! `facts`, `sample`, `stats`, `report`.
+//! `study` and `studies` define studies. `strategies` read, with the loops of `drive`, as a step's `setup`
+//! says, taking reads from a `job`. They read `material`, with the `page_cache` above it, or a daemon
+//! (`served`); `questions` are what vectors are scored for. `runner` orders the steps and records them in a
+//! `journal`. `honesty` refuses. `facts`, `sample`, `stats` and `report` report.
 #![forbid(unsafe_code)]
 
 mod args;
@@ -49,22 +49,22 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
 
-/// What a command needs beside its arguments.
+/// What a command needs besides its arguments.
 #[derive(Debug)]
 pub struct Context {
-    /// Set to stop: the step under way is dropped, what was measured stays.
+    /// Set to stop: the current step is dropped, earlier ones are kept.
     pub stop: Arc<AtomicBool>,
-    /// Print JSON rather than tables.
+    /// Print JSON instead of tables.
     pub json: bool,
-    /// How the daemon is reached.
+    /// Makes clients of the daemon.
     pub clients: Clients,
     /// The admin address of the daemon that `flip` switches.
     pub admin: String,
-    /// As it was typed, for the report.
+    /// As typed, for the report.
     pub command_line: String,
 }
 
-/// Refuses what would mislead, unless it is forced.
+/// Refuses a run that would mislead, unless it is forced.
 fn refuse(marks: &[String], force: bool) -> Result<(), LabError> {
     if marks.is_empty() || force {
         return Ok(());
@@ -139,17 +139,18 @@ impl Runs<'_> {
     }
 }
 
-/// What came of a study, not written yet.
+/// The results of a study, not written yet.
 struct Measured {
     rows: Rows,
     report: Report,
     directory: PathBuf,
-    /// Cut short, with what goes on.
+    /// If it was interrupted: how far it got, and how to resume it.
     stopped: Option<String>,
 }
 
-/// Looks whether the results have a place, makes the data, checks that their figures would mean something, and measures: the planned cells, and then those that
-/// `then` makes of what was measured until it has no more. Everything `then` decides by has to be in the rows.
+/// Checks that the results have a place, makes the data, checks that their figures would mean something, and
+/// measures the planned cells. Then `then` plans further cells from the results, until it has none. `then`
+/// may decide only by the rows.
 fn measured(
     context: &Context,
     about: &About,
@@ -159,7 +160,7 @@ fn measured(
 ) -> Result<Measured, LabError> {
     let mut marks = honesty::objections_to_run(common.repetitions);
     if common.path.is_dir() {
-        // Before data are made in it.
+        // Before data are made there.
         refuse(&marks, common.force)?;
     }
     let named = || PathBuf::from(format!("lab-{}", about.name));
@@ -219,7 +220,7 @@ fn measured(
     })
 }
 
-/// What has to be the same for a run to go on.
+/// What must be equal for a run to be resumed.
 fn identity(study: &Study, common: &Common) -> Key {
     let data = study.materials.iter().map(|material| material.identity());
     let data = data.collect::<Vec<_>>().join("; ");
@@ -259,7 +260,7 @@ fn of_run(study: &Study, memory: &facts::Memory, journal: &Journal, rows: &Rows,
     ]
 }
 
-/// A thousand files are open at once: as many as are allowed.
+/// Raises the limit of descriptors as far as allowed: a thousand files are open at once.
 fn more_descriptors() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
@@ -267,6 +268,6 @@ fn more_descriptors() {
         current: limit.maximum,
         maximum: limit.maximum,
     };
-    // Where it is refused, opening says so.
+    // If this fails, opening files reports it.
     let _raised = setrlimit(Resource::Nofile, raised);
 }

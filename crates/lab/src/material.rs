@@ -1,6 +1,6 @@
-//! The data that a study reads: pattern files that it makes once and keeps, or a file or device that is there.
+//! The data that a study reads: pattern files that it makes once and keeps, or an existing file or device.
 //!
-//! Invariant: a file that was there is only read; what is made gets its name when it is whole.
+//! Invariant: an existing file is only read; a file that is made gets its name when it is complete.
 
 use crate::error::LabError;
 use crate::facts::Place;
@@ -14,12 +14,12 @@ use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Where made data lies below the directory that was given.
+/// Where data are made, below the given directory.
 const DIRECTORY: &str = "ringfetch-lab-data";
-/// Of made data: it is the same on every machine.
+/// Seed of made data: the same on every machine.
 const SEED: u64 = 42;
 const PAGE_BYTES: u64 = 4096;
-/// Below this a file says nothing about a device.
+/// A smaller file says nothing about a device.
 const LENGTH_MIN_BYTES: u64 = 1 << 20;
 
 /// A file of the data.
@@ -29,7 +29,7 @@ pub(crate) struct DataFile {
     /// Below the directory of [`Material::directory`].
     pub(crate) name: String,
     pub(crate) length_bytes: u64,
-    /// Of the pattern in it; `None`: its bytes are not known.
+    /// Seed of the pattern in it; `None`: its bytes are not known.
     pub(crate) seed: Option<u64>,
 }
 
@@ -37,17 +37,17 @@ pub(crate) struct DataFile {
 #[derive(Debug)]
 pub(crate) struct Material {
     pub(crate) files: Vec<DataFile>,
-    /// Where several files lie.
+    /// The directory of several files.
     pub(crate) directory: PathBuf,
     pub(crate) place: Place,
     pub(crate) is_device: bool,
-    /// The daemon that reads it, for strategies that ask one.
+    /// The daemon that reads it, for strategies that use one.
     pub(crate) served: Option<Arc<Served>>,
-    /// Of vectors: what they are scored for.
+    /// Queries for vectors.
     pub(crate) questions: Option<Questions>,
 }
 
-/// Called with bytes made so far; false stops.
+/// Called with the bytes made so far; returning false stops.
 pub(crate) type Progress<'a> = &'a mut dyn FnMut(u64) -> bool;
 
 impl DataFile {
@@ -62,7 +62,7 @@ impl DataFile {
 }
 
 impl Material {
-    /// One file: the path itself, or one of `size_bytes` that is made below a directory.
+    /// One file: the path itself, or one of `size_bytes` made below a directory.
     pub(crate) fn one(path: &Path, size_bytes: u64, progress: Progress<'_>) -> Result<Self, LabError> {
         let meta = metadata(path)?;
         if !meta.is_dir() {
@@ -94,7 +94,7 @@ impl Material {
         material.recognised()
     }
 
-    /// What lies at a path, whatever it is and however large: only looked at.
+    /// What exists at a path, of any kind and size: only inspected.
     pub(crate) fn found(path: &Path) -> Result<Self, LabError> {
         let meta = metadata(path)?;
         let data = meta.is_file().then(|| DataFile::found(path, meta.len()));
@@ -102,7 +102,7 @@ impl Material {
         Self::of(data.into_iter().collect(), path.to_owned(), is_device)
     }
 
-    /// One file below a directory, of this length, which `write` makes unless it is there.
+    /// One file below a directory, of this length, which `write` makes if it is missing.
     pub(crate) fn made(
         path: &Path,
         name: &str,
@@ -124,7 +124,7 @@ impl Material {
         file_bytes: u64,
         progress: Progress<'_>,
     ) -> Result<Self, LabError> {
-        // The first two objects of a made directory are always empty and of one byte: they are not read.
+        // The first two objects of a made directory are always empty and of one byte, so they are not read.
         let skipped = 2;
         let name = format!("objects-{count}x{}", exact_size(file_bytes));
         let directory = whole(path, &name, count.saturating_mul(file_bytes), |part| {
@@ -157,7 +157,7 @@ impl Material {
         })
     }
 
-    /// Itself, if the first bytes of some files are what was made.
+    /// Checks that the first bytes of some files are the pattern's.
     fn recognised(self) -> Result<Self, LabError> {
         for data in self.files.iter().step_by((self.files.len() / 16).max(1)) {
             let Some(seed) = data.seed else { continue };
@@ -171,7 +171,7 @@ impl Material {
         Ok(self)
     }
 
-    /// Whether somebody else reads it and its page cache is left alone.
+    /// Whether another process reads it, so that its page cache is left alone.
     pub(crate) fn is_looked_at(&self) -> bool {
         let items = self.served.as_ref().map(|served| &served.items);
         items.is_some_and(|items| !matches!(items, Items::Ranges))
@@ -182,7 +182,7 @@ impl Material {
         self.files.iter().map(|file| file.length_bytes).sum()
     }
 
-    /// The share of the bytes that have no blocks on a device.
+    /// The share of the bytes that are holes.
     pub(crate) fn holes_share(&self) -> f64 {
         if self.is_device || self.files.is_empty() {
             return 0.0;
@@ -192,7 +192,7 @@ impl Material {
         (1.0 - approximate(stored) / approximate(self.length_bytes().max(1))).max(0.0)
     }
 
-    /// Which data this is, to recognise them when a run is resumed.
+    /// Identifies the data when a run is resumed.
     pub(crate) fn identity(&self) -> String {
         let first = self.files.first();
         let meta = first.and_then(|file| fs::metadata(&file.path).ok());
@@ -221,13 +221,13 @@ fn usage(path: &Path, problem: &str) -> LabError {
     LabError::Usage(format!("--path: {} {problem}", path.display()))
 }
 
-/// What is to be said of data with other bytes than were made.
+/// The error for data with other bytes than the pattern's.
 pub(crate) fn foreign(path: &Path) -> LabError {
     usage(path, "does not hold what this command makes; move it away")
 }
 
-/// A file or directory below the directory `path`, which `write` makes unless it is there. One that was not finished
-/// leaves nothing.
+/// A file or directory below the directory `path`, which `write` makes if it is missing. An unfinished one is
+/// removed.
 fn whole(
     path: &Path,
     name: &str,
@@ -242,14 +242,14 @@ fn whole(
     }
     let directory = path.join(DIRECTORY);
     let (made, part) = (directory.join(name), directory.join(format!("{name}.part")));
-    // Where they are already, the disk may be read-only.
+    // If it exists, the disk may be read-only.
     if made.exists() {
         return Ok(made);
     }
     fs::create_dir_all(&directory).map_err(|error| at_path(&directory, &error))?;
     room_for(&directory, bytes)?;
     let removed = |part: &Path| fs::remove_file(part).or_else(|_| fs::remove_dir_all(part));
-    // Of a run that was killed.
+    // Left by a run that was killed.
     let _removed = removed(&part);
     let written = write(&part).and_then(|()| fs::rename(&part, &made));
     written.map_err(|error| {
@@ -263,7 +263,7 @@ fn whole(
 fn room_for(directory: &Path, bytes: u64) -> Result<(), LabError> {
     let system = rustix::fs::statvfs(directory).map_err(|error| at_path(directory, &error.into()))?;
     let free = system.f_bavail.saturating_mul(system.f_frsize);
-    // What else lives there needs room, too: a twentieth of it all, of little data only some times as much.
+    // Leave room for others: a twentieth of the file system, but at most four times the data.
     let twentieth = system.f_blocks.saturating_mul(system.f_frsize) / 20;
     let kept = twentieth.min(bytes.saturating_mul(4));
     if free < bytes.saturating_add(kept) {
@@ -282,7 +282,7 @@ fn room_for(directory: &Path, bytes: u64) -> Result<(), LabError> {
 pub(crate) mod tests {
     use super::*;
 
-    /// Beside the test's program: temporary directories are often memory.
+    /// Next to the test binary: temporary directories are often in memory.
     pub(crate) fn scratch() -> tempfile::TempDir {
         let program = std::env::current_exe().unwrap();
         tempfile::tempdir_in(program.parent().unwrap()).unwrap()
@@ -294,7 +294,7 @@ pub(crate) mod tests {
 
     #[test]
     fn made_data_are_recognised_and_foreign_ones_refused() {
-        // Scenario: a file made, used again, overwritten, cut short; a directory without room; many files twice.
+        // Scenario: a file made, reused, overwritten, truncated; a directory without room; many files twice.
         // Expected: accepted twice, then refused with the option and the path.
         let directory = scratch();
         let first = small(directory.path()).identity();
@@ -328,8 +328,8 @@ pub(crate) mod tests {
 
     #[test]
     fn bad_paths_are_named() {
-        // Scenario: no such path; a character device; a file too small; sizes that make no file.
-        // Expected: an error that names the option and, where it is one, the path.
+        // Scenario: no such path; a character device; a file too small; invalid sizes. Expected: an error
+        // that names the option and, if there is one, the path.
         let directory = scratch();
         let tiny = directory.path().join("tiny");
         fs::write(&tiny, b"x").unwrap();

@@ -1,4 +1,4 @@
-//! The page cache above a study's data: emptied, filled, and asked what it has.
+//! The page cache above a study's data: drops, fills and queries it.
 
 use crate::error::LabError;
 use crate::material::{Material, at_path, open};
@@ -12,18 +12,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 const PAGE_BYTES: u64 = 4096;
 const WARM_CHUNK_BYTES: usize = 1 << 20;
-/// Pages that are asked after where the kernel has no cachestat(2).
+/// Pages sampled if the kernel has no cachestat(2).
 const SAMPLED_PAGES: u64 = 64;
-/// Data with at most so much in memory is cold, with at least so much warm.
+/// Data with at most this share in memory are cold; with at least [`WARM_SHARE_MIN`], warm.
 pub(crate) const COLD_SHARE_MAX: f64 = 0.02;
 pub(crate) const WARM_SHARE_MIN: f64 = 0.98;
 
 impl Material {
-    /// Drops the data from the page cache, those that were just written too.
+    /// Drops the data from the page cache, including data just written.
     pub(crate) fn make_cold(&self, files: usize) -> Result<(), LabError> {
         for data in self.files.iter().take(files) {
             let file = open(&data.path)?;
-            // A device node may take no sync: then it is reported that it does not get cold.
+            // A device node may refuse the sync: then the report says that it does not get cold.
             let _synced = rustix::fs::fdatasync(&file);
             let _advised = rustix::fs::fadvise(&file, 0, None, Advice::DontNeed);
         }
@@ -52,8 +52,8 @@ impl Material {
         Ok(())
     }
 
-    /// The share of the first `window_bytes` of each file that is in the page cache: by cachestat(2), else by reads that
-    /// must not wait, of a sample. `None`: neither says.
+    /// The share of the first `window_bytes` of each file that is in the page cache: by cachestat(2), else by
+    /// sample reads that must not wait. `None`: neither works.
     pub(crate) fn resident_share(&self, files: usize, window_bytes: u64) -> Option<f64> {
         let (mut resident, mut asked) = (0.0, 0.0);
         for data in self.files.iter().take(files) {
@@ -71,7 +71,8 @@ impl Material {
     }
 }
 
-/// Asking brings in what was not there, so it is asked before the data are evicted once more.
+/// Samples residency by reads, which start to fetch missing pages: so the data must be evicted again
+/// afterwards.
 fn sampled_share(file: &File, window_bytes: u64) -> Option<f64> {
     let (pages, mut resident) = ((window_bytes / PAGE_BYTES).max(1), 0);
     for _ in 0..SAMPLED_PAGES {
@@ -94,7 +95,8 @@ mod tests {
     #[test]
     #[ignore = "needs a disk"]
     fn files_made_warm_and_cold_are_recognised_as_such() {
-        // Scenario: data just written, evicted, half of it warmed, all of it. Expected: the share in memory follows.
+        // Scenario: data just written, evicted, half of it warmed, all of it. Expected: the resident share
+        // follows.
         let directory = scratch();
         let material = small(directory.path());
         material.make_cold(1).unwrap();

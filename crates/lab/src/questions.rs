@@ -1,8 +1,8 @@
-//! Queries of the study `rescore`: for each a vector, its candidates from the quantised copy, and the scores that the best
-//! of them have. `bench/candidates.py` makes them; they lie beside the vectors.
+//! Queries of the study `rescore`: for each a vector, its candidates from the quantised copy, and the best
+//! candidates' scores. `bench/candidates.py` makes them; they are stored next to the vectors.
 //!
-//! A file of them is a line of JSON, then for each query, little-endian: its elements (f32), its candidates, best first (u32),
-//! and for each oversampling the best scores in order (f32).
+//! A file has a line of JSON, then for each query, little-endian: its elements (f32), its candidates, best
+//! first (u32), and for each oversampling the best scores in order (f32).
 
 use crate::error::LabError;
 use ringfetch_engine::dataset::Dtype;
@@ -12,7 +12,7 @@ use std::fs;
 use std::path::Path;
 
 pub(crate) const FORMAT: &str = "ringfetch-lab-candidates/1";
-/// Scores are of unit vectors; those in the file are rounded to f32.
+/// Scores are of unit vectors; the file rounds them to f32.
 const TOLERANCE: f64 = 1e-4;
 const LENGTH_MAX_BYTES: u64 = 1 << 30;
 
@@ -30,7 +30,7 @@ pub(crate) struct Head {
     pub(crate) limit: usize,
     /// Candidates for each result, in the order of the scores.
     pub(crate) oversampling: Vec<usize>,
-    /// By what, in words.
+    /// Which program made them, in words.
     pub(crate) made_by: String,
 }
 
@@ -39,7 +39,7 @@ impl Head {
         self.limit * self.oversampling.iter().max().copied().unwrap_or(0)
     }
 
-    /// Words of four bytes that a query has.
+    /// Four-byte words per query.
     fn words(&self) -> usize {
         self.dim + self.candidates() + self.limit * self.oversampling.len()
     }
@@ -62,7 +62,7 @@ pub(crate) struct Questions {
 }
 
 impl Questions {
-    /// Reads them; `command` makes the file.
+    /// Reads the file; `command` makes it.
     pub(crate) fn read(path: &Path, count: u64, command: &str) -> Result<Self, LabError> {
         let shown = path.display();
         let wrong =
@@ -113,7 +113,7 @@ impl Questions {
         self.head.dim * 4
     }
 
-    /// Candidates of a query.
+    /// Number of candidates of a query.
     pub(crate) fn candidates(&self, oversampling: usize) -> usize {
         self.head.limit * oversampling
     }
@@ -135,7 +135,7 @@ impl Questions {
         self.scorer.score(self.query(query), 0.0, vector)
     }
 
-    /// Ranks the scores of a query's candidates, and holds the best against what they should be.
+    /// Ranks the scores of a query's candidates, and checks the best against the expected ones.
     pub(crate) fn check(
         &self,
         query: usize,

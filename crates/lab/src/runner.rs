@@ -1,8 +1,8 @@
-//! Measures a study's cells: repetition by repetition, each over all cells in an order of its own, so that whatever else
-//! the machine does meets all of them.
+//! Measures a study's cells: repetition by repetition, each over all cells in a new order, so that other
+//! activity of the machine affects all of them.
 //!
-//! Before that each strategy makes a few reads with every byte checked: one that cannot is left out, with its reason.
-//! Invariant: a step that was stopped leaves nothing.
+//! First each strategy makes a few reads with every byte checked: one that fails is left out, with its
+//! reason. Invariant: a step that was stopped leaves nothing.
 
 use crate::error::LabError;
 use crate::job::Job;
@@ -15,12 +15,12 @@ use ringfetch_command::quantity::approximate;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The bar's line of the steps.
+/// Template of the progress bar for steps.
 pub(crate) const STEPS: &str = "{bar:30} {pos}/{len}  {eta} left  {msg}";
 /// Reads of a probe.
 const PROBE_READS: u64 = 8;
 
-/// How it is measured.
+/// How cells are measured.
 #[derive(Debug)]
 pub(crate) struct Runner<'a> {
     pub(crate) repetitions: u32,
@@ -42,7 +42,7 @@ impl Runner<'_> {
             if !tried.iter().any(|(known, _)| *known == kind) {
                 let works = self.tried(study, cell)?;
                 if self.stop.load(Ordering::Relaxed) {
-                    // What was cut short says nothing; the first step will see the same.
+                    // An interrupted probe says nothing; the first step will stop too.
                     return Ok(());
                 }
                 tried.push((kind, works.is_ok()));
@@ -63,7 +63,7 @@ impl Runner<'_> {
         Ok(())
     }
 
-    /// Why it does not work here, from the attempt.
+    /// Tries a cell: `Ok(Err)` says why it does not work here.
     fn tried(&self, study: &Study, cell: &Cell) -> Result<Result<(), String>, LabError> {
         let mut cell = cell.clone();
         (cell.setup.amount, cell.setup.depth) = (Amount::Reads(PROBE_READS), 1);
@@ -75,11 +75,11 @@ impl Runner<'_> {
         }
     }
 
-    /// Measures every cell in every repetition, but for those that the journal has. When it is stopped, what was measured
-    /// until then is returned.
+    /// Measures every cell in every repetition, except for those in the journal. If stopped, returns what was
+    /// measured until then.
     ///
     /// # Errors
-    /// Wrong bytes; a journal that cannot be written.
+    /// Wrong bytes; the journal cannot be written.
     pub(crate) fn run(
         &self,
         study: &mut Study,
@@ -90,13 +90,13 @@ impl Runner<'_> {
             key: cell.key.clone(),
             samples: Vec::new(),
         };
-        // With whether no repetition has failed.
+        // Each with whether no repetition has failed.
         let cells = study.cells.iter().map(|cell| (cell.clone(), row(cell), true));
         let mut cells: Vec<(Cell, Row, bool)> = cells.collect();
         bar.inc_length(cells.len() as u64 * u64::from(self.repetitions));
         'steps: for repetition in 0..self.repetitions {
             let mut order: Vec<usize> = (0..cells.len()).collect();
-            // An order of its own, then the same swapped; when the run goes on they are the same.
+            // A random order, then the same reversed; a resumed run has the same orders.
             fastrand::Rng::with_seed(self.seed ^ (u64::from(repetition / 2) << 32)).shuffle(&mut order);
             if repetition % 2 == 1 {
                 order.reverse();
@@ -136,12 +136,12 @@ impl Runner<'_> {
                 bar.inc(1);
             }
         }
-        // A row that failed in some repetition is none.
+        // A row that failed in some repetition is dropped.
         let whole = cells.into_iter().filter(|(.., whole)| *whole);
         Ok(Rows(whole.map(|(_, row, _)| row).collect()))
     }
 
-    /// One step, of as many runs as the study makes of it.
+    /// One step, with as many runs as the study makes of it.
     fn step(&self, study: &Study, cell: &Cell, seed: u64, check_whole: bool) -> Result<Sample, String> {
         let mut once = |setup| match self.stop.load(Ordering::Relaxed) {
             true => Err("stopped".to_owned()),
@@ -161,7 +161,7 @@ impl Runner<'_> {
         study.measure.step(cell, &mut once)
     }
 
-    /// One run: the page cache as it should be, the reads, what the device says of them.
+    /// One run: prepares the page cache, reads, and compares with the device's counters.
     fn once(&self, study: &Study, cell: &Cell, seed: u64, check_whole: bool) -> Result<Sample, String> {
         let material = study.materials.get(cell.setup.material).ok_or("no such data")?;
         let reads = cell.setup.reads(material);
@@ -182,7 +182,7 @@ impl Runner<'_> {
         sample.device_share = device_before
             .zip(material.place.counted())
             .map(|(before, after)| {
-                // A daemon's reads are not this process's.
+                // A daemon's reads are not counted for this process.
                 let read = match cell.strategy.name {
                     "daemon" => after.by_anybody(&before),
                     _ => after.since(&before),
@@ -193,7 +193,7 @@ impl Runner<'_> {
     }
 }
 
-/// A bar with this line, of no length so far.
+/// A bar with this template, of no length so far.
 pub(crate) fn bar(line: &str) -> ProgressBar {
     let bar = ProgressBar::new(0);
     match ProgressStyle::with_template(line) {

@@ -1,4 +1,4 @@
-//! What a step came to: its reads as they are counted, and the figures that they become.
+//! The result of a step: its reads as they are counted, and the figures computed from them.
 
 use hdrhistogram::Histogram;
 use ringfetch_command::quantity::approximate;
@@ -8,7 +8,7 @@ use std::time::Duration;
 /// Limits that latencies are counted against: 2^n ms, from 1 ms to 64 ms.
 pub(crate) const OVER_LIMITS: usize = 7;
 
-/// What a step came to.
+/// The result of a step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
     /// Reads completed.
@@ -31,36 +31,36 @@ pub struct Sample {
     pub max_us: f64,
     /// Reads in flight on average, by Little's law.
     pub depth_achieved: f64,
-    /// CPU time of this process a read, user and system (getrusage(2)).
+    /// CPU time of this process per read, user and system (getrusage(2)).
     pub cpu_us_per_read: f64,
-    /// Bytes that the device read, as a share of the bytes that were asked for. `None`: no device to ask.
+    /// Bytes that the device read, as a share of the bytes requested. `None`: there are no device counters.
     pub device_share: Option<f64>,
-    /// The share of the data that was in the page cache before the step. `None`: the kernel does not say.
+    /// The share of the data in the page cache before the step. `None`: the kernel does not report it.
     pub resident_before: Option<f64>,
     /// Memory of this process when the step ended, without the page cache (RssAnon of proc_pid_status(5)).
     pub own_memory_bytes: u64,
-    /// What the strategy has to say of itself.
+    /// The strategy's own remark.
     pub note: Option<String>,
-    /// Of an open loop: the shares of its reads that took longer than 1, 2, 4, 8, 16, 32 and 64 ms. What was never sent
-    /// took longer.
+    /// In an open loop: the shares of its reads that took longer than 1, 2, 4, 8, 16, 32 and 64 ms. Reads
+    /// that were never sent count as longer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub over: Option<[f64; OVER_LIMITS]>,
-    /// Of an open loop: reads that were never sent.
+    /// In an open loop: reads that were never sent.
     #[serde(default)]
     pub missed: u64,
-    /// Of `act`: the highest rate that was held, in units of 2,000 reads a second.
+    /// In `act`: the highest rate that was held, in units of 2,000 reads a second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub multiple: Option<f64>,
 }
 
 impl Sample {
-    /// Of an open loop: the share of its reads that were never sent.
+    /// In an open loop: the share of its reads that were never sent.
     pub(crate) fn missed_share(&self) -> f64 {
         approximate(self.missed) / approximate((self.reads + self.missed).max(1))
     }
 }
 
-/// A figure of a sample.
+/// Extracts a figure from a sample.
 pub(crate) type Of = fn(&Sample) -> f64;
 
 /// Reads a second of a sample.
@@ -78,7 +78,7 @@ pub(crate) fn cpu_percent(sample: &Sample) -> f64 {
     sample.cpu_us_per_read * reads_per_second(sample) / 1e4
 }
 
-/// CPU time of a sample's read.
+/// CPU time per read of a sample.
 pub(crate) fn cpu_us_per_read(sample: &Sample) -> f64 {
     sample.cpu_us_per_read
 }
@@ -88,7 +88,7 @@ pub(crate) fn seconds(sample: &Sample) -> f64 {
     sample.seconds
 }
 
-/// Reads that are over.
+/// Finished reads.
 #[derive(Debug)]
 pub(crate) struct Counts {
     reads: u64,
@@ -103,7 +103,7 @@ impl Counts {
             reads: 0,
             bytes: 0,
             in_flight: Duration::ZERO,
-            // Three digits are allowed, and it grows by itself.
+            // Three digits are valid, and it grows by itself.
             latency: Histogram::new(3).ok(),
         }
     }
@@ -128,8 +128,8 @@ impl Counts {
         }
     }
 
-    /// The figures of these reads in so much time, with so much of it on CPUs; of an open loop, with what was never sent.
-    /// `None`: there are no reads.
+    /// The figures of these reads for this much time and CPU time; in an open loop, including reads that were
+    /// never sent. `None`: there are no reads.
     pub(crate) fn sample(&self, time: Duration, cpu: Duration, missed: Option<u64>) -> Option<Sample> {
         let latency = self.latency.as_ref().filter(|_| self.reads > 0)?;
         let (reads, seconds) = (approximate(self.reads), time.as_secs_f64().max(1e-9));
@@ -158,7 +158,7 @@ impl Counts {
     }
 }
 
-/// The shares of latencies above 2^n ms, of `missed` more that are above any.
+/// The shares of latencies above 2^n ms, with `missed` more that are above every limit.
 fn over(latency: &Histogram<u32>, missed: u64) -> [f64; OVER_LIMITS] {
     let all = approximate((latency.len() + missed).max(1));
     std::array::from_fn(|bits| {
@@ -177,8 +177,9 @@ mod tests {
 
     #[test]
     fn shares_over_limits_are_those_of_known_distributions() {
-        // Scenario: 900 latencies of exactly 1 ms, 80 of 3 ms, 15 of 20 ms, 5 of 100 ms; 1 000 more were never sent; 20 000 seeded
-        // exponential ones with a mean of 2 ms. Expected: the shares; half of everything is over any; e^(-limit / mean) +- 1 %.
+        // Scenario: 900 latencies of exactly 1 ms, 80 of 3 ms, 15 of 20 ms, 5 of 100 ms; 1 000 more were
+        // never sent; 20 000 seeded exponential ones with a mean of 2 ms. Expected: the shares; at least half
+        // above every limit; e^(-limit / mean) +- 1 %.
         let known = || Histogram::<u32>::new(3).unwrap();
         let (mut known, mut drawn) = (known(), known());
         for (milliseconds, count) in [(1, 900), (3, 80), (20, 15), (100, 5)] {

@@ -1,4 +1,4 @@
-//! A running daemon that reads a study's data: found, asked, and switched between its backends.
+//! A running daemon that reads a study's data: finds it, calls it, and switches its backends.
 
 use crate::args::OfDaemon;
 use crate::error::LabError;
@@ -13,9 +13,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Names of objects that are read: the first ones.
+/// Most names of objects to read: the first ones.
 pub(crate) const OBJECTS_MAX: usize = 10_000;
-/// For everything that is not measured.
+/// For calls that are not measured.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Makes clients of a daemon, with the caller's TLS and credentials.
@@ -50,16 +50,16 @@ impl std::fmt::Debug for Clients {
     }
 }
 
-/// What one item of a request is.
+/// What an item of a request is.
 #[derive(Debug)]
 pub(crate) enum Items {
-    /// Byte ranges, as the read says.
+    /// Byte ranges, as in the read.
     Ranges,
-    /// Blocks or vectors by number, as the dataset has them.
+    /// Blocks or vectors by number.
     Numbers,
     /// Objects by name.
     Objects(Vec<String>),
-    /// What a trace lists, in its order.
+    /// The entries of a trace, in its order.
     Trace(TraceEntries),
 }
 
@@ -115,13 +115,13 @@ impl Served {
         })
     }
 
-    /// For the report and to recognise a run.
+    /// For the report, and to recognise a run.
     pub(crate) fn shown(&self) -> String {
         let (dataset, url) = (&self.dataset, &self.url);
         format!("{} of {url}, kind {}", dataset.name, dataset.kind.as_str())
     }
 
-    /// A client with a connection.
+    /// A connected client.
     pub(crate) async fn connect(&self, timeout: Duration) -> Result<Client, LabError> {
         let failed = |error| told("server", &self.url, &error);
         let client = self.clients.client(&self.url, timeout).map_err(failed)?;
@@ -168,7 +168,7 @@ impl Served {
         ScoreRequest::new(&self.dataset.name, Metric::Dot, limit).query(query, ids)
     }
 
-    /// CPU time of the daemon so far, user and system. `None`: its process is not known.
+    /// CPU time of the daemon so far, user and system. `None`: its process is unknown.
     pub(crate) fn cpu(&self) -> Option<Duration> {
         let stat = Process::new(i32::try_from(self.pid?).ok()?).ok()?.stat().ok()?;
         let tick = 1_000_000_000 / rustix::param::clock_ticks_per_second().max(1);
@@ -177,20 +177,20 @@ impl Served {
     }
 }
 
-/// A daemon whose dataset is switched between backends. It gets back what it had: by [`Flip::back`], or when this is
-/// dropped.
+/// A daemon whose dataset is switched between backends. Its previous backend is restored by [`Flip::back`],
+/// or on drop.
 #[derive(Debug)]
 pub(crate) struct Flip {
     clients: Clients,
     admin: String,
     dataset: String,
-    /// Of the dataset's own; `None`: it had the engine's.
+    /// The dataset's own backend; `None`: it used the engine's.
     had: Option<Backend>,
     flipped: AtomicBool,
 }
 
 impl Flip {
-    /// Learns what there is to return to.
+    /// Records the backend to restore.
     pub(crate) fn prepare(clients: &Clients, admin: &str, dataset: &str) -> Result<Self, LabError> {
         let status = wait("admin", admin, async {
             let client = clients.client(admin, TIMEOUT)?;
@@ -213,16 +213,16 @@ impl Flip {
         })
     }
 
-    /// Has the dataset read by a backend; says what reads it then.
+    /// Switches the dataset to a backend; returns the one that reads it then.
     pub(crate) fn to(&self, backend: Backend) -> Result<Backend, String> {
         self.flipped.store(true, Ordering::Relaxed);
         self.set(Some(backend)).map_err(|error| error.to_string())
     }
 
-    /// Returns the dataset to what it had.
+    /// Restores the dataset's backend.
     ///
     /// # Errors
-    /// What failed, with the command that does it by hand.
+    /// The failure, with the command that does it by hand.
     pub(crate) fn back(&self) -> Result<(), LabError> {
         if !self.flipped.swap(false, Ordering::Relaxed) {
             return Ok(());
@@ -254,12 +254,12 @@ impl Flip {
 
 impl Drop for Flip {
     fn drop(&mut self) {
-        // Whoever could be told was told by `back`.
+        // `back` has already reported an error where that was possible.
         let _returned = self.back();
     }
 }
 
-/// A call to the daemon at the address of this option, on a runtime of its own.
+/// Calls the daemon at the address of this option, on a new runtime.
 fn wait<T>(option: &str, url: &str, call: impl Future<Output = Result<T, Error>>) -> Result<T, LabError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| LabError::at("a runtime", error))?;

@@ -7,16 +7,16 @@ use std::time::Duration;
 
 const PAGE_BYTES: u64 = 4096;
 
-/// Where the bytes are to come from.
+/// Where the bytes must come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Heat {
-    /// O_DIRECT, from evicted files; what cannot (mmap) reads through the evicted page cache.
+    /// O_DIRECT, from evicted files; mmap, which cannot, reads through the evicted page cache.
     Direct,
-    /// Through the page cache, which was evicted.
+    /// Through the page cache, after eviction.
     Cold,
     /// From the page cache.
     Warm,
-    /// From wherever they are: somebody else's page cache is left alone.
+    /// From wherever they are: another process's page cache is left alone.
     AsFound,
 }
 
@@ -31,14 +31,14 @@ impl Heat {
     }
 }
 
-/// When a step is over.
+/// When a step ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Amount {
     /// After this time, or when everything was read.
     For(Duration),
-    /// After so many reads (of queries: so many of them), or when everything was read.
+    /// After this many reads (for queries: this many queries), or when everything was read.
     Reads(u64),
-    /// After this time, in which so many reads a second arrive, whatever became of those before them.
+    /// After this time, in which this many reads a second arrive, whether or not earlier ones have finished.
     At { per_second: u64, time: Duration },
 }
 
@@ -53,9 +53,9 @@ pub(crate) enum Shape {
     },
     /// Whole files, each once, in random order.
     Files { count: usize },
-    /// Queries, each all of its candidates' vectors, which are scored.
+    /// Queries: for each, the vectors of all its candidates, which are scored.
     Queries { count: usize, oversampling: usize },
-    /// Items of a daemon's dataset, so many in a request.
+    /// Items of a daemon's dataset, `batch` per request.
     Items { count: u64, batch: usize, random: bool },
 }
 
@@ -73,7 +73,7 @@ impl Shape {
 /// The settings of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Setup {
-    /// Which of the study's data.
+    /// Index of the data among the study's.
     pub(crate) material: usize,
     pub(crate) heat: Heat,
     pub(crate) shape: Shape,
@@ -82,14 +82,14 @@ pub(crate) struct Setup {
     pub(crate) depth: usize,
     /// Whether each read opens its file, and the time for that counts.
     pub(crate) open_each: bool,
-    /// Whether buffers are used again, or each read has a new one.
+    /// Whether buffers are reused, or each read gets a new one.
     pub(crate) pooled: bool,
-    /// Settings of the engine other than its strategy's.
+    /// Engine settings that override the strategy's.
     pub(crate) engine: Option<Choice>,
 }
 
 impl Setup {
-    /// Of files that are open, into buffers that are used again, with the strategy's own settings.
+    /// Files opened in advance, buffers reused, the strategy's own settings.
     pub(crate) fn new(heat: Heat, shape: Shape, amount: Amount, depth: usize) -> Self {
         Self {
             material: 0,
@@ -163,28 +163,29 @@ impl Setup {
 /// What a step's reads have in common.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Reads {
-    /// Bytes of the longest; 0: whatever an item of a daemon has.
+    /// Bytes of the longest read; 0: the length of a daemon's item.
     pub(crate) bytes: usize,
-    /// How many are asked for together, at most.
+    /// Most reads requested together.
     pub(crate) group: usize,
-    /// Files that are read, and bytes of each that may be.
+    /// Files read, and how many bytes of each.
     pub(crate) files: usize,
     pub(crate) window_bytes: u64,
-    /// Places to read, and the bytes from one to the next.
+    /// Positions to read, and the bytes from one to the next.
     pub(crate) positions: u64,
     pub(crate) spacing_bytes: u64,
     pub(crate) random: bool,
 }
 
 impl Reads {
-    /// Bytes of so many groups in flight.
+    /// Bytes of this many groups in flight.
     pub(crate) fn in_flight_bytes(&self, depth: usize) -> u64 {
         (self.bytes as u64).saturating_mul(self.group.saturating_mul(depth) as u64)
     }
 
-    /// Response memory that the engine needs for batches of so many reads: for each read whole pages (three times as many,
-    /// with the scratch memory, for one that does not begin and end on a page), of which a batch may take a quarter, and
-    /// for all in flight a quarter more than they have. 12 reads of 16 MiB need 240 MiB.
+    /// Response memory that the engine needs for batches of this many reads. Each read takes whole pages
+    /// (three times as many, with the scratch memory, if it does not begin and end on a page). A batch may
+    /// take a quarter of the memory, and all in flight need a quarter more than their size. 12 reads of 16
+    /// MiB need 240 MiB.
     pub(crate) fn engine_bytes(&self, depth: usize, batch: usize) -> u64 {
         let bytes = self.bytes as u64;
         let pages = if bytes.is_multiple_of(PAGE_BYTES) { 1 } else { 3 };

@@ -2,30 +2,30 @@
 
 use serde::{Deserialize, Serialize};
 
-/// A ratio that differs from 1 by less is no difference, however often it was seen.
+/// A ratio closer to 1 than this is no difference, however often it was seen.
 const GAIN_MIN: f64 = 0.03;
 /// With fewer values no ratio is judged: two agree by chance half of the time.
 const JUDGED_MIN: usize = 3;
-/// With fewer values than this the median has to be further out.
+/// With fewer values than this the median must be further from 1.
 const JUDGED_FEW: usize = 5;
 const FEW_FACTOR: f64 = 2.5;
 
-/// The confidence that an interval should have, where there are enough values for it.
+/// The confidence that an interval should have, if there are enough values for it.
 const CONFIDENCE: f64 = 0.95;
 
-/// What a ratio says.
+/// What a ratio shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
     More,
     Less,
-    /// No difference that could be told from chance.
+    /// No difference distinguishable from chance.
     Same,
 }
 
-/// What some repetitions of one measure say together.
+/// Summary of some repetitions of one measure.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
-    /// The middle value; of an even number the mean of the two in the middle.
+    /// The middle value; for an even count the mean of the two in the middle.
     pub median: f64,
     /// Lower bound of the median's confidence interval.
     pub low: f64,
@@ -37,17 +37,17 @@ pub struct Summary {
     pub least: f64,
     /// The largest value.
     pub most: f64,
-    /// Values.
+    /// Number of values.
     pub count: usize,
 }
 
 impl Summary {
     /// Summarises finite values. `None`: there are none.
     ///
-    /// The interval is that of order statistics, which assumes no distribution: from the k-th smallest to the k-th
-    /// largest of n values it has the true median with probability 1 - 2 P(B < k), B binomial with n and 1/2 (Conover,
-    /// Practical Nonparametric Statistics, 3.2). Worked: of 5 values, the smallest and largest, 1 - 2/32 = 0.9375; of 10,
-    /// the second and ninth, 1 - 2 x 11/1024 = 0.979.
+    /// The interval is that of order statistics, which assumes no distribution: from the k-th smallest to the
+    /// k-th largest of n values, it contains the true median with probability 1 - 2 P(B < k), B binomial with
+    /// n and 1/2 (Conover, Practical Nonparametric Statistics, 3.2). Worked: for 5 values, the smallest and
+    /// largest, 1 - 2/32 = 0.9375; for 10, the second and ninth, 1 - 2 x 11/1024 = 0.979.
     pub fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
         let mut values: Vec<f64> = values.into_iter().filter(|value| value.is_finite()).collect();
         values.sort_by(f64::total_cmp);
@@ -64,13 +64,13 @@ impl Summary {
         })
     }
 
-    /// What a ratio says, compared by logarithms, so that A beside B is judged as B beside A. It differs from 1 when there
-    /// are at least three values, the interval lies on one side, and the median is further from 1 than 3 % and than half of
-    /// the interval (of fewer than five values, than 2.5 times that half).
+    /// Judges a ratio by logarithms, so that A to B is judged like B to A. It differs from 1 if there are at
+    /// least three values, the interval lies on one side, and the median is further from 1 than 3 % and than
+    /// half of the interval (for fewer than five values, than 2.5 times that half).
     ///
-    /// Two equal sides, however noisy, are told apart by chance in 1 of 18 comparisons of three values and 1 of 28 of five
-    /// (20 000 simulated ones each, normally distributed). Worked: 1.08, 1.09, 1.10, 1.12, 1.15 is more: 10 % > (15 - 8) /
-    /// 2 %. 1.01, 1.03, 1.05, 1.20, 1.30 is not: 5 % < 14 %.
+    /// Two equal sides, however noisy, are judged different by chance in 1 of 18 comparisons of three values
+    /// and 1 of 28 of five (20 000 simulated ones each, normally distributed). Worked: 1.08, 1.09, 1.10,
+    /// 1.12, 1.15 is more: 10 % > (15 - 8) / 2 %. 1.01, 1.03, 1.05, 1.20, 1.30 is not: 5 % < 14 %.
     pub(crate) fn verdict(&self) -> Verdict {
         let [middle, low, high] = [self.median, self.low, self.high].map(f64::ln);
         let factor = if self.count < JUDGED_FEW { FEW_FACTOR } else { 1.0 };
@@ -82,7 +82,7 @@ impl Summary {
         }
     }
 
-    /// Of a ratio, that of its sides exchanged.
+    /// The summary of the inverse ratio.
     pub(crate) fn inverse(&self) -> Self {
         Self {
             median: 1.0 / self.median,
@@ -99,7 +99,7 @@ impl Summary {
         format!("{:.2}x ({:.2} to {:.2})", self.median, self.low, self.high)
     }
 
-    /// Whether the intervals of two summaries do not touch.
+    /// Whether the intervals of two summaries do not overlap.
     pub fn differs_from(&self, other: &Self) -> bool {
         self.high < other.low || other.high < self.low
     }
@@ -118,7 +118,8 @@ fn median_of_sorted(values: &[f64]) -> Option<f64> {
     Some(f64::midpoint(*values.get(values.len() / 2 - 1)?, above))
 }
 
-/// How many values are left out at either end, and the confidence that the rest has the median between its ends.
+/// How many values are left out at either end, and the confidence that the rest has the median between its
+/// ends.
 fn interval(count: usize) -> (usize, f64) {
     let n = u32::try_from(count).unwrap_or(u32::MAX).min(1000);
     // P(B = 0), and from there on C(n, i) / 2^n by recurrence.
@@ -143,8 +144,8 @@ mod tests {
 
     #[test]
     fn summaries_of_known_values() {
-        // Scenario: five values out of order, an even number, one value, values that are no numbers, none.
-        // Expected: the middle and the interval of order statistics; nothing where there is nothing.
+        // Scenario: five values out of order, an even number, one value, values that are NaN or infinite,
+        // none. Expected: the middle and the interval of order statistics; nothing if there are no values.
         let five = Summary::of([5.0, 1.0, 4.0, 2.0, 3.0]).unwrap();
         assert_eq!((five.median, five.low, five.high, five.count), (3.0, 1.0, 5.0, 5));
         assert!((five.confidence - 0.9375).abs() < 1e-12);
@@ -190,11 +191,11 @@ mod tests {
 
     #[test]
     fn only_ratios_beyond_the_noise_differ() {
-        // Scenario: clear gains and losses; a gain below 3 %; one that a value contradicts; one as wide as it is high; two
-        // values; ratios that are none. Then 2000 comparisons of equal sides, a step off by up to 10 % or 50 %, and of
-        // five values, 10 %, in which one side is truly 1.25 times as fast.
-        // Expected: more and less for the clear ones; at most 1 in 12 of three values and 1 in 20 of five by chance; at
-        // least 9 in 10 of the last.
+        // Scenario: clear gains and losses; a gain below 3 %; one that a value contradicts; one whose
+        // interval is as wide as the gain; two values; invalid ratios. Then 2000 comparisons of equal sides,
+        // varying by up to 10 % or 50 %, and of five values, 10 %, in which one side is truly 1.25 times as
+        // fast. Expected: more and less for the clear ones; at most 1 in 12 of three values and 1 in 20 of
+        // five by chance; at least 9 in 10 of the last.
         let verdict = |ratios: &[f64]| {
             let judged = Summary::of(ratios.iter().copied());
             judged.map_or(Verdict::Same, |ratio| ratio.verdict())

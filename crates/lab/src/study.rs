@@ -1,5 +1,5 @@
-//! What a study is: data. Its axes become cells, each a strategy with its settings; what the cells came to is judged by a
-//! function of the study.
+//! A study as data. Its axes become cells, each a strategy with its settings; a function of the study judges
+//! their results.
 
 use crate::args::Common;
 use crate::error::LabError;
@@ -14,7 +14,7 @@ use crate::studies::act::Search;
 use ringfetch_command::quantity::size;
 use std::sync::Arc;
 
-/// Buffers of one step, at most; what needs more is left out.
+/// Most buffer bytes of one step; a cell that needs more is left out.
 pub(crate) const STEP_BYTES_MAX: u64 = 256 << 20;
 
 /// A name with a value, in the order of columns.
@@ -50,8 +50,8 @@ impl Cell {
         shown(&self.key)
     }
 
-    /// Bytes of the buffers of a step: the engine's memory or those of all reads in flight, and for buffers that are not
-    /// used again one more.
+    /// Buffer bytes of a step: the engine's memory, or the buffers of all reads in flight, plus one more if
+    /// buffers are not reused.
     pub(crate) fn buffer_bytes(&self, material: &Material) -> u64 {
         let (setup, reads) = (&self.setup, self.setup.reads(material));
         let held = match self.strategy.run {
@@ -66,21 +66,21 @@ impl Cell {
     }
 }
 
-/// What has to be true of data and memory for a study to mean anything.
+/// What must be true of data and memory for a study to be meaningful.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Needs {
-    /// Reads have to reach the device: what is read must not fit memory.
+    /// Reads must reach the device: the data must not fit in memory.
     pub(crate) larger_than_memory: bool,
-    /// Bytes that have to fit memory beside everything else.
+    /// Bytes that must fit in memory besides everything else.
     pub(crate) warm_bytes: u64,
-    /// The option that bounds them.
+    /// The option that sets them.
     pub(crate) warm_option: &'static str,
 }
 
-/// One run of a setup, whenever it is called.
+/// Runs a setup once per call.
 pub(crate) type Once<'a> = &'a mut dyn FnMut(Setup) -> Result<Sample, String>;
 
-/// What one step of a cell is.
+/// What one step of a cell measures.
 #[derive(Debug)]
 pub(crate) enum Measure {
     /// One run of its setup.
@@ -101,7 +101,7 @@ impl Measure {
         }
     }
 
-    /// Whatever became of the study: a daemon gets its backend back.
+    /// Restores the daemon's backend, whatever became of the study.
     pub(crate) fn end(&self) -> Result<(), LabError> {
         match self {
             Self::Flipped(flip) => flip.back(),
@@ -110,7 +110,7 @@ impl Measure {
     }
 }
 
-/// What a study is, whatever it reads.
+/// The fixed properties of a study, whatever it reads.
 #[derive(Debug)]
 pub(crate) struct About {
     pub(crate) name: &'static str,
@@ -127,10 +127,10 @@ pub(crate) struct About {
 #[derive(Debug)]
 pub(crate) struct Study {
     pub(crate) about: &'static About,
-    /// Everything that decides what is measured, for the report and for resuming.
+    /// All settings that decide what is measured, for the report and for resuming.
     pub(crate) settings: Key,
     pub(crate) materials: Vec<Arc<Material>>,
-    /// What `--only` leaves of the strategies.
+    /// The strategies that `--only` leaves.
     pub(crate) chosen: Vec<String>,
     pub(crate) cells: Vec<Cell>,
     /// What was not planned, and why: a sentence each.
@@ -140,7 +140,8 @@ pub(crate) struct Study {
 }
 
 impl Study {
-    /// A study without cells, of those of `names` (with spaces between them) that `--only` chooses and that the data allow.
+    /// A study without cells, with the strategies among `names` (separated by spaces) that `--only` chooses
+    /// and the data allow.
     ///
     /// # Errors
     /// `--only` chooses none of them.
@@ -174,8 +175,9 @@ impl Study {
         })
     }
 
-    /// Plans a cell for each combination of the axes' values, the last axis the fastest, read by the strategy of its axis
-    /// (without one, by a daemon). `None`: the combination makes no sense.
+    /// Plans a cell for each combination of the axes' values, the last axis varying fastest, read by the
+    /// strategy of its axis (without one, by a daemon). `of` returns `None` if the combination makes no
+    /// sense.
     pub(crate) fn cross(&mut self, axes: &[(&str, Vec<String>)], of: impl Fn(&At<'_>) -> Option<Setup>) {
         let mut keys: Vec<Key> = vec![Vec::new()];
         for (name, values) in axes {
@@ -194,7 +196,7 @@ impl Study {
         }
     }
 
-    /// Plans a cell, unless its strategy cannot be so deep or its buffers would be too large.
+    /// Plans a cell, unless its strategy does not support the depth or its buffers would be too large.
     fn plan(&mut self, cell: Cell) {
         let material = self.materials.get(cell.setup.material);
         let bytes = material.map_or(0, |material| cell.buffer_bytes(material));
@@ -220,13 +222,13 @@ impl At<'_> {
         get(self.0, name).unwrap_or_default()
     }
 
-    /// The same as a number, as which it was given.
+    /// The value of an axis as a number.
     pub(crate) fn number<T: std::str::FromStr + Default>(&self, name: &str) -> T {
         self.text(name).parse().unwrap_or_default()
     }
 }
 
-/// Refuses strategies that the study has not: called before data are made.
+/// Refuses strategies that the study does not have: called before data are made.
 pub(crate) fn check_only(common: &Common, names: &str) -> Result<(), LabError> {
     let names: Vec<&str> = names.split_whitespace().collect();
     let mut only = common.only.iter();
@@ -251,7 +253,7 @@ pub(crate) fn list<T: ToString>(values: &[T]) -> String {
 #[derive(Debug, Clone)]
 pub(crate) struct Row {
     pub(crate) key: Key,
-    /// By repetition; `None`, and those that are not there: not measured.
+    /// By repetition; `None` or missing: not measured.
     pub(crate) samples: Vec<Option<Sample>>,
 }
 
@@ -279,7 +281,7 @@ impl Row {
         Summary::of(self.measured().map(of))
     }
 
-    /// The median; 0 where nothing was measured.
+    /// The median; 0 if nothing was measured.
     pub(crate) fn median(&self, of: Of) -> f64 {
         self.summary(of).map_or(0.0, |summary| summary.median)
     }
@@ -307,7 +309,7 @@ impl Rows {
         self.0.iter().find(|row| row.is(values))
     }
 
-    /// The one with these values that has the highest median.
+    /// The row with these values that has the highest median.
     pub(crate) fn best(&self, values: &[(&str, &str)], of: Of) -> Option<&Row> {
         let rows = self.0.iter().filter(|row| row.is(values));
         rows.max_by(|a, b| a.median(of).total_cmp(&b.median(of)))
@@ -362,8 +364,8 @@ pub(crate) mod tests {
 
     #[test]
     fn rows_are_found_and_compared_within_repetitions() {
-        // Scenario: a machine that becomes twice as fast half way; the second row always reads 3 times as much; one
-        // repetition is missing. Expected: a ratio of exactly 3; the best and the named rows.
+        // Scenario: a machine that becomes twice as fast half way; the second row always reads 3 times as
+        // much; one repetition is missing. Expected: a ratio of exactly 3; the best and the named rows.
         let slow = row(&[("strategy", "a"), ("depth", "1")], &[100, 110, 200, 210, 220]);
         let mut fast = row(&[("strategy", "b"), ("depth", "4")], &[300, 330, 600, 630, 660]);
         fast.samples[3] = None;

@@ -1,14 +1,15 @@
-//! Which positions a step reads: all of them, in an order that looks random, none twice before each was read once; or
-//! one after the other. Pure but for a counter.
+//! Which positions a step reads: all of them, in an order that looks random, none twice before each was read
+//! once; or sequentially. Pure but for a counter.
 //!
-//! The random order is a permutation made by a Feistel network over the smallest even number of bits that holds the
-//! positions, walked until it falls inside (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002).
+//! The random order is a permutation by a Feistel network over the smallest even number of bits that holds
+//! the positions, repeated until the result is in range (Black and Rogaway, "Ciphers with Arbitrary Finite
+//! Domains", 2002).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const ROUNDS: usize = 4;
 
-/// The positions of one step, shared by all that read.
+/// The positions of one step, shared by all readers.
 #[derive(Debug)]
 pub(crate) struct Walk {
     count: u64,
@@ -20,11 +21,11 @@ pub(crate) struct Walk {
 }
 
 impl Walk {
-    /// A walk over `count` positions that gives out `limit` of them, beginning anew after the last.
+    /// A walk over `count` positions that returns `limit` of them, starting again after the last.
     pub(crate) fn new(count: u64, random: bool, limit: u64, seed: u64) -> Self {
         let count = count.max(1);
         let mut keys = fastrand::Rng::with_seed(seed);
-        // 1000 positions need 10 bits, so 5 a half: 1024 places, of which 24 are walked past.
+        // 1000 positions need 10 bits, 5 per half: 1024 values, of which 24 are skipped.
         let bits = 64 - (count - 1).leading_zeros();
         Self {
             count,
@@ -52,7 +53,7 @@ impl Walk {
         Some(place)
     }
 
-    /// Whether none was given out yet.
+    /// Whether no position was taken yet.
     pub(crate) fn is_fresh(&self) -> bool {
         self.next.load(Ordering::Relaxed) == 0
     }
@@ -95,7 +96,8 @@ mod tests {
 
     #[test]
     fn walks_differ_by_seed_and_end_at_their_limit() {
-        // Scenario: two seeds; a limit above the count. Expected: other orders; the same positions again, up to the limit.
+        // Scenario: two seeds; a limit above the count. Expected: different orders; the same positions again,
+        // up to the limit.
         let all = |seed| {
             let walk = Walk::new(4096, true, 4096, seed);
             std::iter::from_fn(|| walk.next()).collect::<Vec<_>>()

@@ -1,21 +1,22 @@
-//! Memory of a study whose steps have as large buffers as they may, one kind after the other. Alone in its process.
+//! Memory of a study whose steps have the largest allowed buffers, one kind after the other. Alone in its
+//! process.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod line;
 
-/// As in `ringfetch`: what an allocator keeps of one step comes on top of the next one's.
+/// As in `ringfetch`: what the allocator keeps from one step adds to the next one's memory.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Threads, histograms, the runner and what the allocator keeps of 150 threads (10 to 48 MiB in five runs), beside the 256 MiB that
-/// a step's buffers may have. Buffers that the allocator kept came to more than this.
+/// Threads, histograms, the runner and what the allocator keeps of 150 threads (10 to 48 MiB in five runs),
+/// besides the 256 MiB that a step's buffers may have. Buffers kept by the allocator would exceed this.
 const PROCESS_BYTES_MAX: u64 = 60 << 20;
 
 #[test]
 #[ignore = "needs io_uring and reads gigabytes"]
 fn steps_with_the_largest_buffers_stay_within_their_bound() {
-    // Scenario: 150 threads with files of 256 KiB, then rings and threads with 192 MiB of files of 16 MiB in flight, buffers
-    // used again and new, in turns. Expected: no step takes more than its bound and the process.
+    // Scenario: 150 threads with files of 256 KiB, then rings and threads with 192 MiB of files of 16 MiB in
+    // flight, buffers reused and new, in turn. Expected: no step takes more than its limit and the process.
     let directory = line::scratch();
     let words = "objects --path DIR --out DIR/out --repetitions 2 --force --files 12,150 --file-bytes 256KiB,16MiB \
                  --bytes-max 192MiB";

@@ -1,4 +1,5 @@
-//! Whole studies, from the command line's words to the files of a report, over a few MiB and a few milliseconds a step.
+//! Whole studies, from command-line words to the files of a report, over a few MiB and a few milliseconds per
+//! step.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod line;
@@ -17,18 +18,19 @@ const SMALL: &str = "--path DIR --out DIR/out --repetitions 2 --force";
 
 #[test]
 fn a_study_of_strategies_is_measured_resumed_and_compared() {
-    // Scenario: a forced study that is stopped at its first step, begun anew without --resume, resumed; then compared
-    // with itself. Expected: a report only at the end, marked as forced, with every row that was asked for.
+    // Scenario: a forced study that is stopped at its first step, started again without --resume, resumed;
+    // then compared with itself. Expected: a report only at the end, marked as forced, with every requested
+    // row.
     let directory = scratch();
     let words = format!(
         "strategies {SMALL} --size 4MiB --step 10ms --warm-bytes 2MiB --depths 4,1,4 --profiles buffered \
          --only pread,threaded-pread,aio,mmap"
     );
-    // Not forced it is refused, before anything is made.
+    // Without --force it is refused before anything is made.
     let refused = run(&words.replace(" --force", ""), directory.path(), false);
     assert!(matches!(refused, Err(LabError::Refused(_))));
     assert!(!directory.path().join("ringfetch-lab-data").exists());
-    // The data, which a stop would leave unmade.
+    // Makes the data, which a stop would prevent.
     run(&words.replace("DIR/out", "DIR/before"), directory.path(), false).unwrap();
     let stopped = run(&words, directory.path(), true).unwrap_err().to_string();
     assert!(stopped.contains("--resume"), "{stopped}");
@@ -58,7 +60,7 @@ fn a_study_of_strategies_is_measured_resumed_and_compared() {
     let text = run(&format!("{words} --resume"), directory.path(), false).unwrap();
     assert!(text.contains("FORCED, no evidence: --repetitions: 2"), "{text}");
     let report = report(&out);
-    // pread has depth 1 only. Depths are in rising order, each once, whatever was typed.
+    // pread has depth 1 only. Depths are ascending and unique, whatever was typed.
     assert_eq!(report.rows.len(), 7);
     let depths = report
         .rows
@@ -89,8 +91,8 @@ fn a_study_of_strategies_is_measured_resumed_and_compared() {
 #[test]
 #[ignore = "needs direct I/O"]
 fn a_study_of_block_sizes_recommends_one() {
-    // Scenario: blocks of 512 bytes to 256 KiB of 4 MiB. Expected: a row for each, a recommended block, ours beside the
-    // publication's devices.
+    // Scenario: blocks of 512 bytes to 256 KiB of 4 MiB. Expected: a row for each, a recommended block, our
+    // figures next to those of the publication's devices.
     let directory = scratch();
     let words = format!(
         "block-size {SMALL} --size 4MiB --step 10ms --depths 1 --largest 256KiB --only pread,preadv2-hipri,aio"
@@ -107,8 +109,8 @@ fn a_study_of_block_sizes_recommends_one() {
 
 #[test]
 fn a_study_of_objects_finds_crossovers() {
-    // Scenario: 5 and 20 files of 16 KiB, threads and a ring where there is one. Expected: cold and warm, opening in and
-    // out, buffers pooled and new: 16 rows a strategy, each of them of whole files.
+    // Scenario: 5 and 20 files of 16 KiB, threads and, if available, a ring. Expected: cold and warm, opening
+    // in and out, buffers pooled and new: 16 rows per strategy, each of whole files.
     let directory = scratch();
     let words = format!("objects {SMALL} --files 5,20 --file-bytes 16KiB");
     run(&words, directory.path(), false).unwrap();
@@ -121,7 +123,7 @@ fn a_study_of_objects_finds_crossovers() {
 
 #[test]
 fn what_makes_no_sense_is_refused_with_its_option() {
-    // Scenario: a strategy that there is not; a file for objects; no such path; larger blocks than the data has.
+    // Scenario: an unknown strategy; a file for objects; no such path; larger blocks than the data has.
     // Expected: a usage error or a failure that begins with the option.
     let directory = scratch();
     fs::write(directory.path().join("file"), vec![1; 2 << 20]).unwrap();

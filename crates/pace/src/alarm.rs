@@ -1,5 +1,5 @@
-//! Waiting until an instant, to the microsecond where the kernel lets us: Tokio's own timer counts in milliseconds,
-//! which at 10 000 requests a second would send ten at a time and charge their wait to the server.
+//! Waits until an instant, to the microsecond if the kernel allows it. Tokio's own timer counts in
+//! milliseconds: at 10 000 requests a second it would send ten at a time and charge their wait to the server.
 
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
@@ -15,12 +15,12 @@ use tokio::time::Instant;
 pub enum Alarm {
     /// timerfd_create(2): an hrtimer, without the slack of poll's timeouts.
     Precise(AsyncFd<OwnedFd>),
-    /// Tokio's timer: milliseconds, and what a test's paused clock moves.
+    /// Tokio's timer: milliseconds; follows a test's paused clock.
     Coarse,
 }
 
 impl Alarm {
-    /// A precise one, or a coarse one where there is no file descriptor left. Must be called inside a runtime.
+    /// A precise alarm, or a coarse one if no file descriptor is left. Must be called inside a runtime.
     #[expect(
         deprecated,
         reason = "its successor is unsafe, for types whose descriptor may change; an OwnedFd's does not"
@@ -33,12 +33,12 @@ impl Alarm {
             .map_or(Self::Coarse, Self::Precise)
     }
 
-    /// Returns at about `instant`, possibly earlier: the caller looks at the clock and comes again.
+    /// Returns at about `instant`, possibly earlier: the caller checks the clock and calls again.
     pub async fn wait(&self, instant: Instant) {
         let Self::Precise(timer) = self else {
             return tokio::time::sleep_until(instant).await;
         };
-        // A value of zero would switch the timer off.
+        // A value of zero would disarm the timer.
         let left = instant
             .saturating_duration_since(Instant::now())
             .max(Duration::from_nanos(1));
@@ -49,10 +49,10 @@ impl Alarm {
                 tv_nsec: left.subsec_nanos().into(),
             },
         };
-        // Setting it also takes back an expiry that nobody has read.
+        // Setting the timer also discards an unread expiry.
         let set = timerfd_settime(timer.get_ref(), TimerfdTimerFlags::empty(), &value);
         match (set, timer.readable().await) {
-            // The expiry is not read: the next one is an edge of its own.
+            // The expiry need not be read: the next one is a new edge.
             (Ok(_), Ok(mut ready)) => ready.clear_ready(),
             (Err(_), _) | (_, Err(_)) => tokio::time::sleep_until(instant).await,
         }

@@ -1,5 +1,5 @@
-//! A load, apart from what carries it: when its requests start (`pacer`, along a `schedule`, woken by an `alarm`), and
-//! what a recorded one reads (`trace`).
+//! A load, independent of its transport: when its requests start (`pacer`, along a `schedule`, woken by an
+//! `alarm`), and what a recorded load reads (`trace`).
 #![forbid(unsafe_code)]
 
 mod alarm;

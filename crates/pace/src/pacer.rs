@@ -1,9 +1,9 @@
-//! When a request may start, from when its latency counts, and whether it is measured.
+//! When a request may start, when its latency begins, and whether it is measured.
 //!
-//! A closed loop starts the next request as soon as a slot is free. An open loop has a schedule of arrivals that
-//! knows nothing of the answers: a request counts from its arrival, also when all slots were busy then, so that a
-//! stall is seen by every request that it would have kept waiting (no coordinated omission). Invariant: every arrival
-//! of the measured window is either sent or counted as missed.
+//! A closed loop starts the next request as soon as a slot is free. An open loop has a schedule of arrivals
+//! that is independent of the answers: a request's latency begins at its arrival, even if all slots were busy
+//! then, so that every request that a stall would have delayed shows it (no coordinated omission). Invariant:
+//! every arrival of the measured window is either sent or counted as missed.
 
 use crate::alarm::Alarm;
 use crate::approximate;
@@ -14,16 +14,16 @@ use std::time::Duration;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
-/// A slot that got an error waits at least this long: a server that refuses at once must not be flooded, and a
-/// measurement of refusals is none. Only in a closed loop; in an open one the rate is the bound.
+/// After an error a slot waits at least this long: a server that refuses at once must not be flooded, and
+/// measuring refusals is pointless. Only in a closed loop; in an open one the rate is the bound.
 const ERROR_PAUSE: Duration = Duration::from_millis(10);
-/// How long after the window arrivals that found no slot are still sent. What waits longer is missed.
+/// How long after the window arrivals that found no slot are still sent. Later ones are missed.
 const GRACE: Duration = Duration::from_millis(100);
-/// How often a slot that waits for an arrival looks whether the run was stopped.
+/// How often a slot that waits for an arrival checks whether the run was stopped.
 const STOP_CHECK: Duration = Duration::from_millis(100);
-/// Arrivals closer than this are sent together: a system call for the timer and one for the socket for each call cost
-/// as much CPU as all the rest of it, on a machine that the server may share (ADR 0012). A request waits at most so
-/// long for those after it, its latency counts from its own arrival, and the report has the lateness.
+/// Arrivals closer than this are sent together: a timer system call and a socket system call per request cost
+/// as much CPU as everything else, on a machine that the server may share (ADR 0012). A request waits at most
+/// this long for later ones, its latency begins at its own arrival, and the report shows the lateness.
 /// [`Queue::take`] decides.
 const TOGETHER: Duration = Duration::from_micros(100);
 
@@ -35,18 +35,18 @@ pub struct Pacer {
     until: Option<Instant>,
     /// Requests still to be measured.
     left: Option<AtomicU64>,
-    /// When the run was ended from outside.
+    /// When the run was stopped.
     stopped: OnceLock<Instant>,
-    /// Of an open loop.
+    /// For an open loop.
     open: Option<(Profile, Arrivals)>,
     /// Arrivals of the window that were never sent.
     missed: AtomicU64,
 }
 
-/// Leave to send one request.
+/// Permission to send one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Permit {
-    /// From when its latency counts: now, or its arrival in an open loop.
+    /// When its latency begins: now, or at its arrival in an open loop.
     pub start: Instant,
     /// Whether it is inside the measured window.
     pub measured: bool,
@@ -55,7 +55,8 @@ pub struct Permit {
 }
 
 impl Pacer {
-    /// Warms up from `begin` on, then measures for a time or for a number of requests. `open`: how requests arrive.
+    /// Warms up from `begin`, then measures for a time or for a number of requests. `open`: how requests
+    /// arrive.
     pub fn new(
         begin: Instant,
         warmup: Duration,
@@ -76,12 +77,12 @@ impl Pacer {
         }
     }
 
-    /// Ends the run now; what is in flight is waited for.
+    /// Ends the run now; requests in flight are awaited.
     pub fn stop(&self) {
         let _ = self.stopped.set(Instant::now());
     }
 
-    /// Whether it was.
+    /// Whether [`Self::stop`] was called.
     pub fn is_stopped(&self) -> bool {
         self.stopped.get().is_some()
     }
@@ -96,7 +97,8 @@ impl Pacer {
         self.measure_from
     }
 
-    /// When it ended, or would have: at its end, or when it was stopped. None yet for a number of requests.
+    /// When the window ended or will end: at its end, or when it was stopped. `None` yet for a number of
+    /// requests.
     pub fn end(&self) -> Option<Instant> {
         [self.until, self.stopped.get().copied()]
             .into_iter()
@@ -104,7 +106,7 @@ impl Pacer {
             .min()
     }
 
-    /// How long has been measured so far.
+    /// Measured time so far.
     pub fn measured(&self) -> Duration {
         let now = Instant::now();
         self.end()
@@ -130,7 +132,7 @@ impl Pacer {
         self.missed.load(Ordering::Relaxed)
     }
 
-    /// What a slot waits after an error: the server's hint, if it gave one, but not past the end.
+    /// Waits after an error: as long as the server's hint, if there is one, but not past the end.
     pub async fn pause(&self, hint: Option<Duration>) {
         if self.open.is_some() {
             return;
@@ -142,7 +144,7 @@ impl Pacer {
         tokio::time::sleep_until(self.until.map_or(resume, |until| resume.min(until))).await;
     }
 
-    /// The permit of a request that starts at `start`; `None`: all have been measured.
+    /// The permit of a request that starts at `start`; `None`: all requests have been measured.
     fn permit(&self, start: Instant, late: bool) -> Option<Permit> {
         let measured = start >= self.measure_from;
         if measured && let Some(left) = &self.left {
@@ -157,12 +159,12 @@ impl Pacer {
     }
 }
 
-/// One thread's way to its turns.
+/// One thread's source of permits.
 #[derive(Debug)]
 pub struct Gate {
     pacer: Arc<Pacer>,
-    /// Of an open loop. The slot that holds the lock waits for the next arrival, the others for the lock; it is fair,
-    /// so the slot that has been free longest comes first.
+    /// For an open loop. The slot that holds the lock waits for the next arrival, the others for the lock; it
+    /// is fair, so the slot that has been free longest comes first.
     arrivals: Option<Mutex<Queue>>,
 }
 
@@ -174,21 +176,22 @@ struct Queue {
     group: Instant,
 }
 
-/// What to do about the next arrival.
+/// What to do with the next arrival.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Next {
-    /// Send it: this was its arrival.
+    /// Send it; it arrived at this instant.
     Send(Instant),
-    /// None is to be sent before this instant.
+    /// Do not send anything before this instant.
     Wait(Instant),
     /// There are no more.
     Over,
 }
 
 impl Queue {
-    /// Takes the next arrival if it is to be sent at `now`. What had arrived when the last group began belongs to that
-    /// group; a new group begins when something has arrived, and no sooner than [`TOGETHER`] after the last one. Looks
-    /// at no clock: it may be asked at any time and any number of times.
+    /// Takes the next arrival if it is to be sent at `now`. Requests that had arrived when the last group
+    /// began belong to that group; a new group begins when something has arrived, and no sooner than
+    /// [`TOGETHER`] after the last one. Does not read the clock, and may be called at any time and any number
+    /// of times.
     fn take(&mut self, now: Instant) -> Next {
         let Some(due) = self.schedule.due() else {
             return Next::Over;
@@ -231,7 +234,7 @@ impl Gate {
         Self { pacer, arrivals }
     }
 
-    /// The next request of a slot that has been free since `free_since`; `None`: the run is over.
+    /// The next request of a slot that has been free since `free_since`; `None`: the run has ended.
     pub async fn next(&self, free_since: Instant) -> Option<Permit> {
         let pacer = &*self.pacer;
         let Some(arrivals) = &self.arrivals else {
@@ -245,7 +248,7 @@ impl Gate {
         loop {
             let now = Instant::now();
             if pacer.is_stopped() || pacer.end().is_some_and(|end| now >= end + GRACE) {
-                // Nobody sends the rest: count what should have been.
+                // The rest will not be sent: count it as missed.
                 let missed = arrivals.schedule.give_up(pacer.measure_from, pacer.end());
                 pacer.missed.fetch_add(missed, Ordering::Relaxed);
                 return None;
@@ -259,8 +262,8 @@ impl Gate {
                         arrivals.schedule.end();
                     }
                     drop(arrivals);
-                    // The slots of all requests that are due pass here before the first of them sends, so that one write
-                    // a connection sends them all.
+                    // The slots of all due requests pass here before the first of them sends, so that one
+                    // write per connection sends them all.
                     tokio::task::yield_now().await;
                     return permit;
                 }
@@ -269,7 +272,7 @@ impl Gate {
     }
 }
 
-/// A number of arrivals as a rate over some time.
+/// A number of arrivals as a rate over this time.
 pub fn per_second(count: u64, time: Duration) -> f64 {
     if time.is_zero() {
         0.0
@@ -292,7 +295,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_starts_inside_the_window_is_measured() {
-        // A closed loop with a window of 2 s after 1 s of warm-up: before, inside, after a stop; and one at its end.
+        // A closed loop with a window of 2 s after 1 s of warm-up: a request before, inside, and after a
+        // stop; and one at its end.
         let begin = Instant::now();
         let gate = gate(Pacer::new(begin, ms(1000), Ok(ms(2000)), None));
         let late = false;
@@ -314,8 +318,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_count_is_of_measured_requests() {
-        // Scenario: two requests to be measured; three turns in the warm-up, then three after it; closed and open.
-        // Expected: the first three are free, then two are measured, then it is over.
+        // Scenario: two requests to measure; three turns in the warm-up, then three after it; closed and
+        // open. Expected: the first three are not measured, then two are, then the run has ended.
         for open in [None, Some((Ramp::constant(3.0), Arrivals::Constant))] {
             let begin = Instant::now();
             let gate = gate(Pacer::new(begin, ms(1000), Err(2), open));
@@ -335,7 +339,7 @@ mod tests {
         }
     }
 
-    /// Arrivals at a constant rate from `begin` on.
+    /// Arrivals at a constant rate, starting at `begin`.
     fn constant(begin: Instant, rate: f64) -> Queue {
         let profile = Profile::new(0.0, Ramp::constant(rate), None);
         let schedule = Schedule::new(begin, profile, Spacing::Constant { next: 0.0 }, 1.0);
@@ -347,8 +351,8 @@ mod tests {
         }
     }
 
-    /// What is sent when asked at these microseconds, as often as there is something to send: arrivals by the time of
-    /// their sending, and until when to wait after each.
+    /// What is sent when polled at these microseconds, as often as there is something to send: (sending time,
+    /// arrivals, end of the wait after it) of each group.
     fn groups(arrivals: &mut Queue, asked: impl IntoIterator<Item = u64>) -> Vec<(u64, Vec<u128>, u128)> {
         let begin = arrivals.schedule.begin;
         let after = |instant: Instant| (instant - begin).as_micros();
@@ -373,9 +377,9 @@ mod tests {
 
     #[test]
     fn what_arrives_close_together_is_sent_together() {
-        // Scenario: an arrival every 25 us; asked when the last answer said so, and at every microsecond, as alarms that
-        // go off early and other slots do. Expected: the same both times: the first one at once, then groups at multiples
-        // of `TOGETHER`, each of all that has arrived by then.
+        // Scenario: an arrival every 25 us; polled when the last answer said so, and at every microsecond, as
+        // early alarms and other slots do. Expected: the same both times: the first one at once, then groups
+        // at multiples of `TOGETHER`, each with all that has arrived by then.
         let every_100_us = [
             (0, vec![0], 100),
             (100, vec![25, 50, 75, 100], 200),
@@ -396,9 +400,9 @@ mod tests {
 
     #[test]
     fn nothing_waits_longer_than_for_its_group() {
-        // Scenario: an arrival every 40 us, asked at 150 us, which is late for the group of 100 us, and then at every
-        // microsecond; one every 250 us, asked at every microsecond. Expected: whoever is late sends all that has arrived
-        // and keeps the distance from then on; what is alone is sent when it arrives.
+        // Scenario: an arrival every 40 us, polled at 150 us, which is late for the group of 100 us, and then
+        // at every microsecond; one every 250 us, polled at every microsecond. Expected: a late poll sends
+        // all that has arrived and keeps the distance from then on; a lone arrival is sent when it arrives.
         let mut late = constant(Instant::now(), 25_000.0);
         assert_eq!(
             groups(&mut late, [0].into_iter().chain(150..400)),
@@ -426,10 +430,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn arrivals_that_find_no_slot_are_late_and_what_is_never_sent_is_missed() {
-        // Scenario: one arrival every 100 ms for 1 s; the only slot is busy from 150 ms to 450 ms, and from 550 ms on
-        // until 2 s.
-        // Expected: arrivals at 0 and 100 in time; 200, 300 and 400 late, each with its own start; 500 in time; the
-        // four after that, which were never sent, are missed.
+        // Scenario: one arrival every 100 ms for 1 s; the only slot is busy from 150 ms to 450 ms, and from
+        // 550 ms until 2 s. Expected: arrivals at 0 and 100 on time; 200, 300 and 400 late, each with its own
+        // start; 500 on time; the four after that, which were never sent, are missed.
         let begin = Instant::now();
         let open = Some((Ramp::constant(10.0), Arrivals::Constant));
         let gate = gate(Pacer::new(begin, ms(0), Ok(ms(1000)), open));

@@ -1,4 +1,4 @@
-//! When the requests of an open loop arrive: evenly or by chance, at a constant rate or along a ramp.
+//! When the requests of an open loop arrive: evenly or at random, at a constant rate or along a ramp.
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
@@ -40,15 +40,15 @@ impl std::fmt::Display for Arrivals {
     }
 }
 
-/// How many requests arrive until when: a constant rate while warming up, then a straight line from one rate to
-/// another.
+/// How many requests have arrived by a time: a constant rate during the warm-up, then a linear ramp from one
+/// rate to another.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Profile {
     pub(crate) warmup_s: f64,
     /// Requests a second.
     pub(crate) from: f64,
     pub(crate) to: f64,
-    /// `None`: for ever, and then both rates are the same.
+    /// `None`: unlimited; then both rates are equal.
     pub(crate) window_s: Option<f64>,
 }
 
@@ -67,20 +67,20 @@ impl Profile {
             .map_or(0.0, |window_s| (self.to - self.from) / window_s)
     }
 
-    /// Requests a second that arrive so long after the beginning.
+    /// Requests per second this long after the beginning.
     pub(crate) fn rate_at(&self, seconds: f64) -> f64 {
         let into = (seconds - self.warmup_s).clamp(0.0, self.window_s.unwrap_or(f64::MAX));
         self.from + self.acceleration() * into
     }
 
-    /// Seconds until `arrivals` requests have arrived; `None`: never, in the time there is.
+    /// Seconds until `arrivals` requests have arrived; `None`: never, within the window.
     fn at(&self, arrivals: f64) -> Option<f64> {
         let before = self.from * self.warmup_s;
         if arrivals < before {
             return Some(arrivals / self.from);
         }
-        // from * t + acceleration * t^2 / 2 = n, solved so that nothing cancels and an acceleration of 0 is none:
-        // 0 to 1000/s in 10 s, n = 1250: 2 * 1250 / (0 + sqrt(2 * 100 * 1250)) = 5 s.
+        // from * t + acceleration * t^2 / 2 = n, in a form without cancellation that also holds for
+        // acceleration 0: 0 to 1000/s in 10 s, n = 1250: 2 * 1250 / (0 + sqrt(2 * 100 * 1250)) = 5 s.
         let n = arrivals - before;
         let root = (self.from * self.from + 2.0 * self.acceleration() * n).sqrt();
         let seconds = if n > 0.0 {
@@ -89,12 +89,12 @@ impl Profile {
             0.0
         };
         let inside = self.window_s.is_none_or(|window_s| seconds < window_s);
-        // Not a number: the rate falls to nothing before so many have arrived.
+        // NaN: the rate falls to 0 before this many have arrived.
         (inside && seconds.is_finite()).then_some(self.warmup_s + seconds)
     }
 }
 
-/// When one thread's requests arrive.
+/// The arrival times of one thread's requests.
 #[derive(Debug)]
 pub(crate) struct Schedule {
     pub(crate) begin: Instant,
@@ -107,10 +107,10 @@ pub(crate) struct Schedule {
 
 #[derive(Debug)]
 pub(crate) enum Spacing {
-    /// Arrival `next` of all threads' is this thread's next one.
+    /// Number of this thread's next arrival among those of all threads.
     Constant { next: f64 },
-    /// A Poisson process at rate 1, stretched to the profile (time rescaling: Brown et al., Neural Computation 14,
-    /// 2002). The threads' processes add up to one of the whole rate.
+    /// A Poisson process at rate 1, stretched to the profile (time rescaling: Brown et al., Neural
+    /// Computation 14, 2002). The threads' processes add up to one at the whole rate.
     Poisson { sum: f64, random: fastrand::Rng },
 }
 
@@ -133,12 +133,12 @@ impl Schedule {
         self.due
     }
 
-    /// There are no more.
+    /// Drops the remaining arrivals.
     pub(crate) fn end(&mut self) {
         self.due = None;
     }
 
-    /// Takes the next arrival off.
+    /// Moves on to the following arrival.
     pub(crate) fn advance(&mut self) {
         let arrivals = match &mut self.spacing {
             Spacing::Constant { next } => {
@@ -158,7 +158,7 @@ impl Schedule {
             .and_then(|after| self.begin.checked_add(after));
     }
 
-    /// Counts what is left between two instants, and forgets it.
+    /// Counts the remaining arrivals between two instants, and drops all of them.
     pub(crate) fn give_up(&mut self, from: Instant, end: Option<Instant>) -> u64 {
         let mut missed = 0;
         while let Some(due) = self.due.take().filter(|due| end.is_some_and(|end| *due < end)) {
@@ -199,8 +199,8 @@ mod tests {
 
     #[test]
     fn constant_arrivals_are_even_over_all_threads() {
-        // Scenario: 1000/s for 1 s of warm-up and a window of 2 s, over three threads.
-        // Expected: 3000 arrivals, exactly 1 ms apart when they are put together.
+        // Scenario: 1000/s for 1 s of warm-up and a window of 2 s, over three threads. Expected: 3000
+        // arrivals in total, exactly 1 ms apart.
         let profile = profile(1.0, 1000.0, 1000.0, Some(2.0));
         let mut all: Vec<f64> = (0..3)
             .flat_map(|thread| arrivals(profile, Arrivals::Constant, thread, 3))
@@ -249,8 +249,8 @@ mod tests {
     #[test]
     fn a_ramp_has_the_area_under_its_line() {
         // Scenario: 0 to 1000/s and 1000/s to 0 in 10 s, 100/s to 300/s in 4 s after 1 s of warm-up.
-        // Expected: 5000 each (from 0 on, the falling one 5000 but for the last, which never comes), and 100 + 800;
-        // half the rate's area after sqrt(1/2) of the rising time; the rate on the way.
+        // Expected: 5000 each (counted from 0; the falling one without the last, which never arrives), and
+        // 100 + 800; half of the arrivals after sqrt(1/2) of the rising time; the rate on the way.
         let rising = profile(0.0, 0.0, 1000.0, Some(10.0));
         let up = arrivals(rising, Arrivals::Constant, 0, 1);
         assert_eq!(up.len(), 5000);

@@ -1,21 +1,21 @@
-//! A trace file: one item a line, in the order they are read. Every problem names its line. Lines that are empty or
-//! begin with # are skipped. A trace has no times: the pacer decides when.
+//! A trace file: one item per line, in reading order. Every problem names its line. Empty lines and lines
+//! that begin with # are skipped. A trace has no times: the pacer decides when.
 
 /// 16 bytes each: 256 MB.
 const ENTRIES_MAX: usize = 1 << 24;
 
-/// What the numbers in a trace mean, and how far they may go.
+/// What the numbers in a trace mean, and their bounds.
 #[derive(Debug, Clone, Copy)]
 pub struct TraceShape {
-    /// A single number is the index of one of so many items, unless `range_bytes` is set.
+    /// A single number is the index of one of this many items, unless `range_bytes` is set.
     pub items: u64,
     /// Single numbers are byte offsets of ranges of this length.
     pub range_bytes: Option<u64>,
-    /// Bytes that `OFFSET LENGTH` may reach; `None` where there is no common address space.
+    /// End of `OFFSET LENGTH` ranges; `None` if there is no common address space.
     pub length_bytes: Option<u64>,
 }
 
-/// What a trace lists.
+/// The entries of a trace.
 #[derive(Debug, PartialEq, Eq)]
 pub enum TraceEntries {
     /// Indices of items.
@@ -27,7 +27,7 @@ pub enum TraceEntries {
 /// Reads a trace.
 ///
 /// # Errors
-/// What is wrong, with the number of its line.
+/// The problem, with its line number.
 pub fn parse(text: &str, meaning: TraceShape) -> Result<TraceEntries, String> {
     let (mut items, mut ranges) = (Vec::new(), Vec::new());
     for (number, line) in (1..).zip(text.lines()) {

@@ -139,8 +139,8 @@ pub fn object_length(seed: u64, index: u64, min: u64, max: u64) -> u64 {
     }
     let min = min.max(1);
     let max = max.max(min);
-    // min x ratio^u with u from the top 32 bits of a word: u = 0.101 in binary is ratio^(1/2) x ratio^(1/8). Square
-    // roots and products are exact to the last bit on every machine, as powf is not.
+    // min x ratio^u with u from the top 32 bits of a word: u = 0.101 in binary is ratio^(1/2) x ratio^(1/8).
+    // Square roots and products are exact to the last bit on every machine; powf is not.
     let drawn = word(seed, index);
     let mut root = (max as f64 + 1.0) / min as f64;
     let mut length = min as f64;

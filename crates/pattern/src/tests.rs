@@ -26,13 +26,13 @@ fn known_values_of_splitmix64() {
     assert_eq!(words, expected);
 }
 
-/// The values that data sets already made rest on: a change here makes every one of them unverifiable.
+/// Existing data sets depend on these values: a change here makes all of them unverifiable.
 #[test]
 fn pinned_values() {
     assert_eq!(object_name(0), "shard-00/object-000000");
     assert_eq!(object_name(199), "shard-01/object-000199");
     assert_eq!(object_name(1_234_567), "shard-12345/object-1234567");
-    // Worked out apart from this code (Python integers and doubles).
+    // Computed independently of this code (Python integers and doubles).
     assert_eq!(object_seed(42, "shard-00/object-000002"), 30_320_495_747_210_147);
     assert_eq!(
         [2, 3, 4, 5].map(|index| object_length(42, index, 100, 1_000_000)),
@@ -45,7 +45,7 @@ fn pinned_values() {
     assert_eq!([object_length(7, 0, 10, 20), object_length(7, 1, 10, 20)], [0, 1]);
 }
 
-/// Lengths stay within their bounds, reach both ends' neighbourhoods, and half of them lie below the geometric mean.
+/// Lengths stay within their bounds, come close to both ends, and half of them lie below the geometric mean.
 #[test]
 fn lengths_are_log_uniform() {
     let lengths: Vec<u64> = (2..4002)
@@ -100,7 +100,7 @@ fn elements_are_in_range() {
 }
 
 proptest! {
-    /// Any slice filled at its offset equals that slice of the whole; so it does for elements of every type.
+    /// Any slice filled at its offset equals that slice of the whole; the same for elements of every type.
     #[test]
     fn slices_of_the_whole(seed: u64, offset in 0usize..3000, length in 0usize..3000) {
         let mut whole = vec![0u8; 6000];
@@ -118,7 +118,7 @@ proptest! {
         }
     }
 
-    /// Offsets up to the last are answered without a panic; one spoilt byte is found where it is.
+    /// Offsets up to the largest do not panic; one changed byte is found at its position.
     #[test]
     fn a_spoilt_byte_is_found(seed: u64, offset: u64, length in 1usize..20_000, at: prop::sample::Index) {
         let mut data = vec![0u8; length];
@@ -148,8 +148,8 @@ fn open(path: &Path, layout: Layout, dim: Option<u32>, dtype: Option<Dtype>) -> 
     .unwrap()
 }
 
-/// Every layout and element type: what is written opens with the right shape, told or untold, and every vector is where
-/// the shape says. 1000 vectors of 301 elements span several chunks of the writer.
+/// Every layout and element type: a written file opens with the right shape, configured or not, and every
+/// vector is where the shape says. 1000 vectors of 301 elements span several chunks of the writer.
 #[test]
 fn every_layout_opens_as_written() {
     let dir = tempfile::tempdir().unwrap();
@@ -224,7 +224,8 @@ fn every_layout_opens_as_written() {
     );
 }
 
-/// A .npy as numpy.save writes it, byte by byte: version 1.0, padded with spaces to 128, a newline before the data.
+/// A .npy file as numpy.save writes it, byte by byte: version 1.0, padded with spaces to 128, a newline
+/// before the data.
 #[test]
 fn npy_header_is_numpys() {
     let dir = tempfile::tempdir().unwrap();
@@ -246,7 +247,7 @@ fn npy_header_length(count: u64) -> usize {
     npy_header(Dtype::I8, 1_000_000, count).len()
 }
 
-/// A file of blocks is the stream, to lengths that are multiples of nothing.
+/// A file of blocks is the stream, also for lengths that are multiples of nothing.
 #[test]
 fn blocks_are_the_stream() {
     let dir = tempfile::tempdir().unwrap();
@@ -259,7 +260,7 @@ fn blocks_are_the_stream() {
     }
 }
 
-/// A run that is stopped says so, leaves no file of its own, and leaves the file that was there before.
+/// A stopped run says so, leaves no file of its own, and keeps the file that was there before.
 #[test]
 fn a_stopped_run_leaves_no_half_file() {
     let dir = tempfile::tempdir().unwrap();
@@ -274,7 +275,7 @@ fn a_stopped_run_leaves_no_half_file() {
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
 }
 
-/// Objects: every one has its name, its length and its own stream; progress counts over all of them.
+/// Every object has its name, its length and its own stream; progress counts over all of them.
 #[test]
 fn objects_have_their_own_streams() {
     let dir = tempfile::tempdir().unwrap();
@@ -302,7 +303,7 @@ fn objects_have_their_own_streams() {
     assert_eq!(stopped.unwrap_err().kind(), std::io::ErrorKind::Interrupted);
 }
 
-/// Shapes that a layout cannot say are refused before a file is made.
+/// Shapes that a layout cannot represent are refused before a file is created.
 #[test]
 fn shapes_that_do_not_fit_are_refused() {
     let dir = tempfile::tempdir().unwrap();

@@ -9,7 +9,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
 
-/// Bytes handed to the kernel at once.
+/// Bytes per write.
 const CHUNK_BYTES: usize = 1 << 20;
 
 /// Called with the bytes written so far from time to time; returning false stops the writing.
@@ -18,7 +18,7 @@ pub type Progress<'a> = &'a mut dyn FnMut(u64) -> bool;
 /// Writes a file of `length_bytes` of the stream.
 ///
 /// # Errors
-/// errno of the writing; `Interrupted` when `progress` said to stop.
+/// errno of the writing; `Interrupted` if `progress` stopped it.
 pub fn write_blocks(path: &Path, seed: u64, length_bytes: u64, progress: Progress<'_>) -> io::Result<()> {
     let mut out = Output::create(path, length_bytes, 0, progress)?;
     out.stream(seed, length_bytes)?;
@@ -29,7 +29,7 @@ pub fn write_blocks(path: &Path, seed: u64, length_bytes: u64, progress: Progres
 /// number `e` of vector `v` is element `v x dim + e` of [`fill_elements`].
 ///
 /// # Errors
-/// As [`write_blocks`]; `InvalidInput` when the layout fixes another dtype, or cannot say this shape.
+/// As [`write_blocks`]; `InvalidInput` if the layout fixes another dtype, or cannot represent this shape.
 pub fn write_vectors(
     path: &Path,
     seed: u64,
@@ -105,7 +105,7 @@ pub fn write_objects(
         let length_bytes = object_length(seed, index, length_min, length_max);
         let mut out = Output::create(&path, length_bytes, written, &mut *progress)?;
         out.stream(object_seed(seed, &name), length_bytes)?;
-        // Thousands of small files: a sync of each would take as long as the device takes, thousands of times.
+        // Syncing thousands of small files would take thousands of device flushes.
         written = out.finish(Durable::No)?;
     }
     Ok(())
@@ -115,7 +115,7 @@ fn invalid(problem: String) -> io::Error {
     io::Error::new(ErrorKind::InvalidInput, problem)
 }
 
-/// What precedes the first record; `None` when the layout's integers cannot say it.
+/// The bytes before the first record; `None` if the layout's integers cannot represent them.
 fn header(layout: Layout, dtype: Dtype, dim: u32, count: u64) -> Option<Vec<u8>> {
     match layout {
         Layout::Raw | Layout::Fvecs | Layout::Bvecs | Layout::Ivecs => Some(Vec::new()),
@@ -166,7 +166,7 @@ struct Output<'a> {
     file: NamedTempFile,
     path: PathBuf,
     buffer: Vec<u8>,
-    /// Bytes written, those of earlier files of the same run included.
+    /// Bytes written, including earlier files of the same run.
     written: u64,
     progress: Progress<'a>,
 }
@@ -180,7 +180,7 @@ impl<'a> Output<'a> {
         let file = tempfile::Builder::new()
             .prefix(".ringfetch-")
             .suffix(".partial")
-            // Cut by the umask, as of any new file.
+            // Limited by the umask, as for any new file.
             .permissions(Permissions::from_mode(0o666))
             .tempfile_in(parent)?;
         reserve(file.as_file(), length_bytes)?;
@@ -206,7 +206,7 @@ impl<'a> Output<'a> {
         })
     }
 
-    /// Appends `length_bytes` that `fill` makes, by offset among them. Pieces begin at multiples of 8.
+    /// Appends `length_bytes` made by `fill`, given the offset of each piece. Pieces begin at multiples of 8.
     fn generate(&mut self, length_bytes: u64, fill: impl Fn(u64, &mut [u8])) -> io::Result<()> {
         let mut made = 0;
         while made < length_bytes {

@@ -14,7 +14,8 @@ const BATCH: usize = 64;
 const FILE_BYTES: u64 = 1 << 30;
 
 pub(crate) fn pieces() -> Result<Vec<Piece>, Box<dyn std::error::Error>> {
-    // Beside the program and not in a directory for temporary files: those may be in memory, where no read is direct.
+    // Next to the program, not in a directory for temporary files: those may be in memory, where no read is
+    // direct.
     let program = std::env::current_exe()?;
     let file = tempfile::NamedTempFile::new_in(program.parent().ok_or("a program without a directory")?)?;
     file.as_file().set_len(FILE_BYTES)?;

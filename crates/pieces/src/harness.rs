@@ -4,7 +4,8 @@ use std::hint::black_box;
 use std::io::Write as _;
 use std::time::{Duration, Instant};
 
-/// A piece: its name, what it is per run, and the run itself, which returns anything so that it is not optimized away.
+/// A piece: its name, what it does per run, and the run itself, which returns a value so that it is not
+/// optimized away.
 pub(crate) struct Piece {
     pub(crate) name: &'static str,
     pub(crate) run: Box<dyn FnMut() -> usize>,
@@ -26,7 +27,7 @@ impl Piece {
         start.elapsed()
     }
 
-    /// (least, median) nanoseconds a run, of samples of about 10 ms.
+    /// (least, median) nanoseconds per run, over samples of about 10 ms.
     fn measure(&mut self) -> (f64, f64) {
         const SAMPLES: usize = 21;
         let mut count = 1;
@@ -41,7 +42,7 @@ impl Piece {
     }
 }
 
-/// Does what the command line says.
+/// Runs the command line.
 pub(crate) fn main(mut pieces: Vec<Piece>) -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let mut out = std::io::stdout().lock();

@@ -1,5 +1,5 @@
-//! The gRPC transport's pieces on the path of every call: the request's message in, the answer's envelope out; and
-//! what prost itself takes for the answer, which copies the payload.
+//! The gRPC transport's pieces on the path of every call: decoding the request's message, encoding the
+//! answer's envelope; and prost's own cost for the answer, which copies the payload.
 
 use crate::harness::Piece;
 use bytes::Bytes;

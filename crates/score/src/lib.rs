@@ -1,9 +1,9 @@
 //! Scores of vectors against a query. Pure: no reads, no waiting.
 //!
-//! All arithmetic is in f64, without fused operations: `LANES` sums of each `PIECE_ELEMENTS` elements, which are added
-//! pairwise. So every CPU gives the same score, to the last bit, and its error is below 1e-12 of the sum of the terms'
-//! magnitudes plus [`NORM_MIN`]. Sums of f64 elements may overflow, which leaves no score. `fearless_simd` compiles the loops
-//! for each instruction set and chooses at run time.
+//! All arithmetic is in f64, without fused operations: `LANES` sums over each `PIECE_ELEMENTS` elements,
+//! which are added pairwise. So every CPU gives the same score, to the last bit, and its error is below 1e-12
+//! of the sum of the terms' magnitudes plus [`NORM_MIN`]. Sums of f64 elements may overflow; then there is no
+//! score. `fearless_simd` compiles the loops for each instruction set and chooses at run time.
 #![forbid(unsafe_code)]
 
 use fearless_simd::{Level, dispatch};
@@ -11,13 +11,13 @@ use half::slice::HalfFloatSliceExt as _;
 use ringfetch_engine::dataset::Dtype;
 use std::cmp::Ordering;
 
-/// Sums that are kept side by side.
+/// Number of parallel sums.
 const LANES: usize = 16;
 
-/// Elements that are added at a time: some microseconds of work. A multiple of 16.
+/// Elements added at a time: some microseconds of work. A multiple of 16.
 pub const PIECE_ELEMENTS: usize = 1 << 14;
 
-/// A norm below it counts as 0: the squares of such elements, which only f64 has, are too small for f64.
+/// A smaller norm counts as 0: the squares of such elements, which only f64 has, are too small for f64.
 pub const NORM_MIN: f64 = 1e-145;
 
 /// How near a vector is to a query.
@@ -25,7 +25,7 @@ pub const NORM_MIN: f64 = 1e-145;
 pub enum Metric {
     /// Inner product; larger is better.
     Dot,
-    /// Cosine of the angle, from -1 to 1; larger is better. 0 where either norm is 0, or below [`NORM_MIN`].
+    /// Cosine of the angle, from -1 to 1; larger is better. 0 if either norm is 0, or below [`NORM_MIN`].
     Cosine,
     /// Root of the sum of squared differences; smaller is better.
     Euclidean,
@@ -34,7 +34,7 @@ pub enum Metric {
 }
 
 impl Metric {
-    /// The word in JSON and on command lines.
+    /// The name in JSON and on command lines.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Dot => "dot",
@@ -84,7 +84,7 @@ impl Metric {
 pub struct Scored {
     /// The vector's id.
     pub id: u64,
-    /// Finite.
+    /// Always finite.
     pub score: f64,
 }
 
@@ -96,7 +96,7 @@ pub struct Scorer {
     level: Level,
 }
 
-/// The element types that have scores.
+/// The element types that can be scored.
 #[derive(Debug, Clone, Copy)]
 enum Kernel {
     F32,
@@ -107,7 +107,7 @@ enum Kernel {
     I8,
 }
 
-/// What was added up of one vector so far.
+/// The sums over a vector so far.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Sums {
     terms: f64,
@@ -123,7 +123,7 @@ struct Lanes {
 }
 
 impl Scorer {
-    /// `None` for an element type that has no scores: i32 is for ids of neighbours.
+    /// `None` for an element type that cannot be scored: i32 is for ids of neighbours.
     pub fn new(metric: Metric, dtype: Dtype) -> Option<Self> {
         let kernel = match dtype {
             Dtype::F32 => Kernel::F32,
@@ -146,7 +146,7 @@ impl Scorer {
         self.metric
     }
 
-    /// The norm of a query where the metric needs it.
+    /// The norm of a query, if the metric needs it.
     pub fn query_norm(&self, query: &[f32]) -> f64 {
         let mut sum = 0.0;
         if self.metric == Metric::Cosine {
@@ -163,8 +163,8 @@ impl Scorer {
         sum.sqrt()
     }
 
-    /// Adds a piece of a vector, little-endian, and that of the query at the same place. Every piece but the last has
-    /// [`PIECE_ELEMENTS`].
+    /// Adds a piece of a vector, little-endian, and the query's piece at the same position. Every piece
+    /// except the last has [`PIECE_ELEMENTS`].
     pub fn add(&self, sums: &mut Sums, query: &[f32], elements: &[u8]) {
         let mut lanes = Lanes::default();
         dispatch!(self.level, _simd => add(self.kernel, self.metric, &mut lanes, query, elements));
@@ -182,7 +182,7 @@ impl Scorer {
         self.finish(&sums, query_norm)
     }
 
-    /// The score. It is not finite where the vector has an element that is not, or a sum overflows.
+    /// The score. It is not finite if the vector has an element that is not, or if a sum overflows.
     pub fn finish(&self, sums: &Sums, query_norm: f64) -> f64 {
         let sum = sums.terms;
         let score = match self.metric {
@@ -200,7 +200,7 @@ impl Scorer {
                 }
             }
         };
-        // There is one zero: -0.0 would sort before it.
+        // Normalises zero: -0.0 would sort before 0.0.
         score + 0.0
     }
 }
@@ -224,7 +224,7 @@ trait Element {
     fn decode(bytes: &[u8]) -> [f64; LANES];
 }
 
-/// An [`Element`] that has a lossless conversion from its bytes.
+/// An [`Element`] with a lossless conversion from its bytes.
 macro_rules! element {
     ($name:ident, $bytes:literal, $of:expr) => {
         struct $name;
@@ -319,7 +319,7 @@ fn add_each<E: Element, const SQUARES: bool>(
         added = add_block::<SQUARES>(added, query, E::decode(elements), term);
     }
     if !rest.is_empty() {
-        // Zeros on both sides add nothing, whatever the metric.
+        // Zeros on both sides add nothing, for any metric.
         let (mut query, mut elements) = ([0.0; LANES], [0_u8; LANES * 8]);
         for (place, value) in query.iter_mut().zip(rest) {
             *place = *value;

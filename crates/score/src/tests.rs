@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 const METRICS: [Metric; 4] = [Metric::Dot, Metric::Cosine, Metric::Euclidean, Metric::Manhattan];
 
-/// The stated tolerance, of the sum of the terms' magnitudes.
+/// The stated tolerance, relative to the sum of the terms' magnitudes.
 const TOLERANCE: f64 = 1e-12;
 
 /// A vector as it is stored, and the values of its elements.
@@ -16,7 +16,7 @@ struct Stored {
     values: Vec<f64>,
 }
 
-/// The types that have scores.
+/// The types that can be scored.
 fn scored_types() -> impl Iterator<Item = Dtype> {
     Dtype::ALL.into_iter().filter(|dtype| *dtype != Dtype::I32)
 }
@@ -93,7 +93,7 @@ fn reference(metric: Metric, query: &[f32], vector: &Stored) -> (f64, f64) {
             if norms == 0.0 || exact(pairs().map(|(_, x)| x * x)).sqrt() < NORM_MIN {
                 return (0.0, 0.0);
             }
-            // A norm that overflows leaves nothing to compare with.
+            // An overflowing norm leaves nothing to compare with.
             let magnitude = if norms.is_finite() { 1.0 } else { f64::INFINITY };
             (exact(pairs().map(|(q, x)| q * x)) / norms, magnitude)
         }
@@ -132,7 +132,7 @@ fn agrees(metric: Metric, query: &[f32], vector: &Stored) -> Result<(), String> 
     let (expected, magnitude) = reference(metric, query, vector);
     for piece in [LANES, PIECE_ELEMENTS] {
         let got = score(metric, query, vector, piece);
-        // Terms that f64 cannot add leave no tolerance to speak of.
+        // If f64 cannot add the terms, there is no meaningful tolerance.
         let overflows = magnitude > f64::MAX / 2.0 || magnitude.is_nan();
         let near = (got - expected).abs() <= TOLERANCE * magnitude + NORM_MIN;
         if !(near || overflows) {
@@ -169,8 +169,8 @@ proptest! {
         pairs in prop::collection::vec((element(), element()), 1..200),
         cancels: bool,
     ) {
-        // Queries and vectors of any dimension and of every type: each metric within the stated tolerance, in one piece and
-        // in many; and where every term but the last cancels with another one.
+        // Queries and vectors of any dimension and every type: each metric within the stated tolerance, in
+        // one piece and in many; and with every term but the last cancelling another one.
         let mut pairs = pairs;
         if cancels {
             let opposite: Vec<_> = pairs.iter().map(|(query, element)| (*query, -element)).collect();
@@ -224,7 +224,7 @@ fn long_vectors_and_dimension_one_agree() {
 
 #[test]
 fn every_instruction_set_gives_the_same_bits() {
-    // The plainest level that there is against the best of this machine.
+    // The lowest instruction set against the best of this machine.
     let query: Vec<f32> = (0..777_u16).map(|place| (f32::from(place) * 0.7).sin()).collect();
     let raw: Vec<f64> = (0..777_u16)
         .map(|place| (f64::from(place) * 1.3).cos() * 90.0)
@@ -249,7 +249,7 @@ fn every_instruction_set_gives_the_same_bits() {
 
 #[test]
 fn a_norm_of_zero_has_cosine_zero() {
-    // On either side, and on both; subnormal vectors have a norm.
+    // Zeros on either side, and on both; subnormal vectors have a norm.
     let zero = stored(Dtype::F32, &[0.0, -0.0]);
     assert_eq!(score(Metric::Cosine, &[1.0, 2.0], &zero, LANES).to_bits(), 0);
     assert_eq!(score(Metric::Cosine, &[0.0, 0.0], &zero, LANES).to_bits(), 0);
@@ -278,7 +278,7 @@ fn a_vector_that_is_not_finite_has_no_finite_score() {
 
 #[test]
 fn sums_that_f64_cannot_hold_are_no_scores() {
-    // f64 elements whose squares overflow, and those whose squares vanish: no score; and the score of zeros.
+    // f64 elements whose squares overflow, and whose squares underflow: no score; and the score of zeros.
     let (huge, tiny) = (
         stored(Dtype::F64, &[1e200, 1.0]),
         stored(Dtype::F64, &[1e-200, 1e-170]),
@@ -301,7 +301,7 @@ fn zero_has_one_sign() {
 
 #[test]
 fn a_threshold_is_reached_in_the_direction_of_the_metric() {
-    // At least, for similarities; at most, for distances; equal reaches both.
+    // At least, for similarities; at most, for distances; an equal score reaches both.
     assert!(Metric::Dot.reaches(2.0, 1.0) && !Metric::Cosine.reaches(0.5, 1.0));
     assert!(Metric::Euclidean.reaches(0.5, 1.0) && !Metric::Manhattan.reaches(2.0, 1.0));
     assert!(Metric::Dot.reaches(1.0, 1.0) && Metric::Manhattan.reaches(1.0, 1.0));

@@ -1,8 +1,9 @@
-//! Who may read what: bearer tokens and clients' certificates, from a file that is read again when it changes (ADR 0016).
+//! Access control: bearer tokens and client certificates, from a file that is read again when it changes (ADR
+//! 0016).
 //!
-//! Each line of the file is a `Grant`. A request is judged once, before routing, and carries its grant from there on. A
-//! grant knows the connections that use it, and closes them when its line is gone or differs. Nothing here keeps, logs or
-//! repeats a token.
+//! Each line of the file is a `Grant`. A request is checked once, before routing, and carries its grant from
+//! there on. A grant tracks the connections that use it, and closes them when its line is removed or changed.
+//! Nothing here keeps, logs or repeats a token.
 
 mod grant;
 mod metrics;
@@ -27,18 +28,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use table::Table;
 
-/// What a request needs beside the right to the datasets that it names.
+/// What a request needs besides the right to the datasets that it names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Need {
-    /// To be known, or to be anonymous where that is allowed.
+    /// A known principal, or anonymous access where that is allowed.
     Known,
-    /// To see metrics and status, which name all datasets.
+    /// The right to metrics and status, which name all datasets.
     Operation,
-    /// To administer. Nobody does so anonymously.
+    /// The right to administer, which anonymous clients never have.
     Admin,
 }
 
-/// Why a request is refused. The same for what exists and what does not.
+/// Why a request is denied: the same, whether what it asks for exists or not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Denied {
     /// No credential, or one that is not in force.
@@ -47,7 +48,7 @@ pub(crate) enum Denied {
     Forbidden,
 }
 
-/// Who may do what. Clones share it.
+/// Checks requests against the principals file. Clones share it.
 #[derive(Debug, Clone)]
 pub struct Access {
     inner: Arc<Inner>,
@@ -57,12 +58,12 @@ pub struct Access {
 struct Inner {
     path: PathBuf,
     anonymous: Anonymous,
-    /// Whether clients' certificates are verified.
+    /// Whether client certificates are verified.
     has_client_ca: bool,
     table: ArcSwap<Table>,
-    /// Held while the file is read; the number of reads.
+    /// Held while the file is read; counts the reads.
     reads: Mutex<u64>,
-    /// Held while a table is put in force; the number of the read that it came from.
+    /// Held while a table is installed; the number of the read that it came from.
     in_force: Mutex<u64>,
     problem: LastProblem,
     loads: IntCounterVec,
@@ -71,7 +72,7 @@ struct Inner {
     anonymous_requests: AtomicU64,
 }
 
-/// A file that was read again and is valid.
+/// A changed file that was read and is valid.
 #[derive(Debug)]
 pub struct RenewedPrincipals {
     table: Table,
@@ -80,10 +81,11 @@ pub struct RenewedPrincipals {
 }
 
 impl Access {
-    /// Reads the file of principals; `None` without one. `has_client_ca`: clients' certificates are verified.
+    /// Reads the principals file; `None` if none is configured. `has_client_ca`: client certificates are
+    /// verified.
     ///
     /// # Errors
-    /// A file that cannot be used.
+    /// The file cannot be used.
     pub fn load(config: &AccessConfig, has_client_ca: bool) -> Result<Option<Self>, FileError> {
         let Some(path) = &config.principals else {
             return Ok(None);
@@ -121,13 +123,13 @@ impl Access {
     /// Registers the metrics.
     ///
     /// # Errors
-    /// A name is taken in this registry.
+    /// A name is already registered.
     pub fn register_metrics(&self, registry: &Registry) -> Result<(), prometheus::Error> {
         registry.register(Box::new(self.inner.loads.clone()))?;
         registry.register(Box::new(ByPrincipal::new(self.clone())?))
     }
 
-    /// The connection as the request on it may use it.
+    /// The connection as used by the request's principal.
     pub(crate) fn admit<C: Revoke + 'static>(
         &self,
         headers: &HeaderMap,
@@ -162,7 +164,7 @@ impl Access {
 
     /// Reads the file; `None` if it is unchanged.
     ///
-    /// # Errors
+    /// The file cannot be used; then nothing has changed.
     /// A file that cannot be used. Nothing has changed.
     pub fn read(&self) -> Result<Option<RenewedPrincipals>, FileError> {
         let mut reads = lock(&self.inner.reads);
@@ -177,10 +179,11 @@ impl Access {
         table.map(|table| table.map(|table| RenewedPrincipals { table, read }))
     }
 
-    /// Later requests are judged by this file. Connections that use a line that is gone or differs are closed.
+    /// Checks later requests against this file. Closes connections that use a line that is removed or
+    /// changed.
     pub fn install(&self, RenewedPrincipals { table, read }: RenewedPrincipals) {
         let mut in_force = lock(&self.inner.in_force);
-        // A reload and the watch may both have read it, and the one that read it later may be here first.
+        // A reload and the watch may both have read the file, and the later read may be installed first.
         if read < *in_force || self.inner.table.load().is_same(&table) {
             return;
         }
@@ -199,7 +202,7 @@ impl Access {
         tracing::info!(%path, lines = table.grants().count(), revoked, "principals replaced");
     }
 
-    /// Reads the file again and again.
+    /// Watches the file and installs it when it changes. Never returns.
     ///
     /// # Cancel safety
     /// Dropping the future has no effect on what is in force.
@@ -219,7 +222,8 @@ fn lock(number: &Mutex<u64>) -> MutexGuard<'_, u64> {
     number.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The token of `Authorization: Bearer`; `None` without that header. Other schemes are refused, as are several headers.
+/// The token of `Authorization: Bearer`; `None` without that header. Other schemes and repeated headers are
+/// refused.
 fn bearer_token(headers: &HeaderMap) -> Result<Option<&[u8]>, Denied> {
     let mut values = headers.get_all(header::AUTHORIZATION).iter();
     let token = match (values.next(), values.next()) {
@@ -241,8 +245,8 @@ mod tests {
 
     #[test]
     fn what_was_read_earlier_does_not_replace_what_was_read_later() {
-        // Scenario: the file is read, changes, is read again; the second comes in force, then the first. Expectation: the second
-        // stays, so that a token that a reload has revoked is not back.
+        // Scenario: the file is read, changes, and is read again; the second read is installed, then the
+        // first. Expectation: the second stays, so that a token revoked by a reload does not come back.
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("principals");
         let write =
@@ -265,8 +269,8 @@ mod tests {
 
     #[test]
     fn a_bearer_token_is_one_header_of_one_scheme() {
-        // Scenario: no header, the scheme in other letters, more blanks; another scheme, no token, two headers. Expectation:
-        // nothing, the token, and refusals.
+        // Scenario: no header; the scheme in other case; more blanks; another scheme, no token, two headers.
+        // Expectation: nothing; the token, twice; refusals.
         let token = |values: &[&'static str]| {
             let mut headers = HeaderMap::new();
             for value in values {

@@ -1,7 +1,7 @@
-//! The access log: a JSON line for a request, when it is over.
+//! The access log: a JSON line for each request, written when it has ended.
 //!
-//! Lines go through a bounded queue to one thread, which writes them. What finds no room there, or cannot be written, is
-//! dropped and counted: no request waits for the log.
+//! Lines go through a bounded queue to one thread, which writes them. Lines that do not fit in the queue, or
+//! cannot be written, are dropped and counted: no request waits for the log.
 
 mod output;
 
@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 use tracing_appender::non_blocking::{ErrorCounter, NonBlocking, NonBlockingBuilder, WorkerGuard};
 
-/// Most lines in the queue. A line has some 400 bytes, and 2 KiB at most.
+/// Most lines in the queue. A line has about 400 bytes, and at most 2 KiB.
 const QUEUE_LINES_MAX: usize = 8192;
 
 /// Writes lines. Clones share the queue.
@@ -32,43 +32,43 @@ pub struct AccessLog {
 #[derive(Debug)]
 struct Inner {
     queue: NonBlocking,
-    /// One of so many is logged.
+    /// One in this many requests is logged, besides slow and failed ones.
     sample: AtomicU32,
-    /// Slower ones always are.
+    /// Requests that take at least this long are always logged.
     slow_ns: AtomicU64,
     reopen: Arc<AtomicBool>,
 }
 
-/// Writes what is queued when it is dropped, for at most a second.
+/// On drop, writes what is queued, for at most a second.
 #[derive(Debug)]
 #[must_use = "without it nothing is written at the end"]
 pub struct FlushGuard {
     _worker: WorkerGuard,
 }
 
-/// Why an access log cannot be written.
+/// Why the access log cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum AccessLogError {
-    /// The file is no file, or not the daemon's.
+    /// The target is neither a regular file nor a character device, or it cannot be opened for appending.
     #[error(
         "access_log.path: {path} {problem}; name a file that the daemon may append to, stdout, stderr or off"
     )]
     Target {
         /// The file, or the stream.
         path: String,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
-    /// A metric's name is taken.
+    /// A metric's name is already registered.
     #[error("a metric cannot be registered: {0}")]
     Metrics(#[from] prometheus::Error),
 }
 
 impl AccessLog {
-    /// Whether the log could be opened. Creates nothing.
+    /// Checks whether the log can be opened. Creates nothing.
     ///
     /// # Errors
-    /// It could not.
+    /// It cannot be opened.
     pub fn check(config: &AccessLogConfig) -> Result<(), AccessLogError> {
         output::check(&config.target).map_err(|problem| AccessLogError::Target {
             path: config.target.to_string(),
@@ -79,7 +79,7 @@ impl AccessLog {
     /// Opens the log and starts the thread that writes it. Registers `ringfetch_access_log_dropped_total{reason}`.
     ///
     /// # Errors
-    /// A target that cannot be written; a metric's name that is taken.
+    /// The target cannot be opened, or a metric's name is already registered.
     pub fn start(
         config: &AccessLogConfig,
         registry: &Registry,
@@ -119,21 +119,21 @@ impl AccessLog {
         Ok((log, FlushGuard { _worker: worker }))
     }
 
-    /// Logs by these settings from now on. The target stays.
+    /// Applies these settings from now on. The target stays.
     pub fn set(&self, config: &AccessLogConfig) {
         let slow_ns = config.slow.map_or(u64::MAX, nanoseconds);
         self.inner.sample.store(config.sample.max(1), Ordering::Relaxed);
         self.inner.slow_ns.store(slow_ns, Ordering::Relaxed);
     }
 
-    /// Opens the file by its name again, before the next line: it may have been renamed.
+    /// Opens the file by name again, before the next line: it may have been renamed.
     pub fn reopen(&self) {
         self.inner.reopen.store(true, Ordering::Relaxed);
         // Wakes the thread. The queue never fails.
         let _queued = self.inner.queue.clone().write_all(b"");
     }
 
-    /// Logs a request, if it is to be logged.
+    /// Logs a request, unless the sampling leaves it out.
     pub(crate) fn write(&self, facts: &Facts, times: Times) {
         thread_local! {
             static LINE: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
@@ -141,13 +141,13 @@ impl AccessLog {
         let inner = &*self.inner;
         let sample = inner.sample.load(Ordering::Relaxed);
         let is_slow = nanoseconds(times.duration) >= inner.slow_ns.load(Ordering::Relaxed);
-        // At random, so that requests that come in turns are all seen.
+        // At random, so that requests in a regular pattern are all sampled.
         if sample > 1 && !is_slow && !facts.is_error() && fastrand::u32(..sample) > 0 {
             return;
         }
         LINE.with_borrow_mut(|line| {
             line.clear();
-            // Texts and numbers only: it cannot fail. The queue drops and counts what it has no room for.
+            // Only text and numbers, so it cannot fail. The queue drops and counts lines that do not fit.
             if serde_json::to_writer(&mut *line, &Line::new(facts, times)).is_ok() {
                 line.push(b'\n');
                 let _queued = inner.queue.clone().write_all(line);
@@ -218,12 +218,12 @@ fn rfc3339<S: Serializer>(time: &SystemTime, serializer: S) -> Result<S::Ok, S::
     serializer.collect_str(&humantime::format_rfc3339_micros(*time))
 }
 
-/// Counts lines that were not written. A line counts as dropped by the queue when it is scraped.
+/// Counts lines that were not written. Lines dropped by the queue are added at scrape time.
 #[derive(Debug)]
 struct Dropped {
     counters: IntCounterVec,
     queue: ErrorCounter,
-    /// Serializes scrapes, which would otherwise both add what was dropped since the last one.
+    /// Serializes scrapes, which could otherwise add the same dropped lines twice.
     reading: Mutex<()>,
 }
 

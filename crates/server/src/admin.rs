@@ -1,5 +1,5 @@
-//! The admin service: reports what the daemon does, and changes it while it serves. Has a port of its own, with health and
-//! reflection.
+//! The admin service: reports what the daemon does, and changes it while it serves. It has its own port, with
+//! health and reflection.
 //!
 //! Rates are over the last few seconds, from samples that a task takes once a second while the service exists.
 
@@ -22,17 +22,17 @@ use std::time::{Duration, Instant};
 use tonic::service::RoutesBuilder;
 use tonic::{Request, Response, Status};
 
-/// Services on the admin port that health and reflection know.
+/// Services on the admin port that health and reflection list.
 const SERVICES: &[&str] = &["ringfetch.v1.AdminService"];
 
-/// Between two samples.
+/// Time between two samples.
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
 /// Samples kept: rates are over the last five seconds once the daemon has run that long.
 const SAMPLES_MAX: usize = 5;
-/// Longest log filter, bytes.
+/// Longest log filter in bytes.
 const FILTER_BYTES_MAX: usize = 4096;
 
-/// Everything the admin port serves.
+/// Everything that the admin port serves.
 pub fn service(
     fetcher: Fetcher,
     lifecycle: Lifecycle,
@@ -140,7 +140,7 @@ impl Samples {
         self.0.push_back(sample);
     }
 
-    /// Rates from the oldest sample until `now`.
+    /// Rates between the oldest sample and `now`.
     fn rates(&self, now: Sample) -> Rates {
         let Some(oldest) = self.0.front() else {
             return Rates::default();
@@ -288,7 +288,7 @@ mod tests {
 
     #[test]
     fn rates_are_over_the_samples_that_are_kept() {
-        // One sample a second, 100 reads a second for ten seconds: the rate is 100 over the window that is kept.
+        // One sample and 100 reads a second, for ten seconds: the rate is 100 over the window that is kept.
         let start = Instant::now();
         let sample = |second: u64| Sample {
             at: start + Duration::from_secs(second),

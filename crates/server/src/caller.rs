@@ -1,7 +1,8 @@
-//! Callers and their connections. A caller is a principal, from whatever addresses it comes, or for requests without one
-//! the address of their connection: behind one proxy all of those are one caller. Limits, shares and turns are per caller,
-//! and within a caller per connection, so that opening more connections gains nothing. Connections themselves are counted
-//! by address, since they come before any credential.
+//! Callers and their connections. A caller is a principal, from any number of addresses; for requests without
+//! one it is the address of the connection, so all such clients behind one proxy are one caller. Limits,
+//! shares and turns are per caller, and within a caller per connection, so that opening more connections
+//! gains nothing. Connections themselves are counted by address, since they are accepted before any
+//! credential is known.
 
 use crate::access::{Grant, GrantInUse, Principal, PrincipalLimits, Revoke};
 use crate::config::Limits;
@@ -13,7 +14,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
-/// Hosts get a network of this size (RFC 6177), so its addresses are one caller.
+/// Hosts are assigned a network of this size (RFC 6177), so all addresses in it are one caller.
 const IPV6_PREFIX_BITS: u32 = 64;
 
 /// Identifies an address: an IPv4 address, or the /64 of an IPv6 address.
@@ -21,7 +22,7 @@ const IPV6_PREFIX_BITS: u32 = 64;
 pub struct CallerKey(IpAddr);
 
 impl CallerKey {
-    /// The key of this address. An IPv4 address mapped into IPv6 is that IPv4 address.
+    /// The key of this address. An IPv4-mapped IPv6 address counts as its IPv4 address.
     pub fn of(address: IpAddr) -> Self {
         match address.to_canonical() {
             IpAddr::V6(address) => {
@@ -42,7 +43,8 @@ impl std::fmt::Display for CallerKey {
     }
 }
 
-/// Objects that all requests together may hold open: each has two descriptors if it is read with direct I/O.
+/// Most objects that all requests together may hold open: each has two descriptors if it is read with direct
+/// I/O.
 const OBJECTS_HELD_MAX: u64 = IN_FLIGHT_DESCRIPTORS_MAX as u64 / 2;
 
 /// All callers that are connected. Clones share them.
@@ -61,10 +63,10 @@ struct Inner {
     next_id: AtomicU64,
 }
 
-/// A caller: what it holds over all of its connections. Lives as long as one of them.
+/// A caller: what it holds over all of its connections. Lives as long as any of them.
 #[derive(Debug)]
 pub struct Caller {
-    /// `None`: a principal.
+    /// `None`: the caller is a principal.
     key: Option<CallerKey>,
     engine: Arc<CallerAccount>,
     requests: Arc<CallerShare>,
@@ -73,7 +75,8 @@ pub struct Caller {
     callers: Weak<Inner>,
 }
 
-/// A connection: what its requests hold. Every request has it in its extensions, as its principal may use it.
+/// A connection: what its requests hold. Every request has it in its extensions, in the form for the
+/// request's principal.
 #[derive(Debug)]
 pub struct Connection {
     caller: Arc<Caller>,
@@ -81,15 +84,15 @@ pub struct Connection {
     address: CallerKey,
     memory_bytes: u64,
     is_from_this_host: bool,
-    /// Names in its client's certificate, if that was verified and counts.
+    /// Names in its client's certificate, if that is verified and used for access control.
     certificate_names: OnceLock<Vec<String>>,
-    /// What its requests may do; `None`: anything that needs no principal.
+    /// The rights of its requests; `None`: everything that needs no principal.
     grant: Option<GrantInUse>,
-    /// This connection as the last principal on it uses it.
+    /// The form of this connection for the last principal that used it.
     latest: Mutex<Option<Arc<Self>>>,
 }
 
-/// What a connection holds of what its caller may hold.
+/// A connection's parts of what its caller may hold.
 #[derive(Debug, Clone)]
 struct Shares {
     account: Arc<Account>,
@@ -141,7 +144,7 @@ impl Callers {
         &self.inner.requests
     }
 
-    /// Bytes of all callers' unfinished and decoded requests.
+    /// Bytes of all callers' incomplete and decoded requests.
     pub fn request_memory(&self) -> &Arc<Budget> {
         &self.inner.request_memory
     }
@@ -193,7 +196,7 @@ impl Drop for Caller {
             return;
         };
         let mut known = callers.known.lock().unwrap_or_else(PoisonError::into_inner);
-        // The caller may have connected again.
+        // The caller may have connected again meanwhile.
         if known.get(&key).is_some_and(|caller| caller.strong_count() == 0) {
             known.remove(&key);
         }
@@ -201,7 +204,7 @@ impl Drop for Caller {
 }
 
 impl Caller {
-    /// Bounds what it may hold, at once, and weighs its later reads.
+    /// Applies limits to what it holds at once, and its weight to later reads.
     pub(crate) fn set_limits(&self, limits: PrincipalLimits) {
         self.requests.set_most(limits.requests);
         self.engine.memory().set_most(limits.memory_bytes);
@@ -213,14 +216,14 @@ impl Caller {
         self.requests.held()
     }
 
-    /// Response memory that it holds.
+    /// Bytes of response memory that it holds.
     pub(crate) fn memory_bytes(&self) -> u64 {
         self.engine.memory().held()
     }
 }
 
 impl Connection {
-    /// Where it comes from.
+    /// The address that it comes from.
     pub fn address(&self) -> CallerKey {
         self.address
     }
@@ -240,7 +243,7 @@ impl Connection {
         self.caller.requests_in_flight()
     }
 
-    /// Bytes of its unfinished and decoded requests.
+    /// Bytes of its incomplete and decoded requests.
     pub fn request_memory(&self) -> &Arc<Share> {
         &self.shares.request_memory
     }
@@ -255,7 +258,7 @@ impl Connection {
         self.is_from_this_host
     }
 
-    /// Names that its client is known by, from a verified certificate.
+    /// Its client's names, from a verified certificate.
     pub(crate) fn certificate_names(&self) -> &[String] {
         self.certificate_names.get().map_or(&[], Vec::as_slice)
     }
@@ -265,7 +268,8 @@ impl Connection {
         let _only_once = self.certificate_names.set(names);
     }
 
-    /// This connection for requests with this grant, which closes it when it is revoked. `None`: it is revoked.
+    /// This connection for requests with this grant. Revoking the grant closes it; `None` if the grant is
+    /// already revoked.
     pub(crate) fn granted<C: Revoke + 'static>(
         &self,
         grant: &Arc<Grant>,
@@ -277,13 +281,14 @@ impl Connection {
         {
             return Some(Arc::clone(latest));
         }
-        // There until the daemon ends. Not held, since what is held here may be dropped by the engine's threads.
+        // Exists until the daemon ends. Only a weak reference is kept, since the engine's threads may drop
+        // what is held here.
         let callers = Callers {
             inner: self.caller.callers.upgrade()?,
         };
         let in_use = GrantInUse::new(grant, closing)?;
         let caller = grant.principal.caller(|| callers.new_caller(None));
-        // What it holds by another credential of the same principal counts too.
+        // Shared with other credentials of the same principal, so that the limits cover both.
         let same = latest
             .as_ref()
             .filter(|latest| Arc::ptr_eq(&latest.caller, &caller));
@@ -302,12 +307,12 @@ impl Connection {
         Some(granted)
     }
 
-    /// Whose its requests are; `None` without a credential.
+    /// The principal of its requests; `None` without a credential.
     pub(crate) fn principal(&self) -> Option<&Principal> {
         self.grant.as_ref().map(GrantInUse::principal)
     }
 
-    /// Whether its requests may read a dataset of this name, whether there is one or not.
+    /// Whether its requests may read a dataset of this name, whether it exists or not.
     pub(crate) fn may_read(&self, dataset: &str) -> bool {
         self.grant.as_ref().is_none_or(|grant| grant.may_read(dataset))
     }
@@ -319,7 +324,7 @@ mod tests {
     use crate::fetch::tests::without_datasets;
     use ringfetch_engine::share::Refused;
 
-    /// What is revoked.
+    /// A user of a grant that needs no closing.
     #[derive(Debug)]
     struct Nothing;
 
@@ -329,9 +334,10 @@ mod tests {
 
     #[test]
     fn a_principal_is_one_caller_from_every_address_and_within_its_limits() {
-        // Scenario: a principal with two tokens and a limit of 3 requests and 64 KiB, on connections from two addresses, twice
-        // on one; another principal and an anonymous client on the same connections. Expectation: three requests and 64 KiB in
-        // all, whatever connection and token they come by; the others are not touched; a changed limit holds at once.
+        // Scenario: a principal with two tokens and a limit of 3 requests and 64 KiB, on connections from two
+        // addresses, with both tokens on one of them; another principal and an anonymous client on the same
+        // connections. Expectation: three requests and 64 KiB in total, whichever connection and token they
+        // use; the others are not affected; a changed limit applies at once.
         let fetcher = without_datasets(Limits::default());
         let callers = fetcher.callers();
         let connections = ["192.0.2.1", "192.0.2.1", "192.0.2.2"]
@@ -379,7 +385,8 @@ mod tests {
 
     #[test]
     fn addresses_of_one_host_are_one_caller() {
-        // Two addresses of one /64, a mapped IPv4 address and its own form are one caller each; other networks are not.
+        // Two addresses in one /64, and an IPv4 address in both forms, are one caller each; other networks
+        // are not.
         let key = |address: &str| CallerKey::of(address.parse().unwrap());
         assert_eq!(key("2001:db8:1:2::3"), key("2001:db8:1:2:ffff::"));
         assert_ne!(key("2001:db8:1:2::3"), key("2001:db8:1:3::3"));

@@ -1,7 +1,7 @@
-//! The open datasets, and which of them a new configuration leaves open.
+//! The open datasets, and which of them stay open under a new configuration.
 //!
-//! A reload opens every dataset of the new configuration again: that finds errors, and files that were replaced. A dataset
-//! that is still the same keeps its open files, and with them its counters and caches.
+//! A reload opens every dataset of the new configuration again, which finds errors and files that were
+//! replaced. A dataset that is still the same keeps its open files, and with them its counters and caches.
 
 use ringfetch_engine::dataset::{Dataset, DatasetSpec, Kind, OpenError};
 use std::collections::BTreeMap;
@@ -9,7 +9,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
-/// All datasets that cannot be opened; at least one.
+/// Errors of all datasets that cannot be opened; at least one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OpenErrors(pub Vec<OpenError>);
 
@@ -26,7 +26,8 @@ impl std::error::Error for OpenErrors {}
 #[derive(Debug, Clone)]
 struct Entry {
     dataset: Arc<Dataset>,
-    /// Device and inode of an objects dataset's directory; its entity tag also changes with every file made in it.
+    /// Device and inode of an objects dataset's directory; its entity tag also changes with every file
+    /// created in it.
     directory: Option<(u64, u64)>,
 }
 
@@ -36,16 +37,16 @@ pub struct Catalogue {
     entries: BTreeMap<String, Entry>,
 }
 
-/// What became of the datasets: names, in order.
+/// How a reload changed the datasets: names, in order.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CatalogueDiff {
     /// New names.
     pub added: Vec<String>,
-    /// Names that are gone.
+    /// Names that no longer exist.
     pub removed: Vec<String>,
     /// Opened again: other files, or another configuration.
     pub replaced: Vec<String>,
-    /// As they were.
+    /// Kept open.
     pub unchanged: Vec<String>,
 }
 
@@ -53,7 +54,7 @@ impl Catalogue {
     /// Opens every dataset.
     ///
     /// # Errors
-    /// All that do not open.
+    /// The errors of all datasets that cannot be opened.
     pub fn open(specs: &[DatasetSpec]) -> Result<Self, OpenErrors> {
         let (mut entries, mut errors) = (BTreeMap::new(), Vec::new());
         for spec in specs {
@@ -102,7 +103,7 @@ impl Catalogue {
 
 impl Entry {
     fn open(spec: &DatasetSpec) -> Result<Self, OpenError> {
-        // Before the open: a directory replaced in between is then found to differ at the next reload.
+        // Before the open: if the directory is replaced in between, the next reload detects it.
         let directory = spec.paths.first().and_then(|path| identity_of(path));
         let dataset = Arc::new(Dataset::open(spec)?);
         let directory = match dataset.kind() {
@@ -165,9 +166,9 @@ mod tests {
 
     #[test]
     fn what_is_the_same_stays_open_and_the_rest_is_listed() {
-        // Scenario: one dataset is left alone, one gets another block length, one's file is replaced by rename, one is
-        // taken away, one is new; an objects directory gets a file. Expectation: each in its list; the first and the
-        // directory keep what was open, the others do not.
+        // Scenario: one dataset is unchanged, one gets another block length, one's file is replaced by
+        // rename, one is removed, one is new; an objects directory gets a file. Expectation: each is in its
+        // list; the first and the directory keep their open files, the others do not.
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name);
         for name in ["same", "cut", "renamed", "gone", "new"] {
@@ -213,8 +214,8 @@ mod tests {
 
     #[test]
     fn a_directory_that_is_replaced_is_another_dataset() {
-        // Scenario: the directory of an objects dataset is renamed away and another one put in its place. Expectation:
-        // opened anew.
+        // Scenario: the directory of an objects dataset is renamed away and another one put in its place.
+        // Expectation: it is opened again.
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name);
         fs::create_dir(path("objects")).unwrap();
@@ -227,7 +228,7 @@ mod tests {
 
     #[test]
     fn every_dataset_that_does_not_open_is_reported() {
-        // Scenario: two of three have no file. Expectation: both are named, and nothing is opened in part.
+        // Scenario: two of three have no file. Expectation: the error names both, and nothing stays open.
         let directory = tempfile::tempdir().unwrap();
         fs::write(directory.path().join("a"), [1; 512]).unwrap();
         let of = |name: &str| blocks(name, directory.path().join(name), 512);

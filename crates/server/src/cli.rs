@@ -8,7 +8,7 @@ use clap_complete::Shell;
 use ringfetch_server::config::{Base, Flag, Inputs};
 use ringfetch_server::demo;
 
-/// A heading, then a line a code.
+/// A heading, then one line per code.
 pub(crate) const EXIT_CODES: &str = "\
 Exit codes:
     0  drained after SIGTERM or SIGINT; or the command succeeded
@@ -110,7 +110,7 @@ impl Cli {
     }
 }
 
-/// `KEY=VALUE` in its parts. Without `=` there is no value, which the configuration reports as such.
+/// Splits `KEY=VALUE`. Without `=` the value is empty, which the configuration reports.
 fn set(setting: &str) -> Flag {
     let (key, value) = setting.split_once('=').unwrap_or((setting, ""));
     Flag {

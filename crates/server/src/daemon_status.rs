@@ -1,8 +1,8 @@
 //! The daemon's status, as JSON (`http::status`, for the page at `/` and scripts without Prometheus) and as a gRPC message
 //! (`admin`).
 //!
-//! Counters only grow and histograms are cumulative, so clients compute rates and quantiles between two polls. Counters are
-//! those of `/metrics`, gathered by the same code.
+//! Counters only grow and histograms are cumulative, so clients compute rates and quantiles between two
+//! polls. The counters are those of `/metrics`, gathered by the same code.
 
 use crate::fetch::{DatasetInfo, Fetcher, StorageInfo, backend_word};
 use crate::lifecycle::State;
@@ -208,7 +208,8 @@ impl Counters {
         self.of("ringfetch_rejected_total").map(value).sum()
     }
 
-    /// By name, over backends and results. In one pass: there may be many datasets, each with many series.
+    /// By dataset name, summed over backends and results. In one pass: there may be many datasets, each with
+    /// many series.
     fn by_dataset(&self) -> HashMap<&str, DatasetCounters> {
         let mut found: HashMap<&str, DatasetCounters> = HashMap::new();
         for metric in self.of("ringfetch_reads_total") {
@@ -260,8 +261,8 @@ fn count(value: f64) -> u64 {
 }
 
 impl DurationView {
-    /// The upper bound, in microseconds, of the bucket that a quantile falls into. 0 when nothing was counted; infinite
-    /// when it is beyond the last finite bound.
+    /// The upper bound, in microseconds, of the bucket that a quantile falls into: 0 if nothing was counted,
+    /// infinite beyond the last finite bound.
     pub(crate) fn quantile_us(&self, quantile: f64) -> f64 {
         if self.count == 0 {
             return 0.0;
@@ -272,7 +273,7 @@ impl DurationView {
     }
 }
 
-/// Histogram buckets with bounds in whole nanoseconds again: 2e-5 s is 20 us, not 20.000000000000004.
+/// Histogram buckets, with bounds rounded to whole nanoseconds: 2e-5 s is 20 us, not 20.000000000000004.
 fn buckets(total_seconds: &[(f64, u64)]) -> Vec<BucketView> {
     let le_us = |bound: f64| (bound * 1e9).round() / 1e3;
     let view = |&(bound, count): &(f64, u64)| BucketView {
@@ -291,12 +292,12 @@ fn milliseconds(duration: Duration) -> u64 {
 pub(crate) struct StatusCollector {
     started: Instant,
     started_unix_ms: u64,
-    /// Has only what is needed here: the process's metrics would read several files of /proc each time.
+    /// Has only what is needed here: the process's metrics would read several files in /proc each time.
     registry: Registry,
 }
 
 impl StatusCollector {
-    /// For a daemon that starts now.
+    /// For a daemon that is starting.
     pub(crate) fn of(fetcher: &Fetcher) -> Self {
         let registry = Registry::new();
         let registered = fetcher.engine().register_metrics(&registry);
@@ -383,8 +384,8 @@ mod tests {
 
     #[test]
     fn bounds_are_round_and_the_last_is_absent() {
-        // Bounds in seconds as the engine has them: microseconds without the dirt of binary fractions; infinity is no
-        // number in JSON, so the member is left out.
+        // Bounds in seconds, as the engine has them: microseconds without the errors of binary fractions.
+        // JSON has no infinity, so that member is left out.
         let totals = [(1e-6, 1), (2e-5, 2), (5e-4, 3), (10.0, 4), (f64::INFINITY, 5)];
         let text = serde_json::to_string(&buckets(&totals)).unwrap();
         assert_eq!(

@@ -1,8 +1,9 @@
-//! The demo that runs without a configuration: makes a directory of self-describing data once, and prints what to try.
+//! The demo that runs without a configuration: creates a directory of self-describing data once, and prints
+//! commands to try.
 //!
-//! Only files that this module made are overwritten: a partly made directory has a marker and is made again; files of the
-//! same names without the marker are an error. The bytes are `pattern`'s with seed [`SEED`], so any client can check
-//! them.
+//! Only files that this module created are overwritten: an incomplete directory has a marker and is created
+//! again; files of the same names without the marker are an error. The bytes are those of `pattern` with seed
+//! [`SEED`], so any client can check them.
 
 use std::fmt::Write as _;
 use std::fs::{File, OpenOptions, TryLockError};
@@ -35,9 +36,9 @@ const OBJECT_BYTES_MAX: u64 = 512 << 10;
 const BLOCKS_NAME: &str = "blocks.bin";
 const VECTORS_NAME: &str = "vectors.npy";
 const OBJECTS_NAME: &str = "objects";
-/// Present while the data is being made, or after that was interrupted.
+/// Exists while the data is being made, and after that was interrupted.
 const PARTIAL_NAME: &str = ".ringfetch-demo-partial";
-/// Present once the data is complete.
+/// Exists once the data is complete.
 const COMPLETE_NAME: &str = ".ringfetch-demo-complete";
 
 /// Why there is no demo data. The message names the directory and the remedy.
@@ -73,8 +74,8 @@ pub fn dataset_list(directory: &Path) -> Value {
 
 /// Makes the data unless it exists. Blocking; shows progress on a terminal.
 ///
-/// # Errors
-/// The directory cannot be written, contains other files of these names, is being made by another process, or the disk is
+/// The directory cannot be written, contains other files of these names, or is being created by another
+/// process, or the disk is too full.
 /// too full.
 pub fn prepare(directory: &Path) -> Result<(), DemoError> {
     let fail = |problem: String| DemoError {
@@ -205,7 +206,7 @@ pub fn greeting(datasets: &[Arc<Dataset>], backend: &BackendStatus, addresses: &
             ),
             Kind::Objects => ("objects".to_owned(), OBJECTS.to_string(), "-".to_owned()),
         };
-        // A mapping always reads through the page cache.
+        // mmap always reads through the page cache.
         let direct = dataset.direct().direct && backend.backend != BackendKind::Mmap;
         let direct = if direct { "yes" } else { "no" };
         rows.push([
@@ -281,7 +282,8 @@ mod tests {
 
     #[test]
     fn columns_are_aligned() {
-        // Scenario: cells of different widths. Expectation: every column begins at one place, no trailing blanks.
+        // Scenario: cells of different widths. Expectation: the cells of a column are aligned, with no
+        // trailing blanks.
         let rows = [["a", "kind"], ["longer", "x"]].map(|row| row.map(str::to_owned));
         assert_eq!(table(&rows), "a       kind\nlonger  x\n");
     }
@@ -304,7 +306,7 @@ mod tests {
 
     #[test]
     fn a_complete_directory_is_used_as_it_is() {
-        // Scenario: the marker of a finished demo. Expectation: nothing is made.
+        // Scenario: the marker of a finished demo. Expectation: nothing is created.
         let directory = tempfile::tempdir().expect("a directory");
         std::fs::write(directory.path().join(COMPLETE_NAME), b"").expect("write");
         prepare(directory.path()).expect("complete");
@@ -313,8 +315,8 @@ mod tests {
 
     #[test]
     fn a_directory_that_cannot_be_made_is_an_error() {
-        // Scenario: the demo directory would lie below a file. Expectation: an error that names the directory and the
-        // flag.
+        // Scenario: the path of the demo directory leads through a file. Expectation: an error that names the
+        // directory and the flag.
         let directory = tempfile::tempdir().expect("a directory");
         let file = directory.path().join("file");
         std::fs::write(&file, b"").expect("write");

@@ -1,7 +1,8 @@
 //! Maps every error to its gRPC code, HTTP status, problem type and retry hint.
 //!
-//! There is a retry hint exactly if the same request may succeed later. Messages contain names chosen by clients and are cut
-//! to fit a gRPC trailer. No wildcard arms: a new error does not compile until it has a mapping.
+//! There is a retry hint exactly if the same request may succeed later. Messages contain names chosen by
+//! clients, and are cut to fit in a gRPC trailer. No wildcard arms: a new error does not compile until it has
+//! a mapping.
 
 use crate::fetch::FetchError;
 use ::http::StatusCode as Http;
@@ -46,15 +47,15 @@ impl ErrorStatus {
 /// The domain of `google.rpc.ErrorInfo`.
 pub const ERROR_DOMAIN: &str = "ringfetch";
 
-/// Longest message that is sent, in bytes. grpc-core and grpc-java refuse more than 8 KiB of trailers, and a message
-/// is in them up to three times (percent-encoded, and twice in base64 in the details).
+/// Longest message that is sent, in bytes. grpc-core and grpc-java refuse more than 8 KiB of trailers, which
+/// contain a message up to three times (percent-encoded, and twice in base64 in the details).
 const MESSAGE_BYTES_MAX: usize = 512;
 
 /// Queues and memory drain at the rate of the disk: thousands of reads in this time.
 const RETRY_OVERLOADED: Duration = Duration::from_millis(50);
-/// A large directory takes this long to walk.
+/// A large directory takes about this long to walk.
 const RETRY_LISTING: Duration = Duration::from_millis(200);
-/// By then the client finds another replica, or this one restarted.
+/// By then the client has found another replica, or this one has restarted.
 const RETRY_DRAINING: Duration = Duration::from_secs(1);
 
 /// The status of a failed item.
@@ -77,7 +78,7 @@ pub fn of_read(error: &ReadError) -> ErrorStatus {
         }
         ReadError::ObjectNotFound { .. } => (Code::NotFound, Http::NOT_FOUND, "object-not-found"),
         ReadError::ObjectUnreadable { name: _, errno } => return of_unreadable(*errno),
-        // Not ABORTED: clients take that for a reason to send the same request again.
+        // Not ABORTED: clients would send the same request again.
         ReadError::VersionMismatch { .. } => (
             Code::FailedPrecondition,
             Http::PRECONDITION_FAILED,
@@ -104,7 +105,7 @@ pub fn of_read(error: &ReadError) -> ErrorStatus {
     ErrorStatus::new(grpc, http, slug)
 }
 
-/// 429 blames the client, which is right where it holds the resource itself and nowhere else.
+/// 429 means the client is at fault, which is right only if the caller itself holds the resource.
 fn overloaded(own: bool) -> ErrorStatus {
     let http = if own {
         Http::TOO_MANY_REQUESTS
@@ -119,10 +120,11 @@ fn of_unreadable(errno: i32) -> ErrorStatus {
     if errno == Errno::ACCESS || errno == Errno::PERM {
         ErrorStatus::new(Code::PermissionDenied, Http::FORBIDDEN, "object-unreadable")
     } else if errno == Errno::MFILE || errno == Errno::NFILE {
-        // Descriptors come back as other requests finish.
+        // Other requests release descriptors when they finish.
         ErrorStatus::new(Code::Unavailable, Http::SERVICE_UNAVAILABLE, "out-of-files").retry(RETRY_OVERLOADED)
     } else if errno == Errno::IO {
-        // A failed device, as where the object was open already: opening looks up the name, and tries a direct read.
+        // A failed device, the same error as when the object was already open: opening looks up the name, and
+        // tries a direct read.
         ErrorStatus::new(Code::DataLoss, Http::INTERNAL_SERVER_ERROR, "device-error")
     } else {
         ErrorStatus::new(Code::Internal, Http::INTERNAL_SERVER_ERROR, "object-unreadable")
@@ -184,7 +186,7 @@ pub fn field_of(error: &FetchError) -> Option<&str> {
     }
 }
 
-/// An error's message as it is sent: at most 512 bytes, since clients choose part of it.
+/// An error's message as it is sent: at most 512 bytes, since clients choose parts of it.
 pub fn message_of(error: &impl std::fmt::Display) -> String {
     let mut message = error.to_string();
     if message.len() > MESSAGE_BYTES_MAX {
@@ -198,9 +200,9 @@ pub fn message_of(error: &impl std::fmt::Display) -> String {
     message
 }
 
-/// A failed request as a gRPC status with its `google.rpc` details: `ErrorInfo` always (the reason is the slug in
-/// capitals), `RetryInfo` where a retry makes sense, else `BadRequest` where the request is to blame. `items_field`
-/// is the request field that lists the items, for errors that name no field themselves.
+/// A failed request as a gRPC status with its `google.rpc` details: `ErrorInfo` always (the reason is the
+/// slug in capitals), `RetryInfo` if a retry makes sense, otherwise `BadRequest` if the request is at fault.
+/// `items_field` is the request field that lists the items, for errors that name no field themselves.
 pub fn to_status(error: &FetchError, items_field: &str) -> tonic::Status {
     let answer = of_fetch(error);
     let message = message_of(error);
@@ -224,7 +226,7 @@ pub(crate) fn refused_call(code: Code, slug: &str, message: &str) -> tonic::Stat
     tonic::Status::with_error_details(code, message, details)
 }
 
-/// The status of a call for which there is no memory now, before it is read.
+/// The status of a call refused for lack of memory before it is read.
 pub(crate) fn overloaded_call(message: &str) -> tonic::Status {
     let ErrorStatus {
         grpc,
@@ -242,7 +244,7 @@ fn reason_of(slug: &str) -> String {
     slug.replace('-', "_").to_ascii_uppercase()
 }
 
-/// A status as the message that its details hold.
+/// A status as the message in its details.
 pub fn to_rpc_status(status: &tonic::Status) -> tonic_types::Status {
     use prost::Message as _;
     let detailed = tonic_types::Status::decode(status.details()).ok();
@@ -261,7 +263,8 @@ mod tests {
 
     #[test]
     fn a_retry_hint_stands_where_a_retry_can_help() {
-        // Bounds that hold now carry RetryInfo and no field; bounds of one request carry the field and no RetryInfo.
+        // Limits that apply now have RetryInfo and no field; limits on one request have the field and no
+        // RetryInfo.
         let now = to_status(&FetchError::TooManyRequests { max: 7, own: false }, "indices");
         assert_eq!(now.code(), Code::ResourceExhausted);
         assert_eq!(
@@ -280,7 +283,7 @@ mod tests {
 
     #[test]
     fn the_reason_and_domain_name_the_error() {
-        // ErrorInfo is what a program branches on: its reason is the slug in capitals.
+        // Programs branch on ErrorInfo: its reason is the slug in capitals.
         let status = to_status(
             &FetchError::WrongKind {
                 name: "v".into(),
@@ -302,7 +305,8 @@ mod tests {
 
     #[test]
     fn a_long_name_does_not_make_a_long_message() {
-        // A name of 100 kB of two-byte letters: the message is cut at a letter's boundary and stays within the bound.
+        // A name of 100 kB of two-byte characters: the message is cut between characters and stays within the
+        // limit.
         let error = FetchError::DatasetNotFound {
             name: "é".repeat(50_000),
             known: "a".into(),
@@ -314,8 +318,8 @@ mod tests {
 
     #[test]
     fn errno_decides_how_an_unreadable_object_is_answered() {
-        // A missing permission is the client's to fix, a lack of descriptors passes, a device that fails is the error that
-        // reading gives, anything else is the server's.
+        // A missing permission is for the client to fix, a lack of descriptors is temporary, a failed device
+        // is the same error as for a read, and anything else is the server's fault.
         let of = |errno: Errno| {
             of_read(&ReadError::ObjectUnreadable {
                 name: "o".into(),

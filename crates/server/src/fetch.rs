@@ -1,11 +1,12 @@
-//! Reads for every transport. A request is checked whole before anything is queued (ADR 0014).
+//! Reads for every transport. A request is checked completely before anything is queued (ADR 0014).
 //!
-//! All checks that may refuse a request are here, in this order: the size of the request and the memory for it
-//! (`request_memory`, while it arrives), draining, the principal's requests a second, the right to the dataset, the dataset, its kind, the lists, the number
-//! of items, the requests in flight, the deadline, the bytes of the response, the principal's bytes a second, the queue and the memory (the engine). A
-//! request counts as in flight before its objects are opened, so that a refused request costs no system call, and until its
-//! response is ready (the memory budget bounds what is written after that). Datasets and limits are one value, replaced
-//! atomically by a reload; a request keeps the dataset it found.
+//! All checks that may refuse a request are here, in this order: the size of the request and the memory for
+//! it (`request_memory`, while it arrives), draining, the principal's requests per second, the right to the
+//! dataset, the dataset, its kind, the lists, the number of items, the requests in flight, the deadline, the
+//! bytes of the response, the principal's bytes per second, the queue and the memory (the engine). A request
+//! counts as in flight before its objects are opened, so that a refused request costs no system call, and
+//! until its response is ready (the memory budget bounds what is written after that). Datasets and limits are
+//! one value, replaced atomically by a reload; a request keeps the dataset it found.
 //!
 //! `error_status` maps errors to codes. Nothing queues here: a request over a limit is refused at once.
 
@@ -60,10 +61,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 use tokio::sync::Semaphore;
 
-/// Datasets that an error names.
+/// Most datasets that an error lists.
 const KNOWN_NAMES_MAX: usize = 16;
 
-/// Longest dataset name there can be; a longer one that was asked for is cut where it is repeated.
+/// Longest possible dataset name; an error that repeats a longer one cuts it.
 const NAME_CHARS_MAX: usize = 128;
 
 /// The datasets being served, and the limits in force.
@@ -89,7 +90,7 @@ struct Inner {
     callers: Callers,
     draining: AtomicBool,
     rejections: RejectionCounters,
-    /// Directory walks.
+    /// Permits for directory walks.
     walks: Arc<Semaphore>,
 }
 
@@ -98,7 +99,7 @@ struct Inner {
 pub struct FetchResponse {
     /// Its items.
     pub fetched: Fetched,
-    /// Of objects, the version of each item; empty for one that could not be opened.
+    /// For objects, the version of each item; empty for one that could not be opened.
     pub etags: Vec<String>,
 }
 
@@ -141,7 +142,7 @@ impl Fetcher {
         &self.inner.engine
     }
 
-    /// Who is connected, and what they hold.
+    /// Everyone who is connected, and what they hold.
     pub fn callers(&self) -> &Callers {
         &self.inner.callers
     }
@@ -151,7 +152,8 @@ impl Fetcher {
         self.inner.serving.load().limits
     }
 
-    /// Serves these datasets within these limits from now on. Requests that found their dataset before keep it.
+    /// Serves these datasets within these limits from now on. Requests that already found their dataset keep
+    /// it.
     pub fn replace(&self, datasets: Vec<Arc<Dataset>>, limits: Limits) {
         for dataset in &datasets {
             self.inner.engine.introduce(dataset);
@@ -165,7 +167,7 @@ impl Fetcher {
         self.inner.serving.load().datasets.values().cloned().collect()
     }
 
-    /// One dataset, for the daemon itself and for operators.
+    /// Looks a dataset up, for the daemon itself and for operators.
     ///
     /// # Errors
     /// `DatasetNotFound`.
@@ -173,10 +175,11 @@ impl Fetcher {
         self.dataset_for(name, None)
     }
 
-    /// One dataset, for requests on this connection.
+    /// Looks a dataset up, for a request on this connection.
     ///
     /// # Errors
-    /// `Forbidden`, whether the dataset exists or not, or `DatasetNotFound`, which names those that may be read.
+    /// `Forbidden`, whether the dataset exists or not, or `DatasetNotFound`, which lists those that may be
+    /// read.
     fn dataset_for(&self, name: &str, reader: Option<&Arc<Connection>>) -> Result<Arc<Dataset>, FetchError> {
         record::note(|facts| facts.set_dataset(name));
         let shown = || name.chars().take(NAME_CHARS_MAX).collect();
@@ -194,15 +197,15 @@ impl Fetcher {
         })
     }
 
-    /// Reads a batch. What is wrong with one item is in the answer's errors, unless `fail_fast`; an item larger than
-    /// any answer can be is such an error too. A deadline also ends the wait for the disk: the reads are given up, and
-    /// what is in flight finishes unseen. All of it is of one version of the dataset: of `if_match`, unless that is empty.
+    /// Reads a batch. Errors of single items are in the response, unless `fail_fast`; an item larger than any
+    /// response can be is such an error too. A deadline also ends the wait for the disk: reads in flight then
+    /// finish unseen. All items are of one version of the dataset: `if_match`, or if that is empty any.
     ///
     /// # Errors
     /// Whatever fails the request as a whole.
     ///
     /// # Cancel safety
-    /// Dropping the future gives the batch up; see [`ringfetch_engine::engine::Ticket`].
+    /// Dropping the future abandons the batch; see [`ringfetch_engine::engine::Ticket`].
     pub async fn fetch(
         &self,
         dataset: &str,
@@ -216,7 +219,7 @@ impl Fetcher {
         Ok((opened, fetched))
     }
 
-    /// A dataset for a request on this connection that wants it to be of some kind.
+    /// Looks up a dataset that must be of this kind, for a request on this connection.
     ///
     /// # Errors
     /// `Draining`, `OverRate`, `Forbidden`, `DatasetNotFound`, `WrongKind`.
@@ -244,7 +247,7 @@ impl Fetcher {
         Ok(DatasetHandle(dataset))
     }
 
-    /// The principal's limit of requests in flight, if it is below the share of any caller and used up.
+    /// The principal's limit of requests in flight, if it is used up and below the share of any caller.
     fn principals_most(limits: &Limits, context: &RequestContext) -> Option<u64> {
         let connection = context.connection.as_ref()?;
         let most = connection.requests().most();
@@ -252,7 +255,7 @@ impl Fetcher {
         (most < u64::from(limits.requests_in_flight) / 2 && is_used).then_some(most)
     }
 
-    /// Counts the request as in flight; returns also its deadline.
+    /// Counts the request as in flight; also returns its deadline.
     fn admit(
         &self,
         limits: &Limits,
@@ -277,7 +280,7 @@ impl Fetcher {
         Ok((entered, deadline))
     }
 
-    /// Charges objects that the request is about to hold open, before the first one is opened.
+    /// Charges the objects that the request is about to hold open, before the first one is opened.
     fn charge_objects(&self, context: &RequestContext, objects: usize) -> Result<Charge, FetchError> {
         let amount = u64::try_from(objects).unwrap_or(u64::MAX);
         let held = match &context.connection {
@@ -312,8 +315,9 @@ impl Fetcher {
         error
     }
 
-    /// As [`Self::fetch`], for a dataset that was looked up before. A response that also contains the dataset's shape or
-    /// version must be read from that dataset, even if a reload has replaced it since.
+    /// As [`Self::fetch`], for a dataset that was looked up before. A response that also contains the
+    /// dataset's shape or version must be read from that same dataset, even if a reload has replaced it
+    /// since.
     ///
     /// # Errors
     /// As [`Self::fetch`].
@@ -336,8 +340,9 @@ impl Fetcher {
         self.count_rejection(result, context.connection.as_ref())
     }
 
-    /// Reads a later part of a response whose head has been sent. As [`Self::fetch_of`], but also while draining, since the
-    /// response is in flight, without counting refusals, since the caller retries, and without charging its bytes.
+    /// Reads a later part of a response whose head has been sent. Like [`Self::fetch_of`], but also while
+    /// draining, since the response is in flight; without counting refusals, since the caller retries; and
+    /// without charging its bytes.
     ///
     /// # Errors
     /// As [`Self::fetch`].
@@ -365,12 +370,13 @@ impl Fetcher {
         self.inner.draining.store(true, Ordering::Release);
     }
 
-    /// Whether it drains.
+    /// Whether the daemon drains.
     pub fn is_draining(&self) -> bool {
         self.inner.draining.load(Ordering::Acquire)
     }
 
-    /// The largest item an answer can hold: bounded by the limit, by the memory, and by the 32 bits of the lengths.
+    /// The largest item that a response can hold: bounded by the limit, by the memory, and by the 32 bits of
+    /// the lengths.
     pub fn item_bytes_max(&self) -> u64 {
         self.item_bytes_within(&self.limits())
     }
@@ -398,7 +404,7 @@ impl Fetcher {
         let (batch, etags, _held);
         if let Items::Objects { names, .. } = items {
             _held = Some(self.charge_objects(context, names.len())?);
-            // In a box: it is larger than all other state of a request.
+            // Boxed: it is larger than all other state of a request.
             let planning = Box::pin(plan_objects(dataset, items, max));
             (batch, etags) = timeout_at(deadline, planning).await.ok_or_else(late)?;
         } else {
@@ -445,7 +451,7 @@ pub(crate) fn within(limits: &Limits, arrived: Instant, deadline: Option<Instant
     [deadline, limit].into_iter().flatten().min()
 }
 
-/// An object that was cut short, or replaced, is opened anew by the next request for it.
+/// Makes the next request open an object again if its file was truncated or replaced.
 fn forget_truncated(dataset: &Dataset, names: &[String], result: &Result<Fetched, ReadError>) {
     match result {
         Ok(fetched) => {
@@ -457,18 +463,19 @@ fn forget_truncated(dataset: &Dataset, names: &[String], result: &Result<Fetched
                 }
             }
         }
-        // With `fail_fast` the error does not say which object it was.
+        // With `fail_fast` the error does not name the object.
         Err(ReadError::Truncated { .. }) => names.iter().for_each(|name| dataset.forget_object(name)),
         Err(_) => {}
     }
 }
 
-/// Whether requests on this connection may read a dataset of this name. The daemon's own have none.
+/// Whether requests on this connection may read a dataset of this name. Without a connection it is the daemon
+/// itself, which may.
 fn may_read(reader: Option<&Arc<Connection>>, dataset: &str) -> bool {
     reader.is_none_or(|reader| reader.may_read(dataset))
 }
 
-/// Names of datasets for an error's message: a few, and how many more there are.
+/// Names of datasets for an error's message: the first few, and how many more there are.
 fn known<'a>(mut names: impl Iterator<Item = &'a str>) -> String {
     let first: Vec<&str> = names.by_ref().take(KNOWN_NAMES_MAX).collect();
     match (first.join(", "), names.count()) {
@@ -485,7 +492,7 @@ pub(crate) mod tests {
     use ringfetch_engine::dataset::{DatasetSpec, KindSpec};
     use std::time::Duration;
 
-    /// A fetcher without datasets, within these limits.
+    /// A fetcher without datasets, with these limits.
     pub(crate) fn without_datasets(limits: Limits) -> Fetcher {
         serving(Vec::new(), limits)
     }
@@ -502,9 +509,10 @@ pub(crate) mod tests {
 
     #[test]
     fn a_caller_cannot_hold_all_objects_open() {
-        // Scenario: a caller opens an object again and again and reads nothing, on two connections; then it asks for a batch,
-        // and another caller for an object and for the largest batch. Expectation: the first is refused with its own share as
-        // the reason, in both ways; the other is served; and what is given up can be had again.
+        // Scenario: a caller opens an object again and again and reads nothing, on two connections; then it
+        // requests a batch, and another caller requests an object and the largest batch. Expectation: the
+        // first caller is refused because of its own share, both times; the other is served; and what is
+        // released can be charged again.
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join("a"), "bytes").unwrap();
         let spec = DatasetSpec {

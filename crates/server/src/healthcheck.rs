@@ -7,15 +7,16 @@ use std::time::Duration;
 use ringfetch_server::config::TlsConfig;
 use ringfetch_server::tls::loopback_client;
 
-/// For connecting and for each read; orchestrators give a check a few seconds at most.
+/// Timeout of connecting and of each read; orchestrators give a check a few seconds at most.
 const TIMEOUT: Duration = Duration::from_secs(2);
-/// A readiness answer is short.
+/// Longest response that is read: a readiness response is short.
 const ANSWER_BYTES_MAX: u64 = 64 << 10;
 
-/// Asks the daemon that listens for HTTP on `listen`, with TLS if it has that there. Returns one line for people.
+/// Checks the daemon that listens for HTTP on `listen`, with TLS if that port has it. Returns one line for
+/// people.
 ///
 /// # Errors
-/// One line: no answer, or a status other than 200.
+/// One line: no response, or a status other than 200.
 pub(crate) fn ask(listen: SocketAddr, tls: Option<&TlsConfig>) -> Result<String, String> {
     let scheme = if tls.is_some() { "https" } else { "http" };
     let address = reachable(listen);
@@ -82,8 +83,8 @@ mod tests {
 
     #[test]
     fn the_status_decides() {
-        // Scenario: a daemon that is ready, one that drains, one that closes without a word. Expectation: only the first
-        // is ready; the lines say what was answered.
+        // Scenario: a daemon that is ready, one that drains, one that closes without a response. Expectation:
+        // only the first is ready; the lines report the response.
         let (address, server) = answering("HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nready");
         assert_eq!(ask(address, None), Ok(format!("ready: http://{address}/readyz")));
         assert!(
@@ -104,7 +105,7 @@ mod tests {
 
     #[test]
     fn nobody_there_is_not_ready() {
-        // Scenario: a port that nobody listens on. Expectation: one line that names it.
+        // Scenario: a port without a listener. Expectation: one line that names it.
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("its address");
         drop(listener);
@@ -117,7 +118,8 @@ mod tests {
 
     #[test]
     fn all_interfaces_are_reached_by_loopback() {
-        // Scenario: unspecified addresses and a particular one. Expectation: loopback of the family; the other as it is.
+        // Scenario: unspecified addresses and a particular one. Expectation: loopback of the same family; the
+        // other unchanged.
         for (listen, expected) in [
             ("0.0.0.0:7411", "127.0.0.1:7411"),
             ("[::]:7411", "[::1]:7411"),

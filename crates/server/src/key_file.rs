@@ -1,4 +1,4 @@
-//! Files that decide who is let in: read whole, within a bound, and again when they change.
+//! Files with credentials and keys: read whole, within a size limit, and again when they change.
 
 use rustix::fs::{Mode, OFlags};
 use std::fs::File;
@@ -9,10 +9,10 @@ use std::time::Duration;
 
 /// How often the files are read again.
 pub const REREAD: Duration = Duration::from_secs(5);
-/// A certificate chain has a few KiB; this also bounds what is read by mistake.
+/// A certificate chain has a few KiB; this also limits what is read by mistake.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// A file that cannot be used. Never contains any of its bytes.
+/// A file that cannot be used. Contains none of its bytes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{key}: {path}: {problem}; {remedy}")]
 pub struct FileError {
@@ -73,19 +73,19 @@ impl<'a> KeyFile<'a> {
     }
 }
 
-/// `None`: not a regular file. Does not wait for the writer of a FIFO.
+/// Opens a file; `None` if it is not a regular file. Does not wait for the writer of a FIFO.
 fn open(path: &Path) -> io::Result<Option<File>> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
     Ok(file.metadata()?.is_file().then_some(file))
 }
 
-/// The problem that was found last, so that it is logged once.
+/// The last problem found, so that each is logged once.
 #[derive(Debug, Default)]
 pub(crate) struct LastProblem(Mutex<Option<FileError>>);
 
 impl LastProblem {
-    /// What was read; calls `log` with a problem that is not the one before.
+    /// The successful result of a read. Calls `log` for a problem that differs from the previous one.
     pub(crate) fn check<T>(&self, read: Result<Option<T>, FileError>, log: fn(&FileError)) -> Option<T> {
         let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match read {
@@ -125,8 +125,8 @@ mod tests {
 
     #[test]
     fn what_is_no_regular_file_is_refused_at_once() {
-        // Scenario: a FIFO without a writer, a directory, a device without an end, and a file. Expectation: only the file is
-        // read; nothing waits.
+        // Scenario: a FIFO without a writer, a directory, an endless device, and a file. Expectation: only
+        // the file is read; nothing blocks.
         let directory = tempfile::tempdir().unwrap();
         let fifo = directory.path().join("fifo");
         mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();

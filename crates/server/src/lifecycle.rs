@@ -1,7 +1,7 @@
 //! The daemon's state (starting, serving, draining), read by readiness, the transports and the admin service.
 //!
-//! The state only goes forward. A signal or a failure of the engine starts draining. A `watch` channel announces changes;
-//! another one announces reloads to the service manager.
+//! The state only moves forward. A signal or a failure of the engine starts draining. A `watch` channel
+//! announces changes; another one announces reloads to the service manager.
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -81,17 +81,17 @@ impl Lifecycle {
         self.state() == State::Serving
     }
 
-    /// A receiver of later changes; it may skip states that are superseded.
+    /// A receiver of later changes; it may skip states that were superseded.
     pub fn subscribe(&self) -> watch::Receiver<State> {
         self.state.subscribe()
     }
 
-    /// A receiver of whether a reload is running.
+    /// A receiver that tells whether a reload is running.
     pub fn subscribe_reloading(&self) -> watch::Receiver<bool> {
         self.reloading.subscribe()
     }
 
-    /// Announces a reload until the guard is dropped.
+    /// Announces that a reload is running, until the guard is dropped.
     pub fn start_reloading(&self) -> ReloadGuard<'_> {
         self.reloading.send_replace(true);
         ReloadGuard { lifecycle: self }
@@ -138,7 +138,7 @@ impl Lifecycle {
         self.reached(State::LameDuck).await;
     }
 
-    /// Resolves once it drains.
+    /// Resolves once the daemon drains.
     ///
     /// # Cancel safety
     /// Dropping the future has no effect.
@@ -201,7 +201,7 @@ impl ShutdownSignals {
         })
     }
 
-    /// On the first signal ends readiness, and drains after `lame_duck`; on the second exits at once.
+    /// On the first signal, ends readiness and drains after `lame_duck`; on the second, exits at once.
     ///
     /// # Cancel safety
     /// Dropping the future leaves the signals without effect.
@@ -271,8 +271,8 @@ impl ReloadSignals {
 /// How often the cores are checked.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 
-/// Fails the daemon if a shard has failed or a core has stopped: it would return errors until it is restarted. Ends when the
-/// daemon drains.
+/// Fails the daemon if a shard has failed or a core has stopped: it would return errors until restarted. Ends
+/// when the daemon drains.
 ///
 /// # Cancel safety
 /// Dropping the future has no effect.
@@ -292,7 +292,7 @@ pub async fn watch_engine(engine: Engine, lifecycle: Lifecycle) {
     }
 }
 
-/// At the end of a drain, the time for probes, metrics and the admin service to complete their last responses.
+/// Time at the end of a drain for probes, metrics and the admin service to complete their last responses.
 const FAREWELL: Duration = Duration::from_millis(500);
 
 /// What a drain had to abort.
@@ -311,11 +311,12 @@ impl DrainOutcome {
     }
 }
 
-/// Shuts down in order: refuses new requests, waits for connections, closes operators' ports, completes reads. Takes at most
-/// `timeout`, of which connections get nine tenths, so that reads of aborted ones can complete.
+/// Shuts down in order: refuses new requests, waits for connections, closes operators' ports, completes
+/// reads. Takes at most `timeout`; connections get nine tenths of it, so that reads of aborted ones can
+/// complete.
 ///
 /// # Cancel safety
-/// Do not drop the future before it is done: reads may be in flight.
+/// Do not drop the future before it completes: reads may be in flight.
 pub async fn drain(
     fetcher: &Fetcher,
     lifecycle: &Lifecycle,
@@ -337,8 +338,8 @@ pub async fn drain(
     } else {
         ports.iter().map(DrainingPort::open).sum()
     };
-    // Not earlier: a long HTTP response consists of many fetches, which must not be refused. Connections that shut down
-    // accept no new requests.
+    // Not earlier: a long HTTP response consists of many fetches, which must not be refused. Connections that
+    // are shutting down accept no new requests.
     fetcher.start_draining();
     // The cores, which also serve operators, end with the engine.
     lifecycle.end();
@@ -363,7 +364,8 @@ mod tests {
 
     #[test]
     fn the_state_only_goes_forward() {
-        // Scenario: every move in turn, then one back. Expectation: readiness only while serving; no way back.
+        // Scenario: every transition in turn, then one back. Expectation: ready only while serving; no way
+        // back.
         let lifecycle = Lifecycle::new();
         assert_eq!(
             (lifecycle.state(), lifecycle.is_ready()),
@@ -387,8 +389,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_running_reload_is_announced() {
-        // Scenario: a reload begins and ends, in a daemon that somebody supervises. Expectation: both are seen, and the
-        // state is not touched.
+        // Scenario: a reload begins and ends, with a subscriber. Expectation: the subscriber sees both, and
+        // the state does not change.
         let lifecycle = Lifecycle::new();
         lifecycle.start_serving();
         let mut reloading = lifecycle.subscribe_reloading();
@@ -403,8 +405,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_shard_that_fails_ends_the_daemon() {
-        // Scenario: the engine's only shard panics over a read, as a defect would make it. Expectation: the daemon drains
-        // with that as its reason, at once.
+        // Scenario: the engine's only shard panics on a read, as with a defect. Expectation: the daemon
+        // drains at once, with that as the reason.
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("blocks");
         std::fs::write(&path, [7; 4096]).expect("a file");

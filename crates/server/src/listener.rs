@@ -65,13 +65,14 @@ const TCP_KEEPALIVE: Duration = Duration::from_secs(60);
 /// Interval and number of probes until the peer is considered gone.
 const TCP_KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const TCP_KEEPALIVE_PROBES: u32 = 3;
-/// HTTP/2 windows for requests, which bound the memory of requests that are not read yet: of a body over HTTP, and of all of a
-/// connection's. The windows for responses are the clients'.
+/// HTTP/2 windows for requests, which bound the memory of unread requests: per body on HTTP, and of all
+/// bodies of a connection. Clients choose the windows for responses.
 const BODY_WINDOW_BYTES: u32 = 64 << 10;
 const BODIES_WINDOW_BYTES: u32 = 256 << 10;
-/// The same for gRPC, whose clients send a frame for each message of a stream. h2 ends a connection (`too_many_data_frames`) when the
-/// frames that wait to be read are together half a connection's window short of 256 bytes each, so a stream's window must be full
-/// before: of 22 bytes each, 745 fill one, and half of the connection's window is enough for six streams of them.
+/// The same for gRPC, whose clients send a frame for each message of a stream. h2 closes a connection
+/// (`too_many_data_frames`) when unread frames fall short of 256 bytes each by more than half the
+/// connection's window in total, so a stream's window must fill up before that. 745 frames of 22 bytes fill
+/// one and fall short by 174,330 bytes; half the connection's window, 1 MiB, allows six such streams.
 const STREAM_WINDOW_BYTES: u32 = 16 << 10;
 const MESSAGES_WINDOW_BYTES: u32 = 2 << 20;
 /// Longest list of headers, decoded (RFC 9113 6.5.2).
@@ -81,7 +82,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How often a port logs that it cannot accept.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The engine's cores with the number of connections on each. Shared by all ports.
+/// The engine's cores, with the number of connections on each. Shared by all ports.
 #[derive(Debug)]
 pub struct CorePool {
     engine: Engine,
@@ -96,7 +97,7 @@ impl CorePool {
     /// All of an engine's cores.
     ///
     /// # Errors
-    /// The metric's name is taken.
+    /// The metric's name is already registered.
     pub fn new(
         engine: Engine,
         callers: Callers,
@@ -120,7 +121,8 @@ impl CorePool {
     }
 }
 
-/// The core with the fewest connections; of several the first after `last`, so that successive connections are spread.
+/// The core with the fewest connections; if there are several, the first after `last`, so that successive
+/// connections are spread.
 fn least_loaded(open: &[AtomicUsize], last: usize) -> usize {
     let count = open.len().max(1);
     let after_last = (1..=count).map(|step| (last + step) % count);
@@ -140,13 +142,13 @@ pub struct Port {
     pub http2_only: bool,
     /// The service; each request gets a clone.
     pub router: Router,
-    /// Serves some requests in the router's place.
+    /// Serves some requests instead of the router.
     pub fast_path: Option<Arc<dyn FastPath>>,
     /// Accepted host names, if browsers can reach the port; `None`: any.
     pub hosts: Option<AllowedHosts>,
     /// TLS, unless it is plain text.
     pub tls: Option<Tls>,
-    /// Who may do what; `None`: clients are not told apart.
+    /// Access control; `None`: clients are not distinguished.
     pub access: Option<Access>,
     /// Its purpose.
     pub role: Role,
@@ -159,8 +161,9 @@ pub struct Port {
 pub enum Role {
     /// Data. Closed when a drain begins.
     Data,
-    /// Data, and endpoints for operators and orchestrators. When a drain begins its connections shut down gracefully; new ones
-    /// are served the paths for which this function returns true, until the end of the drain.
+    /// Data, and endpoints for operators and orchestrators. When a drain begins its connections shut down
+    /// gracefully. New ones are accepted until the end of the drain, and served only the paths for which this
+    /// function returns true.
     DataAndProbes(fn(&str) -> bool),
     /// gRPC calls by operators. Open until the end of a drain.
     Control,
@@ -321,8 +324,8 @@ impl Listener {
         DrainingPort { connections, late }
     }
 
-    /// Accepts the connections in the backlog, as far as there is room: closing the port would reset them, but they should be
-    /// told that the daemon drains.
+    /// Accepts the connections in the backlog, as far as there is room: closing the port would reset them,
+    /// but they should learn that the daemon drains.
     fn accept_backlog(&self, is_late: bool) {
         let mut last = 0;
         while self.connections.open() < self.server.connection_limits.connections_max() {
@@ -383,7 +386,7 @@ impl Listener {
             Ok(permit) => permit,
             Err(PortFull) => return close_counters.count(CloseReason::Refused, caller),
         };
-        // It is in the table, so later changes of the state reach it.
+        // It is in the table by now, so that it sees every later change of state.
         progress.set_state(self.lifecycle.state());
         let accepted = AcceptedConnection {
             connection: self
@@ -426,7 +429,7 @@ impl ToCore {
         let Self { server, core, .. } = self;
         let serve = move || server.serve_connection(stream, accepted);
         let alive = self.cores.engine.spawn_on(core, serve);
-        // At the end of a drain cores stop, with their late connections.
+        // At the end of a drain cores stop, and with them their late connections.
         if !alive && self.lifecycle.state() < State::Draining {
             self.lifecycle.fail(format!("core {core} has stopped"));
         }
@@ -448,7 +451,7 @@ struct LateAccept {
 }
 
 impl DrainingPort {
-    /// Resolves once all connections from before the drain are closed, except operators'.
+    /// Resolves once all connections opened before the drain are closed, except operators'.
     ///
     /// # Cancel safety
     /// Dropping the future has no effect.
@@ -458,7 +461,7 @@ impl DrainingPort {
             .await;
     }
 
-    /// The number of those connections that are open.
+    /// How many of those connections are open.
     pub fn open(&self) -> usize {
         self.connections.awaited()
     }
@@ -470,7 +473,7 @@ impl DrainingPort {
     pub async fn all_closed(self) {
         if let Some(LateAccept { until, accepting }) = self.late {
             drop(until);
-            // Not aborted, and returns nothing.
+            // It is not aborted, and returns nothing.
             let _port_is_closed = accepting.await;
         }
         self.connections
@@ -519,8 +522,8 @@ mod tests {
 
     #[test]
     fn connections_go_to_the_least_loaded_core() {
-        // Scenario: cores with 2, 1 and 1 connections, then all equal. Expectation: one of the emptiest, and of several
-        // the one after the last choice.
+        // Scenario: cores with 2, 1 and 1 connections, then all equal. Expectation: one of the emptiest; if
+        // there are several, the first after the last choice.
         let open = [2, 1, 1].map(AtomicUsize::new);
         assert_eq!(least_loaded(&open, 0), 1);
         assert_eq!(least_loaded(&open, 1), 2);

@@ -1,8 +1,8 @@
-//! Where the log's lines go: stderr, without ever waiting long for who reads it.
+//! The log's output: stderr, without ever blocking for long on a slow reader.
 //!
-//! A pipe or socket whose reader has stopped would block the thread that logs next: a reload would not end, nor would the
-//! drain, and a core would serve nobody. Lines that find no room are dropped and counted, and the count is written as soon as
-//! there is room again. A thread and a queue would lose the last lines of a crash.
+//! A pipe or socket whose reader has stopped would block the thread that logs next: a reload or a drain would
+//! never end, and a core would serve nothing. Lines that do not fit are dropped and counted, and the count is
+//! written as soon as there is room again. A thread and a queue would lose the last lines of a crash.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -11,9 +11,11 @@ use std::os::fd::AsFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tracing_subscriber::fmt::MakeWriter;
 
-/// A pipe that reports room has a free page at least (`PIPE_BUF`), a socket three quarters of its buffer.
+/// A pipe that is writable has room for at least a page (`PIPE_BUF`), a socket for three quarters of its
+/// buffer.
 const CHUNK_BYTES: usize = 4096;
-/// For a reader that is slow for a moment. Once it has been too slow, lines do not wait until one has been taken.
+/// How long a line waits for a reader that is briefly slow. After one was dropped, lines do not wait until
+/// one is written again.
 const ROOM_WAIT: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 50_000_000,
@@ -34,7 +36,7 @@ pub(crate) struct LogOutput<F> {
 #[derive(Debug, Default)]
 struct State {
     lines_dropped: u64,
-    /// The last line was cut: the next one begins with a line break.
+    /// The last line was cut off: the next one starts with a line break.
     is_cut: bool,
 }
 
@@ -47,7 +49,7 @@ impl<F: AsFd> LogOutput<F> {
         }
     }
 
-    /// How many of the bytes found room.
+    /// Writes what fits; returns the number of bytes written.
     fn write_chunks(&self, line: &[u8], mut wait: Timespec) -> io::Result<usize> {
         let mut written = 0;
         while let Some(chunk) = line.get(written..).filter(|rest| !rest.is_empty()) {
@@ -62,7 +64,7 @@ impl<F: AsFd> LogOutput<F> {
             match rustix::io::write(&self.to, chunk) {
                 Ok(bytes) => written += bytes,
                 Err(Errno::INTR) => {}
-                // Others write to the same pipe, without waiting, and were quicker.
+                // Other processes write to the same pipe, without waiting, and filled it first.
                 Err(Errno::AGAIN) => wait = NO_WAIT,
                 Err(errno) => return Err(errno.into()),
             }
@@ -180,7 +182,7 @@ mod tests {
             .and_then(|(_, count)| count.parse().ok())
             .expect("a count");
         assert!(lost > 0, "{notice}");
-        // A line that was cut counts as lost.
+        // A line that was cut off counts as lost.
         let whole: Vec<_> = whole.iter().filter(|line| line.len() == 106).collect();
         assert_eq!(whole.len() + lost, 2000);
         assert!(

@@ -48,10 +48,11 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 const EXIT_FAILED: u8 = 1;
 const EXIT_CONFIG: u8 = 2;
-/// A port in use, or an unavailable engine. As with 2, a restart without a change does not help; distinct from a crash.
+/// A port in use, or an unavailable engine. As with 2, restarting without a change does not help. Distinct
+/// from a crash.
 const EXIT_HOST: u8 = 3;
 
-/// Mistakes in the configuration or the files it names, one a line.
+/// Mistakes in the configuration or the files it names, one per line.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct ConfigError(String);
@@ -128,8 +129,9 @@ fn print_config(inputs: &Inputs) -> anyhow::Result<()> {
     print(&config::to_yaml(&load(inputs)?.settings))
 }
 
-/// The daemon may run with an older configuration than the current file. A file that has become invalid does not make it
-/// unhealthy if it answers where what is valid of the file, the environment and the flags says.
+/// The daemon may run with an older configuration than the current file. If the file has become invalid, the
+/// daemon is still healthy as long as it responds at the address that the valid parts of file, environment
+/// and flags give.
 fn check_health(inputs: &Inputs) -> anyhow::Result<()> {
     let ask = |config: Config| {
         let tls = config.tls.filter(|tls| tls.covers("http"));
@@ -143,7 +145,7 @@ fn check_health(inputs: &Inputs) -> anyhow::Result<()> {
             let invalid = format!("the configuration as it is now is not valid: {mistake}");
             match ask(config) {
                 Ok(line) => format!("{line}, but {invalid}"),
-                // Not a mistake's exit code: orchestrators know only 0 and 1.
+                // Not the exit code of a configuration mistake: orchestrators know only 0 and 1.
                 Err(nobody) => anyhow::bail!("{nobody}; {invalid}"),
             }
         }
@@ -209,7 +211,7 @@ fn run(inputs: &Inputs, addresses_file: Option<&Path>) -> anyhow::Result<()> {
     let telemetry = Telemetry::start(&config.log)?;
     raise_open_files();
     let runtime = runtime()?;
-    // Before anything slow: a SIGHUP during the start must not end the daemon but wait until it serves.
+    // Before anything slow: a SIGHUP during startup must not end the daemon but wait until it serves.
     let reload_signals = {
         let _inside = runtime.enter();
         ReloadSignals::install().context("catching SIGHUP")?
@@ -218,8 +220,9 @@ fn run(inputs: &Inputs, addresses_file: Option<&Path>) -> anyhow::Result<()> {
     // The guard lives to the end, so that the last lines are written.
     let (access_log, _flushed) = open_access_log(config, telemetry.registry())?.unzip();
     let access = load_access(config)?;
-    // Ports before anything slow, so that a port in use is reported at once; but a file that cannot be opened is a mistake
-    // in the configuration, which is reported before any port is bound.
+    // Ports before anything slow, so that a port in use is reported at once. Only datasets come first,
+    // because a file that cannot be opened is a configuration mistake, which is reported before any port is
+    // bound; the demo first has to make its files.
     let open = || Catalogue::open(&config.datasets).map_err(config_error);
     let (ports, catalogue) = match &inputs.base {
         Base::File(_) => {
@@ -356,7 +359,7 @@ async fn serve(start: StartupParts<'_>) -> anyhow::Result<()> {
             http2_only: true,
             router: grpc,
             fast_path: Some(grpc_fast_path),
-            // Browsers speak HTTP/2 only with TLS, whose certificate has to name the host.
+            // Browsers use HTTP/2 only with TLS, whose certificate has to match the host.
             hosts: None,
             tls: tls_of("grpc"),
             access: access.clone(),
@@ -427,7 +430,7 @@ async fn serve(start: StartupParts<'_>) -> anyhow::Result<()> {
         let _ended = notifier.await;
     }
     if let Some(spans) = spans {
-        // The connection to the collector is this runtime's.
+        // The connection to the collector runs on this runtime.
         let _flushed = tokio::task::spawn_blocking(move || spans.flush()).await;
     }
     if let Some(reason) = lifecycle.failure() {
@@ -452,7 +455,8 @@ async fn serve(start: StartupParts<'_>) -> anyhow::Result<()> {
 
 /// The main thread's runtime, which accepts connections and handles signals.
 fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
-    // Tokio panics if it cannot get its descriptors for signals, at most eight in all. So try these first.
+    // Tokio panics if it cannot get its descriptors for signals, at most eight in all, so try to open as many
+    // first.
     let tried: Result<Vec<_>, _> = (0..4).map(|_| UnixStream::pair()).collect();
     tried.context("out of file descriptors: raise the limit (ulimit -n, LimitNOFILE)")?;
     tokio::runtime::Builder::new_current_thread()
@@ -461,7 +465,7 @@ fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
         .context("starting the runtime")
 }
 
-/// Tags of the device with the fewest: all rings together must stay below (TRAPS 15).
+/// Tags of the device with the fewest: all rings together must stay below that (TRAPS 15).
 fn fewest_tags(datasets: &[Arc<Dataset>]) -> Option<u32> {
     let paths = datasets.iter().flat_map(|dataset| &dataset.spec().paths);
     paths
@@ -469,8 +473,8 @@ fn fewest_tags(datasets: &[Arc<Dataset>]) -> Option<u32> {
         .min()
 }
 
-/// Connections and open objects are files; the soft limit is 1024 on most systems, for the sake of programs that use
-/// select(2).
+/// Connections and open objects need descriptors. The soft limit is 1024 on most systems, for the sake of
+/// programs that use select(2).
 fn raise_open_files() {
     let limit = getrlimit(Resource::Nofile);
     if let Err(error) = setrlimit(

@@ -1,5 +1,5 @@
-//! Manual pages and shell completions, generated from the definition of the command line. Sections that it lacks (signals,
-//! files) are here. Nothing generated is checked in.
+//! Manual pages and shell completions, generated from the definition of the command line. Sections that it
+//! does not have (signals, files) are here. Nothing generated is checked in.
 
 use std::path::Path;
 
@@ -71,7 +71,7 @@ pub(crate) fn write_pages(directory: &Path) -> anyhow::Result<()> {
         more: &more,
         see_also: &[("ringfetch", "1"), ("systemd.service", "5")],
     };
-    // The exit codes have a section of their own.
+    // The exit codes have their own section.
     manual.write(Cli::command().after_help(None::<&str>), directory)?;
     Ok(())
 }
@@ -82,8 +82,9 @@ mod tests {
 
     #[test]
     fn every_command_has_its_page() {
-        // Scenario: the pages, written to a directory that is not there yet. Expectation: one for the daemon, with its exit
-        // codes and signals, and one for each command; each names its section and the version.
+        // Scenario: the pages, written to a directory that does not exist yet. Expectation: one for the
+        // daemon, with its exit codes and signals, and one for each command; each names its section and the
+        // version.
         let directory = tempfile::tempdir().expect("a directory");
         let pages = directory.path().join("share/man8");
         write_pages(&pages).expect("pages");
@@ -111,7 +112,8 @@ mod tests {
 
     #[test]
     fn every_shell_gets_a_script_that_knows_the_commands() {
-        // Scenario: completions for every shell there is. Expectation: a script that names a command and a flag.
+        // Scenario: completions for every supported shell. Expectation: a script that names a command and a
+        // flag.
         for shell in [
             Shell::Bash,
             Shell::Elvish,

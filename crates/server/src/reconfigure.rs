@@ -1,8 +1,8 @@
 //! Changes of a serving daemon: backend switches and configuration reloads.
 //!
-//! Changes run one at a time; a few may wait, more are refused. A failed change leaves everything as it was. Reads continue
-//! during a change: a request keeps the dataset it found, a batch its shard. The work runs on the blocking pool, and
-//! completes even if the caller leaves.
+//! Changes run one at a time; a few may wait, more are refused. A failed change leaves everything as it was.
+//! Reads continue during a change: a request keeps the dataset that it found, a batch its shard. The work
+//! runs on the blocking pool, and completes even if the caller leaves.
 
 mod changes;
 mod metrics;
@@ -105,7 +105,7 @@ pub struct SwitchOutcome {
     pub previous: BackendStatus,
     /// The backend now.
     pub now: BackendStatus,
-    /// Datasets not switched because they have a backend of their own.
+    /// Datasets that were not switched because they have their own backend.
     pub datasets_with_own: Vec<String>,
 }
 
@@ -133,7 +133,7 @@ impl Reconfigurer {
     /// Must be called inside a tokio runtime, which runs the work.
     ///
     /// # Errors
-    /// A metric's name is taken.
+    /// A metric's name is already registered.
     pub fn new(parts: ReconfigurerParts) -> Result<Self, prometheus::Error> {
         let ReconfigurerParts {
             inputs,
@@ -179,7 +179,7 @@ impl Reconfigurer {
         })
     }
 
-    /// Switches all datasets without a backend of their own, until the next reload.
+    /// Switches all datasets without their own backend, until the next reload.
     ///
     /// # Errors
     /// See [`SwitchError`].
@@ -203,7 +203,7 @@ impl Reconfigurer {
         .await
     }
 
-    /// Sets or clears (`None`) a dataset's own backend until the next reload.
+    /// Sets or clears (`None`) a dataset's own backend, until the next reload.
     ///
     /// # Errors
     /// See [`SwitchError`].
@@ -245,7 +245,7 @@ impl Reconfigurer {
         done.await.unwrap_or_else(broken)
     }
 
-    /// Reloads the configuration: applies what can change, or nothing if there is an error.
+    /// Reloads the configuration: applies everything that can change, or nothing if there is an error.
     ///
     /// # Errors
     /// See [`ReloadError`].
@@ -279,7 +279,7 @@ impl Reconfigurer {
                 return;
             };
             tracing::info!(signal = "SIGHUP", "reading the configuration again");
-            // The outcome is logged there.
+            // `reload_in` logs the outcome.
             let _logged = self.reload_in(turn).await;
         }
     }
@@ -304,7 +304,7 @@ impl Reconfigurer {
         Arc::clone(&self.turns).try_acquire_owned()
     }
 
-    /// Runs work on the blocking pool when it is its turn.
+    /// Waits for its turn and runs work on the blocking pool.
     async fn in_turn<T: Send + 'static>(
         &self,
         turn: OwnedSemaphorePermit,
@@ -336,7 +336,7 @@ impl Inner {
     }
 }
 
-/// Sets the own backends of datasets in the configuration, before they are served. Blocks.
+/// Sets datasets' own backends from the configuration, before they are served. Blocks.
 ///
 /// # Errors
 /// A backend is unavailable, and falling back is not allowed.

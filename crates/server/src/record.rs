@@ -1,8 +1,9 @@
-//! What is recorded of a request, from its head to the last byte of its response, or of one request of a FetchStream. The
-//! access log and the exporter of spans get each record when it ends.
+//! What is recorded about a request, from its head to the last byte of its response, or about one request of
+//! a FetchStream. The access log and the span exporter receive each record when it ends.
 //!
-//! Nothing passes records along: while a request is polled, its record is its thread's current one, and whoever learns
-//! something of the request tells `note`. Without a [`Recorder`] there are no records, which costs a request a few branches.
+//! Records are not passed as arguments: while a request is polled, its record is the current one of the
+//! thread, and code that learns something about the request calls `note`. Without a [`Recorder`] there are no
+//! records, and a request pays only a few branches.
 
 use crate::access_log::AccessLog;
 use crate::rpc_metrics::{grpc_code_name, grpc_method_of, http_code_name};
@@ -20,57 +21,57 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant, SystemTime};
 use tonic::{Code, Status};
 
-/// Given by clients, or made; and sent back.
+/// Sent by the client or generated; returned in the response.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-/// Longest request id that is taken from a client.
+/// Longest request id that is accepted from a client.
 const REQUEST_ID_BYTES_MAX: usize = 128;
-/// Longest name of a dataset that is recorded, in characters: clients ask for any name.
+/// Longest dataset name that is recorded, in characters: clients may send any name.
 const NAME_CHARS_MAX: usize = 128;
-/// The method of requests that none recognized.
+/// The method of requests that match no known method.
 const OTHER: &str = "other";
 
-/// Makes the records of a port. Clones share what gets them.
+/// Creates the records of a port. Clones share the access log and the exporter.
 #[derive(Debug, Clone)]
 pub struct Recorder {
     access_log: Option<AccessLog>,
     spans: Option<Spans>,
 }
 
-/// What is known of a request.
+/// What is known about a request.
 #[derive(Debug, Clone)]
 pub(crate) struct Facts {
     pub(crate) request_id: String,
-    /// The trace it belongs to, by its client or, if it has none and is to be traced, a new one.
+    /// Its trace: the client's, or a new one if the client sent none and the request is sampled.
     pub(crate) trace: Option<TraceContext>,
     pub(crate) span_id: u64,
-    /// Who asks, if that is known.
+    /// The principal, if known.
     pub(crate) principal: Option<Arc<str>>,
     pub(crate) peer: Option<IpAddr>,
     /// The port: `grpc`, `http` or `admin`.
     pub(crate) transport: &'static str,
-    /// As metrics name it.
+    /// The name that metrics use.
     pub(crate) method: &'static str,
     /// The id of a request of a FetchStream.
     pub(crate) batch: Option<u64>,
-    /// As it was asked for, whether there is one or not.
+    /// The requested name, whether such a dataset exists or not.
     pub(crate) dataset: Option<String>,
     pub(crate) items: u64,
     pub(crate) failed_items: u64,
     /// Bytes of items that were read.
     pub(crate) bytes: u64,
-    /// Bytes of the response's body that were written to the socket; `None` for a part of a stream.
+    /// Bytes of the response's body that were written to the socket; `None` for a request of a stream.
     pub(crate) sent_bytes: Option<u64>,
-    /// Sums over what was read.
+    /// Time in the queue and on the disk, summed over its reads.
     pub(crate) queue: Duration,
     pub(crate) disk: Duration,
-    /// The response's head was ready.
+    /// When the response's head was ready.
     answered: Option<Instant>,
-    /// As metrics name it.
+    /// The name that metrics use.
     pub(crate) code: Option<&'static str>,
 }
 
 impl Facts {
-    /// How the request ended. Without an answer its client gave it up.
+    /// How the request ended. Without a response: cancelled by its client.
     pub(crate) fn code(&self) -> &'static str {
         self.code.unwrap_or(match self.transport {
             "http" => "499",
@@ -84,17 +85,17 @@ impl Facts {
         self.failed_items > 0 || !(code == "OK" || code.starts_with(['1', '2', '3']))
     }
 
-    /// The dataset that is asked for.
+    /// Sets the requested dataset.
     pub(crate) fn set_dataset(&mut self, name: &str) {
         self.dataset = Some(name.chars().take(NAME_CHARS_MAX).collect());
     }
 
-    /// Items that are asked for.
+    /// Counts requested items.
     pub(crate) fn add_items(&mut self, items: usize) {
         self.items = self.items.saturating_add(items as u64);
     }
 
-    /// What was read.
+    /// Counts what was read.
     pub(crate) fn add_read(&mut self, fetched: &Fetched) {
         let times = fetched.times;
         self.bytes = self.bytes.saturating_add(fetched.data.len() as u64);
@@ -104,7 +105,7 @@ impl Facts {
     }
 }
 
-/// One request. It is reported when it is dropped.
+/// The record of one request. It is reported when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Record {
     recorder: Recorder,
@@ -123,12 +124,12 @@ pub(crate) struct Times {
 }
 
 impl Recorder {
-    /// Reports to an access log and to a collector of spans; `None` without either.
+    /// Reports to the access log and the span exporter; `None` without either.
     pub fn new(access_log: Option<AccessLog>, spans: Option<Spans>) -> Option<Self> {
         (access_log.is_some() || spans.is_some()).then_some(Self { access_log, spans })
     }
 
-    /// Begins a request.
+    /// Starts the record of a request.
     pub(crate) fn begin<B>(
         &self,
         request: &Request<B>,
@@ -168,7 +169,7 @@ impl Recorder {
     }
 }
 
-/// The client's, if it is one short word, or a new one.
+/// The client's request id if it is one short word, or a new one.
 fn request_id(headers: &HeaderMap) -> String {
     let given = headers.get(REQUEST_ID).map(HeaderValue::as_bytes);
     let is_word =
@@ -182,7 +183,7 @@ impl Record {
         change(&mut self.facts.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// The head of the response is ready. Gives the request's id back.
+    /// The head of the response is ready. Adds the request id to it.
     pub(crate) fn answered(&self, status: StatusCode, headers: &mut HeaderMap) {
         let code_of_head = match headers.get(Status::GRPC_STATUS) {
             Some(code) => Some(grpc_code_name(Code::from_bytes(code.as_bytes()))),
@@ -198,12 +199,12 @@ impl Record {
         });
     }
 
-    /// The response is over.
+    /// Notes how many bytes of the response were sent, when it has ended.
     pub(crate) fn sent(&self, bytes: u64) {
         self.change(|facts| facts.sent_bytes = Some(bytes));
     }
 
-    /// A request of this stream.
+    /// The record of one request of this stream.
     fn part(&self, started: Instant) -> Arc<Self> {
         let facts = self.facts.lock().unwrap_or_else(PoisonError::into_inner);
         let parent_id = facts.span_id;
@@ -255,7 +256,7 @@ thread_local! {
 
 /// Records something about the request that is being polled, if it is recorded.
 pub(crate) fn note(change: impl FnOnce(&mut Facts)) {
-    // At the end of a thread there is none.
+    // There is none while the thread ends.
     let _none = CURRENT.try_with(|current| {
         if let Some(record) = &*current.borrow() {
             record.change(change);
@@ -263,7 +264,7 @@ pub(crate) fn note(change: impl FnOnce(&mut Facts)) {
     });
 }
 
-/// Polls something as a part of this request, if it is recorded.
+/// Polls something as part of this request, if it is recorded.
 pub(crate) fn within<T>(record: Option<&Arc<Record>>, poll: impl FnOnce() -> T) -> T {
     struct Restore(Option<Arc<Record>>);
     impl Drop for Restore {
@@ -277,7 +278,7 @@ pub(crate) fn within<T>(record: Option<&Arc<Record>>, poll: impl FnOnce() -> T) 
 }
 
 pin_project! {
-    /// A request of a stream with a record of its own.
+    /// A request of a stream, with a record of its own.
     pub(crate) struct RecordedPart<F> {
         #[pin]
         future: F,
@@ -285,7 +286,8 @@ pin_project! {
     }
 }
 
-/// Records a request of the stream that is being polled, if that is recorded. `future` tells [`note`] of a failure.
+/// Starts a record for one request of the stream that is being polled, if that is recorded. `future` reports
+/// failures to [`note`].
 pub(crate) fn part<F>(started: Instant, future: F) -> RecordedPart<F> {
     let record = CURRENT.with_borrow(|stream| stream.as_ref().map(|stream| stream.part(started)));
     RecordedPart { future, record }
@@ -312,8 +314,8 @@ mod tests {
 
     #[test]
     fn only_a_short_word_is_a_request_id() {
-        // Scenario: ids of clients: words, nothing, blanks, too long, two of them, none. Expectation: the words are taken
-        // as they are; for the others a new one is made, never the same.
+        // Scenario: request ids from clients: words, none, empty, with blanks, too long. Expectation: words
+        // are accepted as they are; the others are replaced by a new id, never the same.
         let id = |given: &[&'static str]| {
             let mut headers = HeaderMap::new();
             for given in given {

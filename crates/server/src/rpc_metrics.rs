@@ -1,10 +1,12 @@
-//! Requests counted and timed, the same way for every transport: `ringfetch_rpc_requests_total{transport,method,code}`
-//! and `ringfetch_rpc_duration_seconds{transport,method}`.
+//! Requests counted and timed, in the same way for every transport:
+//! `ringfetch_rpc_requests_total{transport,method,code}` and
+//! `ringfetch_rpc_duration_seconds{transport,method}`.
 //!
-//! Each thread counts in its own slot, merged at scrape, so that counting a request moves no cache line between cores.
-//! Labels are closed sets: methods are enums, codes are tables.
+//! Each thread counts in its own slot, merged at scrape, so that counting a request moves no cache line
+//! between cores. Labels are closed sets: methods are enums, codes are tables.
 //!
-//! A FetchStream counts as one call; its reads are in the engine's metrics. There are no series for what never happened.
+//! A FetchStream counts as one call; its reads are in the engine's metrics. Series appear with their first
+//! request.
 
 mod labels;
 
@@ -20,8 +22,8 @@ use self::labels::{GRPC_CODES, HTTP_CLIENT_LEFT, HTTP_CODES, grpc_code_index, ht
 pub use self::labels::{GrpcMethod, HttpOperation, grpc_code_name};
 pub(crate) use self::labels::{grpc_method_of, http_code_name};
 
-/// Upper bucket bounds in nanoseconds, 1 us to 10 s in steps of 1-2-5: the default buckets of Prometheus start at
-/// 5 ms, which is beyond all that matters here (TRAPS 27).
+/// Upper bucket bounds in nanoseconds, 1 us to 10 s in steps of 1-2-5: the default buckets of Prometheus
+/// start at 5 ms, longer than nearly everything measured here (TRAPS 27).
 const BOUNDS_NS: [u64; 22] = {
     let mut bounds = [0; 22];
     let mut decade = 1_000;
@@ -42,7 +44,7 @@ const TRANSPORTS: [&str; 2] = ["grpc", "http"];
 const METHODS_MAX: usize = 20;
 const CODES_MAX: usize = 28;
 
-/// Number of slots. More threads share them, which is only slower.
+/// Number of slots. If there are more threads, they share slots, which is only slower.
 const SLOTS: usize = 32;
 
 /// Counts of a method in a slot. Aligned so that slots never share a cache line (128: x86 fetches lines in pairs).
@@ -80,13 +82,13 @@ pub struct RpcMetrics {
     inner: Arc<Inner>,
 }
 
-/// A method of a transport, with the codes that it is answered with.
+/// A method of a transport, with its status codes.
 pub trait Method: Copy {
     /// The transport's status code.
     type Code;
     /// Which transport.
     const TRANSPORT: usize;
-    /// The code, by its number, of a request that its client gave up.
+    /// The number of the code of a request that its client cancelled.
     const ABANDONED: usize;
     /// `method` labels, by number.
     const METHOD_LABELS: &[&'static str];
@@ -121,7 +123,7 @@ impl Method for GrpcMethod {
 impl Method for HttpOperation {
     type Code = ::http::StatusCode;
     const TRANSPORT: usize = HTTP;
-    /// As in nginx's log.
+    /// The code that nginx logs.
     const ABANDONED: usize = HTTP_CLIENT_LEFT;
     const METHOD_LABELS: &[&'static str] = Self::LABELS;
     const CODE_LABELS: &[&'static str] = &HTTP_CODES;
@@ -145,7 +147,7 @@ impl RpcMetrics {
     /// Creates and registers the metrics. Called once; transports get clones.
     ///
     /// # Errors
-    /// A name is taken in this registry.
+    /// A name is already registered.
     pub fn new(registry: &prometheus::Registry) -> Result<Self, prometheus::Error> {
         let labels = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
         let inner = Arc::new(Inner {
@@ -187,8 +189,8 @@ impl RpcMetrics {
     }
 }
 
-/// A request that is not answered yet. If it is dropped before [`Self::end`], it counts as given up by its client:
-/// CANCELLED, or 499.
+/// A request that is not answered yet. If it is dropped before [`Self::end`], it counts as cancelled by its
+/// client: CANCELLED, or 499.
 #[derive(Debug)]
 pub struct RequestTimer<'a, M: Method> {
     metrics: MethodMetrics<'a, M>,
@@ -212,8 +214,8 @@ impl<M: Method> Drop for RequestTimer<'_, M> {
     }
 }
 
-/// A gRPC call whose status is known only at the end of its body. Counted once: by [`Self::end`], or as CANCELLED when it is
-/// dropped.
+/// A gRPC call whose status is known only at the end of its body. Counted once: by [`Self::end`], or as
+/// CANCELLED when it is dropped.
 #[derive(Debug)]
 pub(crate) struct CallTimer {
     rpc: RpcMetrics,
@@ -331,7 +333,7 @@ impl Inner {
         (requests, durations)
     }
 
-    /// `None` while nothing was counted.
+    /// `None` while nothing has been counted.
     fn histogram(&self, transport: usize, method: usize) -> Option<Histogram> {
         let mut cumulative = 0;
         let mut buckets = Vec::with_capacity(BOUNDS_NS.len());
@@ -402,7 +404,8 @@ mod tests {
 
     #[test]
     fn counts_of_many_threads_are_merged_at_scrape() {
-        // Forty threads (more than slots) count the same call: the scrape shows forty, in the right bucket.
+        // Forty threads, more than there are slots, count the same call: the scrape shows forty, in the right
+        // bucket.
         let registry = prometheus::Registry::new();
         let metrics = RpcMetrics::new(&registry).unwrap();
         std::thread::scope(|scope| {
@@ -435,7 +438,7 @@ mod tests {
 
     #[test]
     fn a_fresh_registry_can_be_scraped() {
-        // Nothing was counted yet: the scrape holds no series of ours and does not fail.
+        // Nothing has been counted yet: the scrape has no series of ours and does not fail.
         let registry = prometheus::Registry::new();
         let _metrics = RpcMetrics::new(&registry).unwrap();
         assert!(registry.gather().is_empty());
@@ -443,7 +446,7 @@ mod tests {
 
     #[test]
     fn every_method_and_code_has_its_label() {
-        // The tables hold every method and code; bounds go 1 us to 10 s.
+        // The tables have every method and code; bounds go from 1 us to 10 s.
         assert_eq!(GrpcMethod::LABELS[GrpcMethod::Other as usize], "other");
         assert_eq!(HttpOperation::LABELS[HttpOperation::Other as usize], "other");
         assert_eq!(HTTP_CODES[HTTP_CLIENT_LEFT], "499");

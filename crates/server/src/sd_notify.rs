@@ -1,8 +1,9 @@
 //! Notifications to the service manager: sd_notify(3), datagrams to the socket that NOTIFY_SOCKET names.
 //!
-//! Sends READY once serving, RELOADING, STOPPING once draining, a status line, and WATCHDOG. WATCHDOG=1 is sent only after
-//! every shard and core has answered, so that the service manager restarts a daemon with a stuck part. Failures are logged and
-//! never stop or delay the daemon; without NOTIFY_SOCKET nothing is sent. No socket activation, no AF_VSOCK.
+//! Sends READY once serving, RELOADING, STOPPING once draining, a status line, and WATCHDOG. WATCHDOG=1 is
+//! sent only after every shard and core has responded, so that the service manager restarts a daemon with a
+//! stuck part. Failures are logged and never stop or delay the daemon; without NOTIFY_SOCKET nothing is sent.
+//! No socket activation, no AF_VSOCK.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -27,9 +28,9 @@ const SEND_TIMEOUT: Duration = Duration::from_secs(2);
 const PERIOD_MAX: Duration = Duration::from_secs(5);
 /// How soon a stuck part is checked again.
 const RETRY_MAX: Duration = Duration::from_secs(1);
-/// Time for the stop after the drain: ending threads, unmapping memory.
+/// Time for the shutdown after the drain: ending threads, unmapping memory.
 const EXIT_GRACE: Duration = Duration::from_secs(5);
-/// Longest status text, bytes; `systemctl status` shows one line.
+/// Longest status text in bytes; `systemctl status` shows one line.
 const STATUS_BYTES_MAX: usize = 512;
 
 /// Notifies the service manager.
@@ -38,7 +39,7 @@ pub struct Notifier {
     address: SocketAddr,
     /// The watchdog's timeout.
     watchdog: Option<Duration>,
-    /// The last message failed, which is logged once.
+    /// Whether the last message failed, so that this is logged once.
     send_failed: AtomicBool,
 }
 
@@ -106,7 +107,8 @@ impl Notifier {
         .await;
     }
 
-    /// Sends WATCHDOG while all shards and cores answer, and reloads and changes of the status. Never ends.
+    /// Sends WATCHDOG while all shards and cores respond, and reports reloads and changes of the status.
+    /// Never ends.
     async fn report(
         &self,
         engine: &Engine,
@@ -166,7 +168,7 @@ impl Notifier {
         }
     }
 
-    /// Checks all shards and cores if there is a watchdog; an error names the part that does not answer.
+    /// Checks all shards and cores if there is a watchdog; an error names the part that does not respond.
     async fn ask(&self, engine: &Engine) -> Result<(), String> {
         let Some(watchdog) = self.watchdog else {
             return Ok(());
@@ -176,7 +178,7 @@ impl Notifier {
             .signs_of_life(within)
             .await
             .map_err(|shard| format!("shard {shard}"))?;
-        // Shards may have threads of their own, so check the cores too.
+        // Shards may have their own threads, so check the cores too.
         let until = Instant::now() + within;
         let mut answers = Vec::new();
         for core in 0..engine.core_count() {
@@ -210,7 +212,8 @@ impl Notifier {
         }
     }
 
-    /// A socket for each message, as in libsystemd: the service manager may have created its socket again.
+    /// Opens a socket for each message, as libsystemd does: the service manager may have created its socket
+    /// again.
     async fn try_send(&self, message: &str) -> io::Result<()> {
         let socket = std::os::unix::net::UnixDatagram::unbound()?;
         socket.connect_addr(&self.address)?;
@@ -229,7 +232,7 @@ fn address(socket: &OsStr) -> io::Result<SocketAddr> {
     }
 }
 
-/// Whether the watchdog is for this process; without WATCHDOG_PID it is.
+/// Whether the watchdog applies to this process, as it does without WATCHDOG_PID.
 fn is_ours(watched: Option<&OsStr>, pid: u32) -> bool {
     watched.is_none_or(|watched| watched.to_str().and_then(|text| text.parse().ok()) == Some(pid))
 }
@@ -248,7 +251,7 @@ fn log_liveness(alive: &Result<(), String>, stuck: &Option<String>) {
     }
 }
 
-/// CLOCK_MONOTONIC in microseconds, which systemd matches a reload by.
+/// CLOCK_MONOTONIC in microseconds, by which systemd identifies a reload.
 fn monotonic_usec() -> i64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec
@@ -277,7 +280,7 @@ fn describe(backend: &BackendStatus, last_reload: Option<LastReload>) -> String 
     one_line(&format!("{reload}serving on {running}{in_place}: {reason}"))
 }
 
-/// A line break in a message would start the next assignment.
+/// Removes line breaks: one in a message would start the next assignment.
 fn one_line(text: &str) -> String {
     let mut line = text.replace(char::is_control, " ");
     line.truncate(line.floor_char_boundary(STATUS_BYTES_MAX));
@@ -302,8 +305,9 @@ mod tests {
 
     #[test]
     fn only_a_socket_that_can_be_meant_is_taken() {
-        // Scenario: no variable, an empty one, a path, an abstract name, and what sd_notify(3) does not know or we do not
-        // speak. Expectation: a supervisor for the path and the name, and for nothing else.
+        // Scenario: no variable, an empty one, a path, an abstract name, and addresses that sd_notify(3) does
+        // not define or we do not support. Expectation: a notifier for the path and the name, and for nothing
+        // else.
         assert!(found(&[]).is_none());
         assert!(found(&[("WATCHDOG_USEC", "1000000")]).is_none());
         for (socket, taken) in [
@@ -324,8 +328,8 @@ mod tests {
 
     #[test]
     fn a_watchdog_is_fed_by_whom_it_watches() {
-        // Scenario: an interval for this process, for whoever is asked, for another process, and intervals that are none.
-        // Expectation: the first two count.
+        // Scenario: an interval for this process, for any process, for another process, and invalid
+        // intervals. Expectation: the first two count.
         let socket = ("NOTIFY_SOCKET", "/run/notify");
         let watchdog = |more: &[(&str, &str)]| {
             let variables: Vec<_> = [socket].iter().chain(more).copied().collect();
@@ -345,8 +349,8 @@ mod tests {
 
     #[test]
     fn a_status_is_one_line_that_says_backend_and_why() {
-        // Scenario: a backend as asked, a fallback, a reload that was refused, and a reason with line breaks that is far too
-        // long. Expectation: one line each, cut at a character.
+        // Scenario: the requested backend, a fallback, a refused reload, and a reason with line breaks that
+        // is far too long. Expectation: one line each, cut between characters.
         let status = |requested, reason: &str, reload: Option<Result<Vec<ConfigChange>, String>>| {
             let backend = BackendStatus {
                 backend: BackendKind::Mmap,

@@ -1,8 +1,8 @@
-//! Spans for OpenTelemetry: one a request, sent by OTLP over gRPC.
+//! Spans for OpenTelemetry: one per request, sent by OTLP over gRPC.
 //!
-//! OpenTelemetry's batch processor has a bounded queue and a thread of its own; what finds no room there is dropped, so no
-//! request waits for a collector. Whether a request is traced is decided when it arrives: by its client, or, without a
-//! `traceparent`, at random.
+//! OpenTelemetry's batch processor has a bounded queue and its own thread. Spans that do not fit in the queue
+//! are dropped, so no request waits for a collector. Whether a request is traced is decided when it arrives:
+//! by its client, or, without a `traceparent`, at random.
 
 use crate::config::TracingConfig;
 use crate::record::{Facts, Times};
@@ -20,14 +20,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Most spans in the queue, of some 1 KiB each.
+/// Most spans in the queue, of about 1 KiB each.
 const QUEUE_SPANS_MAX: usize = 4096;
-/// Most spans of a message.
+/// Most spans in one message.
 const BATCH_SPANS_MAX: usize = 512;
-/// Longest wait for further spans, and for the collector.
+/// Longest wait for further spans before a message is sent, and longest wait for the collector.
 const DELAY: Duration = Duration::from_secs(1);
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// How long the end of the process waits for the collector.
+/// How long shutdown waits for the collector.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Reports spans. Clones share the queue.
@@ -39,7 +39,7 @@ pub struct Spans {
 #[derive(Debug)]
 struct Inner {
     processor: BatchSpanProcessor,
-    /// Of requests without a trace, one of so many; 0: none.
+    /// One in this many requests without a trace is traced; 0: none.
     sample: u32,
     scope: InstrumentationScope,
     made: IntCounter,
@@ -48,20 +48,20 @@ struct Inner {
 /// Why no spans can be sent.
 #[derive(Debug, thiserror::Error)]
 pub enum SpansError {
-    /// The endpoint is none.
+    /// The endpoint cannot be used.
     #[error("tracing.otlp_endpoint: {0}; give one such as http://127.0.0.1:4317, or off")]
     Endpoint(#[from] opentelemetry_otlp::ExporterBuildError),
-    /// A metric's name is taken.
+    /// A metric's name is already registered.
     #[error("a metric cannot be registered: {0}")]
     Metrics(#[from] prometheus::Error),
 }
 
 impl Spans {
-    /// Starts the thread that sends spans. Registers `ringfetch_trace_spans_total{result}`. Must be called inside a runtime,
-    /// which has the connection.
+    /// Starts the thread that sends spans. Registers `ringfetch_trace_spans_total{result}`. Must be called
+    /// inside a runtime, which drives the connection.
     ///
     /// # Errors
-    /// An endpoint that is none; a metric's name that is taken.
+    /// The endpoint cannot be used, or a metric's name is already registered.
     pub fn start(config: &TracingConfig, registry: &Registry) -> Result<Self, SpansError> {
         let spans = Opts::new(
             "ringfetch_trace_spans_total",
@@ -104,7 +104,7 @@ impl Spans {
         })
     }
 
-    /// A new trace, for a request without one, if it is to be traced.
+    /// A new trace for a request without one, if the request is sampled.
     pub(crate) fn new_trace(&self) -> Option<TraceContext> {
         let sample = self.inner.sample;
         (sample > 0 && fastrand::u32(..sample) == 0).then(|| TraceContext {
@@ -168,9 +168,9 @@ impl Spans {
         });
     }
 
-    /// Sends what is in the queue, for at most a second. Blocks, while the runtime has to run.
+    /// Sends what is in the queue, for at most a second. Blocks, and needs the runtime to run meanwhile.
     pub fn flush(&self) {
-        // A collector that is gone loses them.
+        // Spans that the collector does not accept in time are lost.
         let _sent = self.inner.processor.shutdown_with_timeout(SHUTDOWN_TIMEOUT);
     }
 }

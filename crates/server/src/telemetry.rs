@@ -1,7 +1,7 @@
 //! Logs and the metrics registry.
 //!
-//! The log filter can be replaced at run time. The engine and the transports register their own metrics; the process's are
-//! here. There is no global registry.
+//! The log filter can be replaced at run time. The engine and the transports register their own metrics;
+//! those of the process are here. There is no global registry.
 
 use std::io::IsTerminal;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -36,10 +36,10 @@ pub enum TelemetryError {
     /// The filter does not parse.
     #[error("log.filter: {0}")]
     Filter(String),
-    /// Another subscriber is in place.
+    /// Another subscriber is already installed.
     #[error("the log is set up already: {0}")]
     Subscriber(#[from] tracing::subscriber::SetGlobalDefaultError),
-    /// A metric's name is taken.
+    /// A metric's name is already registered.
     #[error("a metric cannot be registered: {0}")]
     Metrics(#[from] prometheus::Error),
 }
@@ -58,7 +58,7 @@ impl Telemetry {
     /// The same without installing the subscriber.
     ///
     /// # Errors
-    /// As [`Telemetry::start`], but for the subscriber.
+    /// As [`Telemetry::start`], except for the subscriber.
     pub fn detached(
         log: &LogConfig,
     ) -> Result<(Self, impl Subscriber + Send + Sync + use<>), TelemetryError> {
@@ -112,24 +112,24 @@ impl Telemetry {
                 "{filter:?} is not a filter: {problem}; write one like info or warn,ringfetch_engine=debug"
             )
         })?;
-        // Held over the reload, so that the stored filter is the one in force.
+        // Locked during the reload, so that the stored filter is always the one in force.
         let mut current = self.filter.lock().unwrap_or_else(PoisonError::into_inner);
         self.handle.reload(parsed).map_err(|error| error.to_string())?;
         Ok(std::mem::replace(&mut *current, filter.to_owned()))
     }
 }
 
-/// A filter of log lines. `EnvFilter` takes a word that is no level for a target, of which everything is logged, and nothing of all
-/// others: a mistyped level would silence the log. So a target must have a level here.
+/// Parses a log filter. `EnvFilter` takes a word that is not a level as a target, logs everything of it and
+/// nothing else: a mistyped level would silence the log. So a target must have a level here.
 ///
 /// # Errors
-/// What is wrong with it.
+/// What is wrong with the filter.
 pub(crate) fn parse(filter: &str) -> Result<EnvFilter, String> {
     if filter.trim().is_empty() {
         return Err("it names no level".to_owned());
     }
     let mut most = LevelFilter::OFF;
-    // Fields of a span may have commas and words of their own.
+    // Fields of a span may contain commas and words of their own.
     let words = filter.split(',').map(str::trim).filter(|_| !filter.contains('['));
     for word in words.filter(|word| !word.is_empty() && !word.contains('=')) {
         let level = word.parse::<LevelFilter>().map_err(|_no_level| {
@@ -137,7 +137,8 @@ pub(crate) fn parse(filter: &str) -> Result<EnvFilter, String> {
         })?;
         most = most.max(level);
     }
-    // h2 warns once for each connection that resets many requests, so that anybody could fill the log. What is named later wins.
+    // h2 warns once for each connection that resets many requests, so any client could fill the log. Later
+    // directives win.
     let parsed = if [LevelFilter::WARN, LevelFilter::INFO].contains(&most) {
         EnvFilter::try_new(format!("h2=error,{filter}"))
     } else {
@@ -156,11 +157,11 @@ fn register_process(registry: &Registry) -> Result<(), prometheus::Error> {
     registry.register(Box::new(build))
 }
 
-/// The process's metrics, read when scraped. The collector of the prometheus crate counts only whole seconds of CPU, which is
-/// too coarse to compute microseconds per read.
+/// The process's metrics, read when scraped. The collector of the prometheus crate counts only whole seconds
+/// of CPU, too coarse to compute microseconds per read.
 #[derive(Debug)]
 struct Process {
-    /// Serializes scrapes, which would otherwise both add the CPU time since the last one.
+    /// Serializes scrapes, which could otherwise add the same CPU time twice.
     reading: Mutex<()>,
     cpu_seconds: Counter,
     resident_bytes: IntGauge,
@@ -198,7 +199,7 @@ impl Process {
             page_faults_of: ["minor", "major"].map(|kind| page_faults.with_label_values(&[kind])),
             page_faults,
         };
-        // Constant.
+        // It is constant.
         process.start_seconds.set(started().unwrap_or_else(now));
         Ok(process)
     }
@@ -227,7 +228,7 @@ impl Process {
         let limit = getrlimit(Resource::Nofile).current;
         self.max_fds.set(limit.map_or(f64::INFINITY, as_f64));
         if let Ok(entries) = std::fs::read_dir("/proc/self/fd") {
-            // One of them is the directory being read.
+            // One of them is the descriptor of the directory that is being read.
             self.open_fds.set(signed(entries.count().saturating_sub(1)));
         }
         let Ok(process) = procfs::process::Process::myself() else {
@@ -299,8 +300,8 @@ mod tests {
 
     #[test]
     fn the_filter_is_replaced_and_the_previous_one_returned() {
-        // Scenario: a good filter, a bad one, another good one. Expectation: the bad one is an error that names it and
-        // changes nothing.
+        // Scenario: a valid filter, an invalid one, another valid one. Expectation: the invalid one is an
+        // error that names it and changes nothing.
         let (telemetry, _subscriber) = Telemetry::detached(&log()).expect("telemetry");
         assert_eq!(telemetry.set_filter("debug"), Ok("info".to_owned()));
         let error = telemetry.set_filter("info,=what=").expect_err("no filter");
@@ -310,8 +311,8 @@ mod tests {
 
     #[test]
     fn the_process_describes_itself() {
-        // Scenario: one scrape of a fresh registry. Expectation: every process metric of the contract, with values that
-        // are true of a running process.
+        // Scenario: one scrape of a fresh registry. Expectation: every documented process metric, with
+        // plausible values for a running process.
         let (telemetry, _subscriber) = Telemetry::detached(&log()).expect("telemetry");
         let families = telemetry.registry().gather();
         let value = |name: &str| {
@@ -328,7 +329,7 @@ mod tests {
         assert!(value("process_open_fds") >= 3.0);
         assert!(value("process_max_fds") >= value("process_open_fds"));
         assert!(value("process_threads") >= 1.0);
-        // The first series is `major`, which may be 0; minor faults every process has.
+        // The first series is `major`, which may be 0; every process has minor faults.
         let faults = families
             .iter()
             .find(|family| family.name() == "ringfetch_page_faults_total");

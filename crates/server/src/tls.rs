@@ -1,8 +1,10 @@
-//! TLS of the ports: certificate, key and clients' authorities from files, read again when they change (ADR 0015).
+//! TLS of the ports: certificate, key and client authorities from files, read again when they change (ADR
+//! 0015).
 //!
-//! New files are checked completely before they are used; a bad one leaves the old ones in force, with a line in the log
-//! and a metric. A handshake uses what is in force when it begins, and open connections keep what they have. Sessions are
-//! not resumed: there is nothing to store, and no ticket outlives the certificate that it came from.
+//! New files are checked completely before they are used; if they are invalid, the old ones stay in force,
+//! with a line in the log and a metric. A handshake uses the files in force when it begins, and open
+//! connections are not affected. Sessions are not resumed: there is nothing to store, and no ticket outlives
+//! the certificate that it came from.
 
 use crate::config::{ClientCertificates, TlsConfig, TlsVersion};
 use crate::key_file::{FileError, KeyFile, LastProblem, watch};
@@ -29,13 +31,13 @@ use x509_parser::extensions::GeneralName;
 use x509_parser::parse_x509_certificate;
 use x509_parser::time::ASN1Time;
 
-/// Most names of a client's certificate that are looked at.
+/// Most names of a client certificate that are considered.
 const CLIENT_NAMES_MAX: usize = 64;
-/// Marks a common name.
+/// Prefix of a common name.
 const COMMON_NAME: &str = "CN=";
 
 impl KeyFile<'_> {
-    /// The certificates, each valid now and there once.
+    /// The certificates. All are valid now, and none occurs twice.
     fn certificates(&self) -> Result<Vec<CertificateDer<'static>>, FileError> {
         const REMEDY: &str = "use PEM, with lines BEGIN CERTIFICATE";
         let found = CertificateDer::pem_slice_iter(&self.bytes).collect::<Result<Vec<_>, PemError>>();
@@ -73,14 +75,14 @@ impl KeyFile<'_> {
         match (keys.next(), keys.next()) {
             (Some(Ok(key)), None) => Ok(key),
             (Some(Ok(_)), Some(_)) => Err(self.error("holds more than one private key", REMEDY)),
-            // The error could quote the file.
+            // The parser's error could quote the file.
             (Some(Err(_)), _) => Err(self.error("is no valid PEM", REMEDY)),
             (None, _) => Err(self.error("holds no private key", REMEDY)),
         }
     }
 }
 
-/// What handshakes use, for ports with HTTP/2 alone and for those with HTTP/1.1 too.
+/// What handshakes use: for ports with HTTP/2 only, and for those with HTTP/1.1 too.
 #[derive(Debug)]
 struct Active {
     http2: Arc<ServerConfig>,
@@ -135,7 +137,7 @@ impl Active {
         let mut http = http2.clone();
         http2.alpn_protocols = vec![b"h2".to_vec()];
         http.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-        // Until 2262 exact to a fraction of a second.
+        // Exact to a fraction of a second until 2262.
         #[expect(clippy::cast_precision_loss, reason = "seconds since 1970 are far below 2^53")]
         let expires = expires as f64;
         Ok(Some(Self {
@@ -178,8 +180,9 @@ fn verifier(
         .map_err(|error| file.error(error.to_string(), REMEDY))
 }
 
-/// A blocking client for the daemon's own health check. Verifies nothing: it sends no secret to a port of its own host, and
-/// the certificate may name none of its addresses. Presents the daemon's certificate where clients need one.
+/// A blocking client for the daemon's own health check. Verifies nothing: it sends no secret to a port of its
+/// own host, and the certificate may name none of its addresses. Presents the daemon's certificate if clients
+/// need one.
 ///
 /// # Errors
 /// The files cannot be used.
@@ -261,7 +264,7 @@ impl ServerCertVerifier for AnyServer {
     }
 }
 
-/// TLS of a daemon. Clones share it.
+/// The daemon's TLS configuration. Clones share it.
 #[derive(Debug, Clone)]
 pub struct Tls {
     inner: Arc<Inner>,
@@ -306,7 +309,7 @@ impl Metrics {
     }
 }
 
-/// Files that were read again and are valid.
+/// Changed files that were read and are valid.
 #[derive(Debug)]
 pub struct Renewed(Active);
 
@@ -314,7 +317,7 @@ impl Tls {
     /// Reads and checks the files.
     ///
     /// # Errors
-    /// A file that cannot be used.
+    /// A file cannot be used.
     pub fn load(config: &TlsConfig) -> Result<Self, FileError> {
         let unchanged = || FileError {
             key: "tls.certificate",
@@ -352,12 +355,12 @@ impl Tls {
         registry.register(Box::new(expires.clone()))
     }
 
-    /// Most handshakes at a time, a port.
+    /// Most concurrent handshakes per port.
     pub(crate) fn handshakes_max(&self) -> usize {
         usize::try_from(self.inner.config.handshakes).unwrap_or(usize::MAX)
     }
 
-    /// The handshakes of a port that succeeded, and those that failed.
+    /// Counters of a port's successful and failed handshakes.
     pub(crate) fn handshake_counters(&self, transport: &str) -> [IntCounter; 2] {
         let counter = |result| {
             self.inner
@@ -368,7 +371,7 @@ impl Tls {
         ["ok", "failed"].map(counter)
     }
 
-    /// What a handshake that begins now uses.
+    /// The acceptor for handshakes that begin now.
     pub(crate) fn acceptor(&self, http2_only: bool) -> TlsAcceptor {
         let active = self.inner.active.load();
         let config = if http2_only { &active.http2 } else { &active.http };
@@ -378,7 +381,7 @@ impl Tls {
     /// Reads the files; `None` if they are unchanged.
     ///
     /// # Errors
-    /// A file that cannot be used. Nothing has changed.
+    /// A file cannot be used; then nothing has changed.
     pub fn read(&self) -> Result<Option<Renewed>, FileError> {
         let unless = self.inner.active.load().digest;
         let read = Active::read(&self.inner.config, Some(unless));
@@ -400,7 +403,7 @@ impl Tls {
         tracing::info!(%certificate, expires, "TLS certificate, key and authorities replaced");
     }
 
-    /// Reads the files again and again.
+    /// Watches the files and installs them when they change. Never returns.
     ///
     /// # Cancel safety
     /// Dropping the future has no effect on what is in force.
@@ -416,8 +419,8 @@ impl Tls {
     }
 }
 
-/// Names that a client's verified certificate is known by: its alternative names that are URIs or DNS names, then its common
-/// names after `CN=`, so that neither can be taken for the other.
+/// Names in a client's verified certificate: its alternative names that are URIs or DNS names, then its
+/// common names after `CN=`, so that one kind cannot pass for the other.
 pub(crate) fn names_of(certificate: &CertificateDer<'_>) -> Vec<String> {
     let Ok((_, parsed)) = parse_x509_certificate(certificate) else {
         return Vec::new();
@@ -446,8 +449,8 @@ mod tests {
 
     #[test]
     fn a_common_name_is_never_taken_for_an_alternative_name() {
-        // Scenario: a certificate with names of each type, one of which looks like a common name; and bytes that are none.
-        // Expectation: URIs and DNS names, then the common name, marked; nothing.
+        // Scenario: a certificate with names of each type, one of which looks like a common name; and bytes
+        // that are not a certificate. Expectation: URIs and DNS names, then the common name, marked; nothing.
         let mut params = CertificateParams::new(["a.example".to_owned(), "192.0.2.1".to_owned()]).unwrap();
         for uri in ["spiffe://b", "CN=root"] {
             params

@@ -1,20 +1,21 @@
-//! The trace that a request belongs to, as its client says in `traceparent` (W3C Trace Context, level 2).
+//! The trace that a request belongs to, from the client's `traceparent` (W3C Trace Context, level 2).
 
 use http::HeaderMap;
 
 const TRACEPARENT: &str = "traceparent";
 
-/// A trace, and the span of the client in it.
+/// A trace, and the client's span in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TraceContext {
     pub(crate) trace_id: u128,
     pub(crate) parent_id: u64,
-    /// Whether the client records its span.
+    /// Whether the trace is recorded.
     pub(crate) is_sampled: bool,
 }
 
 impl TraceContext {
-    /// `None` without a header, and with one or several that are malformed: the specification says to ignore them.
+    /// Parses the header. `None` if it is missing, malformed or repeated: the specification says to ignore
+    /// those.
     pub(crate) fn of(headers: &HeaderMap) -> Option<Self> {
         let mut values = headers.get_all(TRACEPARENT).iter();
         match (values.next(), values.next()) {
@@ -29,7 +30,7 @@ impl TraceContext {
         let mut parts = known.split(|byte| *byte == b'-');
         let mut part = |digits: usize| parts.next().filter(|part| part.len() == digits).and_then(hex);
         let (version, trace_id, parent_id, flags) = (part(2)?, part(32)?, part(16)?, part(2)?);
-        // Later versions may have more fields; 255 is none.
+        // Later versions may have more fields; version 255 is forbidden.
         let is_whole = match version {
             0 => further.is_empty(),
             255 => false,
@@ -90,7 +91,8 @@ mod tests {
 
     #[test]
     fn what_is_malformed_is_ignored() {
-        // Scenario: no header, two, a forbidden version, zeros, capitals, other lengths and separators. Expectation: none.
+        // Scenario: no header, two, a forbidden version, zeros, capitals, other lengths and separators.
+        // Expectation: no trace.
         assert_eq!(of(&[]), None);
         assert_eq!(of(&[EXAMPLE, EXAMPLE]), None);
         for bad in [

@@ -1,6 +1,7 @@
-//! Allocations of the server for a request of one read: counted, so that they do not creep back.
+//! Counts the server's allocations for a request of one read, so that they do not creep back.
 //!
-//! Client and server must not share an allocator, so the client is a child process: this test's own binary.
+//! Client and server must not share an allocator, so the client is a child process that runs this test's own
+//! binary.
 
 #![forbid(unsafe_code)]
 #![expect(clippy::unwrap_used, reason = "helpers of tests: a failure is the test's")]
@@ -27,15 +28,16 @@ const TEST: &str = "one_read_allocates_little";
 
 const WARM_UP: u64 = 300;
 const READS: u64 = 1000;
-/// Half of one more than there are.
+/// Half an allocation more than there are now.
 const ALLOCATIONS_MAX: f64 = 8.6;
 
 #[test]
 #[ignore = "needs io_uring"]
 fn one_read_allocates_little() {
-    // Scenario: a client sends requests of one block, one at a time, over one connection. Expectation: the whole server,
-    // from socket to ring and back, allocates a known number of times for each. `allocations.json`, for dhat's viewer
-    // (https://nnethercote.github.io/dh_view/dh_view.html), says where.
+    // Scenario: a client sends requests for one block, one at a time, over one connection. Expectation: the
+    // whole server, from socket to ring and back, makes a known number of allocations for each.
+    // `allocations.json`, for dhat's viewer (https://nnethercote.github.io/dh_view/dh_view.html), shows
+    // where.
     if let Ok(url) = std::env::var(SERVER) {
         return client(url);
     }
@@ -83,7 +85,7 @@ fn serve() -> (impl Sized, std::net::SocketAddr) {
         pin: false,
         ..EngineConfig::default()
     };
-    // Starting blocks until the threads are there, so not on the test's runtime.
+    // Starting blocks until the threads exist, so not on the test's runtime.
     let engine = std::thread::spawn(move || Engine::start(&config).unwrap())
         .join()
         .unwrap();
@@ -116,7 +118,7 @@ fn serve() -> (impl Sized, std::net::SocketAddr) {
     ((directory, engine, lifecycle, serving), address)
 }
 
-/// In the child: for each line with a number, so many reads and an empty line.
+/// Runs in the child: for each line with a number, makes that many reads and prints an empty line.
 fn client(url: String) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.unwrap().block_on(async {
@@ -132,7 +134,7 @@ fn client(url: String) {
     });
 }
 
-/// The child, driven without allocations of its parent's.
+/// The child process. Driving it allocates nothing in its parent.
 struct ClientProcess {
     child: Child,
     ask: Option<ChildStdin>,
@@ -153,7 +155,7 @@ impl ClientProcess {
         Self { child, ask, answers }
     }
 
-    /// Sends so many requests.
+    /// Makes `count` reads.
     fn reads(&mut self, count: u64) {
         writeln!(self.ask.as_mut().unwrap(), "{count}").unwrap();
         let mut answer = String::new();

@@ -1,4 +1,5 @@
-//! The configuration from outside: fixtures with every kind of mistake, the layers, the documented file, the commands.
+//! The configuration from outside: fixtures with every kind of mistake, the layers, the documented file, the
+//! commands.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
 use std::collections::BTreeSet;
@@ -60,8 +61,8 @@ fn lines(problems: &Problems) -> Vec<String> {
 
 #[test]
 fn every_bad_file_is_answered_with_all_its_problems() {
-    // Scenario: each file in bad-config; its leading `#! ` lines list what is wrong. Expectation: exactly these problems,
-    // all in one go, each with the file as its source.
+    // Scenario: each file in bad-config; its leading `#! ` lines list its mistakes. Expectation: exactly
+    // these problems, all at once, each with the file as its source.
     let mut files: Vec<_> = std::fs::read_dir(manifest().join("tests/bad-config"))
         .unwrap()
         .map(|entry| entry.unwrap().path())
@@ -92,7 +93,7 @@ fn every_bad_file_is_answered_with_all_its_problems() {
         }
         for problem in &problems.0 {
             let told = problem.source == Source::File(path.clone());
-            // What is absent from a file that says nothing about it has no other source.
+            // A required key that is missing has the source `Default`.
             assert!(
                 told || problem.source == Source::Default,
                 "{}: {problem}",
@@ -105,8 +106,8 @@ fn every_bad_file_is_answered_with_all_its_problems() {
 
 #[test]
 fn a_byte_order_mark_is_no_document() {
-    // Scenario: a file that an editor began with a byte order mark; an empty filter. Expectation: the file is read; the filter is
-    // refused, since it would silence the log.
+    // Scenario: a file that starts with a byte order mark, as some editors write it; an empty filter.
+    // Expectation: the file is read; the filter is refused, since it would silence the log.
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("config.yaml");
     let dataset = "datasets: [{ name: a, kind: blocks, path: a.bin, block_bytes: 4096 }]";
@@ -126,8 +127,9 @@ fn a_byte_order_mark_is_no_document() {
 
 #[test]
 fn check_config_asks_whether_the_access_log_can_be_written() {
-    // Scenario: an access log in a directory that is not there, one that is a directory, and one that can be made. Expectation:
-    // --open refuses the first two as the start does, with exit code 2, and makes none.
+    // Scenario: an access log in a directory that does not exist, one that is a directory, and one that can
+    // be created. Expectation: --open refuses the first two as startup does, with exit code 2, and creates
+    // none.
     let directory = tempfile::tempdir().unwrap();
     let place = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
     for (path, complaint) in [
@@ -153,8 +155,8 @@ fn check_config_asks_whether_the_access_log_can_be_written() {
 
 #[test]
 fn flags_beat_the_environment_which_beats_the_file_which_beats_defaults() {
-    // Scenario: one key set in every layer, others in fewer. Expectation: the highest layer counts, and each setting
-    // names the layer it came from.
+    // Scenario: one key set in every layer, others in fewer. Expectation: the highest layer wins, and each
+    // setting names the layer that it came from.
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("config.yaml");
     let dataset = "datasets: [{ name: a, kind: blocks, path: a.bin, block_bytes: 4096 }]";
@@ -206,8 +208,8 @@ fn flags_beat_the_environment_which_beats_the_file_which_beats_defaults() {
 
 #[test]
 fn bad_variables_and_flags_are_named() {
-    // Scenario: unknown keys, wrong values, sections and datasets set from outside, single underscores. Expectation: every
-    // one is a problem whose source is the variable or the flag.
+    // Scenario: unknown keys, wrong values, sections and datasets set by environment and flags, single
+    // underscores. Expectation: each is a problem whose source is the variable or the flag.
     let mut inputs = demo();
     inputs.environment = environment(&[
         ("RINGFETCH__ENGINE__BACKND", "mmap"),
@@ -275,7 +277,8 @@ fn bad_variables_and_flags_are_named() {
 
 #[test]
 fn defaults_follow_a_smaller_limit_down() {
-    // Scenario: only a small budget, then few requests, are set. Expectation: valid; what nobody set gets smaller too.
+    // Scenario: only a small budget is set, then only few requests. Expectation: valid; defaults shrink to
+    // fit.
     let mut inputs = demo();
     inputs.flags = vec![
         flag("engine.memory_budget", "1MiB"),
@@ -295,8 +298,8 @@ fn defaults_follow_a_smaller_limit_down() {
 
 #[test]
 fn datasets_are_read_whole() {
-    // Scenario: every kind, several paths, suffixes, an inherited and an overridden direct_io. Expectation: the types say
-    // what the file says; relative paths start at the file's directory.
+    // Scenario: every kind, several paths, suffixes, an inherited and an overridden direct_io. Expectation:
+    // the types have the values of the file; relative paths start at the file's directory.
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("config.yaml");
     let text = "
@@ -344,7 +347,7 @@ datasets:
     assert_eq!(datasets[3].kind, objects);
 }
 
-/// Paths of all keys in a YAML value, list indices left out.
+/// Paths of all keys in a YAML value, without list indices.
 fn keys_of(value: &Value, path: &str, keys: &mut BTreeSet<String>) {
     match value {
         Value::Mapping(entries) => {
@@ -368,8 +371,8 @@ fn keys_of(value: &Value, path: &str, keys: &mut BTreeSet<String>) {
 
 #[test]
 fn the_documented_file_has_every_key_with_its_default() {
-    // Scenario: config/ringfetchd.yaml as it stands. Expectation: valid; exactly the keys there are; outside `datasets` and
-    // for dataset keys that have one, the defaults.
+    // Scenario: config/ringfetchd.yaml, unchanged. Expectation: it is valid, has exactly the known keys, and
+    // its values are the defaults, except for `datasets` and dataset keys without a default.
     let value: Value = serde_yaml::from_str(&std::fs::read_to_string(documented()).unwrap()).unwrap();
     let mut keys = BTreeSet::new();
     keys_of(&value, "", &mut keys);
@@ -398,7 +401,7 @@ fn the_documented_file_has_every_key_with_its_default() {
             );
         }
     }
-    // The demo sets none of these, so they are defaults there.
+    // The demo does not set these, so there they have their defaults.
     for (here, there) in [
         ("datasets[0].partial_tail", "datasets[0].partial_tail"),
         ("datasets[0].direct_io", "datasets[0].direct_io"),
@@ -411,8 +414,8 @@ fn the_documented_file_has_every_key_with_its_default() {
 
 #[test]
 fn what_is_printed_reads_back_as_the_same() {
-    // Scenario: the documented file, the demo, and awkward texts, printed and read again. Expectation: the same
-    // configuration, and sources in comments.
+    // Scenario: the documented file, the demo, and awkward text values, printed and read again. Expectation:
+    // the same configuration, with sources in comments.
     let directory = tempfile::tempdir().unwrap();
     let odd = directory.path().join("odd.yaml");
     let text = r#"
@@ -461,8 +464,8 @@ fn text(bytes: &[u8]) -> &str {
 
 #[test]
 fn check_config_answers_by_its_exit_code() {
-    // Scenario: the documented file; a bad file; a missing file; a bad flag over a good file; no file at all. Expectation:
-    // 0 and one line on stdout when good, else 2 with every problem on stderr.
+    // Scenario: the documented file; a bad file; a missing file; a bad flag over a good file; no file at all.
+    // Expectation: exit code 0 and one line on stdout if valid, otherwise 2 with every problem on stderr.
     let documented = documented();
     let documented = documented.to_str().unwrap();
     let good = ringfetchd(&["--config", documented, "check-config"]);
@@ -513,8 +516,8 @@ fn check_config_answers_by_its_exit_code() {
 
 #[test]
 fn check_config_can_open_the_datasets() {
-    // Scenario: a well-formed file with one dataset that is there and two that are not. Expectation: fine by itself; with
-    // --open exit code 2 and a line for each of the two.
+    // Scenario: a well-formed file with one dataset that exists and two that do not. Expectation: valid by
+    // itself; with --open exit code 2 and a line for each of the two.
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("a.bin"), [0; 8192]).unwrap();
     let path = directory.path().join("config.yaml");
@@ -542,7 +545,8 @@ fn check_config_can_open_the_datasets() {
 
 #[test]
 fn print_config_prints_what_is_in_force() {
-    // Scenario: the documented file with a flag over it. Expectation: the value and its source on one line.
+    // Scenario: the documented file, with a flag that overrides a value. Expectation: the value and its
+    // source on one line.
     let documented = documented();
     let output = ringfetchd(&[
         "print-config",
@@ -561,7 +565,7 @@ fn print_config_prints_what_is_in_force() {
 
 #[test]
 fn healthcheck_says_when_nobody_answers() {
-    // Scenario: a port where nobody listens. Expectation: exit code 1 and one line that names the address.
+    // Scenario: a port without a listener. Expectation: exit code 1 and one line that names the address.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     drop(listener);

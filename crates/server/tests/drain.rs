@@ -1,4 +1,5 @@
-//! The daemon's life as an operator sees it: ports, readiness, signals, exit codes. Runs the real binary.
+//! The daemon's lifecycle as an operator sees it: ports, readiness, signals, exit codes. Runs the real
+//! binary.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
 use std::io::{Read, Write};
@@ -13,11 +14,11 @@ use rustix::process::{Pid, Signal, kill_process};
 /// Longest wait for anything; far more than a loaded machine needs.
 const PATIENCE: Duration = Duration::from_secs(60);
 const SEED: u64 = 7;
-/// More than the socket buffers of a client that does not read can hold.
+/// More than fits in the socket buffers of a client that does not read.
 const DATASET_BYTES: u64 = 64 << 20;
 const ANSWER_BYTES: u64 = 16 << 20;
 
-/// Asks again until there is an answer.
+/// Polls until there is a result.
 fn wait_for<T>(what: &str, mut poll: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -103,7 +104,7 @@ impl Daemon {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
-    /// Waits until it drains: the port of gRPC is closed by then, and the one of HTTP answers probes alone.
+    /// Waits until the daemon drains: then the gRPC port is closed, and the HTTP port serves only probes.
     fn drains(&self) {
         wait_for("the gRPC port to be closed", || {
             TcpStream::connect(self.grpc).err()
@@ -115,7 +116,7 @@ impl Daemon {
         wait_for("the daemon's end", || child.try_wait().unwrap())
     }
 
-    /// Sends a request and leaves the answer unread.
+    /// Sends a request and leaves the response unread.
     fn ask(&self, path: &str, headers: &str) -> TcpStream {
         let mut stream = TcpStream::connect(self.http).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -149,9 +150,9 @@ impl Drop for Daemon {
 
 #[test]
 fn a_signal_drains_and_exits_zero() {
-    // Scenario: each backend and each signal, with connections that are idle: one kept alive after an answer, one that never
-    // spoke, on both ports. Expectation: ready and right before; exit 0 after, with nobody waited for; the log says
-    // where it listened and that it drained.
+    // Scenario: each backend and each signal, with idle connections: one kept alive after a response, and one
+    // on each port that has sent nothing. Expectation: ready, with the right bytes, before the signal; exit 0
+    // after it, without waiting for anyone; the log says where the daemon listened and that it drained.
     for (backend, signal) in [
         ("uring", Signal::TERM),
         ("mmap", Signal::INT),
@@ -182,7 +183,7 @@ fn a_signal_drains_and_exits_zero() {
             let (_, metrics) = daemon.get("/metrics");
             let metrics = String::from_utf8(metrics).unwrap();
             let counted = |line: &str| metrics.lines().any(|other| other == line);
-            // Of HTTP: kept, silent, and the one that asks.
+            // HTTP has three: kept alive, silent, and the one of this request.
             (counted("ringfetch_connections{transport=\"http\"} 3")
                 && counted("ringfetch_connections{transport=\"grpc\"} 1"))
             .then_some(())
@@ -205,8 +206,8 @@ fn a_signal_drains_and_exits_zero() {
 
 #[test]
 fn an_answer_in_flight_is_finished_first() {
-    // Scenario: a large answer that the client has begun to read when the signal comes. Expectation: new connections are
-    // refused over gRPC, and get no data over HTTP; the answer arrives whole and right; exit 0.
+    // Scenario: the client has begun to read a large response when the signal arrives. Expectation: new
+    // connections are refused on gRPC, and get no data on HTTP; the response is complete and correct; exit 0.
     let mut daemon = Daemon::start("uring", 60_000);
     let mut stream = daemon.ask(
         "/v1/datasets/a/bytes",
@@ -234,8 +235,8 @@ fn an_answer_in_flight_is_finished_first() {
 
 #[test]
 fn a_client_that_does_not_read_is_cut_off_at_the_deadline() {
-    // Scenario: a large answer of which the client reads only the beginning, and a short drain. Expectation: exit 1 soon
-    // after the deadline, and a line that names the key and what was cut off.
+    // Scenario: a client reads only the beginning of a large response; a short drain timeout. Expectation:
+    // exit 1 soon after the timeout, and a line that names the key and what was aborted.
     let mut daemon = Daemon::start("uring", 300);
     let mut stream = daemon.ask("/v1/datasets/a/bytes", "");
     stream.read_exact(&mut [0; 12]).unwrap();
@@ -250,7 +251,8 @@ fn a_client_that_does_not_read_is_cut_off_at_the_deadline() {
 
 #[test]
 fn a_second_signal_ends_at_once() {
-    // Scenario: as above with a long drain, and a second signal. Expectation: exit 130 long before the deadline.
+    // Scenario: as above, with a long timeout and a second signal. Expectation: exit 130 long before the
+    // timeout.
     let mut daemon = Daemon::start("uring", 600_000);
     let mut stream = daemon.ask("/v1/datasets/a/bytes", "");
     stream.read_exact(&mut [0; 12]).unwrap();
@@ -271,8 +273,8 @@ fn outcome(daemon: &Daemon, arguments: &[&str]) -> (Output, String) {
 
 #[test]
 fn a_port_in_use_names_its_key_and_the_remedy() {
-    // Scenario: a second daemon on ports that are taken, by a daemon and by a stranger. Expectation: exit 3, the key, the
-    // address and the flag; the first daemon goes on.
+    // Scenario: a second daemon on ports that are in use, by a daemon and by another program. Expectation:
+    // exit 3, with the key, the address and the flag; the first daemon continues.
     let daemon = Daemon::start("mmap", 10_000);
     let (output, complaint) = outcome(&daemon, &["--grpc-listen", &daemon.grpc.to_string()]);
     assert_eq!(output.status.code(), Some(3), "{complaint}");
@@ -300,7 +302,8 @@ fn a_port_in_use_names_its_key_and_the_remedy() {
 
 #[test]
 fn a_missing_file_is_a_mistake_of_the_configuration() {
-    // Scenario: the dataset's file is gone at the next start. Expectation: exit 2, and the message names dataset and path.
+    // Scenario: the dataset's file is missing at the next start. Expectation: exit 2, and the message names
+    // dataset and path.
     let daemon = Daemon::start("mmap", 10_000);
     std::fs::remove_file(daemon.directory.path().join("a.bin")).unwrap();
     let (output, complaint) = outcome(&daemon, &[]);
@@ -313,9 +316,9 @@ fn a_missing_file_is_a_mistake_of_the_configuration() {
 
 #[test]
 fn a_configuration_that_became_invalid_makes_no_running_daemon_unhealthy() {
-    // Scenario: a key is misspelled in the file of a daemon that serves, and a value is none of its words; then that daemon ends.
-    // Expectation: healthcheck finds it, by the address in the file or on the command line, and says what is wrong with the file;
-    // with nobody there, exit 1 with the same.
+    // Scenario: the file of a serving daemon gets a misspelled key and an invalid word; then that daemon
+    // stops. Expectation: healthcheck reaches the daemon by the address in the file or on the command line,
+    // and reports the mistakes in the file; once the daemon is gone, it exits with 1 and the same report.
     let mut daemon = Daemon::start("mmap", 10_000);
     let address = daemon.http.to_string();
     let valid = std::fs::read_to_string(daemon.config()).unwrap();
@@ -346,8 +349,8 @@ fn a_configuration_that_became_invalid_makes_no_running_daemon_unhealthy() {
 
 #[test]
 fn the_demo_can_be_made_without_serving_it() {
-    // Scenario: `make-demo` into a new directory, twice. Expectation: exit 0 with the three datasets there, and nothing
-    // written the second time.
+    // Scenario: `make-demo` into a new directory, twice. Expectation: exit 0 with the three datasets, and
+    // nothing written the second time.
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("demo");
     let make = || {
@@ -370,8 +373,8 @@ fn the_demo_can_be_made_without_serving_it() {
 
 #[test]
 fn who_had_connected_and_not_spoken_is_told_of_the_drain() {
-    // Scenario: connections that have said nothing when SIGTERM comes, and ask right after it. Expectation: each is
-    // answered, by 503 or as asked; none is reset; exit 0.
+    // Scenario: connections that are silent until SIGTERM, and send a request right after it. Expectation:
+    // each gets a response, 503 or the data; none is reset; exit 0.
     let mut daemon = Daemon::start("mmap", 10_000);
     let mut silent: Vec<TcpStream> = (0..16)
         .map(|_| TcpStream::connect(daemon.http).unwrap())

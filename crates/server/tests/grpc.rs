@@ -1,5 +1,5 @@
-//! The gRPC services over real datasets and a real engine (pread: it runs wherever the tests do), called in memory by
-//! tonic's own clients, so that what is written by hand on the server meets what everybody else has.
+//! The gRPC services over real datasets and a real engine (pread: it runs on any host), called in memory by
+//! tonic's own clients, so that the hand-written server is tested against a standard client.
 
 #[cfg(test)]
 mod grpc {

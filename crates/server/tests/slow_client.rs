@@ -1,4 +1,5 @@
-//! A client that does not read, on a real connection: what it asked for must stay on the disk, not pile up in memory.
+//! A client that does not read, on a real connection: the data that it requested must stay on the disk, not
+//! pile up in memory.
 
 #![forbid(unsafe_code)]
 #![expect(clippy::unwrap_used, reason = "helpers of tests: a failure is the test's")]
@@ -18,7 +19,8 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
 
 const DATASET_BYTES: u64 = 96 << 20;
-/// Two windows, what the kernel takes for a connection (tcp_wmem's 4 MiB, a small receive buffer), and slack.
+/// Two windows, what the kernel buffers for a connection (tcp_wmem's 4 MiB, a small receive buffer), and
+/// slack.
 const HELD_BYTES_MAX: u64 = 16 << 20;
 const DEADLINE: Duration = Duration::from_secs(30);
 
@@ -44,8 +46,9 @@ async fn read_all(mut stream: TcpStream) -> u64 {
 
 #[tokio::test]
 async fn a_client_that_does_not_read_holds_two_windows() {
-    // 96 MiB are asked for and not read, while another client asks again and again: reads stop at what the windows and
-    // the kernel hold, the other client is served, and once it is read, the answer is whole.
+    // 96 MiB are requested and not read, while another client sends one request after the other: reads stop
+    // at what the windows and the kernel hold, the other client is served, and once the response is read it
+    // is complete.
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("blocks");
     std::fs::File::create(&path)
@@ -67,7 +70,7 @@ async fn a_client_that_does_not_read_holds_two_windows() {
         pin: false,
         ..EngineConfig::default()
     };
-    // Starting blocks until the threads are there, so not on the test's runtime.
+    // Starting blocks until the threads exist, so not on the test's runtime.
     let engine = std::thread::spawn(move || Engine::start(&config).unwrap())
         .join()
         .unwrap();
@@ -98,7 +101,8 @@ async fn a_client_that_does_not_read_holds_two_windows() {
 
     let slow = open(address, 64 << 10, "/v1/datasets/b/bytes").await;
     slow.readable().await.unwrap();
-    // Each probe passes the core that the slow connection is on; many in a row without a further read: it has stopped.
+    // Each probe runs on the core of the slow connection; after many in a row without a further read, it has
+    // stopped.
     let give_up = Instant::now() + DEADLINE;
     let (mut before, mut unchanged) = (0, 0);
     while unchanged < 200 {

@@ -1,7 +1,7 @@
-//! The house rules that no other tool holds, read off the source tree. Each rule is one test; it says its reason when
-//! it is broken, and shows on made-up samples that it can be broken at all before it looks at the tree.
+//! House rules that no other tool enforces, checked on the source tree. Each rule is one test; it reports its
+//! reason when it is broken, and first checks on made-up samples that it can fail at all.
 //!
-//! Deliberately absent: whatever rustc, clippy, rustfmt, cargo-deny and buf hold already.
+//! Not here: everything that rustc, clippy, rustfmt, cargo-deny and buf already enforce.
 
 mod tidy {
     mod documents;

@@ -3,16 +3,16 @@
 use serde::Serialize;
 use std::time::Duration;
 
-/// Records kept; later reads are only counted. 48 bytes each.
+/// Most records kept; later reads are only counted. 48 bytes each.
 const RECORDS_MAX: usize = 1 << 20;
 
-/// How a read ended.
+/// The outcome of a read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
     /// All bytes up to the end of the file.
     Served,
-    /// Fewer bytes than asked for, injected.
+    /// Fewer bytes than requested, injected.
     Short,
     /// EIO, injected.
     Failed,
@@ -24,13 +24,13 @@ pub enum Outcome {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct ReadRecord {
-    /// From 1, in order of arrival. Records are in order of answers.
+    /// From 1, in order of arrival. Records are in order of their answers.
     pub number: u64,
     /// The file's inode number, as `stat` reports it on the mount.
     pub inode: u64,
-    /// In the file.
+    /// Offset in the file.
     pub offset: u64,
-    /// As asked for.
+    /// The length requested.
     pub length_bytes: u32,
     /// Whether the file was opened with `O_DIRECT`.
     pub direct: bool,
@@ -63,19 +63,19 @@ pub struct Reads {
     pub short: u64,
     /// Answers with an error of the source.
     pub source_failed: u64,
-    /// Reads that wait for a slot now.
+    /// Reads waiting for a slot now.
     pub waiting: usize,
     /// Reads in service now.
     pub in_service: usize,
-    /// Most reads that waited at the same time.
+    /// Most reads waiting at the same time.
     pub waiting_peak: usize,
     /// Most reads in service at the same time.
     pub in_service_peak: usize,
-    /// The longest time between the moment a read was due and its answer: the disk's own inaccuracy.
+    /// Longest delay between the due time of a read and its answer: the disk's own inaccuracy.
     pub late_max: Duration,
     /// The mean of the same.
     pub late_mean: Duration,
-    /// Reads answered without a record, the record being full.
+    /// Reads answered without a record, since the record was full.
     pub unrecorded: u64,
 }
 

@@ -1,7 +1,7 @@
-//! The disk behind the file system: takes reads on, answers each when it is due, counts them.
+//! The disk behind the file system: accepts reads, answers each when it is due, counts them.
 //!
-//! A few threads share one schedule. The one that waits for the next read to be due hands that duty to another before
-//! it answers, so that reads that are due together are answered side by side.
+//! A few threads share one schedule. The one that waits for the next due read passes that duty to another
+//! before it answers, so that reads due together are answered in parallel.
 
 use crate::counts::{Counts, Outcome, ReadRecord, Reads};
 use crate::error::Error;
@@ -16,7 +16,7 @@ use std::os::unix::fs::FileExt as _;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A read with all that it takes to answer it.
+/// A read with everything needed to answer it.
 struct Job {
     read: Read,
     fate: Fate,
@@ -29,7 +29,7 @@ struct State {
     parameters: Parameters,
     schedule: Schedule<Job>,
     counts: Counts,
-    /// The number of the last read, which resets do not touch: faults depend on it.
+    /// Number of the last read. Resets keep it, since faults depend on it.
     number: u64,
     held: bool,
     closing: bool,
@@ -40,9 +40,9 @@ struct State {
 pub(crate) struct Device {
     started: Instant,
     state: Mutex<State>,
-    /// The schedule may have something for a worker.
+    /// Notified when the schedule may have work.
     work: Condvar,
-    /// The counts changed.
+    /// Notified when the counts changed.
     counted: Condvar,
 }
 
@@ -73,7 +73,7 @@ impl Device {
         self.started.elapsed()
     }
 
-    /// Takes a read on. The reply is sent when the read is due.
+    /// Accepts a read. The reply is sent when the read is due.
     pub(crate) fn arrive(
         &self,
         (inode, file): (u64, Arc<File>),
@@ -123,9 +123,10 @@ impl Device {
         }
     }
 
-    /// One worker's life: answers reads until the disk closes.
+    /// The loop of a worker: answers reads until the disk closes.
     pub(crate) fn serve(&self) {
-        // The default of 50 us would be most of the inaccuracy. Without it the disk works, only less precisely.
+        // The default slack of 50 us would be most of the inaccuracy. If this fails, the disk is only less
+        // precise.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         let mut buffer = Vec::new();
         let mut state = self.lock();
@@ -171,7 +172,7 @@ impl Device {
         }
     }
 
-    /// Reads from the source, counts, and only then replies: whoever has the answer finds it counted.
+    /// Reads from the source, counts, and only then replies, so that an answered read is already counted.
     fn answer(&self, job: Job, due: At, buffer: &mut Vec<u8>) {
         let Job {
             read,
@@ -281,7 +282,7 @@ impl Device {
         self.lock().counts = Counts::default();
     }
 
-    /// Waits for a condition of the counts. `false`: it did not come true in time.
+    /// Waits for a condition of the counts. `false`: timed out.
     pub(crate) fn wait_until(&self, within: Duration, mut condition: impl FnMut(&Reads) -> bool) -> bool {
         let mut state = self.lock();
         state.watchers = state.watchers.saturating_add(1);
@@ -299,7 +300,7 @@ impl Device {
     }
 }
 
-/// As many bytes as the file has there, up to the buffer's length.
+/// Reads as many bytes as the file has there, up to the buffer's length.
 fn read_fully(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
     let mut done = 0;
     while done < buffer.len() {

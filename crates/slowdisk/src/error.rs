@@ -1,4 +1,4 @@
-//! What can go wrong with a slow disk.
+//! Errors of a slow disk.
 
 use std::io;
 use std::path::PathBuf;
@@ -7,10 +7,10 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A parameter is unknown, does not parse or is out of its bounds.
+    /// A parameter is unknown, does not parse or is out of bounds.
     #[error("{key}: {problem}")]
     Parameter {
-        /// The parameter, as `slowdisk --help` and `set` name it.
+        /// The parameter, as in `slowdisk --help` and `set`.
         key: String,
         /// What is wrong with it.
         problem: String,
@@ -20,7 +20,7 @@ pub enum Error {
     Source {
         /// The source.
         path: PathBuf,
-        /// What the system reports.
+        /// The system's error.
         source: io::Error,
     },
     /// The mount failed: FUSE is unavailable, or not permitted, or the mount point is unusable.
@@ -28,7 +28,7 @@ pub enum Error {
     Mount {
         /// The mount point.
         path: PathBuf,
-        /// What the system reports.
+        /// The system's error.
         source: io::Error,
     },
 }

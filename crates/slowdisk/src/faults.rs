@@ -3,10 +3,10 @@
 use crate::parameters::Parameters;
 use std::time::Duration;
 
-/// Short reads end on a sector, as those of a device do.
+/// Short reads end on a sector, as a device's do.
 const SECTOR_BYTES: u32 = 512;
 
-/// One read, as far as its fate depends on it.
+/// The properties of a read that determine its fate.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Read {
     /// From 1, in order of arrival.
@@ -20,7 +20,7 @@ pub(crate) struct Read {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fate {
     Served,
-    /// Only so many bytes are returned.
+    /// Only this many bytes are returned.
     Short(u32),
     /// EIO.
     Failed,
@@ -28,7 +28,7 @@ pub(crate) enum Fate {
 
 /// The read's fate, and how long it is in service.
 pub(crate) fn decide(parameters: &Parameters, read: Read) -> (Fate, Duration) {
-    // Seeded by the read's number, so that the draws do not depend on which faults are switched on.
+    // Seeded by the read's number, so that the draws do not depend on which faults are enabled.
     let mut random =
         fastrand::Rng::with_seed(parameters.seed ^ read.number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     let (jitter, error, short) = (random.f64(), random.f64(), random.f64());
@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn every_nth_read_fails() {
-        // Scenario: every third. Expectation: 3, 6, 9 of the first ten.
+        // Scenario: every third read fails. Expectation: 3, 6, 9 of the first ten.
         let parameters = Parameters {
             error_every: 3,
             ..Parameters::default()
@@ -94,7 +94,8 @@ mod tests {
 
     #[test]
     fn short_reads_are_half_in_sectors_and_direct_only() {
-        // Scenario: every read is short. Expectation: half in whole sectors; one sector and buffered reads are whole.
+        // Scenario: every read is short. Expectation: half in whole sectors; reads of one sector and buffered
+        // reads are whole.
         let parameters = Parameters {
             short_every: 1,
             ..Parameters::default()
@@ -111,7 +112,8 @@ mod tests {
 
     #[test]
     fn the_same_seed_gives_the_same_faults() {
-        // Scenario: one read in ten fails, with jitter. Expectation: repeatable, about as often as asked, seeds differ.
+        // Scenario: one read in ten fails, with jitter. Expectation: repeatable, about as often as requested,
+        // seeds differ.
         let parameters = |seed| Parameters {
             error_probability: 0.1,
             jitter: Jitter::Uniform(Duration::from_millis(1)),

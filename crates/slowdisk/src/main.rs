@@ -1,7 +1,7 @@
 //! `slowdisk`: mounts a slow, faulty disk and keeps it until it is interrupted or told to quit.
 //!
-//! One JSON object a line on stdout: first that it is mounted and with which parameters, an answer to each command
-//! from stdin, at the end the parameters and counts.
+//! Writes one JSON object per line to stdout: first that it is mounted and with which parameters, then an
+//! answer to each command from stdin, at the end the parameters and counts.
 #![forbid(unsafe_code)]
 
 use anyhow::{Context as _, bail};
@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
-/// Commands that may wait; a writer that is faster blocks.
+/// Most commands that may wait; a faster writer blocks.
 const COMMANDS_WAITING_MAX: usize = 16;
 
 /// Shows a file or directory as a slow, faulty, counting disk (FUSE, read-only) until Ctrl-C, SIGTERM or `quit`.
@@ -102,7 +102,7 @@ fn say(line: &Value) -> anyhow::Result<()> {
         .context("stdout")
 }
 
-/// Carries one command out. `None`: quit.
+/// Runs one command. `None`: quit.
 fn command(disk: &SlowDisk, line: &str) -> Option<Value> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let done = json!({"ok": true});
@@ -149,7 +149,7 @@ async fn run(arguments: Arguments) -> anyhow::Result<()> {
     say(&json!({"mounted": disk.path(), "parameters": disk.parameters()}))?;
 
     let (sender, mut commands) = mpsc::channel(COMMANDS_WAITING_MAX);
-    // A thread of its own: reading stdin cannot be cancelled, and must not keep the process from ending.
+    // A separate thread: reading stdin cannot be cancelled, and must not keep the process from ending.
     std::thread::Builder::new()
         .name("stdin".to_owned())
         .spawn(move || {

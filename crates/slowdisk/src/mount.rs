@@ -17,7 +17,7 @@ use std::{fs, io};
 /// Threads that take requests from the kernel, and threads that answer reads.
 const REQUEST_THREADS: usize = 2;
 const ANSWER_THREADS: usize = 4;
-/// How long unmounting waits for whoever still has files open. Their reads fail afterwards.
+/// How long unmounting waits for processes with open files. Their reads fail afterwards.
 const END_WITHIN: Duration = Duration::from_secs(1);
 
 /// What to mount, where and how.
@@ -54,7 +54,7 @@ impl Options {
     }
 }
 
-/// What a report of a measurement must contain: how the disk was set, and what it did.
+/// For the report of a measurement: the disk's parameters and counts.
 #[derive(Debug, Clone, Serialize)]
 #[non_exhaustive]
 pub struct Report {
@@ -64,7 +64,7 @@ pub struct Report {
     pub reads: Reads,
 }
 
-/// A mounted disk. Dropping it answers what is in service and unmounts.
+/// A mounted disk. Dropping it answers reads in service and unmounts.
 pub struct SlowDisk {
     device: Arc<Device>,
     path: PathBuf,
@@ -78,7 +78,7 @@ impl SlowDisk {
     /// Mounts a disk. Needs `/dev/fuse`, and root or `fusermount3`.
     ///
     /// # Errors
-    /// `Parameter` for one out of bounds, `Source` or `Mount` when the system refuses.
+    /// `Parameter` for one out of bounds, `Source` or `Mount` if the system refuses.
     pub fn mount(options: Options) -> Result<Self, Error> {
         options.parameters.check()?;
         let source_error = |source| Error::Source {
@@ -100,7 +100,7 @@ impl SlowDisk {
         }
         let mountpoint = options.mountpoint.canonicalize().map_err(mount_error)?;
         if mountpoint.starts_with(&source) || source.starts_with(&mountpoint) {
-            // A look-up in the source would come back to this disk and wait for itself.
+            // A look-up in the source would return to this disk and wait for itself.
             return Err(mount_error(io::Error::other(
                 "one of source and mount point is inside the other",
             )));
@@ -130,7 +130,7 @@ impl SlowDisk {
         Ok(disk)
     }
 
-    /// Where to read: the mount point, or the file in it when the source is a file.
+    /// The path to read: the mount point, or the file in it if the source is a file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -142,10 +142,10 @@ impl SlowDisk {
         self.device.parameters()
     }
 
-    /// Changes parameters. Latency and faults apply to reads that arrive from now on, slots at once.
+    /// Changes parameters. Latency and faults apply to reads that arrive from now on; slots change at once.
     ///
     /// # Errors
-    /// `Parameter` when a value is out of bounds afterwards; then nothing changes.
+    /// `Parameter` if a value would be out of bounds; then nothing changes.
     pub fn set<T>(&self, change: impl FnOnce(&mut Parameters) -> T) -> Result<T, Error> {
         self.device.set(change)
     }
@@ -172,12 +172,12 @@ impl SlowDisk {
         self.device.records()
     }
 
-    /// Sets totals and records to nothing.
+    /// Clears totals and records.
     pub fn reset(&self) {
         self.device.reset();
     }
 
-    /// Waits until a condition of the totals holds. `false`: it did not come true in time.
+    /// Waits until a condition of the totals holds. `false`: timed out.
     pub fn wait_until(&self, within: Duration, condition: impl FnMut(&Reads) -> bool) -> bool {
         self.device.wait_until(within, condition)
     }
@@ -204,7 +204,7 @@ impl Drop for SlowDisk {
     fn drop(&mut self) {
         self.device.close();
         if let Some(session) = self.session.take() {
-            // Lazily: it succeeds while files are open. Without the permission the session goes through fusermount.
+            // Lazily: it succeeds while files are open. Without the permission, the session uses fusermount.
             let detached = unmount(&self.mountpoint, UnmountFlags::DETACH).is_ok();
             let deadline = Instant::now() + END_WITHIN;
             while detached && !session.guard.is_finished() && Instant::now() < deadline {
@@ -213,7 +213,7 @@ impl Drop for SlowDisk {
             drop(session);
         }
         for worker in self.workers.drain(..) {
-            // A worker that panicked has printed why.
+            // A worker that panicked has printed the reason.
             let _ = worker.join();
         }
         if self.created {
@@ -222,7 +222,7 @@ impl Drop for SlowDisk {
     }
 }
 
-/// The mount's source says how slow the disk is, so that whoever reads from it can tell.
+/// The mount's source states the disk's latency, for those who read from it.
 fn config(parameters: &Parameters) -> Config {
     let latency = humantime::format_duration(parameters.latency).to_string();
     let source = format!(
@@ -240,7 +240,7 @@ fn config(parameters: &Parameters) -> Config {
     config.n_threads = Some(REQUEST_THREADS);
     config.clone_fd = true;
     if rustix::process::geteuid().is_root() {
-        // A daemon under test may run as another user. Others than root need a line in /etc/fuse.conf for this.
+        // A daemon under test may run as another user. Without root this needs a line in /etc/fuse.conf.
         config.acl = SessionACL::All;
     }
     config

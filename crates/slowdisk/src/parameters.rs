@@ -7,13 +7,13 @@ use std::ops::Range;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Longer latencies are surely a mistake, and keep a process that reads from being killed.
+/// A longer latency is surely a mistake, and makes a reading process unkillable meanwhile.
 const LATENCY_MAX: Duration = Duration::from_secs(600);
-/// The kernel's own limit of asynchronous reads (`max_background` is 16 bits wide).
+/// The kernel's own limit for asynchronous reads (`max_background` is 16 bits wide).
 pub(crate) const CONCURRENCY_MAX: usize = 65_535;
 const RANGES_MAX: usize = 1024;
 
-/// What is added to a read's latency, drawn for each read from the seed and the read's number.
+/// Additional latency, drawn for each read from the seed and the read's number.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Jitter {
@@ -22,12 +22,12 @@ pub enum Jitter {
     None,
     /// Uniform between zero and this.
     Uniform(Duration),
-    /// Exponential with this mean, cut at ten times the mean.
+    /// Exponential with this mean, limited to ten times the mean.
     Exponential(Duration),
 }
 
 impl Jitter {
-    /// The addition for a number between 0 and 1.
+    /// The jitter for a number between 0 and 1.
     pub(crate) fn at(self, unit: f64) -> Duration {
         match self {
             Self::None => Duration::ZERO,
@@ -61,13 +61,13 @@ impl FromStr for Jitter {
     }
 }
 
-/// How slow and how faulty the disk is. The default is neither, with any number of reads at a time.
+/// How slow and how faulty the disk is. By default neither, with unlimited concurrency.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Parameters {
     /// How long each read is in service.
     #[serde(serialize_with = "as_text")]
     pub latency: Duration,
-    /// What is added to it.
+    /// Added to the latency.
     pub jitter: Jitter,
     /// Most reads in service at a time, 1 to 65,535; further ones wait in order of arrival.
     pub concurrency: usize,
@@ -79,11 +79,11 @@ pub struct Parameters {
     pub error_every: u64,
     /// Each read fails with EIO with this probability.
     pub error_probability: f64,
-    /// Every n-th direct read returns about half of what was asked for; 0: none.
+    /// Every n-th direct read returns about half of the requested bytes; 0: none.
     pub short_every: u64,
     /// Each direct read is short with this probability.
     pub short_probability: f64,
-    /// What jitter and probabilities are drawn from.
+    /// Seed of jitter and probabilities.
     pub seed: u64,
 }
 
@@ -119,7 +119,7 @@ impl Parameters {
         ("seed", "1"),
     ];
 
-    /// Sets one parameter from text. Nothing changes on an error.
+    /// Sets one parameter from text. Changes nothing on an error.
     ///
     /// # Errors
     /// `Parameter` for an unknown key, and for a value that does not parse or is out of bounds.
@@ -151,10 +151,10 @@ impl Parameters {
         Ok(())
     }
 
-    /// Whether all values are within their bounds.
+    /// Checks that all values are within their bounds.
     ///
     /// # Errors
-    /// `Parameter` for the first that is not.
+    /// `Parameter` for the first one that is not.
     pub fn check(&self) -> Result<(), Error> {
         if self.latency.saturating_add(self.jitter.longest()) > LATENCY_MAX {
             return Err(Error::parameter(
@@ -183,7 +183,7 @@ impl Parameters {
         Ok(())
     }
 
-    /// How long a transfer of so many bytes holds the bus.
+    /// How long a transfer of this many bytes occupies the bus.
     pub(crate) fn transfer_time(&self, length_bytes: u64) -> Duration {
         if self.bandwidth_bytes == 0 {
             return Duration::ZERO;
@@ -209,7 +209,7 @@ fn duration(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text).map_err(|error| format!("{text:?}: {error}; use for example 2ms"))
 }
 
-/// `OFFSET+LENGTH` with commas between; empty: none.
+/// `OFFSET+LENGTH`, separated by commas; empty: none.
 fn ranges(text: &str) -> Result<Vec<Range<u64>>, String> {
     let parts = text.split(',').filter(|part| !part.is_empty());
     let parse = |part: &str| {
@@ -267,7 +267,7 @@ mod tests {
 
     #[test]
     fn jitter_stays_within_its_bounds() {
-        // Scenario: the ends of the unit interval and beyond. Expectation: zero to the stated most.
+        // Scenario: the ends of the unit interval and beyond. Expectation: from zero to the stated maximum.
         let mean = Duration::from_millis(1);
         for unit in [-1.0, 0.0, 0.5, 1.0, 2.0] {
             assert_eq!(Jitter::None.at(unit), Duration::ZERO);

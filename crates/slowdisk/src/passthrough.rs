@@ -1,7 +1,7 @@
-//! The file system: names and attributes of the source as they are, reads handed to the device.
+//! The file system: passes names and attributes of the source through, and hands reads to the device.
 //!
-//! Inode numbers are the source's own, so that a file keeps its identity while the kernel forgets and looks it up
-//! again. Attributes are never cached: a truncated or replaced file is seen at once.
+//! Inode numbers are the source's own, so that a file keeps its identity while the kernel forgets it and
+//! looks it up again. Attributes are never cached: a truncated or replaced file is seen at once.
 
 use crate::device::Device;
 use crate::parameters::CONCURRENCY_MAX;
@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
-/// `O_DIRECT` of the open flags, which rustix knows for every architecture.
+/// `O_DIRECT` of the open flags, from rustix for every architecture.
 const DIRECT: u32 = rustix::fs::OFlags::DIRECT.bits();
 
 /// A file or directory that the kernel knows.
@@ -32,7 +32,7 @@ struct Node {
 enum Open {
     File {
         file: Arc<File>,
-        /// Opened past the page cache, so that each read is one of the reader's own.
+        /// Opened past the page cache, so that each read is the reader's own.
         direct: bool,
     },
     Directory(Vec<(u64, FileType, OsString)>),
@@ -43,7 +43,7 @@ pub(crate) struct Passthrough {
     device: Arc<Device>,
     root: PathBuf,
     root_device: u64,
-    /// The only name that is shown, when the source is a file.
+    /// The only visible name, if the source is a file.
     only: Option<OsString>,
     bypass_cache: bool,
     nodes: Mutex<HashMap<u64, Node>>,
@@ -130,7 +130,7 @@ impl Passthrough {
         ];
         for entry in fs::read_dir(self.path_of(inode)?)? {
             let name = entry?.file_name();
-            // What `lookup` would refuse is not listed.
+            // Entries that `lookup` would refuse are not listed.
             if let Ok((_, metadata)) = self.child(inode, &name)
                 && let Some(kind) = kind(&metadata)
             {
@@ -154,7 +154,7 @@ impl Passthrough {
 impl Filesystem for Passthrough {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
         let missing = |what| io::Error::other(format!("the kernel's FUSE lacks {what}"));
-        // Without it a direct read through io_uring would block the kernel's worker thread.
+        // Otherwise a direct read through io_uring would block the kernel's worker thread.
         config
             .add_capabilities(InitFlags::FUSE_ASYNC_DIO)
             .map_err(|_| missing("asynchronous direct I/O"))?;

@@ -1,8 +1,8 @@
 //! When each read is due: slots, latencies and the bus, on a clock that the caller supplies. Pure.
 //!
-//! A slot that becomes free takes the next waiting read at the moment its last read was due, not at the moment a
-//! thread noticed: threads that wake up late do not lower the disk's throughput. 64 slots of 2 ms are 32,000 reads a
-//! second.
+//! A slot that becomes free takes the next waiting read at the moment its last read was due, not when a
+//! thread noticed: threads that wake up late do not lower the disk's throughput. 64 slots of 2 ms are 32,000
+//! reads a second.
 
 use crate::parameters::Parameters;
 use std::cmp::Ordering;
@@ -30,7 +30,7 @@ pub(crate) struct Schedule<T> {
     waiting: VecDeque<Waiting<T>>,
     in_service: BinaryHeap<InService<T>>,
     bus_free_at: At,
-    /// Nothing starts before: the end of the last hold.
+    /// Nothing starts earlier: the end of the last hold.
     not_before: At,
     order: u64,
 }
@@ -54,7 +54,7 @@ impl<T> Schedule<T> {
         self.in_service.len()
     }
 
-    /// Takes a read on; it starts now if a slot is free.
+    /// Accepts a read; it starts now if a slot is free.
     pub(crate) fn arrive(
         &mut self,
         now: At,
@@ -77,7 +77,7 @@ impl<T> Schedule<T> {
         self.in_service.peek().map(|read| read.due)
     }
 
-    /// The next read that is due by now, with the time it was due; its slot takes the next one.
+    /// The next read that is due by now, with its due time; its slot takes the next one.
     pub(crate) fn pop_due(&mut self, now: At, parameters: &Parameters) -> Option<(At, T)> {
         if self.next_due()? > now {
             return None;
@@ -87,13 +87,13 @@ impl<T> Schedule<T> {
         Some((read.due, read.job))
     }
 
-    /// Starts what waits, from now on: after a hold, and when there may be more slots than before.
+    /// Starts waiting reads from now on: after a hold, and when there may be more slots than before.
     pub(crate) fn resume(&mut self, now: At, parameters: &Parameters) {
         self.not_before = now;
         self.start(now, parameters);
     }
 
-    /// Everything, in no particular order of time.
+    /// Removes all reads, in no particular order.
     pub(crate) fn take_all(&mut self) -> Vec<T> {
         let started = std::mem::take(&mut self.in_service).into_vec();
         let waiting = std::mem::take(&mut self.waiting);
@@ -141,7 +141,7 @@ impl<T> PartialOrd for InService<T> {
 }
 
 impl<T> Ord for InService<T> {
-    // Reversed: the heap's greatest is the read that is due first.
+    // Reversed: the heap's greatest element is the read due first.
     fn cmp(&self, other: &Self) -> Ordering {
         (other.due, other.order).cmp(&(self.due, self.order))
     }
@@ -178,7 +178,7 @@ mod tests {
 
     #[test]
     fn nothing_is_answered_before_it_is_due() {
-        // Scenario: a read of 2 ms that arrives at 5 ms. Expectation: not at 6.9 ms, but at 7 ms.
+        // Scenario: a read of 2 ms that arrives at 5 ms. Expectation: due at 7 ms, not at 6.9 ms.
         let (mut schedule, parameters) = (Schedule::new(), slots(1));
         schedule.arrive(5 * MS, 2 * MS, 4096, 1, &parameters);
         assert_eq!(schedule.next_due(), Some(7 * MS));
@@ -188,7 +188,8 @@ mod tests {
 
     #[test]
     fn a_late_thread_costs_no_throughput() {
-        // Scenario: one slot, two reads of 2 ms, looked at only after 10 ms. Expectation: due at 2 and at 4 ms all the same.
+        // Scenario: one slot, two reads of 2 ms, polled only after 10 ms. Expectation: still due at 2 and at
+        // 4 ms.
         let (mut schedule, parameters) = (Schedule::new(), slots(1));
         schedule.arrive(At::ZERO, 2 * MS, 4096, 1, &parameters);
         schedule.arrive(At::ZERO, 2 * MS, 4096, 2, &parameters);
@@ -211,7 +212,8 @@ mod tests {
 
     #[test]
     fn more_slots_start_what_waits() {
-        // Scenario: three reads, one slot, then three. Expectation: the waiting two start when the slots appear.
+        // Scenario: three reads, one slot, then three slots. Expectation: the two waiting reads start when
+        // the slots appear.
         let (mut schedule, parameters) = (Schedule::new(), slots(1));
         for job in 0..3 {
             schedule.arrive(At::ZERO, 2 * MS, 4096, job, &parameters);
@@ -235,7 +237,7 @@ mod tests {
 
     #[test]
     fn everything_can_be_taken_at_the_end() {
-        // Scenario: a slot taken and one read waiting. Expectation: both are handed back, none is left.
+        // Scenario: a slot in use and one read waiting. Expectation: both are returned, none is left.
         let (mut schedule, parameters) = (Schedule::new(), slots(1));
         schedule.arrive(At::ZERO, MS, 1, 1, &parameters);
         schedule.arrive(At::ZERO, MS, 1, 2, &parameters);

@@ -1,4 +1,4 @@
-//! A mounted disk, through the kernel: bytes, counts, faults, holds, depth, and that nothing stays mounted.
+//! A mounted disk, through the kernel: bytes, counts, faults, holds, depth, and unmounting.
 
 #![forbid(unsafe_code)]
 #![expect(clippy::expect_used, reason = "a test fails by panicking")]
@@ -20,7 +20,7 @@ use std::time::Duration;
 const BLOCK: usize = 4096;
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A directory with a file of `blocks` blocks, each filled with bytes of its own.
+/// A directory with a file of `blocks` blocks, each filled with different bytes.
 struct Source {
     directory: tempfile::TempDir,
 }
@@ -105,7 +105,8 @@ fn every_direct_read_reaches_the_disk_as_it_was_asked() {
 #[test]
 #[ignore = "needs root and /dev/fuse"]
 fn a_buffered_block_is_read_once() {
-    // Scenario: one block read twice, and once more after the file was opened again. Expectation: one disk read of it.
+    // Scenario: one block read twice, and once more after the file was reopened. Expectation: one disk read
+    // of it.
     let source = Source::new(1);
     let disk = source.mount(Parameters::default());
     for _ in 0..2 {
@@ -147,7 +148,8 @@ fn a_directory_shows_its_files_and_what_is_below() {
 #[test]
 #[ignore = "needs root and /dev/fuse"]
 fn a_replaced_file_and_a_shorter_one_are_seen_at_once() {
-    // Scenario: the source's file is cut, then replaced by rename. Expectation: the new length, then a new inode.
+    // Scenario: the source's file is truncated, then replaced by rename. Expectation: the new length, then a
+    // new inode.
     let source = Source::new(4);
     let disk = source.mount(Parameters::default());
     let inode = || std::os::unix::fs::MetadataExt::ino(&fs::metadata(disk.path()).expect("stat"));
@@ -316,7 +318,8 @@ fn a_mapping_reads_through_the_page_cache() {
 #[test]
 #[ignore = "needs root and /dev/fuse"]
 fn a_panic_leaves_nothing_mounted() {
-    // Scenario: a panic while the disk is mounted, held, and a file open. Expectation: unmounted, mount point removed.
+    // Scenario: a panic while the disk is mounted, held, and a file open. Expectation: unmounted, mount point
+    // removed.
     let source = Source::new(1);
     let mountpoint = source.path("mnt");
     let panicked = thread::scope(|scope| {

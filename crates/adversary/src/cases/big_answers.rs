@@ -1,5 +1,5 @@
-//! Callers that fetch large answers, one after the other or many at once, and read them. Also the overload of a slow
-//! disk: more reads asked for than it serves.
+//! Callers that fetch large answers, one after the other or many at once, and read them. Also the overload of
+//! a slow disk: more reads than it can serve.
 
 use super::each;
 use crate::grpc::{Connection, Ended, fetch_blocks};
@@ -11,19 +11,19 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 
-/// A pause after a refusal, as short as a careless client's.
+/// Pause after a refusal, as short as a careless client's.
 const AFTER_REFUSAL: Duration = Duration::from_millis(1);
 
-/// Who asks for how much.
+/// Number of callers and size of their answers.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// Callers, each with a connection.
     pub callers: usize,
     /// Calls that each has in flight.
     pub calls: usize,
-    /// Blocks of each answer, at random places.
+    /// Blocks per answer, at random places.
     pub blocks: u64,
-    /// Whether blocks are neighbours, and so one large read.
+    /// Whether blocks are adjacent, and so one large read.
     pub neighbours: bool,
 }
 
@@ -76,7 +76,7 @@ pub async fn run(target: &Target, options: &Options, hold: &Hold, tally: &Tally)
     .await
 }
 
-/// One call after the other until the connection breaks.
+/// Makes one call after the other until the connection breaks.
 async fn fetch(
     connection: &Connection,
     target: &Target,

@@ -14,13 +14,13 @@ use std::time::Duration;
 use tokio::io::{AsyncWriteExt as _, BufReader};
 use tokio::net::TcpStream;
 
-/// Stream numbers end here; the flood goes on with a new connection.
+/// Last stream number used; the flood continues on a new connection.
 const STREAM_MAX: u32 = 1 << 30;
-/// Frames of one write.
+/// Frames per write.
 const FRAMES_A_WRITE: u32 = 100;
 const RECONNECT_AFTER: Duration = Duration::from_millis(10);
 
-/// What is sent without end.
+/// What is sent endlessly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// Whole requests, each cancelled at once (CVE-2023-44487).
@@ -31,18 +31,18 @@ pub enum Kind {
     Settings,
     /// PING, whose acknowledgements are not read.
     Ping,
-    /// One head that goes on in CONTINUATION frames (CVE-2024-27316).
+    /// One head continued in CONTINUATION frames (CVE-2024-27316).
     Continuation,
     /// Requests with thousands of header fields.
     Headers,
     /// One request whose body is DATA frames of no bytes.
     EmptyData,
-    /// One HTTP/1.1 request with header fields without end.
+    /// One HTTP/1.1 request with endless header fields.
     HttpHeaders,
 }
 
 impl Kind {
-    /// All, each with a name for the command line.
+    /// All kinds, each with its name on the command line.
     pub const ALL: [(&'static str, Kind); 8] = [
         ("rapid-reset", Kind::RapidReset),
         ("reset-after-headers", Kind::ResetAfterHeaders),
@@ -54,7 +54,7 @@ impl Kind {
         ("http-headers", Kind::HttpHeaders),
     ];
 
-    /// Whether the flood is worse when what comes back is not read.
+    /// Whether answers are read: some floods are worse if they are not.
     fn reads(self) -> bool {
         !matches!(self, Self::Settings | Self::Ping)
     }
@@ -67,7 +67,7 @@ pub struct Options {
     pub kind: Kind,
     /// Connections.
     pub connections: usize,
-    /// Most frames a second on each, so that the sender's own use of the CPUs is known.
+    /// Most frames per second and connection, so that the sender's own CPU use is known.
     pub frames_per_second: u32,
 }
 
@@ -117,7 +117,7 @@ pub async fn run(target: &Target, options: &Options, hold: &Hold, tally: &Tally)
     .await
 }
 
-/// One connection until the daemon closes it: how it did.
+/// Floods one connection until the daemon closes it; returns how it ended.
 async fn flood(stream: TcpStream, target: &Target, options: &Options, tally: &Tally) -> String {
     let (reader, mut writer) = stream.into_split();
     let write = async {
@@ -173,7 +173,7 @@ async fn flood(stream: TcpStream, target: &Target, options: &Options, tally: &Ta
         how = &mut read => how,
         written = write => match written {
             Ok(()) => "out of stream numbers".to_owned(),
-            // Why the daemon closed may still be there to read.
+            // The daemon's reason for closing may still be readable.
             Err(error) => match tokio::time::timeout(Duration::from_millis(200), read).await {
                 Ok(how) => how,
                 Err(_) => ending(&error),
@@ -222,7 +222,7 @@ impl Frames {
         out
     }
 
-    /// About as many frames as go into one write; returns how many.
+    /// Appends about one write's worth of frames; returns how many.
     fn fill(&mut self, out: &mut Vec<u8>) -> u32 {
         for _ in 0..FRAMES_A_WRITE {
             let stream = self.next_stream;

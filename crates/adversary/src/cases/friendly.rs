@@ -11,17 +11,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
 
-/// How many, how busy.
+/// Number of connections and their rate.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// Connections; every second one speaks HTTP/1.1, the others gRPC.
     pub connections: usize,
-    /// Time from one request of a connection to its next, each for one block.
+    /// Interval between requests of a connection, each for one block.
     pub every: Duration,
 }
 
 impl Default for Options {
-    /// 64 connections, a request a second on each.
+    /// 64 connections, one request a second on each.
     fn default() -> Self {
         Self {
             connections: 64,
@@ -40,7 +40,7 @@ pub async fn run(target: &Target, options: &Options, hold: &Hold, tally: &Tally)
         let (target, options, hold, tally) = (target.clone(), options.clone(), hold.clone(), tally.clone());
         let opening = Arc::clone(&opening);
         async move {
-            // Spread over the interval, or all would ask at the same moment.
+            // Spread over the interval, so that not all ask at the same moment.
             if !hold.pause(options.every.mul_f64(fastrand::f64())).await {
                 return;
             }

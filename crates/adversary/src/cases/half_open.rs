@@ -1,4 +1,4 @@
-//! Connections that never get as far as a whole request: half heads, half bodies, one byte a second, idle.
+//! Connections that never complete a request: half heads, half bodies, one byte a second, idle.
 
 use super::{OPENING_AT_A_TIME, again, each};
 use crate::frames::{PREFACE, ending, put_opening, wait_politely};
@@ -37,7 +37,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// All, each with a name for the command line.
+    /// All kinds, each with its name on the command line.
     pub const ALL: [(&'static str, Kind); 9] = [
         ("silent", Kind::Silent),
         ("half-head", Kind::HalfHead),
@@ -55,19 +55,19 @@ impl Kind {
     }
 }
 
-/// How many of what.
+/// Number of connections and what they do.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Connections in all.
+    /// Total number of connections.
     pub connections: usize,
     /// What they do, in turn.
     pub kinds: Vec<Kind>,
-    /// Whether one that the daemon closes comes back after a second.
+    /// Whether a connection that the daemon closes is reopened after a second.
     pub reconnect: bool,
 }
 
 impl Default for Options {
-    /// 10,000 of all kinds that come back.
+    /// 10,000 of all kinds, with reconnection.
     fn default() -> Self {
         let kinds = Kind::ALL.map(|(_, kind)| kind).to_vec();
         Self {
@@ -141,7 +141,7 @@ async fn stay(mut stream: TcpStream, kind: Kind, target: &Target, hold: &Hold, t
             }
         }
         Kind::IdleHttp => {
-            // The answer of /livez is small whatever the dataset is.
+            // The answer of /livez is small for any dataset.
             match hold.unless_ended(http1::get(&mut stream, "/livez")).await {
                 None => return,
                 Some(Err(error)) => return tally.closed(&ending(&error)),
@@ -162,7 +162,7 @@ async fn stay(mut stream: TcpStream, kind: Kind, target: &Target, hold: &Hold, t
     }
 }
 
-/// Sends the opening, then a byte of `slow` a second, over and over, and reads until the daemon closes.
+/// Sends the opening, then one byte of `slow` a second, repeatedly, and reads until the daemon closes.
 async fn drip(stream: &mut TcpStream, opening: &[u8], slow: &[u8], tally: &Tally) -> io::Result<()> {
     stream.write_all(opening).await?;
     tally.sent(opening.len());

@@ -11,7 +11,7 @@ use std::time::Instant;
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 
-/// How many ask for what.
+/// Number of callers and the block they ask for.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// Callers.
@@ -33,7 +33,8 @@ impl Default for Options {
     }
 }
 
-/// Runs the case: connects, then asks once, all at the same moment. Ends when all are answered, or with the hold.
+/// Runs the case: connects, then asks once, all at the same moment. Ends when all are answered, or with the
+/// hold.
 ///
 /// # Errors
 /// A connection is refused, or a task panicked.
@@ -49,7 +50,7 @@ pub async fn run(target: &Target, options: &Options, hold: &Hold, tally: &Tally)
     let message = Arc::new(fetch_blocks(target, [options.block]));
     each(connections.len(), |number| {
         let connection = Arc::clone(&connections[number]);
-        // The remainder goes to the first ones.
+        // The first ones take the remainder.
         let callers =
             options.callers / connections.len() + usize::from(number < options.callers % connections.len());
         let (start, hold, tally) = (Arc::clone(&start), hold.clone(), tally.clone());

@@ -1,5 +1,5 @@
-//! A reader of single blocks at a steady rate on one connection, measured; and on the same connection, as through a proxy,
-//! another principal that reads as much as it gets.
+//! A reader of single blocks at a steady rate on one connection, measured. On the same connection, as through
+//! a proxy, another principal may read as much as it gets.
 
 use crate::grpc::{Connection, Ended, fetch_blocks};
 use crate::hold::Hold;
@@ -12,15 +12,15 @@ use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 
-/// A pause of the other principal after a refusal.
+/// Pause of the other principal after a refusal.
 const AFTER_REFUSAL: Duration = Duration::from_millis(1);
 
-/// How fast, and beside whom.
+/// Rate of the reader, and the other principal.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// Requests a second.
     pub rate: f64,
-    /// The other principal on the connection.
+    /// The other principal on the connection, if there is one.
     pub beside: Option<Beside>,
 }
 
@@ -31,11 +31,11 @@ pub struct Beside {
     pub token: String,
     /// Calls that it has in flight.
     pub calls: usize,
-    /// Blocks of each answer, at random places.
+    /// Blocks per answer, at random places.
     pub blocks: u64,
 }
 
-/// Runs the case: what the reader got; the tally is the other principal's.
+/// Runs the case; returns what the reader got. The tally counts the other principal.
 ///
 /// # Errors
 /// The connection could not be made, or a task panicked.
@@ -54,7 +54,7 @@ pub async fn run(target: &Target, options: &Options, hold: &Hold, tally: &Tally)
     let mut asked = JoinSet::new();
     let mut random = fastrand::Rng::with_seed(7);
     let mut ticks = tokio::time::interval(Duration::from_secs_f64(1.0 / options.rate));
-    // A tick that is late is a request that is late, not one less.
+    // A late tick is a late request, not a missing one.
     ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
     while hold.unless_ended(ticks.tick()).await.is_some() {
         let message = fetch_blocks(target, [random.u64(..target.blocks)]);

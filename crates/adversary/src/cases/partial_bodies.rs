@@ -16,21 +16,21 @@ use tokio::task::JoinSet;
 /// Sent in parts of this size, so that all calls grow together.
 const PART_BYTES: usize = 64 << 10;
 
-/// How much of how many.
+/// Number of calls and size of their bodies.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// gRPC connections.
     pub connections: usize,
     /// Calls on each, at the same time.
     pub calls: usize,
-    /// Bytes of each call's message that are sent.
+    /// Bytes sent of each call's message.
     pub body_bytes: usize,
-    /// Bytes that the message is announced with.
+    /// Announced length of the message.
     pub announced_bytes: usize,
 }
 
 impl Default for Options {
-    /// 64 connections, 200 calls, 4 MiB less one byte of 4 MiB.
+    /// 64 connections, 200 calls, 4 MiB minus one byte of 4 MiB.
     fn default() -> Self {
         Self {
             connections: 64,
@@ -98,7 +98,7 @@ async fn call(
             put(&mut body, part.slice(..length), tally).await?;
             rest -= length;
         }
-        // The body stays open: neither more of it nor its end.
+        // The body stays open: it neither continues nor ends.
         std::future::pending::<()>().await;
         Ok(())
     };
@@ -113,7 +113,7 @@ async fn put(body: &mut SendStream<Bytes>, mut bytes: Bytes, tally: &Tally) -> R
     while !bytes.is_empty() {
         body.reserve_capacity(bytes.len());
         let Some(capacity) = poll_fn(|context| body.poll_capacity(context)).await else {
-            // The stream is over; its response says how.
+            // The stream has ended; its response says how.
             return std::future::pending().await;
         };
         let part = bytes.split_to(capacity?.min(bytes.len()));

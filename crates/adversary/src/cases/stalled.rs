@@ -1,4 +1,4 @@
-//! Readers that ask for large answers and do not take them.
+//! Clients that request large answers and do not read them.
 
 use super::{again, each};
 use crate::frames::{
@@ -13,47 +13,47 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-/// Little room on this side, so that what is not read stays with the daemon.
+/// A small receive buffer, so that unread data stays with the daemon.
 const RECEIVE_BYTES: u32 = 16 << 10;
-/// How often a connection that is not read is asked whether it is still there.
+/// How often an unread connection is checked for being open.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
-/// How a reader does not read.
+/// How a client fails to read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Manner {
     /// Windows are open, and nothing is read from the socket.
     ReadsNothing,
-    /// Windows are open, and so many bytes a second are read.
+    /// Windows are open, and this many bytes a second are read.
     ReadsSlowly {
         /// Bytes a second.
         bytes: usize,
     },
     /// The socket is read, pings are answered, and streams have a window of zero.
     ZeroWindow,
-    /// As `ZeroWindow`, and each window grows by one byte each time.
+    /// As `ZeroWindow`, but each window grows by one byte each time.
     CreepingWindow {
         /// How often.
         every: Duration,
     },
 }
 
-/// Who asks for how much.
+/// Number of clients and size of their answers.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// gRPC connections.
     pub connections: usize,
     /// Calls on each.
     pub answers: u32,
-    /// Blocks of each answer.
+    /// Blocks per answer.
     pub blocks: u64,
-    /// How they are not read.
+    /// How they fail to read.
     pub manner: Manner,
-    /// Whether one that the daemon closes comes back after a second.
+    /// Whether a connection that the daemon closes is reopened after a second.
     pub reconnect: bool,
 }
 
 impl Default for Options {
-    /// 256 connections, five answers of 4096 blocks each, nothing read, and back again.
+    /// 256 connections, five answers of 4096 blocks each, nothing read, with reconnection.
     fn default() -> Self {
         Self {
             connections: 256,
@@ -93,7 +93,7 @@ pub async fn run(target: &Target, options: &Options, hold: &Hold, tally: &Tally)
     .await
 }
 
-/// One connection, until the daemon closes it: how it did.
+/// One connection, until the daemon closes it; returns how it ended.
 async fn stall(mut stream: TcpStream, target: &Target, options: &Options, tally: &Tally) -> String {
     let window = match options.manner {
         Manner::ReadsNothing | Manner::ReadsSlowly { .. } => WINDOW_MAX,
@@ -148,7 +148,7 @@ async fn slowly(stream: &mut TcpStream, bytes: usize, tally: &Tally) -> io::Resu
     }
 }
 
-/// Reads all frames and answers those that want it; a window update now and then if asked for.
+/// Reads all frames and answers those that require it; sends window updates if requested.
 async fn politely(
     stream: &mut TcpStream,
     creep: Option<(Duration, Vec<u8>)>,
@@ -178,7 +178,7 @@ async fn politely(
             let (head, payload) = read_frame(&mut reader).await?;
             tally.received(head.length + 9);
             match head.kind {
-                // An answer that ends at once is a refusal; its code is compressed, and not looked at.
+                // An answer that ends at once is a refusal; its code is compressed and not decoded.
                 crate::frames::HEADERS if head.flags & crate::frames::END_STREAM != 0 => {
                     tally.refused("refused", None);
                 }

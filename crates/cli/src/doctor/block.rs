@@ -1,4 +1,4 @@
-//! The block device below a path: its layers, and how its queue is set up.
+//! The block device below a path: its layers, and the settings of its queue.
 
 use super::Needs;
 use super::finding::{Check, Finding, checks};
@@ -23,7 +23,7 @@ checks! {
     IO_LIMIT = "device.io_limit", "a limit of the control group throttles reads before the device sees them";
 }
 
-/// engine.uring.queue_depth's default, and engine.plan.max_read's.
+/// Defaults of engine.uring.queue_depth and engine.plan.max_read.
 const QUEUE_DEPTH: u32 = 128;
 const TAGS_TOO_FEW: u32 = QUEUE_DEPTH / 4;
 const TAGS_FEW: u32 = QUEUE_DEPTH / 2;
@@ -72,7 +72,7 @@ pub(super) fn checks(
     checks
 }
 
-/// Where there should be a device.
+/// The finding where a device was expected.
 pub(super) fn not_found() -> Finding {
     STACK.note("no single block device found (is /sys mounted?)")
 }
@@ -143,7 +143,7 @@ fn tags(device: &Device, needs: Needs) -> Finding {
         let found = "unknown: the engine keeps engine.uring.queue_depth in flight on each ring";
         return TAGS.note(found);
     };
-    // As the engine cuts it: 256 tags and 2 rings leave (256 - 16) / 2 = 120 to each.
+    // As the engine lowers it: 256 tags and 2 rings leave (256 - 16) / 2 = 120 for each.
     let each = ((tags - tags / 16) / needs.cores.max(1)).clamp(1, QUEUE_DEPTH);
     let rings = needs.cores;
     let found = format!("{tags}: at most {each} reads in flight on each of {rings} rings");

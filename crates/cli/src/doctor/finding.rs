@@ -1,16 +1,16 @@
-//! What a check says.
+//! The result of a check.
 
 use serde::Serialize;
 use std::io::{self, Write};
 
-/// How a check came out, from best to worst.
+/// Verdicts, from best to worst.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Verdict {
     Ok,
     /// Worth knowing; nothing is wrong.
     Note,
-    /// It works, and worse than it could.
+    /// It works, but worse than it could.
     Warning,
     /// io_uring does not work, or a path cannot be read.
     Problem,
@@ -45,7 +45,8 @@ pub(super) struct Check {
     pub(super) why: &'static str,
 }
 
-/// The checks of one module: each a constant with its id and why it matters, all of them in `CHECKS`.
+/// Defines the checks of one module: each a constant with its id and why it matters, and all of them in
+/// `CHECKS`.
 macro_rules! checks {
     ($($name:ident = $id:literal, $why:literal;)*) => {
         $(const $name: Check = Check { id: $id, why: $why };)*
@@ -81,7 +82,7 @@ impl Check {
         }
     }
 
-    /// A file system of the kernel's that would answer it is not there.
+    /// The kernel file system that would tell is not mounted.
     pub(super) fn unknown_without(self, mount: &str) -> Finding {
         self.note(format!("unknown (is {mount} mounted?)"))
     }
@@ -107,11 +108,11 @@ impl Check {
 pub(super) struct Finding {
     #[serde(flatten)]
     pub(super) check: Check,
-    /// The path it is about; `None`: the host.
+    /// The path it concerns; `None`: the host.
     pub(super) path: Option<String>,
     pub(super) verdict: Verdict,
     pub(super) found: String,
-    /// How to fix it; there is one for every warning and every problem.
+    /// How to fix it; present for every warning and problem.
     pub(super) remedy: Option<String>,
 }
 
@@ -121,7 +122,7 @@ impl Finding {
         self
     }
 
-    /// Id, and path if it is about one.
+    /// Id, and path if it concerns one.
     pub(super) fn name(&self) -> String {
         match &self.path {
             Some(path) => format!("{} ({path})", self.check.id),
@@ -129,7 +130,7 @@ impl Finding {
         }
     }
 
-    /// A line, and why it matters and how to fix it where it is not ok.
+    /// Writes one line; if it is not ok, also why it matters and how to fix it.
     pub(super) fn write(&self, out: &mut dyn Write, width: usize, colour: bool) -> io::Result<()> {
         let word = self.verdict.as_str();
         let word = if colour {

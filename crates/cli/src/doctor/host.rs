@@ -1,4 +1,4 @@
-//! What the machine is: its kernel, what surrounds this process, its clock.
+//! The machine: its kernel, the container or VM around this process, its clock.
 
 use super::finding::{Check, Finding, checks};
 use ringfetch_host::View;
@@ -14,7 +14,7 @@ checks! {
         "with `always`, scattered memory is backed by 2 MiB pages, and more is used than the process touches";
 }
 
-/// What came with which release, and what is lost without it. Sources: liburing's man pages io_uring_setup(2),
+/// Features by release, and what is lost without them. Sources: liburing's man pages io_uring_setup(2),
 /// io_uring_enter(2) and io_uring_register(2); statx(2); cachestat(2).
 const FEATURES: [((u32, u32), &str); 7] = [
     ((5, 1), "io_uring"),
@@ -25,7 +25,7 @@ const FEATURES: [((u32, u32), &str); 7] = [
     ((6, 1), "the alignment of direct reads (STATX_DIOALIGN)"),
     ((6, 5), "cachestat, which backend auto asks"),
 ];
-/// What the engine's own messages ask for.
+/// The release that the engine's own messages ask for.
 const RELEASE_MIN: (u32, u32) = (5, 11);
 
 /// Major and minor number of `6.18.44-generic`.
@@ -56,7 +56,7 @@ pub(super) fn kernel(release: &str) -> Finding {
     }
 }
 
-/// The container that this process is in, as far as it can be seen from inside.
+/// The container around this process, as far as it can be seen from inside.
 pub(super) fn container(view: &View) -> Option<&'static str> {
     let files = [
         ("run/.containerenv", "Podman"),
@@ -81,7 +81,7 @@ pub(super) fn container(view: &View) -> Option<&'static str> {
     known.into_iter().find(marked).map(|(_, name)| name).or(unknown)
 }
 
-/// Whether user 0 in here is another user outside: then capabilities do not reach the host's limits.
+/// Whether this is a user namespace: then capabilities do not reach the host's limits.
 pub(super) fn in_user_namespace(view: &View) -> bool {
     view.text("proc/self/uid_map").is_some_and(|map| {
         let fields: Vec<&str> = map.split_whitespace().collect();
@@ -122,7 +122,7 @@ pub(super) fn clock_source(view: &View) -> Finding {
     let Some(source) = view.text(format!("{DIRECTORY}/current_clocksource")) else {
         return CLOCK.unknown_without("/sys");
     };
-    // These are read in user space, by the vDSO: arch/*/include/asm/vdso/clocksource.h.
+    // Only these are read in user space, by the vDSO: arch/*/include/asm/vdso/clocksource.h.
     let fast = "tsc kvm-clock hyperv_clocksource arch_sys_counter riscv_clocksource timebase";
     if fast.split(' ').any(|name| source.starts_with(name)) {
         return CLOCK.ok(source);
@@ -151,7 +151,7 @@ pub(super) fn huge_pages(view: &View) -> Finding {
     }
 }
 
-/// The word in brackets: `none [mq-deadline] kyber`; of a single word without, that word.
+/// The word in brackets, as in `none [mq-deadline] kyber`; a single word without brackets is returned as is.
 pub(super) fn chosen(words: &str) -> Option<&str> {
     let bracketed = words
         .split_whitespace()

@@ -1,4 +1,4 @@
-//! How much this process may have: CPUs, memory, threads, descriptors, mappings.
+//! Limits of this process: CPUs, memory, threads, descriptors, mappings.
 
 use super::Needs;
 use super::finding::{Check, Finding, checks};
@@ -23,17 +23,17 @@ checks! {
     MAPPINGS = "limits.mappings", "mmap and auto map each file and each cached object";
 }
 
-/// What the daemon takes beside its response memory: code, connections, buffers of HTTP/2. A round figure to warn by, not
-/// a measured one.
+/// What the daemon needs besides its response memory: code, connections, HTTP/2 buffers. A round figure for
+/// warnings, not a measured one.
 const OTHER_MEMORY_BYTES: u64 = 128 << 20;
 /// Defaults of `config/ringfetchd.yaml`: connections on each of three ports, descriptors of open objects.
 const CONNECTIONS: u64 = 3 * 4096;
 const OBJECTS: u64 = 1024 + IN_FLIGHT_DESCRIPTORS_MAX as u64;
-/// Descriptors of a core: epoll, its waker, the signals' pipe, a ring with its event.
+/// Descriptors of a core: epoll, its waker, the signal pipe, a ring with its eventfd.
 const CORE_DESCRIPTORS: u64 = 6;
 /// Descriptors of a file: one for each way to read.
 const FILE_DESCRIPTORS: u64 = 2;
-/// pread's default pool, and what the runtime's own pool may take meanwhile.
+/// pread's default pool, and what the runtime's own pool may add.
 const OTHER_THREADS: u64 = 64;
 
 pub(super) fn checks(view: &View, group: &Cgroup, usable: u32, needs: Needs) -> Vec<Finding> {
@@ -176,7 +176,7 @@ fn threads(group: &Cgroup, needs: Needs) -> Finding {
 }
 
 fn mappings(view: &View, needs: Needs) -> Finding {
-    // Beside the files: code, heap and stacks, some of them of each thread.
+    // Besides the files: code, heap and stacks, several mappings per thread.
     let wanted = needs.paths + OBJECTS + 4 * (OTHER_THREADS + u64::from(needs.cores)) + 256;
     match view.number::<u64>("proc/sys/vm/max_map_count") {
         Some(limit) if limit < wanted => MAPPINGS.warning(
@@ -194,7 +194,8 @@ impl Needs {
     }
 }
 
-/// Bytes that could cache data: what is available to this process, less the response memory. `None`: unknown.
+/// Bytes that could cache data: what is available to this process, minus the response memory. `None`:
+/// unknown.
 pub(super) fn cache_room(view: &View, group: &Cgroup, needs: Needs) -> Option<u64> {
     let available = group.available_bytes(view)?;
     Some(available.saturating_sub(needs.memory_budget_bytes))

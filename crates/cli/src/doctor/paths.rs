@@ -1,8 +1,8 @@
-//! One path: whether the daemon could open it, how it is read past the page cache and through a ring, what of it is in
-//! memory, and what lies beneath.
+//! One path: whether the daemon could open it, how it is read past the page cache and through a ring, how
+//! much of it is in memory, and what lies beneath.
 //!
-//! The engine opens it, as the daemon would: its verdict on direct I/O is the daemon's. Reads a few blocks, and warms one
-//! page of the cache at most.
+//! The engine opens it, as the daemon would: its verdict on direct I/O is the daemon's. Reads a few blocks,
+//! and warms at most one page of the cache.
 
 use super::Needs;
 use super::block;
@@ -33,23 +33,23 @@ checks! {
         "what is in the page cache is fastest by mmap, what is not by uring; auto asks for each read";
 }
 
-/// Objects of a directory that are looked at.
+/// Most objects of a directory that are examined.
 const OBJECTS_SAMPLED: usize = 1000;
-/// Alignments of offset, length and memory that direct reads are tried with.
+/// Alignments of offset, length and memory to try direct reads with.
 const ALIGNMENTS: [u32; 4] = [512, 1024, 2048, 4096];
 
-/// What of a path the summary goes by.
+/// The facts about a path that the summary uses.
 #[derive(Debug, Clone, Default)]
 pub(super) struct PathFacts {
     pub(super) readable: bool,
     pub(super) length_bytes: u64,
     /// `None`: unknown.
     pub(super) resident_bytes: Option<u64>,
-    /// It is read from a device, past the page cache.
+    /// Whether it is read from a device, past the page cache.
     pub(super) direct: bool,
 }
 
-/// A file to look at: the path itself, or an object beneath it.
+/// A file to examine: the path itself, or an object beneath it.
 struct Sample {
     path: PathBuf,
     length_bytes: u64,
@@ -71,7 +71,7 @@ pub(super) fn examine(
     (checks, facts)
 }
 
-/// Paths may hold anything; no control character reaches the terminal.
+/// Paths may contain anything, but no control character may reach the terminal.
 fn printable(c: char) -> String {
     if c.is_control() {
         c.escape_default().to_string()
@@ -119,7 +119,7 @@ impl Opened {
             direct_io: DirectIo::Preferred,
         };
         let dataset = Dataset::open(&spec).map_err(|error| {
-            // The daemon's message, without the path, which is above it here.
+            // The daemon's message, without the path, which is printed above it.
             let start = format!("{}: ", path.display());
             let problem = error.problem.strip_prefix(&start).unwrap_or(&error.problem);
             let (cause, remedy) = problem.split_once(": ").unwrap_or((problem, "correct the path"));
@@ -201,7 +201,7 @@ impl Opened {
                 let (partition, direct) = (partition.as_deref(), self.direct.direct);
                 checks.extend(block::checks(view, group, &device, partition, direct, needs));
             }
-            // Memory, layers and networks have none, as their file system's check says.
+            // Memory, layered and network file systems have none, as the file system's check says.
             None if has_a_device => checks.push(block::not_found()),
             None => {}
         }
@@ -264,7 +264,7 @@ impl Opened {
                 format!("{reason}, but a read aligned to {bytes} bytes answers {error}"),
                 "set direct_io: off for this dataset, and please report this",
             ),
-            // Its file system's check warns already.
+            // The file system's check warns already.
             None if in_memory => DIRECT.note(found),
             None => DIRECT.ok(found),
         }
@@ -291,10 +291,11 @@ impl Opened {
         }
     }
 
-    /// What of it is in the page cache; for a directory, of the objects looked at.
+    /// How much of it is in the page cache; for a directory, of the examined objects.
     fn residency(&self, system: Option<&str>) -> (Finding, Option<u64>) {
         if system == Some("overlay") {
-            // The pages belong to the file of a layer; asked of the overlay's own file, cachestat finds none (kernel 6.18).
+            // The pages belong to the file of a layer; for the overlay's own file, cachestat finds none
+            // (kernel 6.18).
             let found = "overlayfs hides what is in the page cache: backend auto takes all of it for cold";
             let remedy = "put the data into a volume, or choose uring or mmap";
             return (RESIDENCY.warning(found, remedy), None);
@@ -323,7 +324,7 @@ impl Opened {
         } else {
             metadata.dev()
         };
-        // btrfs and the like give their files numbers that no device has; the mount names one.
+        // btrfs and others give their files device numbers that no device has; the mount names one.
         Device::numbered(view, number).or_else(|| {
             let source = Path::new(&mount?.source);
             let metadata = source.starts_with("/dev").then(|| source.metadata().ok())??;
@@ -348,7 +349,7 @@ fn residency_refused(error: &io::Error) -> Finding {
 }
 
 impl Sample {
-    /// Never waits for a fifo's other end, should the path have become one.
+    /// Never waits for a fifo's other end, if the path has become one.
     fn open(&self, flags: OFlags) -> io::Result<File> {
         let flags = (flags | OFlags::NONBLOCK).bits().cast_signed();
         File::options().read(true).custom_flags(flags).open(&self.path)
@@ -361,7 +362,7 @@ impl Sample {
         file.read_exact_at(&mut [0], self.length_bytes.saturating_sub(1))
     }
 
-    /// Direct reads, aligned to each of [`ALIGNMENTS`] and to no more, in offset, length and memory.
+    /// Tries direct reads with offset, length and memory aligned to exactly each of [`ALIGNMENTS`].
     fn direct_reads(&self) -> Vec<(u32, io::Result<()>)> {
         let file = match self.open(OFlags::DIRECT) {
             Ok(file) => file,
@@ -376,7 +377,7 @@ impl Sample {
                 .align_offset(2 * alignment)
                 .saturating_add(alignment);
             let outcome = match room.get_mut(start..start.saturating_add(alignment)) {
-                // Past the end it reads nothing, and is refused all the same where it is not aligned.
+                // Past the end it reads nothing, but is still refused if it is not aligned.
                 Some(place) => file.read_at(place, u64::from(bytes)).map(drop),
                 None => Ok(()),
             };

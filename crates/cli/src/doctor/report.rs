@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use std::collections::HashSet;
 use std::io::{self, Write};
 
-/// All of it.
+/// The whole report.
 #[derive(Debug)]
 pub(super) struct Report {
     pub(super) release: String,
@@ -64,7 +64,7 @@ impl Report {
             writeln!(out, "\n{}", path.unwrap_or("host"))?;
             let mut repeated = 0;
             for finding in section {
-                // Paths on one device differ in little.
+                // Paths on one device hardly differ.
                 let id = finding.check.id;
                 if !shown.insert((id, &finding.found)) && id.starts_with("device.") {
                     repeated += 1;

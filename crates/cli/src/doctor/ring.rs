@@ -1,4 +1,4 @@
-//! io_uring, by using it: the engine's probe, and each thing that the engine uses where it can.
+//! io_uring, by using it: the engine's probe, and each optional feature that the engine uses.
 
 use super::Needs;
 use super::finding::{Check, Finding, checks};
@@ -29,11 +29,11 @@ checks! {
 /// CAP_IPC_LOCK is bit 14 of a capability set (capabilities(7)).
 const CAP_IPC_LOCK: u64 = 1 << 14;
 
-/// What a ring itself takes, which counts too on kernels before 5.12 and from 6.14: at the deepest, 4096 entries of 64
+/// Memory of a ring itself, which counts too on kernels before 5.12 and from 6.14: at most 4096 entries of 64
 /// bytes and 8192 of 16.
 const RING_BYTES: u64 = 1 << 20;
 
-/// What was tried, and the outcomes.
+/// What was tried, and the results.
 #[derive(Debug)]
 pub(super) struct RingProbe {
     pub(super) probe: Result<UringFacts, UringRefusal>,
@@ -56,7 +56,7 @@ impl RingProbe {
 
 pub(super) fn checks(view: &View, tried: &RingProbe, needs: Needs) -> Vec<Finding> {
     let mut checks = vec![setup(tried), sysctl(view, tried), seccomp(view, tried)];
-    // Where there is no ring, what it could do is one and the same answer again.
+    // Without a ring, every ability would report the same refusal.
     if let Ok(abilities) = &tried.abilities {
         checks.push(flags(abilities));
         checks.push(match &abilities.registered_files {
@@ -153,13 +153,13 @@ fn memlock(view: &View, tried: &RingProbe, needs: Needs) -> Finding {
         .is_some_and(|set| set & CAP_IPC_LOCK != 0);
     let lifted = match (capable, in_user_namespace(view)) {
         (true, false) => ", which CAP_IPC_LOCK lifts for this process",
-        // capable() asks for it outside the namespace.
+        // The kernel's capable() requires it outside the namespace.
         (true, true) => ", and CAP_IPC_LOCK in a user namespace does not lift it",
         (false, _) => "",
     };
     match &tried.memory {
         Ok(()) => MEMLOCK.ok(format!("{what}, can be registered; {limit}{lifted}")),
-        // The limit answers ENOMEM; as many rings as there are cores may need more descriptors than there are.
+        // The limit returns ENOMEM; one ring per core may need more descriptors than allowed.
         Err(error) if Errno::from_io_error(error) != Some(Errno::NOMEM) => MEMLOCK.note_with(
             format!("{what}, could not be tried: {error}"),
             "if it is for want of descriptors, raise the limit of open files (`ulimit -n`)",
@@ -226,7 +226,7 @@ mod tests {
 
     #[test]
     fn the_one_who_refuses_is_the_one_with_the_problem() {
-        // Refusals by sysctl, by a filter, and by a security module; nothing is said of what a ring could do.
+        // Refusals by sysctl, by a filter, and by a security module; no finding about a ring's abilities.
         use Verdict::{Note, Ok, Problem};
         let tree = Tree::new(&[(DISABLED, "2\n"), (GROUP, "-1\n"), (STATUS, FILTERED)]);
         let checks = |refusal| checks(&tree.view(), &refused(refusal), NEEDS);
@@ -259,7 +259,7 @@ mod tests {
 
     #[test]
     fn what_works_for_one_user_may_be_refused_to_the_next() {
-        // A ring that works although the sysctl names a group, and one on a kernel that knows neither sysctl nor filter.
+        // A ring that works although the sysctl names a group, and one on a kernel without sysctl or filter.
         let tree = Tree::new(&[(DISABLED, "1\n"), (GROUP, "997\n"), (STATUS, FILTERED)]);
         let found = checks(&tree.view(), &works(), NEEDS);
         assert_eq!(verdicts(&found), [Verdict::Ok, Verdict::Warning, Verdict::Ok]);
@@ -275,8 +275,8 @@ mod tests {
 
     #[test]
     fn locked_memory_is_reported_with_what_it_takes() {
-        // 64 MiB for 2 rings with a limit of 8 MiB: refused; allowed by CAP_IPC_LOCK; refused although the capability is
-        // there, in a user namespace; out of descriptors.
+        // 64 MiB for 2 rings with a limit of 8 MiB: refused; allowed by CAP_IPC_LOCK; refused despite the
+        // capability, in a user namespace; out of descriptors.
         let tree = Tree::new(&[("proc/self/status", "CapEff:\t0000000000000000\n")]);
         let mut tried = works();
         tried.memory = Err(Errno::NOMEM.into());

@@ -1,4 +1,4 @@
-//! What it comes to: which backends can run here, which to take for these paths, and what to fix first.
+//! The summary: which backends can run here, which to use for these paths, and what to fix first.
 
 use super::finding::{Finding, Verdict};
 use super::paths::PathFacts;
@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
-/// Remedies that are repeated at the end.
+/// Most remedies repeated at the end.
 const FIX_FIRST: usize = 3;
-/// From this share of resident bytes on, data counts as warm, and as partly warm.
+/// From this share of resident bytes on, data count as warm, or as partly warm.
 const WARM_PERCENT: u64 = 95;
 const PARTLY_WARM_PERCENT: u64 = 5;
 
@@ -19,7 +19,7 @@ pub(super) struct Summary {
     runs: Vec<(&'static str, bool)>,
     take: &'static str,
     because: String,
-    /// Name of the check, and how to fix it; the worst first.
+    /// Name of the check, and how to fix it; worst first.
     pub(super) fix_first: Vec<(String, String)>,
 }
 
@@ -66,7 +66,7 @@ impl Summary {
     }
 }
 
-/// Problems, then warnings, as they were found; each remedy once.
+/// Problems, then warnings, in the order found; each remedy once.
 fn fix_first(checks: &[Finding]) -> Vec<(String, String)> {
     let with = |verdict| checks.iter().filter(move |finding| finding.verdict == verdict);
     let mut found: Vec<(String, String)> = Vec::new();
@@ -79,7 +79,7 @@ fn fix_first(checks: &[Finding]) -> Vec<(String, String)> {
     found
 }
 
-/// The table of engines in README.md ("Serve your own data"), for what was found.
+/// The table of engines in README.md ("Serve your own data"), applied to these facts.
 fn choose(files: &[PathFacts], ring: bool, room_bytes: Option<u64>) -> (&'static str, String) {
     let readable: Vec<&PathFacts> = files.iter().filter(|file| file.readable).collect();
     let plain = if !ring {
@@ -180,7 +180,7 @@ mod tests {
             .map(|(_, remedy)| remedy.as_str())
             .collect();
         assert_eq!(fixes, ["fix b", "fix e", "fix a"]);
-        // A ring that cannot read a path is no backend.
+        // A ring that cannot read a path is not a backend.
         assert_eq!(summary.json()["runs"]["uring"], false);
         assert_eq!(summary.json()["runs"]["mmap"], true);
     }

@@ -1,4 +1,4 @@
-//! What holds over all checks.
+//! Properties of all checks together.
 
 use super::*;
 use ringfetch_host::tree::Tree;
@@ -51,7 +51,7 @@ fn kernels_are_reported_with_what_they_lack() {
 
 #[test]
 fn containers_are_recognised_by_what_they_leave() {
-    // With io_uring refused; where it is not, a container is nothing to note.
+    // With io_uring refused the container is noted; otherwise it is ok.
     const UID_MAP: &str = "proc/self/uid_map";
     let profile = "--security-opt seccomp=deploy/seccomp/ringfetchd.json";
     for (files, name, rootless, remedy) in [
@@ -124,7 +124,7 @@ fn a_host_without_proc_and_sys_gets_notes() {
         host::huge_pages(&view),
         host::environment(&view, true),
     ]);
-    // This process's own limit of open files is asked of the kernel, not of /proc.
+    // The kernel, not /proc, reports this process's own limit of open files.
     checks.retain(|finding| finding.check.id != "limits.open_files");
     assert!(
         checks.iter().all(|finding| finding.verdict <= Verdict::Note),

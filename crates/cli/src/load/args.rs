@@ -1,5 +1,5 @@
-//! The arguments of `load` and `load-merge` as types: one word in, one value that cannot be wrong out. What needs
-//! the dataset is checked where that is known.
+//! The arguments of `load` and `load-merge`, parsed into types that cannot hold invalid values. Checks that
+//! need the dataset are made where it is known.
 
 use super::require::Requirement;
 use crate::args::SEED;
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Requests a second that are believed: more than any machine sends, few enough to be counted one by one.
+/// Highest accepted requests per second: more than any machine sends, few enough to count one by one.
 const RATE_MAX: f64 = 10_000_000.0;
 const BATCH_MAX: u32 = 65_536;
 /// YCSB's constant (`ZipfianGenerator.ZIPFIAN_CONSTANT`).
@@ -147,7 +147,7 @@ pub(crate) struct Merge {
 }
 
 impl Load {
-    /// Connections, where the transport decides unless the caller did.
+    /// Number of connections: as requested, or the transport's default.
     pub(crate) fn connections(&self) -> u32 {
         let default = match self.transport {
             TransportArg::Grpc | TransportArg::Stream => 1,
@@ -166,7 +166,7 @@ impl Load {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Mix(pub(crate) Vec<(String, f64)>);
 
-/// Reads a request, both ends included.
+/// Reads per request, both ends included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Batch {
     pub(crate) min: u32,
@@ -183,7 +183,7 @@ impl Batch {
 pub(crate) enum PatternArg {
     Uniform,
     Sequential,
-    /// By theta, between 0 and 1, exclusive.
+    /// Theta, between 0 and 1, exclusive.
     Zipfian(f64),
     /// A fraction of the items and their share of the reads, both between 0 and 1, exclusive.
     Hotspot(f64, f64),

@@ -1,5 +1,5 @@
-//! Which item is next: uniform, sequential, zipfian, a hot spot. Pure but for the position that sequential requests
-//! share.
+//! Chooses the next item: uniform, sequential, zipfian, hot spot. Pure, except for the position that
+//! sequential requests share.
 
 use super::args::PatternArg;
 use crate::quantity::approximate;
@@ -15,10 +15,10 @@ pub(crate) struct Chooser {
 #[derive(Debug)]
 enum Order {
     Uniform,
-    /// Where the next request begins, over all slots and threads.
+    /// Where the next request begins, shared by all slots and threads.
     Sequential(AtomicU64),
     Zipfian(Zipfian),
-    /// So many of the first items get this share of the reads.
+    /// This many of the first items get this share of the reads.
     Hotspot(u64, f64),
 }
 
@@ -70,10 +70,11 @@ fn part_of(fraction: f64, count: u64) -> u64 {
     ((approximate(count) * fraction) as u64).min(count)
 }
 
-/// Item of rank i (from 0) is read with a probability proportional to 1 / (i + 1)^theta. The generator is that of
-/// Gray et al., "Quickly Generating Billion-Record Synthetic Databases" (SIGMOD 1994), figure 5, which YCSB's
-/// `ZipfianGenerator` uses too. As in YCSB's `ScrambledZipfianGenerator` the popular items are spread over the whole
-/// dataset; there by a hash, which lets items collide, here by a permutation, which does not.
+/// The item of rank i (from 0) is read with a probability proportional to 1 / (i + 1)^theta. The generator is
+/// that of Gray et al., "Quickly Generating Billion-Record Synthetic Databases" (SIGMOD 1994), figure 5,
+/// which YCSB's `ZipfianGenerator` uses too. As in YCSB's `ScrambledZipfianGenerator`, the popular items are
+/// spread over the whole dataset: there by a hash, which may map two ranks to one item, here by a
+/// permutation, which does not.
 #[derive(Debug)]
 struct Zipfian {
     count: u64,
@@ -81,7 +82,7 @@ struct Zipfian {
     zeta: f64,
     alpha: f64,
     eta: f64,
-    /// Coprime to `count`, near its golden section, so that neighbours in rank lie far apart (Knuth 6.4).
+    /// Coprime to `count`, near its golden section, so that neighbouring ranks are far apart (Knuth 6.4).
     step: u64,
 }
 
@@ -95,7 +96,7 @@ impl Zipfian {
             theta,
             zeta,
             alpha: 1.0 / (1.0 - theta),
-            // With two items or fewer the first two answers of `rank` are all there are.
+            // With two items or fewer, the first two cases of `rank` cover all.
             eta: if count > 2 {
                 (1.0 - (2.0 / n).powf(1.0 - theta)) / (1.0 - zeta_2 / zeta)
             } else {
@@ -118,7 +119,7 @@ impl Zipfian {
         rank.min(self.count - 1)
     }
 
-    /// The item of a rank.
+    /// The item of a rank, scattered over the dataset.
     fn scatter(&self, rank: u64) -> u64 {
         let item = u128::from(rank) * u128::from(self.step) % u128::from(self.count);
         // Less than the count.
@@ -130,8 +131,8 @@ fn zeta_of_two(theta: f64) -> f64 {
     1.0 + 0.5f64.powf(theta)
 }
 
-/// The sum of 1 / i^theta for i from 1 to n. The head term by term, the rest by Euler and Maclaurin: the error is
-/// below 1e-9 of it, and a dataset of a billion items does not cost a second at the start.
+/// The sum of 1 / i^theta for i from 1 to n. The head term by term, the rest by Euler-Maclaurin: the relative
+/// error is below 1e-9, and a dataset of a billion items does not delay the start by a second.
 fn zeta(n: u64, theta: f64) -> f64 {
     const HEAD: u64 = 10_000;
     let head: f64 = (1..=n.min(HEAD)).map(|i| approximate(i).powf(-theta)).sum();
@@ -149,7 +150,7 @@ fn zeta(n: u64, theta: f64) -> f64 {
 /// A number coprime to `count`, near 0.618 of it.
 fn golden_step(count: u64) -> u64 {
     let near = part_of(0.618_033_988_749_895, count).max(1);
-    // Gaps between numbers coprime to a 64-bit one are short: at most some dozens.
+    // Gaps between numbers coprime to a 64-bit number are short: a few dozen at most.
     (near..=near.saturating_add(10_000))
         .find(|&step| greatest_common_divisor(step, count) == 1)
         .unwrap_or(1)
@@ -197,8 +198,9 @@ mod tests {
 
     #[test]
     fn zipfian_reads_have_the_shape_of_the_formula() {
-        // The ten most popular of 1000 items each within 10 % (rank 2 and 3: where the generator approximates, 25 %)
-        // of 1 / rank^theta / zeta; the top hundred together within 2 %; and the two most popular are no neighbours.
+        // The ten most popular of 1000 items are each within 10 % (ranks 2 and 3, which the generator
+        // approximates, 25 %) of 1 / rank^theta / zeta; the top hundred together within 2 %; and the two most
+        // popular are not neighbours.
         for theta in [0.99, 0.5] {
             let times = chosen(PatternArg::Zipfian(theta), 1000, 200_000);
             let zipfian = Zipfian::new(1000, theta);

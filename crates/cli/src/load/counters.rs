@@ -1,6 +1,6 @@
-//! The daemon's own counters, read from its metrics page before and after: what it read from the device, in how many
-//! system calls, what it refused, and its CPU time, also where it runs on another machine. They count everybody's
-//! load, not only this run's.
+//! The daemon's own counters, read from its metrics page before and after: reads from the device, system
+//! calls, refusals, and its CPU time, even if it runs on another machine. They count all load, not only this
+//! run's.
 
 use super::transport::{Credentials, RequestError, get_text};
 use crate::quantity::approximate;
@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// A page longer than this is not the daemon's.
+/// A longer page is not the daemon's.
 const PAGE_BYTES_MAX: usize = 16 << 20;
 
 /// One reading of the page: every sample by its name and labels.
@@ -45,7 +45,7 @@ impl Page {
             .ok_or_else(|| RequestError::protocol("its /metrics is not ringfetchd's"))
     }
 
-    /// The text format 0.0.4 of Prometheus. Lines that are no samples are passed over.
+    /// Parses Prometheus's text format 0.0.4. Skips lines that are not samples.
     fn parse(text: &str) -> Self {
         let lines = text.lines().filter(|line| !line.starts_with('#'));
         let (samples, at) = (lines.filter_map(parse_sample).collect(), Instant::now());
@@ -56,13 +56,13 @@ impl Page {
         self.samples.iter().filter(move |sample| sample.name == name)
     }
 
-    /// All samples of a name, added up.
+    /// The sum over all samples of a name.
     fn sum(&self, name: &str) -> f64 {
-        // From zero: the sum of no floats is -0.
+        // Starts from zero: the sum of no floats is -0.
         self.named(name).fold(0.0, |sum, sample| sum + sample.value)
     }
 
-    /// The same, by the value of one label.
+    /// The same, grouped by the value of one label.
     fn by(&self, name: &str, label: &str) -> BTreeMap<String, f64> {
         let mut sums = BTreeMap::new();
         for sample in self.named(name) {
@@ -74,7 +74,7 @@ impl Page {
     }
 }
 
-/// `name{label="value",...} 1.5`, with `\\`, `\"` and `\n` in values, which JSON escapes alike.
+/// `name{label="value",...} 1.5`, with `\\`, `\"` and `\n` escaped in values as in JSON.
 fn parse_sample(line: &str) -> Option<Sample> {
     let (name, mut rest) = line.split_at(line.find(['{', ' '])?);
     let mut labels = Vec::new();
@@ -93,15 +93,15 @@ fn parse_sample(line: &str) -> Option<Sample> {
     Some(Sample { name, labels, value })
 }
 
-/// What the daemon counted between two readings. Of everybody's load.
+/// What the daemon counted between two readings, for all clients.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Counted {
-    /// Between the two readings: about the window.
+    /// Time between the two readings: about the window.
     pub(crate) seconds: f64,
     /// Reads answered, by result.
     pub(crate) reads: BTreeMap<String, u64>,
     pub(crate) read_bytes: u64,
-    /// After merging and aligning, per shard added up.
+    /// After merging and aligning, summed over shards.
     pub(crate) device_reads: u64,
     pub(crate) device_read_bytes: u64,
     /// System calls that submitted them.
@@ -109,18 +109,18 @@ pub(crate) struct Counted {
     /// Requests refused, by reason.
     pub(crate) rejected: BTreeMap<String, u64>,
     pub(crate) cpu_seconds: f64,
-    /// Ratios; null where nothing was counted.
+    /// Ratios; null if nothing was counted.
     pub(crate) device_reads_per_read: Option<f64>,
-    /// Bytes read from the device for each byte asked for.
+    /// Bytes read from the device per byte requested.
     pub(crate) read_amplification: Option<f64>,
     pub(crate) submissions_per_read: Option<f64>,
-    /// Reads in flight as seen by each one submitted, averaged.
+    /// Mean over reads of the number in flight when each was submitted.
     pub(crate) queue_depth_mean: Option<f64>,
 }
 
 impl Counted {
     /// # Errors
-    /// The daemon was started anew in between, so that its counters began at zero.
+    /// The daemon was restarted in between, so its counters began at zero.
     pub(crate) fn between(before: &Page, after: &Page) -> Result<Self, String> {
         let [was, is] = [before, after].map(|page| page.sum("process_start_time_seconds"));
         if was.to_bits() != is.to_bits() {
@@ -163,13 +163,13 @@ impl Counted {
         })
     }
 
-    /// CPU a read by the daemon's account alone: both were counted over the same time, by whomever they were caused.
+    /// CPU per read from the daemon's figures alone: both cover the same time and all clients.
     pub(crate) fn cpu_us_per_read(&self) -> Option<f64> {
         let reads: u64 = self.reads.values().sum();
         (reads > 0).then(|| self.cpu_seconds * 1e6 / approximate(reads))
     }
 
-    /// Reads that were answered with their bytes.
+    /// Reads answered with their bytes.
     pub(crate) fn reads_ok(&self) -> u64 {
         self.reads.get("ok").copied().unwrap_or(0)
     }
@@ -231,7 +231,8 @@ broken{x="y 1
 
     #[test]
     fn counters_of_a_daemon_that_was_started_anew_are_none() {
-        // Scenario: the second page is of a later start, with smaller counts. Expected: an error, no figures.
+        // Scenario: the second page is from a later start, with smaller counts. Expected: an error, no
+        // figures.
         let at = |start: &str| Page::parse(&format!("{BEFORE}process_start_time_seconds {start}\n"));
         assert!(Counted::between(&at("1700000000.25"), &at("1700000000.25")).is_ok());
         let problem = Counted::between(&at("1700000000.25"), &at("1700000009.5")).unwrap_err();

@@ -11,7 +11,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// A process that is there.
+    /// The process with this id, which must exist.
     pub(crate) fn new(pid: u32) -> Result<Self, Failure> {
         let process = Self { pid };
         process.cpu().map(|_| process).map_err(Failure::Failed)

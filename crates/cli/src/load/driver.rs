@@ -1,7 +1,7 @@
-//! The threads that drive: each has a runtime, connections and slots of its own, so that nothing of a read crosses
+//! The threads that drive load: each has its own runtime, connections and slots, so that no read crosses
 //! threads and the generator stays cheap. They are started once for any number of measurements.
-//! Invariant: a request is measured if it starts inside the window, and then it is waited for, so that a stall at the
-//! end is not lost.
+//! Invariant: a request that starts inside the window is measured and waited for, so that a stall at the end
+//! is not lost.
 
 use super::args::{Load, TransportArg};
 use super::recorder::Recorder;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
 
-/// How far ahead there always is a timer.
+/// There is always a timer at most this far ahead.
 const TICK: Duration = Duration::from_millis(100);
 
 /// All threads of a run.
@@ -40,7 +40,7 @@ impl LoadThreads {
         workload: &Arc<Workload>,
     ) -> Result<Self, Failure> {
         let connections = args.connections();
-        // A thread without a connection or without a slot would only idle.
+        // A thread without a connection or a slot would only idle.
         let count = args.threads.min(connections).min(args.outstanding);
         let (ready, done) = mpsc::channel(1024);
         let mut load_threads = Self {
@@ -82,7 +82,7 @@ impl LoadThreads {
         Ok(load_threads)
     }
 
-    /// Threads that drive.
+    /// Number of threads.
     pub(super) fn threads(&self) -> u32 {
         u32::try_from(self.threads.len()).unwrap_or(u32::MAX)
     }
@@ -90,7 +90,7 @@ impl LoadThreads {
     /// Starts a measurement on all threads.
     pub(super) async fn measure(&self, pacer: &Arc<Pacer>) {
         for thread in &self.threads {
-            // A thread that is gone is found when its message does not come.
+            // A thread that has ended is noticed when its message does not arrive.
             let _ = thread.measure.send(Arc::clone(pacer)).await;
         }
     }
@@ -99,7 +99,7 @@ impl LoadThreads {
         self.threads.iter().map(|thread| &*thread.recorder)
     }
 
-    /// Lets the threads end and waits for them.
+    /// Ends the threads and waits for them.
     pub(super) fn end(self) -> Result<(), Failure> {
         for Thread { measure, join, .. } in self.threads {
             drop(measure);
@@ -121,13 +121,14 @@ fn unreachable(endpoints: &Endpoints, refused: &RequestError) -> Failure {
     ))
 }
 
-/// Part `part` of `whole` split as evenly as can be: 10 over 4 is 3, 3, 2, 2.
+/// Part `part` of `whole` split as evenly as possible: 10 over 4 is 3, 3, 2, 2.
 fn share(whole: u32, parts: u32, part: u32) -> u32 {
     whole / parts + u32::from(part < whole % parts)
 }
 
-/// One seed from several numbers: every slot of every thread chooses its own items in each measurement, the same ones in each run
-/// with the same seed, and others with its neighbour. Items that came in the step before would be in a cache.
+/// One seed from several numbers: every slot of every thread chooses its own items in each measurement. A run
+/// with the same seed repeats them; a neighbouring seed gives others. Items of the previous step would be
+/// cached.
 fn mixed(numbers: &[u64]) -> u64 {
     numbers
         .iter()
@@ -166,8 +167,9 @@ impl Driver {
             }
         };
         let _ = self.ready.send(Ok(())).await;
-        // A timer that comes before all calls' own: tokio wakes its thread by a system call, and looks for events once
-        // more for nothing, whenever a timer is set that is the earliest, as each call's is while few are in flight.
+        // A timer that is due before those of all calls: whenever a timer becomes the earliest one, as each
+        // call's does while few are in flight, tokio wakes its thread by a system call and polls for events
+        // once more in vain.
         tokio::spawn(async {
             loop {
                 tokio::time::sleep(TICK).await;
@@ -195,7 +197,7 @@ impl Driver {
     }
 }
 
-/// What the slots of one thread share.
+/// State shared by the slots of one thread.
 struct ThreadContext {
     transport: Transport,
     workload: Arc<Workload>,
@@ -214,7 +216,7 @@ async fn run_slots(context: Arc<ThreadContext>, pacer: Arc<Pacer>, gate: Gate, s
     while tasks.join_next().await.is_some() {}
 }
 
-/// One request in flight, again and again.
+/// Keeps one request in flight.
 async fn run_slot(slot: u32, mut random: fastrand::Rng, context: &ThreadContext, pacer: &Pacer, gate: &Gate) {
     let slot = usize::try_from(slot).unwrap_or(0);
     let is_open = pacer.is_open();
@@ -235,7 +237,7 @@ async fn run_slot(slot: u32, mut random: fastrand::Rng, context: &ThreadContext,
     }
 }
 
-/// Whether the connections and the slots of a run fit its transport.
+/// Checks that the connections and slots of a run fit its transport.
 pub(super) fn check(args: &Load) -> Result<(), Failure> {
     if args.transport == TransportArg::Http && args.connections() != args.outstanding {
         return Err(Failure::Usage(format!(
@@ -285,9 +287,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_stall_is_seen_by_every_request_that_it_kept_waiting() {
-        // Scenario: 1000 requests a second for 10 s, 100 slots, and a server that stalls for 1 s.
-        // Expected: all 10 000 are sent. About 1000 of them waited, evenly between 0 and 1 s: 100 in their slots, about
-        // 900 that found no slot; so p99 is near 0.9 s, and p90 below it begins to show. Nothing is missed.
+        // Scenario: 1000 requests a second for 10 s, 100 slots, and a server that stalls for 1 s. Expected:
+        // all 10 000 are sent. About 1000 of them waited, evenly between 0 and 1 s: 100 in their slots, about
+        // 900 without a slot; so p99 is near 0.9 s, and even p90 begins to show it. Nothing is missed.
         let open = Some((Ramp::constant(1000.0), Arrivals::Constant));
         let (tally, missed) = through_a_stall(open, 100).await;
         assert_eq!((tally.requests, missed), (10_000, 0));
@@ -302,7 +304,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_closed_loop_hides_the_same_stall() {
         // Scenario: the same server under a closed loop of 2 slots, which reaches about the same rate.
-        // Expected: two requests saw the stall, and p99 knows nothing of it: why the open loop is there.
+        // Expected: only two requests saw the stall, and p99 does not show it: the reason for the open loop.
         let (tally, _) = through_a_stall(None, 2).await;
         assert!(tally.requests > 8_000, "{}", tally.requests);
         assert!(tally.latency.percentile(99.0).unwrap() < 5e6);
@@ -312,8 +314,8 @@ mod tests {
 
     #[test]
     fn no_two_slots_choose_the_same_items() {
-        // Scenario: neighbouring seeds, in some measurements, on some threads with many slots and the arrivals of each. Expectation:
-        // all seeds differ, and the same numbers give the same one.
+        // Scenario: neighbouring seeds, in several measurements, on several threads with many slots and their
+        // arrivals. Expectation: all seeds differ, and the same numbers give the same one.
         let mut seeds = std::collections::HashSet::new();
         for (run, measurement, thread) in
             (0..4).flat_map(|run| (0..4).flat_map(move |step| (0..4).map(move |of| (run, step, of))))

@@ -1,5 +1,6 @@
-//! Durations as a distribution: recorded, added, asked for percentiles, and written in HdrHistogram's two forms.
-//! Invariant: all are of one shape, so that they always add up; the smallest, the largest and the sum are exact.
+//! A distribution of durations: record, add, query percentiles, and write in HdrHistogram's two forms.
+//! Invariant: all have one shape, so that they can always be added; the smallest, the largest and the sum are
+//! exact.
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
@@ -12,9 +13,9 @@ use std::time::Duration;
 const NS_MIN: u64 = 1_000;
 const NS_MAX: u64 = 3_600_000_000_000;
 const DIGITS: u8 = 3;
-/// Lines for each halving of the distance to 100 %: HdrHistogram's `percentileTicksPerHalfDistance`.
+/// Lines per halving of the distance to 100 %: HdrHistogram's `percentileTicksPerHalfDistance`.
 const TICKS_PER_HALF: u32 = 5;
-/// A million of them; one is at most some 100 KB when compressed.
+/// Longest encoded text; a full histogram is at most about 100 KB when compressed.
 const ENCODED_BYTES_MAX: usize = 8 << 20;
 
 /// Durations in nanoseconds.
@@ -24,7 +25,7 @@ pub(crate) struct Durations {
     max_ns: u64,
     sum_ns: u128,
     count: u64,
-    /// `None` until there is one: most of a histogram's life is being zero.
+    /// `None` until there is a duration, since most histograms stay empty.
     histogram: Option<Histogram<u64>>,
 }
 
@@ -48,7 +49,7 @@ impl Durations {
         self.sum_ns += u128::from(ns);
         self.count += 1;
         if self.histogram.is_none() {
-            // The bounds are constants that are known to be good.
+            // The bounds are constants known to be valid.
             self.histogram = Histogram::new_with_bounds(NS_MIN, NS_MAX, DIGITS).ok();
         }
         if let Some(histogram) = &mut self.histogram {
@@ -63,7 +64,7 @@ impl Durations {
         self.sum_ns += other.sum_ns;
         self.count += other.count;
         match (&mut self.histogram, &other.histogram) {
-            // Histograms of one shape always add up.
+            // Histograms of one shape can always be added.
             (Some(mine), Some(theirs)) => drop(mine.add(theirs)),
             (None, Some(theirs)) => self.histogram = Some(theirs.clone()),
             (_, None) => {}
@@ -86,7 +87,7 @@ impl Durations {
     #[expect(clippy::cast_precision_loss, reason = "three digits are kept")]
     pub(crate) fn percentile(&self, percentile: f64) -> Option<f64> {
         let histogram = self.histogram.as_ref()?;
-        // The histogram rounds up within its resolution; nothing is slower than the slowest.
+        // The histogram rounds up within its resolution; no value exceeds the slowest.
         Some(
             histogram
                 .value_at_percentile(percentile)
@@ -100,7 +101,8 @@ impl Durations {
         (self.count > 0).then(|| self.sum_ns as f64 / self.count as f64)
     }
 
-    /// HdrHistogram's V2 encoding, compressed, in base64: what its log readers and plotters take. In nanoseconds.
+    /// HdrHistogram's V2 encoding, compressed, in base64, as its log readers and plotters expect. In
+    /// nanoseconds.
     pub(crate) fn encode(&self) -> Option<String> {
         let mut bytes = Vec::new();
         V2DeflateSerializer::new()
@@ -109,7 +111,7 @@ impl Durations {
         Some(BASE64_STANDARD.encode(bytes))
     }
 
-    /// What [`Self::encode`] made, with the exact figures that it does not hold.
+    /// Decodes the text of [`Self::encode`], with the exact figures that it does not contain.
     ///
     /// # Errors
     /// What is wrong with the text.
@@ -196,7 +198,7 @@ impl Durations {
 pub(crate) mod tests {
     use super::*;
 
-    /// So many durations, 1 us apart from 1 us on.
+    /// Durations 1 us apart, over this range of us.
     pub(crate) fn ramp(us: std::ops::RangeInclusive<u64>) -> Durations {
         let mut durations = Durations::default();
         us.for_each(|us| durations.record(Duration::from_micros(us)));
@@ -224,7 +226,8 @@ pub(crate) mod tests {
 
     #[test]
     fn the_encoding_goes_there_and_back() {
-        // The compressed V2 form that other tools know; then text that is none, cut, of another shape, contradictory.
+        // The compressed V2 form that other tools read; then text that is invalid, cut off, of another shape,
+        // contradictory.
         let whole = ramp(1..=1000);
         let text = whole.encode().unwrap();
         assert!(text.starts_with("HISTFAAAA"), "{text}");

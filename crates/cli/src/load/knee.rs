@@ -1,13 +1,14 @@
-//! The search for the highest rate that holds an objective: up in a geometric row until a rate breaks it, then between
-//! the last that held and the first that did not. Pure: from the outcomes so far to the next rate.
+//! Searches for the highest rate that meets an objective: up in a geometric series until a rate breaks it,
+//! then between the last that held and the first that did not. Pure: from the results so far to the next
+//! rate.
 
-/// Each step up is so many times the one before.
+/// Factor between two steps up.
 const FACTOR: f64 = 2.0;
-/// Close enough: the knee is between two rates no further apart than this.
+/// The search ends when the knee is between two rates at most this ratio apart.
 const RATIO: f64 = 1.05;
-/// No search takes longer: 20 doublings and the halvings between the last two.
+/// Most steps of a search: 20 doublings, and the halvings between the last two.
 const STEPS_MAX: usize = 30;
-/// A rate of which more arrivals than this were never sent was not driven at all.
+/// If a larger share of arrivals was never sent, the rate was not driven at all.
 pub(crate) const MISSED_SHARE_MAX: f64 = 0.001;
 
 /// The state of a search.
@@ -21,7 +22,7 @@ pub(crate) struct Search {
 }
 
 impl Search {
-    /// A search from this rate on.
+    /// A search that starts at this rate.
     pub(crate) fn new(start: f64) -> Self {
         Self {
             start,
@@ -31,7 +32,7 @@ impl Search {
         }
     }
 
-    /// The next rate to try; `None`: the search is over.
+    /// The next rate to try; `None`: the search has ended.
     pub(crate) fn next(&self) -> Option<f64> {
         if self.steps >= STEPS_MAX {
             return None;
@@ -39,9 +40,9 @@ impl Search {
         match (self.held, self.broken) {
             (None, None) => Some(self.start),
             (Some(held), None) => Some(held * FACTOR),
-            // The middle of a ratio is its root: between 1000 and 4000 lies 2000.
+            // The geometric mean: between 1000 and 4000 lies 2000.
             (Some(held), Some(broken)) => (broken / held > RATIO).then(|| (held * broken).sqrt()),
-            // The first rate was too high already: down, as far as makes sense.
+            // Even the first rate was too high: go down, as far as makes sense.
             (None, Some(broken)) => (broken > self.start / 64.0).then_some(broken / FACTOR),
         }
     }

@@ -1,6 +1,7 @@
-//! `ringfetch load` and `load-merge`. Which items: `workload`, `choice`. How they travel: `transport`. When:
-//! ringfetch-pace. By whom: `driver`. What is measured: `recorder`, `histogram`, and on the other side `counters` and `cpu`.
-//! Its results: `report`, `text`, `series`. Conditions on them: `require`, `knee`.
+//! `ringfetch load` and `load-merge`. `workload` and `choice` choose the items, `transport` sends them,
+//! ringfetch-pace times them, `driver` runs the threads. `recorder` and `histogram` measure here, `counters`
+//! and `cpu` on the daemon's side. `report`, `text` and `series` show the results; `require` and `knee` check
+//! conditions on them.
 //!
 //! Invariant: closed loop or open, a request that starts inside the window is measured and waited for.
 
@@ -92,7 +93,7 @@ pub(crate) async fn run(global: &Global, args: &Load) -> Result<(), Failure> {
     require::check(&args.require, |figure| report.figure(figure))
 }
 
-/// Writes a report, and fails if nothing was read or bytes were wrong.
+/// Writes a report; fails if nothing was read or bytes were wrong.
 fn publish(global: &Global, report: &Report, hgrm: Option<&Path>, hdr: Option<&Path>) -> Result<(), Failure> {
     text::publish(report, global.json, hgrm, hdr)?;
     report.outcome()
@@ -115,7 +116,7 @@ pub(crate) fn merge(global: &Global, args: &Merge) -> Result<(), Failure> {
     require::check(&args.require, |figure| merged.figure(figure))
 }
 
-/// Everything a measurement needs, for as many as there are.
+/// State shared by all measurements of a run.
 struct LoadTest<'a> {
     args: &'a Load,
     workload: Arc<Workload>,

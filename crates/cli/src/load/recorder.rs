@@ -1,5 +1,5 @@
-//! What is measured: one tally a thread, taken and summed by the monitor. A request that failed as a whole has no
-//! latency; an item that failed is no read.
+//! What is measured: one tally per thread, taken and summed by the monitor. A request that failed as a whole
+//! has no latency; an item that failed is not a read.
 
 use super::histogram::Durations;
 use super::transport::{Body, RequestError, Response};
@@ -11,14 +11,14 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// One thread's counts since they were last taken. The lock is its own thread's but for once an interval.
+/// One thread's counts since they were last taken. Only its own thread locks it, except once per interval.
 #[derive(Debug, Default)]
 pub(crate) struct Recorder {
     tally: Mutex<(Tally, Vec<u8>)>,
     in_flight: AtomicU32,
 }
 
-/// Counts over some time, of what is measured unless a field says otherwise.
+/// Counts over a period; only measured requests, unless a field says otherwise.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Tally {
     /// Requests that were answered.
@@ -32,7 +32,7 @@ pub(crate) struct Tally {
     pub(crate) item_errors: BTreeMap<String, u64>,
     /// The first error, whole or item, in words.
     pub(crate) first_error: Option<String>,
-    /// Bytes that are not the pattern's.
+    /// Bytes that differ from the pattern.
     pub(crate) wrong_bytes: u64,
     /// The first of them, in words.
     pub(crate) first_wrong: Option<String>,
@@ -40,19 +40,19 @@ pub(crate) struct Tally {
     pub(crate) in_flight: Duration,
     /// When the last request ended.
     pub(crate) last_end: Option<Instant>,
-    /// From their start (in an open loop: their arrival) to their answer.
+    /// From the start (in an open loop: the arrival) to the response.
     pub(crate) latency: Durations,
-    /// From their arrival to their sending, of all requests of an open loop.
+    /// From arrival to sending, for all requests of an open loop.
     pub(crate) lateness: Durations,
     /// Requests that arrived when all slots were busy.
     pub(crate) late: u64,
     /// Requests and reads of each part of the workload.
     pub(crate) parts: Vec<(u64, u64)>,
-    /// Items that were read, measured or not.
+    /// Items read, measured or not.
     pub(crate) reads_in_all: u64,
 }
 
-/// A request on its way.
+/// A request in flight.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sent {
     permit: Permit,
@@ -68,7 +68,7 @@ impl Recorder {
         Sent { permit, at }
     }
 
-    /// Counts one request that ended now, and checks its bytes if the workload verifies. Returns when it ended.
+    /// Counts a request that ended now, and checks its bytes if the workload verifies. Returns when it ended.
     pub(crate) fn end(
         &self,
         workload: &Workload,
@@ -149,7 +149,7 @@ impl Recorder {
         self.in_flight.load(Ordering::Relaxed)
     }
 
-    /// The counts so far; they restart at 0.
+    /// The counts so far; resets them to 0.
     pub(crate) fn take(&self) -> Tally {
         std::mem::take(&mut self.tally.lock().unwrap_or_else(PoisonError::into_inner).0)
     }
@@ -187,7 +187,7 @@ impl Tally {
         }
     }
 
-    /// Everything that failed, requests and items.
+    /// Number of failed requests and items.
     pub(crate) fn errors(&self) -> u64 {
         self.request_errors.values().sum::<u64>() + self.item_errors.values().sum::<u64>()
     }

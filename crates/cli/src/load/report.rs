@@ -1,4 +1,4 @@
-//! All numbers of a run, as they are written to JSON, read from it and merged. `text` prints them for people.
+//! All numbers of a run, as they are written to JSON, read back and merged. `text` prints them for people.
 
 use super::args::Load;
 use super::counters::Counted;
@@ -18,9 +18,9 @@ use std::time::Duration;
 /// What one run measured. The names are a contract: scripts read them.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct Report {
-    /// How many runs these numbers are of.
+    /// Number of runs in these figures.
     pub(crate) instances: u32,
-    /// The datasets; with their shares, where there are several.
+    /// The datasets, with their shares if there are several.
     pub(crate) dataset: String,
     pub(crate) what: String,
     pub(crate) pattern: String,
@@ -29,7 +29,7 @@ pub(crate) struct Report {
     pub(crate) transport: String,
     pub(crate) connections: u32,
     pub(crate) threads: u32,
-    /// Reads a request: at most, at least.
+    /// Reads per request: at most, at least.
     pub(crate) batch: u32,
     pub(crate) batch_min: u32,
     pub(crate) choice_seed: u64,
@@ -42,7 +42,7 @@ pub(crate) struct Report {
     pub(crate) reads_per_second: f64,
     pub(crate) read_bytes: u64,
     pub(crate) megabytes_per_second: f64,
-    /// Requests in flight: asked for, and averaged over time.
+    /// Requests in flight: requested, and the average over time.
     pub(crate) outstanding: u32,
     pub(crate) outstanding_achieved: f64,
     /// Of answered requests; null if there were none. In an open loop from their arrival.
@@ -58,24 +58,24 @@ pub(crate) struct Report {
     pub(crate) verified: bool,
     pub(crate) wrong_bytes: u64,
     pub(crate) first_wrong: Option<String>,
-    /// What was read of each dataset of a mix.
+    /// Reads of each dataset of a mix.
     pub(crate) mix: Vec<MixPart>,
     pub(crate) own_cpu: Cpu,
-    /// Of --server-pid, or by the daemon's own account; null without either.
+    /// Of --server-pid, or the daemon's own figures; null without either.
     pub(crate) server_cpu: Option<Cpu>,
-    /// The two above, where scripts look for them.
+    /// The two figures above, where scripts expect them.
     pub(crate) cpu_us_per_read: Option<f64>,
     pub(crate) server_cpu_us_per_read: Option<f64>,
-    /// What the daemon counted over the window, everybody's load; null without --http.
+    /// What the daemon counted over the window, for all clients; null without --http.
     pub(crate) server: Option<Counted>,
-    /// Why something that was asked for is not known of the daemon: it has gone, or was restarted. Else null.
+    /// Why a requested figure of the daemon is unknown: it has ended, or was restarted. Otherwise null.
     #[serde(default)]
     pub(crate) server_unknown: Option<String>,
     /// Reads of the whole run, warm-up included, as both sides counted them; null without --http.
     pub(crate) reads_in_all: Option<BothSides>,
-    /// The steps of --step-to-knee; the other numbers are those of the step at the knee.
+    /// The steps of --step-to-knee; the other figures are those of the step at the knee.
     pub(crate) knee: Option<Knee>,
-    /// The text above as a value.
+    /// `latency_histogram`, decoded.
     #[serde(skip)]
     latency: Durations,
 }
@@ -91,7 +91,7 @@ pub(crate) struct LatencyMicros {
     pub(crate) max: f64,
 }
 
-/// How well the arrivals were kept up with.
+/// How well the run kept up with the arrivals.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct OpenLoop {
     /// constant or poisson.
@@ -99,15 +99,15 @@ pub(crate) struct OpenLoop {
     /// Requests a second at the start and at the end of the window.
     pub(crate) rate_from: f64,
     pub(crate) rate_to: f64,
-    /// Requests that arrived in the window, and a second.
+    /// Requests that arrived in the window, in all and per second.
     pub(crate) arrivals: u64,
     pub(crate) intended_per_second: f64,
-    /// Arrivals that were never sent, and a second.
+    /// Arrivals that were never sent, in all and per second.
     pub(crate) missed: u64,
     pub(crate) missed_per_second: f64,
     /// Arrivals that found all slots busy.
     pub(crate) late: u64,
-    /// From arrival to sending, of what was sent; null if nothing was.
+    /// From arrival to sending, for requests that were sent; null if none was.
     pub(crate) lateness_us: Option<LatencyMicros>,
 }
 
@@ -156,7 +156,7 @@ pub(crate) struct Step {
     pub(crate) broken: Option<String>,
 }
 
-/// Everything that was measured, before it is a report.
+/// Everything that was measured, before it becomes a report.
 pub(crate) struct Measured {
     pub(crate) tally: Tally,
     pub(crate) before: Snapshot,
@@ -183,7 +183,7 @@ impl Report {
             server_unknown,
             reads_in_all,
         } = measured;
-        // All of the window, also what was without an answer, and the answers that came after it.
+        // The whole window, including parts without a response, and the responses after it.
         let end = tally.last_end.max(pacer.end()).unwrap_or(pacer.measure_from());
         let elapsed = end.saturating_duration_since(pacer.measure_from());
         let seconds = elapsed.as_secs_f64();
@@ -193,7 +193,7 @@ impl Report {
         let by_pid = after.server_since(&before).map(|used| cpu(used.as_secs_f64()));
         let server_cpu = by_pid.or_else(|| server.as_ref().map(Cpu::of_server));
         let open_loop = rates.map(|rates| {
-            // Arrivals are those of the window; its last requests may have ended later.
+            // Arrivals fall in the window; the last requests may have ended later.
             let window = pacer
                 .end()
                 .map(|end| end.saturating_duration_since(pacer.measure_from()));
@@ -252,7 +252,7 @@ impl Report {
             read_bytes: tally.bytes,
             megabytes_per_second: rate(approximate(tally.bytes) / 1e6),
             outstanding: args.outstanding,
-            // Little's law, exactly: time in flight summed over requests, by time.
+            // Little's law: time in flight summed over requests, divided by time.
             outstanding_achieved: rate(tally.in_flight.as_secs_f64()),
             latency_us: LatencyMicros::of(&tally.latency),
             latency_histogram: tally.latency.encode(),
@@ -282,7 +282,7 @@ impl Report {
         &self.latency
     }
 
-    /// A result that `load --json` printed.
+    /// Reads a result that `load --json` printed.
     ///
     /// # Errors
     /// What is wrong with the text.
@@ -303,8 +303,8 @@ impl Report {
         Ok(report)
     }
 
-    /// Adds another instance's numbers. Both are taken to have driven one daemon at the same time, so rates add up,
-    /// and of what the daemon counted and used the larger is taken, since both have seen all of it.
+    /// Adds another instance's numbers. Assumes that both drove one daemon at the same time: rates are added,
+    /// and of the daemon's counters and CPU the larger is taken, since both saw all of them.
     pub(crate) fn merge(&mut self, other: &Self) {
         add_fields!(self += other: instances, connections, threads, requests, requests_per_second, reads,
             reads_per_second, read_bytes, megabytes_per_second, outstanding, outstanding_achieved, errors, wrong_bytes);
@@ -363,7 +363,7 @@ impl Report {
                 client: mine.client + theirs.client,
                 server: mine.server.max(theirs.server),
             }),
-            // One side of the sum is not known.
+            // One side of the sum is unknown.
             (_, _) => None,
         };
         self.knee = None;
@@ -384,7 +384,7 @@ impl Report {
         }
     }
 
-    /// A figure that conditions are about; `None`: this run has none.
+    /// A figure for a condition; `None`: this run does not have it.
     pub(crate) fn figure(&self, figure: Figure) -> Option<f64> {
         // 0 of 0 is 0.
         let share = |part: u64, whole: u64| approximate(part) / approximate(whole.max(1));
@@ -396,7 +396,7 @@ impl Report {
             Figure::LatencyMean => latency.mean_ns(),
             Figure::LatencyMax => latency.max_ns().map(approximate),
             Figure::Errors => Some(approximate(self.errors)),
-            // Failed requests of all, or failed items of all, whichever is worse.
+            // Share of failed requests or of failed items, whichever is worse.
             Figure::ErrorShare => {
                 let requests: u64 = self.request_errors.values().sum();
                 let items: u64 = self.item_errors.values().sum();
@@ -416,7 +416,7 @@ impl Report {
         }
     }
 
-    /// Whether the run was one: anything read, and everything that was read right.
+    /// Fails if nothing was read, or anything was wrong.
     pub(crate) fn outcome(&self) -> Result<(), Failure> {
         let problem = if self.wrong_bytes > 0 {
             format!("{} wrong bytes", grouped(self.wrong_bytes))
@@ -458,7 +458,7 @@ impl Cpu {
 impl OpenLoop {
     fn merge(mut self, other: Self) -> Self {
         add_fields!(self += other: rate_from, rate_to, arrivals, intended_per_second, missed, missed_per_second, late);
-        // Percentiles do not add up, and these have no histogram in the file: the worse ones are kept.
+        // Percentiles cannot be added, and these have no histogram in the file: keep the worse ones.
         let both = [self.lateness_us.take(), other.lateness_us].into_iter().flatten();
         self.lateness_us = both.reduce(|mine, theirs| if theirs.p99 > mine.p99 { theirs } else { mine });
         self

@@ -4,7 +4,7 @@ use super::super::histogram::tests::ramp;
 use super::super::require::Requirement;
 use super::*;
 
-/// A closed loop's report of these latencies, a request each of one read.
+/// A closed loop's report with these latencies, one read per request.
 pub(crate) fn report(latency: &Durations) -> Report {
     let cpu = Cpu::new(0.5, 0.5, latency.count());
     Report {
@@ -30,8 +30,8 @@ fn through_json(report: &Report) -> Report {
 
 #[test]
 fn two_results_merge_into_what_one_would_have_measured() {
-    // Latencies of 1 to 1000 us in one result, and split over two that went through JSON. The clients' CPU adds up, the
-    // one server's does not.
+    // Latencies of 1 to 1000 us in one result, and split over two that went through JSON. The clients' CPU
+    // adds up, the server's does not.
     let whole = report(&ramp(1..=1000));
     let mut merged = through_json(&report(&ramp(1..=300)));
     merged.merge(&through_json(&report(&ramp(301..=1000))));

@@ -1,5 +1,5 @@
-//! Conditions on a result: `p99<5ms`, `errors<0.1%`, `reads_per_second>80000`. A figure that a run does not have
-//! (a latency without an answer) meets no condition.
+//! Conditions on a result: `p99<5ms`, `errors<0.1%`, `reads_per_second>80000`. A figure that a run does not
+//! have (a latency without a response) meets no condition.
 
 use crate::outcome::Failure;
 use crate::quantity::{latency, parse_duration, rate};
@@ -7,7 +7,7 @@ use crate::quantity::{latency, parse_duration, rate};
 /// One condition.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Requirement {
-    /// As it was written.
+    /// As written by the user.
     text: String,
     figure: Figure,
     unit: Unit,
@@ -47,7 +47,8 @@ enum Unit {
     Microseconds,
 }
 
-/// Every figure but percentiles. `NAME%` is what a condition on NAME is about if its value is a percentage.
+/// Every figure except percentiles. `NAME%` is the figure for a condition on NAME whose value is a
+/// percentage.
 const FIGURES: [(&str, Figure, Unit); 15] = [
     ("min", Figure::LatencyMin, Unit::Nanoseconds),
     ("mean", Figure::LatencyMean, Unit::Nanoseconds),
@@ -113,7 +114,7 @@ impl Requirement {
         }
     }
 
-    /// As it was written.
+    /// As written by the user.
     pub(crate) fn text(&self) -> &str {
         &self.text
     }
@@ -174,7 +175,7 @@ impl Unit {
     }
 }
 
-/// The conditions that a result does not meet, as a failure of their own kind.
+/// Fails, with its own exit code, if the result does not meet the conditions.
 pub(crate) fn check(
     requirements: &[Requirement],
     result: impl Fn(Figure) -> Option<f64>,

@@ -1,4 +1,4 @@
-//! `--score`: candidates ranked by the daemon, or here from fetched vectors, and the ranking that is expected.
+//! `--score`: candidates ranked by the daemon, or here from fetched vectors, and the expected ranking.
 
 use super::args::{Load, ScoreAt};
 use crate::expected::engine_dtype;
@@ -7,7 +7,7 @@ use ringfetch_client::{Dtype, ScoreRequest};
 use ringfetch_pattern as pattern;
 use ringfetch_score::{Scored, Scorer};
 
-/// Made before the run, so that none costs time in it.
+/// Made before the run, so that they cost no time during it.
 const QUERIES: u64 = 64;
 
 /// Ids with their scores, best first.
@@ -27,7 +27,7 @@ pub(crate) struct Scoring {
 }
 
 impl Scoring {
-    /// `None` if none was asked for. The error says why the dataset cannot be scored.
+    /// `None` if no scores were requested. The error says why the dataset cannot be scored.
     pub(super) fn new(args: &Load, vectors: Option<(Dtype, u32)>) -> Result<Option<Self>, String> {
         let Some(metric) = args.score else { return Ok(None) };
         let (dtype, dim) = vectors.ok_or("its items are not vectors")?;
@@ -57,13 +57,13 @@ impl Scoring {
         }))
     }
 
-    /// What is done, for people: `scored by dot`.
+    /// A description for people: `scored by dot`.
     pub(super) fn what(&self) -> String {
         let here = if self.at == ScoreAt::Client { " here" } else { "" };
         format!("scored{here} by {}", self.scorer.metric().as_str())
     }
 
-    /// The query of a request, with its norm: chosen by its first candidate.
+    /// The query of a request, with its norm, chosen by the request's first candidate.
     fn query(&self, items: &[u64]) -> (&[f32], f64) {
         let first = items.first().copied().unwrap_or(0) % QUERIES;
         let (query, norm) = &self.queries[usize::try_from(first).unwrap_or(0)];
@@ -87,7 +87,7 @@ impl Scoring {
         })
     }
 
-    /// Ranks vectors, which `each` shows with their positions in the request.
+    /// Ranks vectors; `each` passes them with their positions in the request.
     pub(super) fn rank(&self, items: &[u64], each: impl FnOnce(&mut dyn FnMut(usize, &[u8]))) -> Ranking {
         let (query, norm) = self.query(items);
         let mut scored = Vec::with_capacity(items.len());
@@ -96,7 +96,7 @@ impl Scoring {
             let score = self.scorer.score(query, norm, elements);
             scored.push(Scored { id, score });
         });
-        // One that stands more than once has one score.
+        // A repeated vector is scored once.
         scored.sort_unstable_by_key(|scored| scored.id);
         scored.dedup_by_key(|scored| scored.id);
         let limit = usize::try_from(self.limit(items)).unwrap_or(usize::MAX);
@@ -104,7 +104,8 @@ impl Scoring {
         scored.iter().map(|scored| (scored.id, scored.score)).collect()
     }
 
-    /// The first place where a ranking is not that of the pattern's vectors; and how many places are not.
+    /// The first position where a ranking differs from that of the pattern's vectors, and the number of such
+    /// positions.
     pub(super) fn check(&self, seed: u64, items: &[u64], got: &Ranking) -> Option<(String, u64)> {
         let expected = self.rank(items, |look| {
             let bytes = self.dtype.size_bytes().saturating_mul(self.dim);
@@ -115,7 +116,7 @@ impl Scoring {
                 look(position, &elements);
             }
         });
-        // The last bit is lost where JSON is read.
+        // Parsing JSON may lose the last bit.
         let same = |(one, other): (&(u64, f64), &(u64, f64))| {
             one.0 == other.0 && (one.1 - other.1).abs() <= 2.0 * f64::EPSILON * one.1.abs()
         };
@@ -164,8 +165,8 @@ mod tests {
 
     #[test]
     fn a_ranking_is_held_against_the_patterns() {
-        // The pattern's own vectors, one of them twice: its ranking is right. With two results exchanged, with one missing, with
-        // another score, and with one of another seed: the first wrong place and how many there are.
+        // The pattern's own vectors, one of them twice: their ranking is right. With two results swapped, one
+        // missing, another score, and another seed: the first wrong position and how many there are.
         let items = [9, 4, 9, 70, 2];
         let scoring = scoring("euclidean", Some((Dtype::F16, 24))).unwrap();
         let of_seed = |seed| {
@@ -201,7 +202,7 @@ mod tests {
 
     #[test]
     fn what_has_no_scores_is_refused() {
-        // Lists of neighbours, and items that are no vectors.
+        // Integer vectors, and items that are not vectors.
         assert!(scoring("dot", Some((Dtype::I32, 4))).unwrap_err().contains("i32"));
         assert!(scoring("dot", None).is_err());
     }

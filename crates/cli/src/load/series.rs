@@ -1,4 +1,4 @@
-//! The run as a series: one CSV line an interval. Latencies are of the requests that ended in it.
+//! The run as a time series: one CSV line per interval. Latencies are of requests that ended in it.
 
 use super::recorder::Tally;
 use crate::outcome::Failure;
@@ -11,7 +11,7 @@ use std::time::Duration;
 const HEADER: &str = "t,intended_requests_per_second,requests_per_second,reads_per_second,p50_us,p99_us,max_us,errors,\
                       outstanding";
 
-/// A file that lines are written to as they come.
+/// A file to which lines are written as they come.
 #[derive(Debug)]
 pub(crate) struct Series {
     out: BufWriter<File>,
@@ -26,7 +26,7 @@ impl Series {
         Ok(Self { out })
     }
 
-    /// One interval that ended `at` into the window. `intended`: requests a second that were to arrive, in an open loop.
+    /// One interval that ended `at` into the window. `intended`: arrivals per second in an open loop.
     pub(crate) fn line(
         &mut self,
         at: Duration,
@@ -36,7 +36,7 @@ impl Series {
         outstanding: u32,
     ) -> Result<(), Failure> {
         writeln!(self.out, "{}", line(at, length, intended, interval, outstanding))?;
-        // A reader that follows the file sees it now.
+        // A reader that follows the file sees the line now.
         self.out.flush()?;
         Ok(())
     }
@@ -44,7 +44,7 @@ impl Series {
 
 fn line(at: Duration, length: Duration, intended: Option<f64>, interval: &Tally, outstanding: u32) -> String {
     let per_second = |count: u64| approximate(count) / length.as_secs_f64().max(1e-9);
-    // Empty where there is none: a zero would be drawn.
+    // Empty without a value: a zero would be drawn.
     let us = |ns: Option<f64>| ns.map_or_else(String::new, |ns| format!("{:.1}", ns / 1e3));
     let latency = &interval.latency;
     format!(

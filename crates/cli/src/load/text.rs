@@ -1,4 +1,4 @@
-//! A report for people: one table, and for a search for the knee a second one of its steps.
+//! A report for people: one table, and for a knee search a second one of its steps.
 
 use super::args::Batch;
 use super::report::{Cpu, Knee, LatencyMicros, Report};
@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::path::Path;
 
-/// Writes the report to stdout, for people or as JSON, and the latencies to the files that were asked for.
+/// Writes the report to stdout, for people or as JSON, and the latencies to the requested files.
 pub(super) fn publish(
     report: &Report,
     json: bool,
@@ -130,7 +130,7 @@ fn table(report: &Report) -> Table {
     table
 }
 
-/// How the arrivals of an open loop were kept up with.
+/// How well the run kept up with the arrivals of an open loop.
 fn open_loop(report: &Report, table: &mut Table) {
     let Some(open) = &report.open_loop else { return };
     let (from, to) = (rate(open.rate_from), rate(open.rate_to));

@@ -1,5 +1,5 @@
-//! Watches a measurement from the outside: the line on the terminal, the series, Ctrl-C, the sums, and what the
-//! machine and the daemon say before and after.
+//! Watches a measurement from outside: the line on the terminal, the series, Ctrl-C, the sums, and the CPU
+//! times and daemon counters before and after.
 
 use super::counters::{Counted, Page};
 use super::cpu::{Process, Snapshot};
@@ -17,7 +17,7 @@ use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::Instant;
 
-/// What is read before and after, and where intervals are reported.
+/// The counters to read before and after, and where to report intervals.
 pub(super) struct Monitor {
     pub(super) server: Option<Process>,
     /// The daemon's HTTP address, if its counters are to be read.
@@ -42,13 +42,14 @@ impl Monitor {
             .map_err(failed)
     }
 
-    /// Measures once with all threads, from the warm-up to the last answer. Ctrl-C ends it early and it counts.
+    /// Measures once with all threads, from the warm-up to the last response. Ctrl-C ends it early, and the
+    /// result counts.
     pub(super) async fn measure(
         &mut self,
         load_threads: &mut LoadThreads,
         pacer: &Arc<Pacer>,
     ) -> Result<Measured, Failure> {
-        // One for the whole run: it remembers a signal that comes while nobody waits for it.
+        // One for the whole run: it remembers a signal that arrives while it is not awaited.
         let mut interrupts = signal(SignalKind::interrupt())
             .map_err(|error| Failure::Failed(format!("cannot listen for Ctrl-C: {error}")))?;
         let at_first = self.page().await.map_err(Failure::Failed)?;
@@ -102,7 +103,8 @@ impl Monitor {
         })
     }
 
-    /// CPU times now; without the server's, and why, if it is gone: what was measured of it until then is reported.
+    /// CPU times now; if the server has ended, without its own, and the reason in `unknown`: figures until
+    /// then are reported.
     fn snapshot(&self, unknown: &mut Option<String>) -> Snapshot {
         Snapshot::take(self.server.as_ref()).unwrap_or_else(|problem| {
             *unknown = Some(problem);
@@ -110,7 +112,7 @@ impl Monitor {
         })
     }
 
-    /// The same of the daemon's counters.
+    /// The daemon's counters, handled likewise.
     async fn page_if_any(&self, unknown: &mut Option<String>) -> Option<Page> {
         let page = self.page().await;
         page.unwrap_or_else(|problem| {
@@ -137,7 +139,7 @@ impl Monitor {
         run.total.add(&interval);
         let since = run.last.saturating_duration_since(pacer.measure_from());
         run.last = now;
-        // What is left after the end is reported if there is anything in it.
+        // A rest after the end is reported only if there is anything in it.
         if length.is_zero() || interval.requests == 0 && interval.errors() == 0 && length < self.interval / 2
         {
             return Ok(());
@@ -168,7 +170,7 @@ impl Monitor {
     }
 }
 
-/// One measurement so far.
+/// A measurement in progress.
 struct Run {
     line: indicatif::ProgressBar,
     total: Tally,

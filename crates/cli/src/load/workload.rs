@@ -1,5 +1,5 @@
-//! What is read: one dataset or several with shares, which items of it, how many a request, and the check of their
-//! bytes.
+//! What is read: one dataset or several with shares, which of their items, how many per request, and the
+//! check of their bytes.
 
 use super::args::{Batch, Load, PatternArg, ScoreAt};
 use super::choice::Chooser;
@@ -14,28 +14,28 @@ use ringfetch_pace::trace::{self, TraceEntries, TraceShape};
 use ringfetch_pattern::object_seed;
 use std::path::Path;
 
-/// More names than these are not kept: chosen at random, a million are as good as all.
+/// Most names kept: chosen at random, a million are as good as all.
 const OBJECTS_MAX: usize = 1_000_000;
 /// A trace is read whole: 16 million lines of 40 characters fit well.
 const TRACE_BYTES_MAX: u64 = 1 << 30;
 
-/// Everything that is read, and in which proportion.
+/// All datasets to read, with their proportions.
 #[derive(Debug)]
 pub(crate) struct Workload {
-    /// At least one; each with the sum of its share and those before it, the last 1.
+    /// At least one; each with the cumulative share up to it, 1 for the last.
     parts: Vec<(Part, f64)>,
     batch: Batch,
 }
 
-/// What is read of one dataset.
+/// What to read from one dataset.
 #[derive(Debug)]
 pub(crate) struct Part {
     dataset: String,
     target: Target,
     chooser: Chooser,
-    /// What a trace lists; the chooser chooses among its positions.
+    /// The entries of a trace; the chooser chooses among their positions.
     trace: Option<Vec<u64>>,
-    /// In which order, for people.
+    /// The order of the items, for people.
     order: String,
     scoring: Option<Scoring>,
     /// The pattern's seed, if every byte is to be checked.
@@ -69,7 +69,7 @@ pub(crate) struct Choice {
     pub(crate) items: Vec<u64>,
 }
 
-/// Looks the datasets up and checks that they can be read as asked.
+/// Looks up the datasets and checks that they support the requested reads.
 pub(crate) async fn resolve(client: &Client, global: &Global, args: &Load) -> Result<Workload, Failure> {
     let single = args.dataset.iter().map(|name| (name.clone(), 1.0));
     let mix = args.mix.iter().flat_map(|mix| mix.0.clone());
@@ -194,7 +194,7 @@ impl Workload {
         }
     }
 
-    /// The part of a request; the first one for a number that there is not.
+    /// The part of a request; the first one if the number is invalid.
     pub(crate) fn part(&self, part: usize) -> &Part {
         let (part, _) = self.parts.get(part).unwrap_or(&self.parts[0]);
         part
@@ -224,7 +224,7 @@ impl Part {
         &self.target
     }
 
-    /// Reads what a trace lists, in its order, again and again.
+    /// Reads the entries of a trace, in order, repeatedly.
     fn follow(&mut self, listed: TraceEntries) {
         let length = match listed {
             TraceEntries::Items(items) => self.trace.insert(items).len(),
@@ -248,7 +248,7 @@ impl Part {
         self.verify.is_some()
     }
 
-    /// Whether an answer's bytes are looked at, so that they have to be kept.
+    /// Whether a response's bytes are used, and so must be kept.
     pub(crate) fn keeps_bytes(&self) -> bool {
         self.verify.is_some() || self.scoring.is_some()
     }
@@ -263,7 +263,7 @@ impl Part {
         self.scoring.as_ref()?.check(self.verify?, items, ranking)
     }
 
-    /// Compares an item's bytes with the pattern; `None` if they are right, or not to be checked.
+    /// Compares an item's bytes with the pattern; `None` if they are right, or not checked.
     pub(crate) fn check(&self, item: u64, bytes: &[u8], scratch: &mut Vec<u8>) -> Option<Mismatch> {
         let seed = self.verify?;
         match &self.target {
@@ -310,14 +310,14 @@ impl Target {
     /// Offset and length of an item that is a range.
     pub(crate) fn extent(&self, item: u64) -> Option<(u64, u64)> {
         match self {
-            // Items were counted in whole ranges of the dataset's length, so this cannot overflow.
+            // Items were counted as whole ranges of the dataset's length, so this cannot overflow.
             Self::Ranges { range_bytes } => Some((item * range_bytes, *range_bytes)),
             Self::Extents(ranges) => at(ranges, item).copied(),
             Self::Blocks { .. } | Self::Vectors { .. } | Self::Objects { .. } => None,
         }
     }
 
-    /// Bytes that an item has; `None` where only the server knows.
+    /// Bytes of an item; `None` if only the server knows.
     pub(crate) fn item_bytes(&self, item: u64) -> Option<u64> {
         match self {
             Self::Blocks { block_bytes } => Some((*block_bytes).into()),
@@ -339,7 +339,7 @@ pub(crate) fn name(names: &[String], item: u64) -> &str {
 
 #[cfg(test)]
 impl Workload {
-    /// Blocks of 8 bytes, one a request, for tests.
+    /// Blocks of 8 bytes, one per request, for tests.
     pub(crate) fn of_blocks(count: u64) -> Self {
         Self::of_parts(&[("d", count, 1.0)], Batch::new(1, 1))
     }
@@ -394,7 +394,7 @@ mod tests {
 
     #[test]
     fn a_trace_is_followed() {
-        // Batches of 2 out of three items, around and around; then out of two ranges.
+        // Batches of 2 out of three items, cyclically; then out of two ranges.
         let mut workload = Workload::of_blocks(10);
         workload.batch = Batch::new(2, 2);
         workload.parts[0].0.follow(TraceEntries::Items(vec![7, 3, 9]));

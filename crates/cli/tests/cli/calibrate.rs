@@ -1,5 +1,5 @@
-//! `ringfetch calibrate` as people run it, on a small file and with next to no time: that every step is made and every
-//! answer has its form. Never what is fast.
+//! `ringfetch calibrate` as people run it, on a small file and for as short as possible: checks that every
+//! step is made and every answer has its form, but never what is fast.
 
 use crate::seccomp::{EPERM, without_io_uring};
 use crate::{failure, ringfetch};
@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// A directory on the disk that the build is on, with a file of 24 MiB.
+/// A directory on the disk of the build, with a file of 24 MiB.
 fn place() -> (tempfile::TempDir, PathBuf) {
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let file = directory.path().join("data.bin");
@@ -26,7 +26,7 @@ fn place() -> (tempfile::TempDir, PathBuf) {
     (directory, file)
 }
 
-/// The daemon's own check of a configuration that is this section and a dataset. Returns its backend.
+/// Checks with the daemon itself a configuration made of this section and a dataset. Returns its backend.
 fn accepted(directory: &Path, section: &str, data: &Path) -> String {
     let file = directory.join("ringfetchd.yaml");
     let dataset = format!(
@@ -40,7 +40,7 @@ fn accepted(directory: &Path, section: &str, data: &Path) -> String {
         flags: Vec::new(),
     };
     let loaded = config::load(&inputs).unwrap_or_else(|problems| panic!("{problems}\n{section}"));
-    // A build of the whole workspace has the daemon beside the command line.
+    // A build of the whole workspace has the daemon next to the command line.
     let daemon = Path::new(env!("CARGO_BIN_EXE_ringfetch")).with_file_name("ringfetchd");
     if daemon.exists() {
         let mut check = Command::new(daemon);
@@ -71,10 +71,10 @@ fn values<'a>(report: &'a Value, name: &str) -> BTreeSet<&'a str> {
 
 #[test]
 fn every_step_is_made_and_every_answer_has_its_form() {
-    // Scenario: 3 s on a small file, as JSON with a file for the YAML, one for the plot and a directory for the report;
-    // then as text.
-    // Expected: every stage this host allows, every depth, figures that are some; YAML that the daemon takes, on its own
-    // and with the tables in front of it; a picture with the knee; a second run replaces nothing unasked.
+    // Scenario: 3 s on a small file, as JSON with a file for the YAML, one for the plot and a directory for
+    // the report; then as text. Expected: every stage that this host allows, every depth, valid figures; YAML
+    // that the daemon accepts, on its own and with the tables above it; a plot with the knee; a second run
+    // replaces nothing without --force.
     let (directory, data) = place();
     let at = |name: &str| directory.path().join(name);
     let (yaml, plot, out) = (at("engine.yaml"), at("depth.svg"), at("report"));
@@ -159,8 +159,8 @@ fn every_step_is_made_and_every_answer_has_its_form() {
 
 #[test]
 fn without_io_uring_the_rest_is_calibrated() {
-    // Scenario: the kernel answers EPERM to io_uring_setup, as a container's seccomp profile does.
-    // Expected: exit code 0, the reason told, only mmap and pread measured, YAML that the daemon takes.
+    // Scenario: io_uring_setup fails with EPERM, as under a container's seccomp profile. Expected: exit code
+    // 0, the reason reported, only mmap and pread measured, YAML that the daemon accepts.
     let (directory, data) = place();
     let mut command = Command::new(env!("CARGO_BIN_EXE_ringfetch"));
     command
@@ -193,10 +193,10 @@ fn core_thread(pid: u32) -> Option<String> {
 
 #[test]
 fn ctrl_c_ends_it_with_what_was_measured() {
-    // Scenario: SIGINT to a calibration of ten minutes once its second step has begun; then the same command with
-    // --resume, also interrupted.
-    // Expected: it ends soon, with exit code 0, the steps so far, a note that says so, and YAML that the daemon takes; what
-    // was measured is there the second time, and there is no report yet.
+    // Scenario: SIGINT to a calibration of ten minutes once its second step has begun; then the same command
+    // with --resume, also interrupted. Expected: it ends soon, with exit code 0, the steps so far, a note
+    // that says so, and YAML that the daemon accepts; the second run keeps the first one's steps, and there
+    // is no report yet.
     let (directory, data) = place();
     let out = directory.path().join("report");
     let interrupted = |resume: &[&str]| -> Value {
@@ -210,7 +210,7 @@ fn ctrl_c_ends_it_with_what_was_measured() {
             .spawn()
             .unwrap();
         let deadline = Instant::now() + Duration::from_secs(120);
-        // One engine is started to probe, and one for each step; one may begin on the core of the last.
+        // One engine is started to probe, and one for each step; a new one may reuse the core of the last.
         let mut engines = BTreeSet::new();
         while engines.len() < 4 {
             engines.extend(core_thread(child.id()));
@@ -243,9 +243,9 @@ fn ctrl_c_ends_it_with_what_was_measured() {
 
 #[test]
 fn what_cannot_be_calibrated_is_refused_in_one_line() {
-    // Scenario: no file, a directory, a fifo's like, an empty and a small file, one that is all holes, one in memory,
-    // an output that is there or cannot be, budgets and blocks out of bounds.
-    // Expected: exit code 1 (2 for the command line) and a line that names the cause; no file left behind.
+    // Scenario: no file, a directory, a character device, an empty and a small file, one that is all holes,
+    // one in memory, an output that exists or cannot be created, budgets and blocks out of bounds. Expected:
+    // exit code 1 (2 for the command line) and a line that names the cause; no file left behind.
     let (directory, data) = place();
     let at = |name: &str| directory.path().join(name);
     fs::write(at("empty"), "").unwrap();

@@ -1,5 +1,5 @@
-//! `ringfetch doctor` on this host, and restricted: under a seccomp filter, with little lockable memory, as a user who
-//! may read nothing.
+//! `ringfetch doctor` on this host, and restricted: under a seccomp filter, with little lockable memory, as a
+//! user without permissions.
 
 use crate::seccomp::{ENOSYS, EPERM, without_io_uring};
 use serde_json::Value;
@@ -10,7 +10,7 @@ use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 const BINARY: &str = env!("CARGO_BIN_EXE_ringfetch");
-/// What checks of the host are about.
+/// The path of checks of the host.
 const HOST: &str = "";
 
 /// Runs `ringfetch doctor` through another program that ends by running its arguments.
@@ -23,7 +23,7 @@ fn doctor(binary: &str, through: &[&str], args: &[&str]) -> Output {
 struct Report(Value);
 
 impl Report {
-    /// Of a run that must end with this code.
+    /// The report of a run that must end with this code.
     fn of(binary: &str, through: &[&str], args: &[&str], code: i32) -> Self {
         let output = doctor(binary, through, &[&["--json"], args].concat());
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -41,7 +41,7 @@ impl Report {
         self.checks().iter().any(|check| check["id"] == id)
     }
 
-    /// The check with this id, about this path or [`HOST`], which must have this verdict.
+    /// The check with this id, for this path or [`HOST`], which must have this verdict.
     #[track_caller]
     fn check(&self, id: &str, path: &str, verdict: &str) -> &Value {
         let about = |check: &&Value| check["id"] == id && check["path"].as_str().unwrap_or(HOST) == path;
@@ -69,7 +69,7 @@ impl Report {
         self.0["backends"]["runs"][backend].as_bool().unwrap()
     }
 
-    /// The backend that is advised.
+    /// The recommended backend.
     fn take(&self) -> &str {
         self.0["backends"]["take"].as_str().unwrap()
     }
@@ -79,7 +79,7 @@ fn examine(args: &[&str], code: i32) -> Report {
     Report::of(BINARY, &[], args, code)
 }
 
-/// How a run ends that has no problem but those of the host: 1 where io_uring is unavailable.
+/// Exit code of a run whose only problems are the host's: 1 if io_uring is unavailable.
 fn code_of_the_host() -> i32 {
     i32::from(ringfetch_engine::probe::probe().is_err())
 }
@@ -92,7 +92,7 @@ fn documented() -> Vec<&'static str> {
         .collect()
 }
 
-/// A directory on the file system that the build is on.
+/// A directory on the file system of the build.
 fn directory() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
@@ -118,8 +118,8 @@ fn file(directory: &Path, name: &str) -> String {
     text(&path).to_owned()
 }
 
-/// [`examine`] as a user with no other processes, since what a user has locked is counted over all of them; with a copy
-/// of the binary, since that user may not be able to enter the directory of the build.
+/// [`examine`] as a user with no other processes, since locked memory is counted over all of a user's
+/// processes; with a copy of the binary, since that user may not be able to enter the build directory.
 fn somebody(through: &[&str], args: &[&str], code: i32) -> Report {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let place = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -127,8 +127,8 @@ fn somebody(through: &[&str], args: &[&str], code: i32) -> Report {
     let as_user = ["setpriv", "--reuid", &user, "--regid", &user, "--clear-groups"];
     let directory = directory_for_all();
     let binary = directory.path().join("ringfetch");
-    // By another process: a descriptor that this one has open for writing, another test's child would inherit, and the
-    // kernel executes no file that is open for writing.
+    // Copied by another process: if this one had the file open for writing, another test's child would
+    // inherit the descriptor, and the kernel does not execute a file that is open for writing.
     let copied = Command::new("cp").arg(BINARY).arg(&binary).status();
     assert!(copied.unwrap().success());
     Report::of(text(&binary), &[through, &as_user].concat(), args, code)
@@ -156,7 +156,7 @@ impl LoopDevice {
 
 impl Drop for LoopDevice {
     fn drop(&mut self) {
-        // A test that fails already must not fail here a second time.
+        // A test that already fails must not fail here again.
         let _stays_attached = Command::new("losetup").arg("--detach").arg(&self.0).status();
     }
 }
@@ -164,7 +164,7 @@ impl Drop for LoopDevice {
 #[test]
 #[ignore = "needs io_uring"]
 fn a_host_where_all_works() {
-    // A file and a directory of objects on the build's file system, which is ok itself if it is a local one.
+    // A file and a directory of objects on the build's file system, which is itself ok if it is local.
     let directory = directory();
     let path = file(directory.path(), "blocks.bin");
     let report = examine(&[&path, text(directory.path())], 0);
@@ -235,7 +235,7 @@ fn json_has_the_documented_ids_and_fields() {
 #[test]
 #[ignore = "needs io_uring"]
 fn text_is_a_line_a_check() {
-    // To a pipe, with a path that is not there beside one that is.
+    // To a pipe, with an existing path and a missing one.
     let directory = directory();
     let path = file(directory.path(), "there");
     let gone = directory.path().join("gone");
@@ -272,7 +272,7 @@ fn text_is_a_line_a_check() {
 
 #[test]
 fn a_seccomp_filter_is_named_with_its_remedy() {
-    // Docker's filter answers EPERM to io_uring_setup, Podman's ENOSYS.
+    // io_uring_setup fails with EPERM under Docker's filter, with ENOSYS under Podman's.
     for errno in [EPERM, ENOSYS] {
         let report = without_io_uring(errno, || examine(&[], 1));
         for id in ["io_uring.setup", "io_uring.seccomp"] {
@@ -293,8 +293,8 @@ fn a_seccomp_filter_is_named_with_its_remedy() {
 #[test]
 #[ignore = "needs root and io_uring"]
 fn little_lockable_memory_is_a_warning() {
-    // 1 MiB of lockable memory for 512 KiB of response memory: enough for one ring, not for four; then with what the
-    // remedy asks for.
+    // 1 MiB of lockable memory for 512 KiB of response memory: enough for one ring, not for four; then with
+    // the amount that the remedy suggests.
     let run = |memlock: u64, args: &[&str], code| {
         let limit = format!("--memlock={memlock}");
         somebody(
@@ -336,7 +336,7 @@ fn memory_is_no_device() {
 #[test]
 #[ignore = "needs root and io_uring"]
 fn paths_that_cannot_be_read_fail_with_the_remedy() {
-    // The readable file beside them is examined all the same.
+    // The readable file next to them is still examined.
     let directory = directory_for_all();
     let here = |name: &str| text(&directory.path().join(name)).to_owned();
     let (good, secret) = (file(directory.path(), "good"), file(directory.path(), "secret"));

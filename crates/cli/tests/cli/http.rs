@@ -1,5 +1,5 @@
-//! The HTTP side of the fake daemon: HTTP/1.1 with keep-alive, a thread a connection, the same data as the gRPC
-//! side, and a metrics page that counts its own reads. Only what `ringfetch load` asks for.
+//! The HTTP side of the fake daemon: HTTP/1.1 with keep-alive, one thread per connection, the same data as
+//! the gRPC side, and a metrics page that counts its own reads. Only what `ringfetch load` uses.
 
 use crate::server::{Item, Server};
 use serde_json::Value;
@@ -13,7 +13,7 @@ pub(crate) fn start() -> SocketAddr {
     start_for(None)
 }
 
-/// As [`start`], for clients with this `authorization`, in small letters, alone.
+/// As [`start`], only for clients with this `authorization`, in lower case.
 pub(crate) fn start_for(authorization: Option<&'static str>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();

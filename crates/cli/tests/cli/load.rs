@@ -20,8 +20,8 @@ fn read(path: &Path) -> String {
 
 #[test]
 fn an_open_loop_holds_its_rate_and_writes_every_form_of_result() {
-    // All arrivals accounted for, the rate held, latencies in JSON, .hgrm, base64 and CSV that agree; then a ramp, and a
-    // number of requests, all of which are sent however late.
+    // All arrivals accounted for, the rate held, latencies in JSON, .hgrm, base64 and CSV that agree; then a
+    // ramp, and a number of requests, all of which are sent however late.
     let server = start(Flaw::NONE);
     let directory = tempfile::tempdir().unwrap();
     let file = |name: &str| directory.path().join(name);
@@ -65,7 +65,7 @@ fn an_open_loop_holds_its_rate_and_writes_every_form_of_result() {
     }
     let ramp = json(server, &format!("{run} --ramp 100:300 --seconds 1"));
     assert_eq!(ramp["open_loop"]["arrivals"], 200, "{ramp}");
-    // Rates are those of the window, of which the last quarter has no arrival.
+    // Rates refer to the window, whose last quarter has no arrival.
     let slow = json(server, &format!("{run} --rate 4 --seconds 1"));
     assert!(slow["requests"] == 4 && number(&slow["seconds"]) >= 1.0, "{slow}");
     let text = stdout(server, &format!("{run} --rate 200 --requests 100"));
@@ -79,7 +79,8 @@ fn an_open_loop_holds_its_rate_and_writes_every_form_of_result() {
 
 #[test]
 fn http_reads_the_same_bytes_and_both_sides_count_the_same() {
-    // Exact counts and right bytes; then a batch of one to four, connections that cannot be, a server that is none.
+    // Exact counts and right bytes; then a batch of one to four, invalid connection counts, an unreachable
+    // server.
     let (server, http) = (start(Flaw::NONE), http::start());
     let run = format!(
         "load --transport http --http http://{http} --requests 50 --warmup-seconds 0.05 --outstanding 5 --verify"
@@ -162,7 +163,7 @@ fn patterns_mixes_and_traces_are_read_as_asked() {
 
 #[test]
 fn conditions_set_the_exit_code() {
-    // Conditions that hold, one that does not, a search whose objective never holds, and conditions that are none.
+    // Conditions that hold, one that does not, a search whose objective never holds, and invalid conditions.
     let server = start(Flaw::NONE);
     let run = "load --dataset blocks --batch 2 --requests 50 --warmup-seconds 0 --outstanding 4";
     stdout(server, &format!("{run} --require errors<1 --require p99<10s"));
@@ -202,7 +203,7 @@ fn conditions_set_the_exit_code() {
 
 #[test]
 fn a_knee_is_found_where_the_slots_end() {
-    // From 4/s on with a generous latency: what breaks it is that one slot cannot send what arrives.
+    // From 4/s on with a generous latency: it breaks because one slot cannot send all arrivals.
     let server = start(Flaw::NONE);
     let run = "load --dataset blocks --batch 512 --outstanding 1 --seconds 0.2 --warmup-seconds 0";
     let report = json(
@@ -254,7 +255,8 @@ fn results_of_several_instances_merge() {
     assert!(failure(None, &format!("load-merge {names}"), 1).contains("30.json: missing field"));
 }
 
-/// Forwards connections to a server, and cuts the one with this number, from 0, after 300 kB of answers.
+/// Forwards connections to a server, and cuts the connection with this number, from 0, after 300 kB of
+/// responses.
 fn cut_once(server: SocketAddr, victim: usize) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -266,7 +268,7 @@ fn cut_once(server: SocketAddr, victim: usize) -> SocketAddr {
             std::thread::spawn(move || {
                 let limit = if number == victim { 300_000 } else { u64::MAX };
                 let _ = std::io::copy(&mut (&server).take(limit), &mut &client);
-                // The other direction may be gone already.
+                // The other direction may be closed already.
                 let _ = (client.shutdown(Shutdown::Both), server.shutdown(Shutdown::Both));
             });
         }
@@ -276,11 +278,11 @@ fn cut_once(server: SocketAddr, victim: usize) -> SocketAddr {
 
 #[test]
 fn a_connection_that_breaks_costs_its_requests_and_not_the_run() {
-    // One of two connections is cut in the middle of a response: what was in flight on it fails, the rest is read over
-    // a new one.
+    // One of two connections is cut in the middle of a response: requests in flight on it fail, the rest is
+    // read over a new one.
     let server = start(Flaw::NONE);
     for transport in ["grpc", "stream"] {
-        // Connection 0 looks the dataset up.
+        // Connection 0 looks up the dataset.
         let proxy = cut_once(server, 1);
         let run = "load --dataset blocks --requests 100 --warmup-seconds 0 --outstanding 4 --connections 2 --verify";
         let report = json(proxy, &format!("{run} --transport {transport}"));
@@ -293,7 +295,8 @@ fn a_connection_that_breaks_costs_its_requests_and_not_the_run() {
 
 #[test]
 fn ctrl_c_ends_a_run_early_and_it_is_reported() {
-    // An open loop of a minute, interrupted once its series has a response: nothing is missed of what was still to come.
+    // An open loop of a minute, interrupted once its series has a response: arrivals still to come do not
+    // count as missed.
     let report = interrupted("", || {});
     assert!(number(&report["seconds"]) < 50.0, "{report}");
     let (requests, missed) = (&report["requests"], &report["open_loop"]["missed"]);
@@ -304,7 +307,8 @@ fn ctrl_c_ends_a_run_early_and_it_is_reported() {
 
 #[test]
 fn a_server_that_ends_meanwhile_costs_its_own_figures_alone() {
-    // Scenario: the process of --server-pid ends while the load runs. Expected: the report, and why its CPU is not known.
+    // Scenario: the process of --server-pid ends while the load runs. Expected: the report, and why its CPU
+    // is unknown.
     let mut server = Command::new("sleep").arg("600").spawn().unwrap();
     let report = interrupted(&format!(" --server-pid {}", server.id()), || {
         server.kill().unwrap();
@@ -334,7 +338,7 @@ fn interrupted(more: &str, then: impl FnOnce()) -> Value {
         .spawn()
         .unwrap();
     let deadline = Instant::now() + Duration::from_secs(30);
-    // A line's fifth field is a latency, or empty where the interval had no answer.
+    // A line's fifth field is a latency, or empty if the interval had no response.
     let answered = |text: String| {
         let mut lines = text.lines().skip(1);
         lines.any(|line| line.split(',').nth(4).is_some_and(|p50| !p50.is_empty()))

@@ -404,9 +404,9 @@ fn made_data_is_the_pattern_and_is_not_overwritten_by_mistake() {
 
 #[test]
 fn a_token_is_sent_and_never_shown() {
-    // Scenario: a daemon for clients with a token; reads, load on each transport and administration with its file, without it,
-    // with another one, and with files that are empty, missing, or of two lines. Expectation: the first are served; no token is
-    // printed.
+    // Scenario: a daemon for clients with a token; reads, load on each transport and administration with its
+    // file, without it, with another one, and with files that are empty, missing, or of two lines.
+    // Expectation: only the first are served; no token is printed.
     let directory = tempfile::tempdir().unwrap();
     let file = |name: &str, text: &str| {
         let path = directory.path().join(name);

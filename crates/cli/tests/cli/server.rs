@@ -1,5 +1,5 @@
-//! A fake daemon on its own port: pattern data straight from its definition, with one byte flipped where a test asks for
-//! it. It has no limits and no files; the real one is tested elsewhere.
+//! A fake daemon on its own port: pattern data straight from its definition, with one byte flipped if a test
+//! asks for it. It has no limits and no files; the real daemon is tested elsewhere.
 
 use ringfetch_engine::dataset::Dtype;
 use ringfetch_pattern as pattern;
@@ -65,7 +65,7 @@ pub(crate) fn start(flaw: Flaw) -> SocketAddr {
     start_for(None, flaw)
 }
 
-/// As [`start`], for clients with this `authorization` alone.
+/// As [`start`], only for clients with this `authorization`.
 pub(crate) fn start_for(authorization: Option<&'static str>, flaw: Flaw) -> SocketAddr {
     let check = move |request: Request<()>| match authorization {
         Some(wanted)
@@ -94,7 +94,7 @@ pub(crate) fn start_for(authorization: Option<&'static str>, flaw: Flaw) -> Sock
                 .add_service(DatasetServiceServer::new(server))
                 .add_service(AdminServiceServer::new(server))
                 .serve_with_incoming(TcpListenerStream::new(listener).map(|connection| {
-                    // Without it an answer of several writes waits 40 ms for an acknowledgement.
+                    // Otherwise a response of several writes waits 40 ms for an acknowledgement.
                     connection.and_then(|connection| connection.set_nodelay(true).map(|()| connection))
                 }))
                 .await
@@ -313,7 +313,7 @@ impl Server {
         })
     }
 
-    /// The score of a vector is half its id, and the largest id is the best.
+    /// The score of a vector is half its id, so the largest id is the best.
     fn score_vectors(self, request: wire::ScoreVectorsRequest) -> Result<wire::ScoreVectorsResponse, Status> {
         let query = request.queries.first();
         let query = query.filter(|query| query.vector.len() == 24);

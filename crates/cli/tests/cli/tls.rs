@@ -1,4 +1,4 @@
-//! Commands over TLS: the fake daemon behind a door that has it.
+//! Commands over TLS: the fake daemon behind a TLS proxy.
 
 use crate::server::{Flaw, start};
 use crate::{http, ringfetch};
@@ -13,8 +13,8 @@ use tokio_rustls::rustls::pki_types::PrivateKeyDer;
 use tokio_rustls::rustls::server::WebPkiClientVerifier;
 use tokio_rustls::rustls::{RootCertStore, ServerConfig};
 
-/// Takes TLS off connections and passes them on, each to the server of its protocol. Only for clients with a certificate of
-/// its authority, whose files it writes.
+/// Terminates TLS and forwards each connection to the server of its protocol. Only for clients with a
+/// certificate of its authority, whose files it writes.
 fn door(grpc: SocketAddr, http: SocketAddr, directory: &Path) -> SocketAddr {
     let mut params = CertificateParams::default();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -75,8 +75,9 @@ fn door(grpc: SocketAddr, http: SocketAddr, directory: &Path) -> SocketAddr {
 
 #[test]
 fn commands_and_load_reach_a_daemon_over_tls() {
-    // Scenario: reads and load over gRPC, streams and HTTP with all three files; then without one or another of them.
-    // Expectation: done, every byte verified; otherwise a failure, or wrong usage where a file is missing.
+    // Scenario: reads and load over gRPC, streams and HTTP with all three files; then without one or another
+    // of them. Expectation: success, every byte verified; otherwise a failure, or a usage error if a file is
+    // missing.
     let directory = tempfile::tempdir().unwrap();
     let address = door(start(Flaw::NONE), http::start(), directory.path());
     let run = |args: &str, files: &[&str]| {

@@ -1,4 +1,5 @@
-//! Calls against a server that refuses, stalls, lies and cuts connections. Time is paused: waits are exact and free.
+//! Calls to a server that refuses, stalls, lies and cuts connections. Time is paused: waits are exact and
+//! take no real time.
 
 use crate::fake::{Fake, block, blocks};
 use futures_util::TryStreamExt as _;
@@ -25,8 +26,8 @@ fn exhausted(hint: Option<Duration>) -> Status {
 
 #[tokio::test(start_paused = true)]
 async fn unavailable_is_tried_again_until_it_is_not() {
-    // Scenario: the first two calls answer UNAVAILABLE, the third the blocks.
-    // Expected: the blocks, after three calls and at most 10 + 20 ms of backoff.
+    // Scenario: the first two calls fail with UNAVAILABLE, the third returns the blocks. Expected: the
+    // blocks, after three calls and at most 10 + 20 ms of backoff.
     let fake = Fake::new().on_blocks(|n, request| async move {
         if n < 2 {
             Err(Status::unavailable("draining"))
@@ -72,8 +73,8 @@ async fn the_servers_hint_is_waited_for() {
 
 #[tokio::test(start_paused = true)]
 async fn without_a_hint_exhaustion_is_final() {
-    // Scenario: RESOURCE_EXHAUSTED without RetryInfo: a limit of one request.
-    // Expected: one call; the error has the code, no hint, and the field that is wrong.
+    // Scenario: RESOURCE_EXHAUSTED without RetryInfo: the limit of a single request. Expected: one call; the
+    // error has the code, no hint, and the wrong field.
     let fake = Fake::new().on_blocks(|_, _| async { Err(exhausted(None)) });
     let error = fake.client().fetch_blocks("d", &[1]).await.unwrap_err();
     assert_eq!(fake.calls(), 1);
@@ -206,8 +207,8 @@ async fn calls_in_flight_are_bounded() {
 
 #[tokio::test(start_paused = true)]
 async fn a_connection_that_fails_is_told_apart_and_made_again() {
-    // Scenario: every connection is refused; and one that is refused twice and then taken.
-    // Expected: a transport error without a gRPC code after five attempts; blocks.
+    // Scenario: every connection is refused; two are refused and the third is accepted. Expected: a transport
+    // error without a gRPC code after five attempts; blocks.
     let fake = Fake::new();
     let error = fake
         .client_with(builder(), |_| true)
@@ -231,9 +232,9 @@ async fn a_connection_that_fails_is_told_apart_and_made_again() {
 
 #[tokio::test(start_paused = true)]
 async fn a_lying_server_gets_a_protocol_error() {
-    // Scenario: answers with a block too few, a block length of 0, lengths that do not sum up, an error for an item
-    // that was not asked for, and one that is longer than the client takes.
-    // Expected: a protocol error each, after one call.
+    // Scenario: answers with a block too few, a block length of 0, lengths that do not add up, an error for
+    // an item that was not requested, and one that is longer than the client accepts. Expected: a protocol
+    // error each, after one call.
     let lies: [fn() -> wire::FetchBlocksResponse; 5] = [
         || blocks(&[1]),
         || wire::FetchBlocksResponse {
@@ -269,8 +270,8 @@ async fn a_lying_server_gets_a_protocol_error() {
 
 #[tokio::test(start_paused = true)]
 async fn ranges_and_objects_come_back_item_by_item() {
-    // Scenario: two ranges; a whole object, one that is not there, a part; a part of no length.
-    // Expected: their bytes; the missing one alone has an error; the last never leaves this side.
+    // Scenario: two ranges; a whole object, a missing one, a part; a part of length 0. Expected: their bytes;
+    // only the missing one has an error; the last is never sent.
     let client = Fake::new().client();
     let ranges = [ByteRange::new(254, 4), ByteRange::new(7, 1)];
     let answer = client.fetch_ranges("d", &ranges).await.unwrap();

@@ -1,5 +1,5 @@
-//! A server in this process that does what no real daemon can be made to do: refuse, stall, lie, cut connections.
-//! It is reached over in-memory pipes, so that time can be paused: nothing ever waits for the kernel.
+//! A server in this process that does what no real daemon can be made to do: refuse, stall, lie, cut
+//! connections. Reached over in-memory pipes, so that time can be paused: nothing waits for the kernel.
 
 use ringfetch_client::{Builder, Client};
 use ringfetch_proto::v1 as wire;
@@ -34,7 +34,7 @@ pub(crate) fn block(index: u64) -> [u8; 8] {
     index.to_le_bytes()
 }
 
-/// The right answer to a request for blocks.
+/// The correct answer to a request for blocks.
 pub(crate) fn blocks(indices: &[u64]) -> wire::FetchBlocksResponse {
     let data: Vec<u8> = indices.iter().flat_map(|&index| block(index)).collect();
     wire::FetchBlocksResponse {
@@ -44,7 +44,7 @@ pub(crate) fn blocks(indices: &[u64]) -> wire::FetchBlocksResponse {
     }
 }
 
-/// The right answer to request `id` of a stream, for blocks.
+/// The correct answer to request `id` of a stream, for blocks.
 pub(crate) fn answer(id: u64, indices: &[u64]) -> wire::FetchStreamResponse {
     let response = wire::fetch_stream_response::Response::Blocks(blocks(indices));
     wire::FetchStreamResponse {
@@ -61,7 +61,7 @@ pub(crate) fn indices(request: &wire::FetchStreamRequest) -> &[u64] {
     }
 }
 
-/// What the fake does; by default, what it should.
+/// The behaviour of the fake; correct by default.
 #[derive(Clone)]
 pub(crate) struct Fake {
     on_blocks: Arc<OnBlocks>,
@@ -116,12 +116,12 @@ impl Fake {
         self
     }
 
-    /// FetchBlocks calls that arrived so far.
+    /// Number of FetchBlocks calls so far.
     pub(crate) fn calls(&self) -> usize {
         self.calls.load(Ordering::SeqCst)
     }
 
-    /// Connections that were made so far.
+    /// Number of connections so far.
     pub(crate) fn connections(&self) -> usize {
         self.connections.load(Ordering::SeqCst)
     }
@@ -151,7 +151,7 @@ impl Fake {
         builder.connect_lazy_with(connector).unwrap()
     }
 
-    /// Serves on a socket until it is stopped; then its connections are closed too.
+    /// Serves on a socket until stopped; then its connections are closed too.
     pub(crate) async fn serve(self, listener: tokio::net::TcpListener, ended: oneshot::Receiver<()>) {
         let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener);
         let server = tonic::transport::Server::builder().add_service(FetchServiceServer::new(self));
@@ -211,7 +211,7 @@ impl FetchService for Fake {
         &self,
         request: Request<wire::FetchObjectsRequest>,
     ) -> Result<Response<wire::FetchObjectsResponse>, Status> {
-        // An object holds its own name; none is there whose name begins with "no".
+        // An object contains its own name; names that begin with "no" do not exist.
         let request = request.into_inner();
         let mut answer = wire::FetchObjectsResponse::default();
         let mut data = Vec::new();

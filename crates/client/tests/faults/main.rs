@@ -1,4 +1,4 @@
-//! The client against a server that refuses, stalls, lies and breaks off.
+//! The client against a server that refuses, stalls, lies and disconnects.
 #![expect(
     clippy::unwrap_used,
     clippy::cast_possible_truncation,

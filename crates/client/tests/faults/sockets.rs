@@ -1,4 +1,4 @@
-//! Several servers on real sockets: balance, failover, what calls are sent with, and what retries may cost together.
+//! Several servers on real sockets: balance, failover, headers, and the retry budget.
 
 use crate::fake::{Fake, blocks};
 use ringfetch_client::{Client, Code, Error, RetryBudget, RetryPolicy};
@@ -78,9 +78,9 @@ async fn calls_are_spread_over_all_servers() {
 
 #[tokio::test]
 async fn a_server_that_goes_away_costs_no_call_and_is_used_again() {
-    // Scenario: two servers, of which one stops and later comes back; then none is left.
-    // Expected: every call is answered, the one whose connection has just broken too; the one that came back answers
-    // again; a transport error when none is left.
+    // Scenario: two servers, one of which stops and later returns; then both stop. Expected: every call is
+    // answered, even the one whose connection has just broken; the returned server answers again; a transport
+    // error when none is left.
     let (a, b) = (Server::start(any()).await, Server::start(any()).await);
     let client = Client::builder(&a.url).endpoint(&b.url).connect().await.unwrap();
     fetch(&client, 4).await;
@@ -88,7 +88,7 @@ async fn a_server_that_goes_away_costs_no_call_and_is_used_again() {
     fetch(&client, 20).await;
     assert!(b.answered() >= 20);
     let a = Server::start(address).await;
-    // It is passed over for a second at most.
+    // It is skipped for a second at most.
     let again = async {
         while a.answered() == 0 {
             fetch(&client, 1).await;
@@ -106,8 +106,8 @@ async fn a_server_that_goes_away_costs_no_call_and_is_used_again() {
 
 #[tokio::test]
 async fn connecting_needs_one_server_of_several() {
-    // Scenario: an address where nobody listens, alone and beside a server.
-    // Expected: a transport error; calls without a retry.
+    // Scenario: an address without a listener, alone and next to a server. Expected: a transport error; calls
+    // without a retry.
     let gone = Server::start(any()).await.stop().await;
     let gone = format!("http://{gone}");
     let error = Client::builder(&gone).connect().await.unwrap_err();
@@ -120,8 +120,8 @@ async fn connecting_needs_one_server_of_several() {
 
 #[tokio::test]
 async fn a_retry_goes_to_another_server() {
-    // Scenario: a server that is draining beside one that is not; ten calls.
-    // Expected: all are answered by the other one, at most one attempt of a call by the first.
+    // Scenario: a draining server next to one that serves; ten calls. Expected: all are answered by the other
+    // one; each call makes at most one attempt at the first.
     let refused = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&refused);
     let draining = Fake::new().on_blocks(move |_, _| {
@@ -138,8 +138,8 @@ async fn a_retry_goes_to_another_server() {
 
 #[tokio::test]
 async fn metadata_reaches_the_server_on_calls_and_streams() {
-    // Scenario: a header for all calls, one for some, on a call and on a stream's opening call.
-    // Expected: the server sees them, and who calls.
+    // Scenario: a header for all calls and one for some, on a call and on a stream's opening call. Expected:
+    // the server sees them, and the user agent.
     let seen: Arc<Mutex<Vec<String>>> = Arc::default();
     let note = Arc::clone(&seen);
     let fake = Fake::new().on_blocks(move |_, request| {
@@ -171,9 +171,9 @@ async fn metadata_reaches_the_server_on_calls_and_streams() {
 
 #[tokio::test]
 async fn retries_cannot_multiply_an_overload() {
-    // Scenario: a server that is always unavailable, 400 calls of up to five attempts, with 100 tokens; then the same
-    // without a budget.
-    // Expected: 40 retries and no more, since a call's last attempt takes a token too; four for each call.
+    // Scenario: a server that is always unavailable, 400 calls of up to five attempts, with 100 tokens; then
+    // the same without a budget. Expected: 40 retries and no more, since a call's last attempt takes a token
+    // too; four for each call.
     for (budget, retries) in [(100, 40), (0, 1600)] {
         let attempts = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&attempts);
@@ -198,8 +198,8 @@ async fn retries_cannot_multiply_an_overload() {
 
 #[tokio::test]
 async fn what_is_no_grpc_server_is_told_so() {
-    // Scenario: an HTTP/2 server that answers 404; a server that hangs up at once.
-    // Expected: UNIMPLEMENTED that asks for the gRPC address; a transport error.
+    // Scenario: an HTTP/2 server that returns 404; a server that hangs up at once. Expected: UNIMPLEMENTED
+    // that asks for the gRPC address; a transport error.
     let listener = tokio::net::TcpListener::bind(any()).await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let task = tokio::spawn(async move {

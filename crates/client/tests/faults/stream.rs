@@ -143,7 +143,7 @@ async fn requests_fail_where_the_server_is_unreachable() {
 #[tokio::test(start_paused = true)]
 async fn a_lying_stream_is_broken_off() {
     // Scenario: an answer to a request that was never made; one without content; and one of the wrong length.
-    // Expected: the first two break the stream with a protocol error, the third fails its request alone.
+    // Expected: the first two break the stream with a protocol error, the third fails only its request.
     type Lie = fn(u64) -> wire::FetchStreamResponse;
     let lies: [(Lie, bool); 3] = [
         (|id| answer(id + 77, &[0, 1000]), true),
@@ -177,9 +177,9 @@ async fn a_lying_stream_is_broken_off() {
 
 #[tokio::test(start_paused = true)]
 async fn what_the_server_has_in_hand_is_bounded_also_when_senders_give_up() {
-    // Scenario: two requests may be in flight. Two senders give up after 100 ms, before they are answered; a third
-    // one waits meanwhile. The server answers whatever it has 500 ms after it came.
-    // Expected: the server never has more than two in hand; the third is served once an abandoned one was answered.
+    // Scenario: two requests may be in flight. Two senders leave after 100 ms, before they are answered; a
+    // third waits meanwhile. The server answers each request 500 ms after it arrived. Expected: the server
+    // never has more than two; the third is served once an abandoned one was answered.
     let most = Arc::new(AtomicUsize::new(0));
     let fake = Fake::new().on_stream({
         let most = Arc::clone(&most);
@@ -249,9 +249,8 @@ async fn a_request_ends_at_its_deadline_and_the_server_knows_it() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_request_that_waits_for_room_gets_it() {
-    // Scenario: 2000 requests without a deadline on several threads, of which three may be in flight; then the stream
-    // breaks while 50 wait.
-    // Expected: all are answered; all fail.
+    // Scenario: 2000 requests without a deadline on several threads, with a limit of three in flight; then
+    // the stream breaks while 50 wait. Expected: all are answered; all fail.
     let fake = Fake::new().on_stream(|mut requests, answers| async move {
         let mut count = 0;
         while let Ok(Some(request)) = requests.message().await {

@@ -1,4 +1,4 @@
-//! Backend `auto`: what the page cache holds is copied from a mapping, the rest is read through the ring.
+//! Backend `auto`: copies what the page cache holds from a mapping, and reads the rest through the ring.
 //!
 //! A resident 4 KiB page costs 0.5 us through a mapping and 1.3 us through a ring; querying residency
 //! (cachestat(2), kernel 6.5) costs 0.3 to 1 us (MEASURED). So regions that were found completely resident are not
@@ -6,10 +6,11 @@
 //! queried and is not resident is read through the page cache, so that it is resident the next time: a partly warm
 //! file warms up as under a mapping; of a cold file one read in 16 fills the cache, which is enough for what is
 //! read often.
-//! A page that is still being read counts as resident. So ranges that a read is filling (`fills`) are copied with
-//! preadv2(2) and RWF_NOWAIT, which never waits; what it cannot copy goes to the ring.
-//! Invariant: only what was resident a moment ago is copied from the mapping, or is in a region that was completely
-//! resident some seconds ago, until the first fault, so that a network thread hardly ever faults.
+//! A page that is still being read counts as resident. So ranges that a read is filling (`fills`) are copied
+//! with preadv2(2) and RWF_NOWAIT, which never waits; what it cannot copy goes to the ring.
+//! Invariant: bytes are copied from the mapping only if they were resident a moment ago, or if their region
+//! was completely resident some seconds ago and the thread has not faulted since. So a network thread hardly
+//! ever faults.
 
 mod fills;
 
@@ -22,11 +23,11 @@ use fills::Fills;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-/// Queries of whole regions between two looks at other work, of 20 us each.
+/// Most queries of whole regions, 20 us each, between two looks at other work.
 const REGION_QUERIES_MAX: u32 = 2;
 
-/// See the module. Every shard on a ring has it: an attempt says whether it may be copied, so that one ring serves
-/// `uring` and `auto`, and switching between them is free.
+/// See the module. Every shard on a ring has this backend: each attempt says whether it may be copied, so one
+/// ring serves both `uring` and `auto`, and switching between them is free.
 pub(crate) struct AutoBackend {
     ring: UringBackend,
     mapped: MmapBackend,
@@ -90,7 +91,8 @@ impl AutoBackend {
         let read =
             unsafe { pread_no_wait(&attempt.file, attempt.offset, attempt.destination, attempt.length) };
         match read {
-            // Short of the end of the file, the next page was not resident. A truncated file takes the slow path too.
+            // A short count before the end of the file: the next page was not resident. A truncated file
+            // takes the slow path too.
             Ok(bytes) if u64::from(bytes) == wanted => {
                 self.copied += wanted;
                 self.read_at_once.push(Completion {
@@ -108,7 +110,7 @@ impl AutoBackend {
     }
 }
 
-/// Copies resident bytes without waiting for the device, unless they are evicted meanwhile.
+/// Copies resident bytes; waits for the device only if they are evicted meanwhile.
 ///
 /// # Errors
 /// errno of preadv2 or statx; EFAULT: the mapping does not have them.
@@ -205,15 +207,15 @@ mod tests {
     use crate::dataset::OpenFile;
     use rustix::fs::{Advice, fadvise};
 
-    /// Waits until this thread trusts a file no more, which it notices at the next tick.
+    /// Waits until this thread no longer trusts a file, which it notices at the next tick.
     fn await_distrust(file: &OpenFile) {
         while trusted(file, 0, 4096, Tick::now()) {
             std::thread::yield_now();
         }
     }
 
-    /// A hundred reads of a trusted file at once, more than are copied in one go, of which the last one's page was
-    /// evicted: its fault is noticed too, and ends the trust in all files.
+    /// A hundred reads of a trusted file at once, more than are copied in one go; the last one's page was
+    /// evicted. Its fault is noticed too, and ends the trust in all files.
     #[test]
     #[ignore = "needs io_uring"]
     fn a_fault_behind_many_copies_ends_the_trust() {
@@ -254,8 +256,8 @@ mod tests {
         });
     }
 
-    /// A resident page that lies where another shard fills the cache is copied without the mapping; one that is not there
-    /// goes to the ring, though its region was trusted, and ends that.
+    /// A resident page in a range that another shard is filling is copied without the mapping. A missing one
+    /// goes to the ring although its region was trusted, and ends that trust.
     #[test]
     #[ignore = "needs io_uring"]
     fn where_the_cache_is_being_filled_nothing_waits() {
@@ -301,8 +303,8 @@ mod tests {
         });
     }
 
-    /// Of a file that nobody has asked about yet, the reads that miss fill the page cache; of one that has stayed cold,
-    /// one in 16 does. (Pages of 4 KiB at distances that no readahead bridges.)
+    /// Reads that miss fill the page cache while the file is unknown; once the file has stayed cold, one in
+    /// 16 does. (Pages of 4 KiB at distances that no readahead bridges.)
     #[test]
     #[ignore = "needs io_uring"]
     fn what_was_missed_is_resident_the_next_time() {
@@ -346,7 +348,7 @@ mod tests {
             }
             let filled = (0..16_u64).filter(|number| resident(&open, (2 << 20) + number * (1 << 20), PAGE));
             assert_eq!(filled.count(), 1);
-            // Trusted, and evicted all the same: read right, by a fault, which ends the trust.
+            // Trusted, but evicted: the bytes are right, and the fault ends the trust.
             trust(&open);
             fadvise(file.as_file(), 0, None, Advice::DontNeed).unwrap();
             let unasked = read(&mut backend, 25 << 20).await;

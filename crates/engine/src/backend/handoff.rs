@@ -1,7 +1,7 @@
-//! Work for a pool of threads, and its results for the task that handed it out.
+//! Hands work to a pool of threads, and its results back to the submitting task.
 //!
-//! Invariants: every job is taken once; every result is collected once, and the task that last found none is woken for it.
-//! `loom/waking.rs` checks that over all interleavings.
+//! Invariants: every job is taken once; every result is collected once; a task whose last poll found no
+//! result is woken for the next one. `loom/waking.rs` checks this over all interleavings.
 
 #[cfg(all(loom, test))]
 use loom::sync::{Condvar, Mutex, MutexGuard};
@@ -65,13 +65,13 @@ impl<J, R> Handoff<J, R> {
         queue.jobs.pop_front()
     }
 
-    /// Ends the threads, once all jobs are taken.
+    /// Closes the queue: the threads end once all jobs are taken.
     pub(crate) fn close(&self) {
         lock(&self.queue).closed = true;
         self.queued.notify_all();
     }
 
-    /// A job has this result.
+    /// Reports the result of a job.
     pub(crate) fn report(&self, result: R) {
         let waker = {
             let mut done = lock(&self.done);
@@ -83,7 +83,7 @@ impl<J, R> Handoff<J, R> {
         }
     }
 
-    /// Appends the results that there are. `Pending` if there are none; the task is woken when there are.
+    /// Appends the available results. `Pending` if there are none: the task is then woken by the next one.
     pub(crate) fn poll_results(&self, cx: &mut Context<'_>, results: &mut Vec<R>) -> Poll<()> {
         let mut done = lock(&self.done);
         if done.results.is_empty() {

@@ -1,9 +1,9 @@
 //! A read-only shared mapping of a whole file, and copies out of it that survive truncation and device errors.
 //!
-//! Invariants: the mapping covers the file's length at open and never changes; it lives as long as its `OpenFile` (in
-//! the file's backend slot), which every attempt holds; there are no references into it, because other processes may
-//! write to the file: bytes leave it only by [`Mapping::copy_out`]. A copy blocks its thread on a cold page, so a
-//! mapping belongs on a shard's own thread (TRAPS 18).
+//! Invariants: the mapping covers the file's length at open and never changes; it lives as long as its
+//! `OpenFile` (in the file's backend slot), which every attempt holds; Rust never references its bytes,
+//! because other processes may write to the file: they leave it only through [`Mapping::copy_out`]. A copy
+//! blocks its thread on a cold page, so a mapping belongs on a shard's own thread (TRAPS 18).
 
 pub(crate) mod guard;
 
@@ -30,11 +30,11 @@ unsafe impl Sync for Mapping {}
 struct Attached(Result<Mapping, i32>);
 
 impl Mapping {
-    /// Maps the first `length_bytes` of a file. Nothing is mapped for length 0, and every copy is then of 0 bytes.
+    /// Maps the first `length_bytes` of a file. Length 0 maps nothing, and every copy is then of 0 bytes.
     ///
     /// # Errors
-    /// errno: of `sigaction` for the guard, or of `mmap` (ENODEV: the file system cannot; ENOMEM: address space or
-    /// `vm.max_map_count`).
+    /// errno of `sigaction` for the guard, or of `mmap` (ENODEV: the file system cannot map; ENOMEM: no
+    /// address space, or `vm.max_map_count`).
     pub(crate) fn new(fd: BorrowedFd<'_>, length_bytes: u64) -> Result<Self, i32> {
         guard::install()?;
         // A length beyond the address space fails as mmap itself would.
@@ -61,7 +61,7 @@ impl Mapping {
             return Err(libc::ENOMEM);
         };
         let mapping = Self { base, length };
-        // Without it a single random read pulled in 7 MB (MEASURED). Failure is harmless.
+        // Without this advice a single random read fetched 7 MB (MEASURED). Failure is harmless.
         // SAFETY: exactly the range mapped above; the advice changes no contents.
         let _ = unsafe { rustix::mm::madvise(base.as_ptr().cast::<c_void>(), length, Advice::Random) };
         Ok(mapping)
@@ -82,13 +82,13 @@ impl Mapping {
         }
     }
 
-    /// Copies up to `length` bytes from `offset`, fewer where the mapping ends. Returns how many.
+    /// Copies up to `length` bytes from `offset`, fewer where the mapping ends. Returns the number copied.
     ///
-    /// Bytes between the current end of the file and the end of its last page read as zeros without a fault: the caller
-    /// has to compare with the file's length *afterwards*.
+    /// Bytes between the current end of the file and the end of its last page read as zeros without a fault:
+    /// compare with the file's length *after* the copy.
     ///
     /// # Errors
-    /// `Faulted`: a page is missing, or its device failed. Ask `pread` for the cause.
+    /// `Faulted`: a page is missing, or its device failed. `pread` tells which.
     ///
     /// # Safety
     /// `destination` is valid for writes of `length` bytes that nobody else uses meanwhile.
@@ -109,13 +109,14 @@ impl Mapping {
         Ok(length)
     }
 
-    /// Whether no byte that was just copied from before `end` can be a zero of a truncation, as far as that can be seen
-    /// without a system call; false if it may be one. The last page is touched, which blocks if it is not resident.
+    /// Whether bytes just copied from before `end` are certainly not zeros of a truncation, as far as can be
+    /// seen without a system call; false if they may be. Touches the last page, which blocks if it is not
+    /// resident.
     ///
-    /// A truncation sets the new length, unmaps the pages behind it on all CPUs, and only then zeroes the rest of the new
-    /// last page (`truncate_pagecache`; ext4, Btrfs, tmpfs, Linux 6.18). So while the mapping's last page can be read, no
-    /// earlier one was zeroed. Worked, of 10,000 bytes: pages 0 and 1 are judged by page 2, which begins at 8192; of bytes
-    /// from 8192 on it tells nothing.
+    /// A truncation sets the new length, unmaps the pages behind it on all CPUs, and only then zeroes the
+    /// rest of the new last page (`truncate_pagecache`; ext4, Btrfs, tmpfs, Linux 6.18). So while the
+    /// mapping's last page can be read, no earlier one was zeroed. Worked: in a mapping of 10,000 bytes, page
+    /// 2 (from 8192 on) vouches for pages 0 and 1; nothing vouches for page 2 itself.
     pub(crate) fn is_untruncated_before(&self, end: u64) -> bool {
         let Some(last) = self.length.checked_sub(1) else {
             return false;
@@ -123,7 +124,7 @@ impl Mapping {
         if end > (last - last % rustix::param::page_size()) as u64 {
             return false;
         }
-        // The copy's loads come before this one, also where TLBs are flushed without an interrupt (INVLPGB).
+        // The copy must load before this does, also where TLBs are flushed without an interrupt (INVLPGB).
         #[cfg(target_arch = "x86_64")]
         // SAFETY: every x86-64 CPU has the instruction.
         unsafe {
@@ -134,22 +135,24 @@ impl Mapping {
         unsafe { self.copy_out(last as u64, &raw mut byte, 1) }.is_ok()
     }
 
-    /// Has the CPU look up the page at `offset` and load its first bytes while it copies others: in a large mapping neither that page's
-    /// entry nor its bytes are in a cache, and a copy of one block waits for both. A hint, which never faults.
+    /// Makes the CPU look up the page at `offset` and load its first bytes while it copies others: in a large
+    /// mapping neither its translation nor its bytes are cached, and a copy of one block would wait for both.
+    /// A hint, which never faults.
     pub(crate) fn prefetch(&self, offset: u64) {
         #[cfg(target_arch = "x86_64")]
         if let Some((start, _)) = self.clamp(offset, 1) {
             use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
             let address = self.base.as_ptr().wrapping_add(start).cast::<i8>();
-            // SAFETY: every x86-64 CPU has the instruction, which may be given any address.
+            // SAFETY: every x86-64 CPU has the instruction, and it accepts any address.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(address) };
         }
         #[cfg(not(target_arch = "x86_64"))]
         let _ = offset;
     }
 
-    /// The whole pages, as addresses (first, one past the last), that hold `length` bytes from `offset`; `None`
-    /// where the mapping has none of them. With 4096-byte pages, 100 bytes from 4090 are pages 0 and 1: 0..8192.
+    /// The whole pages, as addresses (first, one past the last), that hold `length` bytes from `offset`;
+    /// `None` if the mapping holds none of them. With 4096-byte pages, 100 bytes from 4090 lie on pages 0 and
+    /// 1: 0..8192.
     pub(crate) fn pages(&self, offset: u64, length: u32) -> Option<(usize, usize)> {
         let (start, length) = self.clamp(offset, length)?;
         let page = rustix::param::page_size();

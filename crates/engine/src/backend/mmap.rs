@@ -1,12 +1,14 @@
-//! Reads by copying from a mapping. Each batch is announced to the kernel first, so that its pages are fetched together
-//! before they are copied (17k to 75k reads/s on one thread, cold: MEASURED). Best for warm data.
+//! Reads by copying from a mapping. Each batch is announced to the kernel first, so that its pages are
+//! fetched together before they are copied (17k to 75k reads/s on one thread, cold: MEASURED). Best for warm
+//! data.
 //!
-//! Invariants: attempts are made in `poll_completions`, some at a time and in order, on the calling thread, which a cold
-//! page blocks: never a network thread; what arrives meanwhile is announced before the next ones are copied. Truncation or a device error under the mapping answers what `pread` answers: a copy that faults is made
-//! anew by `pread`, and what was copied counts only up to the file's length *after* the copy, for the kernel shows
-//! zeros between the end and the end of its page. A file that cannot be mapped is read by `pread`, with a warning.
-//! Where the guarded copy does not exist (any architecture but x86-64), the mapping only announces, and every read is
-//! a `pread`. Deliberately absent: direct I/O, which a mapping cannot do.
+//! Invariants: `poll_completions` makes attempts in order, a few at a time, on the calling thread, which a
+//! cold page blocks: never use a network thread. Attempts that arrive meanwhile are announced before the next
+//! ones are copied. Truncation and device errors are reported as `pread` reports them: a copy that faults is
+//! repeated by `pread`, and copied bytes count only up to the file's length *after* the copy, since the
+//! kernel shows zeros between the end of the file and the end of its last page. A file that cannot be mapped
+//! is read by `pread`, with a warning. Without the guarded copy (any architecture but x86-64) the mapping
+//! only announces, and every read is a `pread`. No direct I/O: a mapping cannot do it.
 
 mod announce;
 mod announce_policy;
@@ -25,13 +27,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-/// Attempts made in one go, between two looks at what else is to be announced: a batch of the usual size.
+/// Most attempts in one go, before others can be announced: a batch of the usual size.
 const MADE_AT_ONCE: usize = 64;
 
-/// Attempts between two looks at the clock: where the device is slow and nothing was announced, each is a wait.
+/// Attempts between two looks at the clock: on a slow device with nothing announced, each of them waits.
 const MADE_PER_LOOK: usize = 8;
 
-/// Longest time in one go, beyond the attempts up to the next look: a shard's heartbeat is answered between two goes.
+/// Longest time in one go, checked every [`MADE_PER_LOOK`] attempts: a shard answers heartbeats between two
+/// goes.
 const MADE_FOR: Duration = Duration::from_millis(10);
 
 /// See the module.
@@ -43,7 +46,7 @@ pub(crate) struct MmapBackend {
     /// Started and not yet made, oldest first.
     waiting: VecDeque<Attempt>,
     made: Vec<FinishedCopy>,
-    /// Bytes made since the shard asked, and the most in one go.
+    /// Bytes copied since the last `take_copied`, and the most in one go.
     copied: u64,
     copies_max: u64,
     /// Each file's length after this turn's copies; kept between turns for its memory only.
@@ -59,7 +62,7 @@ struct FinishedCopy {
 
 #[derive(Debug)]
 enum CopyOutcome {
-    /// From the mapping: to be held against the file's length.
+    /// From the mapping: must be checked against the file's length.
     Copied {
         file: Arc<OpenFile>,
         offset: u64,
@@ -170,12 +173,12 @@ impl Backend for MmapBackend {
             self.announce_policy.faulted();
         }
         if self.made.is_empty() {
-            // Nothing is ever in flight behind our back, so there is nothing to be woken for.
+            // No attempt waits, so nothing will have to wake the task.
             return Poll::Pending;
         }
         self.lengths.clear();
         let lengths = &mut self.lengths;
-        // Most reads are of the file of the one before.
+        // Most reads are of the same file as the one before.
         let mut last = None;
         finished.extend(self.made.drain(..).map(|FinishedCopy { slot, outcome }| {
             let result = match outcome {
@@ -197,7 +200,7 @@ impl Backend for MmapBackend {
     }
 
     fn shared_depth(&self, depth: u32) -> u32 {
-        // They wait for this thread, and only their pages for the device.
+        // Reads wait for this thread; only their pages wait for the device.
         depth
     }
 
@@ -214,8 +217,9 @@ impl Backend for MmapBackend {
     }
 }
 
-/// Copies bytes from a file's mapping; a page that is not resident blocks the thread. Fewer than `length` where the file
-/// ends, for which the kernel is not asked if the last page is resident, as `is_end_resident` says, and there.
+/// Copies bytes from a file's mapping; a page that is not resident blocks the thread. Returns fewer than
+/// `length` where the file ends. `is_end_resident`: the last page is probably resident, so look there for a
+/// truncation before asking the kernel.
 ///
 /// # Errors
 /// errno of statx; EFAULT: the mapping cannot be read there, or there is none.
@@ -238,26 +242,26 @@ pub(super) unsafe fn copy_mapped(
     file.kept_without_waiting(offset, copied)
 }
 
-/// How many of `length` bytes copied from `offset` are the file's, if it ends at `end`: 4096 from 8192 with an end of
-/// 10000 are 1808.
+/// How many of `length` bytes copied from `offset` belong to a file that ends at `end`: 4096 from 8192 with
+/// an end of 10000 are 1808.
 fn kept(offset: u64, length: u32, end: u64) -> u32 {
     u32::try_from(end.saturating_sub(offset)).map_or(length, |left| left.min(length))
 }
 
-/// Asked after the copies: a truncation sets the new length before it zeroes the rest of the last page (ext4, tmpfs:
-/// `truncate_setsize` and its like), so zeros that were copied imply a length that cuts them off. XFS zeroes first
-/// (`iomap_truncate_page` in `xfs_setattr_size`), which leaves it a window of microseconds, of one page, open.
+/// Asked after the copies: a truncation sets the new length before it zeroes the rest of the last page (ext4,
+/// tmpfs: `truncate_setsize` and its like), so copied zeros imply a length that cuts them off. XFS zeroes
+/// first (`iomap_truncate_page` in `xfs_setattr_size`), which leaves a window of microseconds, for one page.
 fn length_now(file: &OpenFile) -> Result<u64, i32> {
     file.current_length()
         .map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
 }
 
-/// The file's mapping; `None` where it has none, and is read by `pread`.
+/// The file's mapping; `None` if it has none, and `pread` reads it.
 fn mapping_of(file: &OpenFile) -> Option<&Mapping> {
     static WARNED: AtomicBool = AtomicBool::new(false);
     Mapping::of(file)
         .inspect_err(|&errno| {
-            // Once a process: a dataset of many such objects would fill the log.
+            // Once per process: a dataset of many such objects would fill the log.
             if !WARNED.swap(true, Ordering::Relaxed) {
                 tracing::warn!(
                     error = %std::io::Error::from_raw_os_error(errno),
@@ -286,8 +290,9 @@ mod tests {
 
     #[test]
     fn a_batch_is_announced_by_few_calls() {
-        // Scenario: two batches of 64 scattered reads; then one with announcing turned off. Expectation: the second
-        // batch takes one call (or one a read, on a kernel without process_madvise); turned off, none.
+        // Scenario: two batches of 64 scattered reads; then one with announcing turned off. Expectation: the
+        // second batch takes one call (or one per read, on a kernel without process_madvise); turned off,
+        // none.
         let page = rustix::param::page_size();
         let sample = Sample::new(256 * page);
         let mut backend = MmapBackend::new(true);
@@ -306,7 +311,8 @@ mod tests {
 
     #[test]
     fn a_file_without_a_mapping_is_read_all_the_same() {
-        // Scenario: a file whose slot another backend has taken, so that it cannot be mapped. Expectation: its bytes.
+        // Scenario: another backend has taken the file's slot, so the file cannot be mapped. Expectation: its
+        // bytes.
         let sample = Sample::new(10_000);
         sample
             .file

@@ -20,13 +20,13 @@ pub(crate) struct Attempt {
     pub(crate) file: Arc<OpenFile>,
     /// Whether to bypass the page cache. Offset, length and memory are then aligned as the file requires.
     pub(crate) direct: bool,
-    /// Whether a ring's backend may copy it from the page cache instead: backend `auto`.
+    /// Whether backend `auto` may copy it from the page cache instead.
     pub(crate) may_copy: bool,
-    /// What is known about that.
+    /// What is known about the residency of its bytes.
     pub(crate) residency: Residency,
     /// File offset.
     pub(crate) offset: u64,
-    /// Where the bytes go.
+    /// Where to put the bytes.
     pub(crate) destination: *mut u8,
     /// How many.
     pub(crate) length: u32,
@@ -51,8 +51,8 @@ pub(crate) enum ReadSource {
 /// Makes attempts. A shard drives exactly one backend, from one thread; it never has more attempts in flight than its
 /// queue depth.
 pub(crate) trait Backend {
-    /// Introduces files that will be read often and stay open until they are forgotten: those of a dataset's address
-    /// space.
+    /// Introduces files that will be read often and stay open until they are forgotten: those of a dataset's
+    /// address space.
     fn introduce(&mut self, files: &[Arc<OpenFile>]) {
         let _ = files;
     }
@@ -72,20 +72,21 @@ pub(crate) trait Backend {
         IN_FLIGHT_BYTES_MAX
     }
 
-    /// Reads in flight, of at most `depth`, while several callers have some. Each of the others waits at the device for what is there,
-    /// whatever its turn. A quarter of the depth costs a fast device a fifth of its reads, since it is idle until the core's next
-    /// turn (ADR 0013).
+    /// Most reads in flight, up to `depth`, while several callers have reads: a new caller's read waits at
+    /// the device behind all of them, even if its turn comes first. A quarter of the depth costs a fast
+    /// device a fifth of its reads, since it idles until the core's next turn (ADR 0013).
     fn shared_depth(&self, depth: u32) -> u32 {
         depth.div_ceil(2)
     }
 
-    /// Whether to share reads that are in flight. Not if each is a copy from the page cache, which reads every page once
-    /// anyway.
+    /// Whether reads in flight may be shared. False if each is a copy from the page cache, which reads every
+    /// page only once anyway.
     fn shares(&self) -> bool {
         true
     }
 
-    /// Copies at most so many bytes on the calling thread in one `poll_completions`, but for the read that exceeds them.
+    /// Limits the bytes copied on the calling thread in one `poll_completions`; the last read may exceed the
+    /// limit.
     fn bound_copies(&mut self, bytes: u64) {
         let _ = bytes;
     }
@@ -98,11 +99,12 @@ pub(crate) trait Backend {
     /// Starts an attempt. A blocking backend makes it in a later `poll_completions`.
     fn start(&mut self, attempt: Attempt) -> ReadSource;
 
-    /// Passes every started attempt to the kernel (or the pool). Returns the number of submissions (system calls).
+    /// Submits every started attempt to the kernel (or the pool). Returns the number of submissions (system
+    /// calls).
     fn flush(&mut self) -> u32;
 
-    /// Appends every finished attempt to `finished`. `Pending` if there is none; the task is woken when there is.
-    /// Attempts may finish in any order, each exactly once.
+    /// Appends every finished attempt to `finished`. `Pending` if there is none: the task is then woken when
+    /// one finishes. Attempts may finish in any order, each exactly once.
     fn poll_completions(&mut self, cx: &mut Context<'_>, finished: &mut Vec<Completion>) -> Poll<()>;
 }
 

@@ -1,8 +1,8 @@
 //! Blocking `pread` on a pool of threads: the baseline.
 //!
-//! Invariants: an attempt is one `pread`, made once and reported once, EINTR included; attempts started before the
-//! backend is dropped are all made, since the threads are joined. The queue holds only what the shard has in flight, so
-//! the queue depth bounds it. Attempts have no order.
+//! Invariants: an attempt is one `pread`, made once and reported once, EINTR included; attempts started
+//! before the backend is dropped are all made, since drop joins the threads. The queue holds only what the
+//! shard has in flight, so the queue depth bounds it. Attempts have no order.
 
 use super::handoff::Handoff;
 use super::{Attempt, Backend, Completion, ReadSource};
@@ -13,10 +13,10 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::thread::JoinHandle;
 
-/// Bytes in flight for each thread, on average; at 64 threads 16 MiB in all.
+/// Bytes in flight per thread, on average: 16 MiB for 64 threads.
 const THREAD_BYTES: u64 = 256 << 10;
 
-/// Makes an attempt with one `pread`: with the direct descriptor if it asks for that and the file has one.
+/// Makes an attempt with one `pread`, by the direct descriptor if the attempt is direct and the file has one.
 ///
 /// # Errors
 /// errno of the call.
@@ -28,7 +28,7 @@ pub(super) unsafe fn pread_attempt(attempt: &Attempt) -> Result<u32, i32> {
     let file = &attempt.file;
     let fd = if attempt.direct { file.direct_fd() } else { None };
     let destination = attempt.destination.cast::<MaybeUninit<u8>>();
-    // SAFETY: valid and exclusive by the caller's promise; what is there before the read need not be initialised.
+    // SAFETY: valid and exclusive by the caller's promise; `MaybeUninit` need not be initialised.
     let memory = unsafe { std::slice::from_raw_parts_mut(destination, attempt.length as usize) };
     let read = match rustix::io::pread(fd.unwrap_or_else(|| file.buffered_fd()), memory, attempt.offset) {
         // `pread` never reads more than requested.
@@ -43,7 +43,7 @@ pub(super) unsafe fn pread_attempt(attempt: &Attempt) -> Result<u32, i32> {
 pub(crate) struct PreadBackend {
     pool: Arc<Handoff<SendAttempt, Completion>>,
     threads: Vec<JoinHandle<()>>,
-    /// Started but not passed to the pool: one lock a flush, not one an attempt.
+    /// Started but not passed to the pool: takes the lock once per flush, not once per attempt.
     started: Vec<SendAttempt>,
 }
 
@@ -91,9 +91,9 @@ fn serve(pool: &Handoff<SendAttempt, Completion>) {
 }
 
 impl Backend for PreadBackend {
-    /// One shard has all threads; the usual bound would leave most of them idle when reads are long.
+    /// One shard has all threads; the default bound would leave most of them idle when reads are long.
     fn shared_depth(&self, depth: u32) -> u32 {
-        // One a thread, which there are for a slow disk.
+        // One read per thread: the threads are there for a slow disk.
         depth
     }
 
@@ -126,7 +126,7 @@ impl Drop for PreadBackend {
         self.flush();
         self.pool.close();
         for thread in self.threads.drain(..) {
-            // An error is a panic of that thread, which was reported then.
+            // An error means that the thread panicked, which was reported then.
             let _ = thread.join();
         }
     }
@@ -141,8 +141,8 @@ mod tests {
 
     #[test]
     fn attempts_outlive_no_backend() {
-        // Scenario: a backend dropped with attempts that were started, of which some were never flushed. Expectation:
-        // when the drop returns, every one was made and nobody holds the file.
+        // Scenario: a backend is dropped with started attempts, some of them never flushed. Expectation: when
+        // the drop returns, every one was made and nothing holds the file.
         let sample = Sample::new(200_000);
         let mut reads: Vec<Read> = (0..200).map(|number| Read::new(number * 1000, 1000)).collect();
         let mut backend = PreadBackend::new(3).expect("threads");
@@ -163,8 +163,8 @@ mod tests {
 
     #[test]
     fn a_direct_attempt_reads_the_same_bytes() {
-        // Scenario: an aligned direct read, of a file that takes them and of one that has no direct descriptor.
-        // Expectation: the file's bytes from both.
+        // Scenario: an aligned direct read, of a file that supports it and of one without a direct
+        // descriptor. Expectation: the file's bytes from both.
         let sample = Sample::new(16_384);
         let buffered = Arc::new(OpenFile::open(sample.named.path(), DirectIo::Off).expect("open"));
         sample.named.as_file().sync_all().expect("sync");

@@ -1,10 +1,11 @@
-//! Finds out by use whether io_uring is available: sets up a ring, a no-op, a read, a read into registered memory. A
-//! kernel version is not enough (TRAPS 12): seccomp profiles, a sysctl and limits refuse it on new kernels.
+//! Finds out by use whether io_uring is available: sets up a ring, then makes a no-op, a read, and a read
+//! into registered memory. A kernel version is not enough (TRAPS 12): seccomp profiles, a sysctl and limits
+//! refuse io_uring on new kernels.
 //!
-//! Invariants: the causes are distinguished, and each names its remedy; "not available" may fall back to another
-//! backend, "out of memory or files" must not, for it would come back as a slower engine nobody asked for. Every
-//! wait has a bound. Deliberately absent: direct I/O (asked of each file at its opening) and polled mode. What is asked
-//! only by who examines a host, not at start, is in `abilities` and `residency`.
+//! Invariants: causes are distinguished, and each names its remedy. "Not available" may fall back to another
+//! backend; "out of memory or files" must not, since it would silently become a slower engine. Every wait has
+//! a bound. Direct I/O is tried for each file when it is opened. Checks that only `doctor` needs are in
+//! `abilities` and `residency`.
 
 mod abilities;
 mod refusal;
@@ -34,7 +35,8 @@ pub struct UringFacts {
     /// RLIMIT_MEMLOCK, bytes; `None` is no limit. Registered memory counts against it, and rings do on kernels
     /// before 5.12 and from 6.14 (TRAPS 9).
     pub memlock_limit_bytes: Option<u64>,
-    /// Whether a read into registered memory works, or why not. Optional: reads continue unregistered.
+    /// Whether a read into registered memory works, or why not. Optional: without it reads use unregistered
+    /// memory.
     pub registered_buffers: Result<(), String>,
 }
 

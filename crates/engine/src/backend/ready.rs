@@ -1,7 +1,8 @@
-//! Which slots of a ring's backend have finished: one bit each, set by the wakers of its operations, on whichever thread.
+//! Which slots of a ring's backend have finished: one bit each, set by the wakers of its operations on any
+//! thread.
 //!
-//! Invariant: a slot that is set is taken by a later [`Ready::take`], once, and the task of the last [`Ready::register`] is
-//! woken for it. `loom/waking.rs` checks that over all interleavings.
+//! Invariant: a later [`Ready::take`] returns each slot that was set, once, and the task of the last
+//! [`Ready::register`] is woken for it. `loom/waking.rs` checks this over all interleavings.
 
 #[cfg(all(loom, test))]
 use loom::sync::{
@@ -24,7 +25,7 @@ pub(crate) struct Ready {
 }
 
 impl Ready {
-    /// For so many slots.
+    /// State for this many slots.
     pub(crate) fn new(slots: u32) -> Self {
         Self {
             words: (0..slots.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
@@ -33,7 +34,7 @@ impl Ready {
         }
     }
 
-    /// A slot has finished.
+    /// Marks a slot as finished.
     #[inline]
     pub(crate) fn set(&self, slot: u32) {
         if let Some(word) = self.words.get(slot as usize / 64) {
@@ -52,12 +53,12 @@ impl Ready {
         }
     }
 
-    /// The next [`Self::take`] is true, without a slot.
+    /// Makes the next [`Self::take`] return true without a slot.
     pub(crate) fn mark(&self) {
         self.any.store(true, Ordering::Release);
     }
 
-    /// Whose task is woken. Before [`Self::take`], or what is set in between wakes nobody.
+    /// Sets the task to wake. Call before [`Self::take`]: otherwise a slot set in between wakes no task.
     #[inline]
     pub(crate) fn register(&self, waker: &Waker) {
         let mut dispatcher = self.dispatcher.lock().unwrap_or_else(PoisonError::into_inner);
@@ -66,13 +67,13 @@ impl Ready {
         }
     }
 
-    /// Whether any slot was set since the last call; then [`Self::words`] have them.
+    /// Whether any slot was set since the last call; if so, [`Self::take_word`] returns which.
     #[inline]
     pub(crate) fn take(&self) -> bool {
         self.any.swap(false, Ordering::AcqRel)
     }
 
-    /// How many words of slots there are.
+    /// Number of words of slots.
     pub(crate) fn words(&self) -> usize {
         self.words.len()
     }

@@ -1,5 +1,5 @@
-//! What of a file the page cache holds: asked of the kernel (cachestat(2)), guessed from what was found lately, or found out
-//! by a read that does not wait (preadv2(2) with RWF_NOWAIT).
+//! How much of a file the page cache holds: queried from the kernel (cachestat(2)), guessed from recent
+//! results, or found out by a read that does not wait (preadv2(2) with RWF_NOWAIT).
 
 mod regions;
 
@@ -9,14 +9,14 @@ use crate::dataset::OpenFile;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Number of files whose temperature is tracked; others share an entry with them.
+/// Number of files whose temperature is tracked; further files share their entries.
 const REMEMBERED_FILES: usize = 64;
 
-/// A cold file is queried once in so many reads.
+/// A cold file is queried once in this many reads.
 const COLD_ASKS_ONE_IN: u32 = 16;
 
-/// Below this share of hits a file counts as cold: querying every read then costs more than the hits save (0.3 us
-/// against 1/20 of some 2 us).
+/// Below this share of hits a file counts as cold: querying every read then costs more than the hits save
+/// (0.3 us against 1/20 of some 2 us).
 const COLD_HITS_PER_MILLE: u32 = 50;
 
 /// The histories of the files read by one thread.
@@ -40,7 +40,7 @@ impl ResidencyHistories {
 /// How often a file was resident recently, and how often it is queried.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ResidencyHistory {
-    /// Moving average over some 64 queries.
+    /// Moving average over about 64 queries.
     pub(super) hits_per_mille: u32,
     unasked: u32,
 }
@@ -48,11 +48,11 @@ pub(crate) struct ResidencyHistory {
 /// What is known about a read's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Residency {
-    /// Not enough: ask.
+    /// Unknown: query.
     Ask,
-    /// Not resident: they were asked about.
+    /// Queried, and not resident.
     Missing,
-    /// Not resident, like nearly everything asked about recently.
+    /// Probably not resident, like nearly everything queried recently.
     Cold,
 }
 
@@ -82,7 +82,7 @@ impl ResidencyHistory {
 
     /// Records whether a read's bytes were resident.
     pub(crate) fn learn(&mut self, hit: bool) {
-        // Worked: at 1000, 190 misses in a row bring it below 50; from there one hit in 16 questions brings it back.
+        // Worked: 190 misses in a row bring 1000 below 50; from there one hit in 16 queries brings it back.
         self.hits_per_mille = if hit {
             self.hits_per_mille + (1000 - self.hits_per_mille).div_ceil(16)
         } else {
@@ -94,7 +94,7 @@ impl ResidencyHistory {
 /// Reads from the page cache, without waiting for the device.
 ///
 /// # Errors
-/// errno; EAGAIN where nothing is there.
+/// errno; EAGAIN if nothing is resident.
 ///
 /// # Safety
 /// `destination` has `length` bytes, which nobody else touches.
@@ -117,7 +117,7 @@ pub(crate) unsafe fn pread_no_wait(
             .raw_os_error()
             .unwrap_or(libc::EIO)
     })?;
-    // The file may have been truncated in between, and its last page zeroed.
+    // The file may have been truncated meanwhile, and its last page zeroed.
     file.kept_without_waiting(offset, read)
 }
 
@@ -128,7 +128,7 @@ struct CachestatRange {
     length: u64,
 }
 
-/// `struct cachestat` of cachestat(2); only the first count is looked at.
+/// `struct cachestat` of cachestat(2); only the first count is used.
 #[repr(C)]
 #[derive(Default)]
 struct Cachestat {
@@ -144,8 +144,8 @@ pub(crate) fn trusted(file: &OpenFile, offset: u64, length: u32, now: Tick) -> b
     regions::trusts(file.id, offset, length, now)
 }
 
-/// Asks whether every page of the bytes is in the page cache; false if unknown. Asks about the whole region as well where
-/// that is worth it and `region_queries`, of 20 us each, are left.
+/// Queries whether every page of the bytes is in the page cache; false if unknown. Also queries the whole
+/// region (20 us) where that is worth it and `region_queries` are left.
 pub(crate) fn ask(file: &OpenFile, offset: u64, length: u32, now: Tick, region_queries: &mut u32) -> bool {
     let hit = resident(file, offset, length);
     if let Some(begin) = regions::learn(file.id, offset, length, hit, now)
@@ -159,7 +159,7 @@ pub(crate) fn ask(file: &OpenFile, offset: u64, length: u32, now: Tick, region_q
     hit
 }
 
-/// Records that bytes were not resident, whatever was known.
+/// Records that bytes were not resident, whatever was known before.
 pub(super) fn missed(file: &OpenFile, offset: u64, length: u32) {
     regions::learn(file.id, offset, length, false, Tick::now());
 }
@@ -229,8 +229,8 @@ mod tests {
     use crate::config::DirectIo;
     use rustix::fs::{Advice, fadvise};
 
-    /// Fresh pages are resident; after the second half is dropped, what lies in it or reaches into it is not. (Halves of
-    /// 8 MiB: the cache drops whole folios only, which have up to 2 MiB.)
+    /// Fresh pages are resident. After the second half is dropped, ranges in it or reaching into it are not.
+    /// (Halves of 8 MiB: the cache drops only whole folios, of up to 2 MiB.)
     #[test]
     fn residency_is_what_the_page_cache_says() {
         const HALF: u32 = 8 << 20;
@@ -250,7 +250,7 @@ mod tests {
         );
     }
 
-    /// A cold file is asked about ever less, yet often enough that its warming up is noticed.
+    /// A cold file is queried ever less often, yet often enough to notice that it warms up.
     #[test]
     fn asking_stops_where_it_is_not_worth_it() {
         let mut history = ResidencyHistory::default();

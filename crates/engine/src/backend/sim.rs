@@ -1,9 +1,9 @@
 //! A simulated backend for tests: it reads real bytes, but a seeded plan makes attempts fail, fall short, stall or
 //! finish out of order, and the test decides when they finish.
-//!
-//! Invariants: the fate of the Nth attempt depends only on the seed, the plan and N, never on time, so with one shard a
-//! run is reproducible; memory that an attempt did not fill is overwritten with `0xDB`, to expose code that trusts it.
-//! No threads, no sleeps. Attempts of several shards share one count N, whose order depends on the threads' timing.
+//! Invariants: the fate of the Nth attempt depends only on the seed, the plan and N, never on time, so with
+//! one shard a run is reproducible; memory that an attempt did not fill is overwritten with `0xDB`, to expose
+//! code that trusts it. No threads, no sleeps. Several shards share one count N, whose order depends on the
+//! threads' timing.
 
 use super::pread::pread_attempt;
 use super::{Attempt, Backend, Completion, ReadSource};
@@ -18,13 +18,13 @@ use std::time::Duration;
 pub struct FaultPlan {
     /// The fates of the first attempts after the plan was set; later ones are random.
     pub script: Vec<Fault>,
-    /// Of a thousand attempts, how many read fewer bytes than asked for, at least one.
+    /// Of a thousand attempts, how many return fewer bytes than requested, at least one.
     pub short_per_mille: u16,
-    /// Of a thousand attempts, how many answer EIO.
+    /// Of a thousand attempts, how many fail with EIO.
     pub eio_per_mille: u16,
-    /// Of a thousand attempts, how many answer EINTR.
+    /// Of a thousand attempts, how many fail with EINTR.
     pub eintr_per_mille: u16,
-    /// Of a thousand attempts, how many answer EAGAIN.
+    /// Of a thousand attempts, how many fail with EAGAIN.
     pub eagain_per_mille: u16,
     /// Of a thousand attempts, how many stall until they are released.
     pub stall_per_mille: u16,
@@ -39,7 +39,7 @@ pub struct FaultPlan {
 pub enum Fault {
     /// It reads everything requested.
     None,
-    /// It reads at most so many bytes; 0 looks like the end of the file.
+    /// It reads at most this many bytes; 0 looks like the end of the file.
     Short {
         /// The most it reads.
         bytes: u32,
@@ -52,7 +52,7 @@ pub enum Fault {
     Panic,
 }
 
-/// The test's control over the simulated backends made from it. Clones share it. Displays as the seed.
+/// Controls the simulated backends made from it. Clones share it. Displays as the seed.
 #[derive(Clone)]
 pub struct SimControl {
     shared: Arc<Shared>,
@@ -68,7 +68,7 @@ struct Shared {
 #[derive(Default)]
 struct State {
     plan: FaultPlan,
-    /// Fates of the plan's script that were dealt.
+    /// How many fates of the plan's script were used.
     script_dealt: usize,
     faults: u64,
     started: u64,
@@ -86,7 +86,7 @@ struct State {
 const SEED_VARIABLE: &str = "RINGFETCH_SIM_SEED";
 
 impl SimControl {
-    /// A control without faults, whose chances follow from `seed`.
+    /// A control without faults; `seed` determines all random choices.
     pub fn new(seed: u64) -> Self {
         let shared = Shared {
             seed,
@@ -106,7 +106,7 @@ impl SimControl {
         control
     }
 
-    /// As [`Self::from_environment`], for a test runner that would show what is printed when the test passes, too.
+    /// As [`Self::from_environment`], for a test runner that shows printed text even if the test passes.
     pub fn from_environment_silently() -> Self {
         let given = std::env::var(SEED_VARIABLE)
             .ok()
@@ -132,7 +132,7 @@ impl SimControl {
         self.state().holding = true;
     }
 
-    /// Releases the `count` attempts that have been held longest. Returns how many there were.
+    /// Releases up to `count` attempts, oldest first. Returns how many.
     pub fn release(&self, count: usize) -> usize {
         let mut state = self.state();
         let mut released = 0;
@@ -143,7 +143,7 @@ impl SimControl {
         released
     }
 
-    /// Ends [`Self::hold`] and releases every held or stalled attempt. Returns how many there were.
+    /// Ends [`Self::hold`] and releases every held or stalled attempt. Returns how many.
     pub fn release_all(&self) -> usize {
         let mut state = self.state();
         state.holding = false;
@@ -152,17 +152,17 @@ impl SimControl {
         released
     }
 
-    /// Attempts started and not reported.
+    /// Attempts started and not yet reported.
     pub fn in_flight(&self) -> usize {
         self.state().in_flight
     }
 
-    /// The most there ever were.
+    /// The most ever in flight.
     pub fn max_in_flight(&self) -> usize {
         self.state().in_flight_max
     }
 
-    /// Attempts ever started.
+    /// Attempts started in total.
     pub fn started_total(&self) -> u64 {
         self.state().started
     }
@@ -172,12 +172,12 @@ impl SimControl {
         self.state().faults
     }
 
-    /// Blocks until exactly so many attempts are in flight; false when `timeout` passes first.
+    /// Blocks until exactly this many attempts are in flight; false if `timeout` passes first.
     pub fn wait_in_flight(&self, count: usize, timeout: Duration) -> bool {
         self.wait(timeout, |state| state.in_flight == count)
     }
 
-    /// Blocks until at least so many attempts were ever started; false when `timeout` passes first.
+    /// Blocks until at least this many attempts were started in total; false if `timeout` passes first.
     pub fn wait_started(&self, count: u64, timeout: Duration) -> bool {
         self.wait(timeout, |state| state.started >= count)
     }
@@ -198,11 +198,11 @@ impl SimControl {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // A test that panicked with the lock must not be hidden by a second panic.
+        // A second panic must not hide a test that panicked with the lock.
         self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Random numbers of the Nth attempt, independent of others.
+    /// Random numbers of the Nth attempt, independent of the others'.
     fn random(&self, number: u64) -> fastrand::Rng {
         fastrand::Rng::with_seed(self.shared.seed ^ number.wrapping_mul(0x9E37_79B9_7F4A_7C15))
     }
@@ -287,7 +287,7 @@ struct Pending {
 }
 
 impl SimBackend {
-    /// A backend in the hand of `control`.
+    /// A backend under `control`.
     pub(crate) fn new(control: &SimControl) -> Self {
         let mut state = control.state();
         let number = state.wakers.len();
@@ -378,7 +378,7 @@ fn make(attempt: &Attempt, fate: Fault) -> Result<u32, i32> {
         Fault::None | Fault::Stall => attempt.length,
         Fault::Panic => panic!("the simulation was told to panic"),
     };
-    // Buffered, since a length cut short is no longer aligned for a direct read.
+    // Buffered, since a shortened length is no longer aligned for a direct read.
     let real = Attempt {
         direct: false,
         length,

@@ -1,5 +1,5 @@
-//! The same small suite over every backend that needs no ring, at the level of the trait: one attempt at a time is
-//! right, and many are each reported once. What the engine makes of them is tested above.
+//! One small suite over every backend that needs no ring, at the level of the trait: a single attempt returns
+//! the right bytes, and many are each reported once. The engine's contract suite tests everything above that.
 
 use super::mmap::MmapBackend;
 use super::pread::PreadBackend;
@@ -30,7 +30,7 @@ pub(super) fn unpark_waker() -> Waker {
     Waker::from(Arc::new(Unpark(std::thread::current())))
 }
 
-/// A file of pattern bytes, none of them 0, at a path that lasts as long as the first value.
+/// A file of pattern bytes, none of them 0, at a path that exists as long as the first value.
 pub(super) struct Sample {
     pub(super) named: tempfile::NamedTempFile,
     pub(super) file: Arc<OpenFile>,
@@ -56,7 +56,7 @@ impl Sample {
     }
 }
 
-/// A read of a test: memory that lives until it is reported.
+/// A read of a test; its memory lives until the read is reported.
 pub(super) struct Read {
     pub(super) offset: u64,
     pub(super) memory: Vec<u8>,
@@ -86,7 +86,7 @@ impl Read {
     }
 }
 
-/// Makes all reads at once, and waits until each was reported, exactly once.
+/// Makes all reads at once, and waits until each is reported, exactly once.
 pub(super) fn make_all(backend: &mut impl Backend, file: &Arc<OpenFile>, reads: &mut [Read]) -> u32 {
     let attempts: Vec<Attempt> = reads
         .iter_mut()
@@ -171,8 +171,8 @@ fn random_extents_are_right(backend: &mut impl Backend) {
 }
 
 fn end_of_file_is_short(backend: &mut impl Backend) {
-    // Scenario: reads that cross the end, begin at it, lie past it, or begin where no file can. Expectation: the bytes
-    // there are; then 0; an offset beyond 2^63 is 0 or EINVAL, never bytes.
+    // Scenario: reads that cross the end, begin at it, lie past it, or begin where no file can. Expectation:
+    // the bytes there are; then 0; an offset beyond 2^63 gives 0 or EINVAL, never bytes.
     let sample = Sample::new(10_000);
     assert_eq!(
         one(backend, &sample.file, 9_990, 100).expect("read"),
@@ -190,8 +190,9 @@ fn an_empty_file_has_no_bytes(backend: &mut impl Backend) {
 }
 
 fn truncation_is_short(backend: &mut impl Backend) {
-    // Scenario: a file read once, then cut in the middle of a page, then to nothing, then grown again. Expectation:
-    // bytes before the cut, none after it, and zeros for what was grown: what pread answers each time.
+    // Scenario: a file is read, truncated in the middle of a page, then to nothing, then grown again.
+    // Expectation: bytes before the truncation, none after it, and zeros where it grew: what pread returns
+    // each time.
     let page = rustix::param::page_size();
     let sample = Sample::new(8 * page);
     let file = &sample.file;
@@ -223,8 +224,8 @@ fn truncation_is_short(backend: &mut impl Backend) {
 }
 
 fn truncation_in_flight_is_never_wrong_bytes(backend: &mut impl Backend) {
-    // Scenario: batches of reads while another thread cuts the file at a random place. Expectation: every byte reported
-    // is the file's; whoever lies before the cut has all of them.
+    // Scenario: batches of reads while another thread truncates the file at a random place. Expectation:
+    // every byte reported is the file's; reads before that place get all of their bytes.
     let page = rustix::param::page_size();
     for _ in 0..30 {
         let sample = Sample::new(64 * page);
@@ -254,7 +255,7 @@ fn truncation_in_flight_is_never_wrong_bytes(backend: &mut impl Backend) {
 }
 
 fn an_idle_backend_is_pending(backend: &mut impl Backend) {
-    // Scenario: nothing was started. Expectation: Pending, nothing reported, nothing submitted.
+    // Scenario: nothing was started. Expectation: `Pending`, nothing reported, nothing submitted.
     let mut finished = Vec::new();
     let mut cx = Context::from_waker(Waker::noop());
     assert_eq!(backend.poll_completions(&mut cx, &mut finished), Poll::Pending);
@@ -263,8 +264,8 @@ fn an_idle_backend_is_pending(backend: &mut impl Backend) {
 }
 
 fn a_file_lives_as_long_as_its_attempt(backend: &mut impl Backend) {
-    // Scenario: the only other reference to a file goes while attempts on it are under way. Expectation: they read its
-    // bytes, and afterwards the backend keeps no reference.
+    // Scenario: the only other reference to a file is dropped while attempts on it are in flight.
+    // Expectation: they read its bytes, and afterwards the backend keeps no reference.
     let mut sample = Sample::new(50_000);
     let mut reads: Vec<Read> = (0..40).map(|number| Read::new(number * 1000, 1000)).collect();
     for (slot, read) in reads.iter_mut().enumerate() {
@@ -307,8 +308,8 @@ impl Drop for LoopDevice {
 }
 
 fn a_failing_device_is_eio(backend: &mut impl Backend) {
-    // Scenario: a block device (a loop device) whose second half fails, because the file beneath it was cut.
-    // Expectation: bytes from the first half, EIO from the second, and the process lives.
+    // Scenario: a block device (a loop device) whose second half fails, because its backing file was
+    // truncated. Expectation: bytes from the first half, EIO from the second, and the process lives.
     let sample = Sample::new(4 << 20);
     sample.writable().sync_all().expect("sync");
     let device = LoopDevice::over(&sample.named);

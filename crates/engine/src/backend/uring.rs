@@ -1,10 +1,11 @@
 //! io_uring through tokio-uring: the only place that names it (ADR 0001).
 //!
-//! One dispatcher (the shard) a ring and no task a read. Every operation goes through `UnsubmittedOneshot`, is polled
-//! once to store its waker, and polled again only when that waker has set its bit: a turn costs what finished, not what
-//! is in flight. Submission does not wait for the thread to park (TRAPS 3): the ring's descriptor is found once and
-//! `io_uring_enter` called on it, which is also how buffers are registered (TRAPS 6). There is no cancellation: a read
-//! is owned until its completion (TRAPS 10).
+//! One dispatcher (the shard) per ring and no task per read. Every operation goes through
+//! `UnsubmittedOneshot`, is polled once to store its waker, and polled again only when that waker has set its
+//! bit: the cost of a turn depends on what finished, not on what is in flight. Submission does not wait for
+//! the thread to park (TRAPS 3): the ring's descriptor is found once and `io_uring_enter` called on it, which
+//! is also how buffers are registered (TRAPS 6). There is no cancellation: a read is owned until its
+//! completion (TRAPS 10).
 
 mod registered;
 
@@ -23,7 +24,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use tokio::runtime::RuntimeMetrics;
 use tokio_uring::{InFlightOneshot, OneshotOutputTransform, UnsubmittedOneshot};
 
-/// A current-thread runtime with a ring, for the thread that made it.
+/// A current-thread runtime with a ring, for the thread that creates it.
 pub(crate) struct RingRuntime {
     runtime: tokio_uring::Runtime,
     ring: Option<RawFd>,
@@ -36,8 +37,8 @@ impl RingRuntime {
     /// errno of io_uring_setup or of the descriptors of the runtime.
     pub(crate) fn new(entries: u32) -> io::Result<Self> {
         let mut ring = tokio_uring::uring_builder();
-        // One thread submits; completions wait for it rather than interrupt it. DEFER_TASKRUN would hang: completions
-        // are awaited by epoll and nothing asks for events (TRAPS 4).
+        // One thread submits; completions wait for it rather than interrupt it. DEFER_TASKRUN would hang:
+        // epoll waits for completions and nothing asks the ring for events (TRAPS 4).
         ring.setup_coop_taskrun().setup_single_issuer();
         let mut builder = tokio_uring::builder();
         builder.entries(entries.next_power_of_two()).uring_builder(&ring);
@@ -69,7 +70,7 @@ impl RingRuntime {
         self.runtime.block_on(future)
     }
 
-    /// The ring, for backends that are made later on this thread.
+    /// The ring, for backends that are created later on this thread.
     pub(crate) fn handle(&self) -> RingHandle {
         RingHandle(self.ring)
     }
@@ -80,9 +81,9 @@ impl RingRuntime {
 pub(crate) struct RingHandle(Option<RawFd>);
 
 impl RingHandle {
-    /// Lets the kernel's worker threads run on these CPUs. They make the reads that a device or file system cannot start
-    /// without sleeping, and inherit the affinity of the thread of the ring: pinned, it would share its CPU with them
-    /// (TRAPS 14). None: they stay where they are.
+    /// Allows the kernel's worker threads on these CPUs. They make the reads that a device or file system
+    /// cannot start without sleeping, and inherit the affinity of the ring's thread: if that is pinned, it
+    /// would share its CPU with them (TRAPS 14). An empty list changes nothing.
     ///
     /// # Errors
     /// errno: EINVAL before Linux 5.14, where workers are not pinned.
@@ -102,8 +103,8 @@ impl RingHandle {
         register(ring, IORING_REGISTER_IOWQ_AFF, mask.as_ptr().cast(), bytes)
     }
 
-    /// A backend on this ring for its only shard, with at most `queue_depth` reads in flight. Use it only on the thread
-    /// of the ring.
+    /// A backend on this ring for its only shard, with at most `queue_depth` reads in flight. Use it only on
+    /// the ring's thread.
     pub(crate) fn backend(self, queue_depth: u32) -> UringBackend {
         UringBackend::new(self.0, queue_depth)
     }
@@ -111,7 +112,7 @@ impl RingHandle {
 
 /// The descriptor of the ring of this thread's runtime, which tokio-uring does not expose (TRAPS 6).
 ///
-/// To find the right one among the process's rings, an operation is left in the submission queue: only its own ring has
+/// To find it among the process's rings, an operation is left in the submission queue: only its own ring has
 /// one entry to submit.
 async fn own_ring() -> Option<RawFd> {
     let operation = UnsubmittedOneshot::new((), NopTransform, opcode::Nop::new().build()).submit();
@@ -131,9 +132,10 @@ fn rings() -> impl Iterator<Item = RawFd> {
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
-/// Submits up to `entries` of a ring's queue; returns how many there were, or -1.
+/// Submits up to `entries` entries of a ring's queue; returns how many it had, or -1.
 fn enter(ring: RawFd, entries: u32) -> libc::c_long {
-    // SAFETY: plain submission; no argument points anywhere, and a descriptor that is no ring is an error.
+    // SAFETY: plain submission; no argument is a pointer, and a descriptor that is not a ring causes an
+    // error.
     unsafe {
         libc::syscall(
             libc::SYS_io_uring_enter,
@@ -150,23 +152,23 @@ fn enter(ring: RawFd, entries: u32) -> libc::c_long {
 thread_local! {
     /// Counts how often this thread's runtime has parked.
     static PARKS: OnceCell<RuntimeMetrics> = const { OnceCell::new() };
-    /// An entry that waits in the queue of this ring for the thread to park, and how often it had parked before.
+    /// An entry left in this ring's queue until the thread parks, and the number of parks so far.
     static LEFT: Cell<Option<(RawFd, u64)>> = const { Cell::new(None) };
 }
 
-/// Counts from now on how often the runtime that this is called in parks its thread, which is this one.
+/// From now on, counts how often the current runtime parks this thread.
 pub fn count_parks() {
     let metrics = tokio::runtime::Handle::current().metrics();
     PARKS.with(|parks| drop(parks.set(metrics)));
 }
 
-/// How often this thread's runtime has had nothing to do, and waited; `None`: that is not counted here.
+/// How often this thread's runtime was idle and parked; `None` if that is not counted here.
 pub fn parks() -> Option<u64> {
     PARKS.with(|parks| parks.get().map(|metrics| metrics.worker_park_count(0)))
 }
 
-/// Submits the read that was left for this thread to submit when it parks, if it has not parked since. Called wherever a
-/// task begins that may keep the thread busy.
+/// Submits the read left for this thread to submit when it parks, if it has not parked since. Call it
+/// wherever a task begins that may keep the thread busy.
 pub fn submit_left() {
     if let Some(ring) = left()
         && enter(ring, 1) < 0
@@ -176,13 +178,14 @@ pub fn submit_left() {
     }
 }
 
-/// Takes up what was left, unless the runtime has submitted it: the ring.
+/// Takes the entry that was left, unless the runtime has submitted it: the ring.
 fn left() -> Option<RawFd> {
     let (ring, parked) = LEFT.take()?;
     (parks() == Some(parked)).then_some(ring)
 }
 
-/// Leaves the entry in the ring's queue to the runtime; false if that cannot be noticed later.
+/// Leaves the entry in the ring's queue to the runtime; false if parks are not counted, so that this could
+/// not be checked later.
 fn leave(ring: RawFd) -> bool {
     let parked = parks();
     LEFT.set(parked.map(|parked| (ring, parked)));
@@ -285,14 +288,14 @@ impl UringBackend {
         Ok(())
     }
 
-    /// Caps the kernel's worker threads, which serve buffered reads that miss the page cache and multiply without
-    /// bound otherwise (TRAPS 14).
+    /// Caps the kernel's worker threads, which serve buffered reads that miss the page cache and otherwise
+    /// multiply without bound (TRAPS 14).
     pub(crate) fn cap_workers(&self, bounded: u32) -> io::Result<()> {
         let Some(ring) = self.ring else {
             return Err(io::Error::from_raw_os_error(libc::EBADF));
         };
         const IORING_REGISTER_IOWQ_MAX_WORKERS: libc::c_uint = 19;
-        // The kernel writes the previous limits into it.
+        // The kernel stores the previous limits here.
         let mut limits: [libc::c_uint; 2] = [bounded, bounded];
         register(
             ring,
@@ -319,8 +322,8 @@ impl UringBackend {
 }
 
 impl Drop for UringBackend {
-    /// Restores the ring: it outlives a shard that never served (its group did not start), and accepts memory and a
-    /// file table only once.
+    /// Restores the ring, since it outlives a shard that never served (its group did not start) and accepts
+    /// memory and a file table only once.
     fn drop(&mut self) {
         let in_flight = self.operations.iter().any(Option::is_some);
         // With reads in flight the shard has failed and the process ends; unregistering would wait for them.
@@ -388,8 +391,8 @@ impl Backend for UringBackend {
         if let Some(place) = self.operations.get_mut(slot as usize) {
             *place = Some(operation);
         }
-        // It cannot be finished, since nothing was submitted: the first poll only stores the waker. But a full
-        // submission queue may have been flushed; then the bit is set as if the waker had been called.
+        // It cannot have finished, since nothing was submitted: the first poll only stores the waker. But a
+        // full submission queue may have been flushed; then mark it as the waker would have.
         if let Some(finished) = self.poll_slot(slot) {
             self.early.push(finished);
             self.ready.mark();
@@ -405,9 +408,10 @@ impl Backend for UringBackend {
         if self.unsubmitted == 0 {
             return 0;
         }
-        // The only read in flight is left to the runtime, which submits what is in the queue when the thread parks: a
-        // system call less for clients that read one by one. Should the thread not park, see `submit_left`; should the kernel
-        // refuse (ENOMEM), the next park tries again, after a tick of the core's connections or a sweep at the latest.
+        // A lone read in flight is left to the runtime, which submits the queue when the thread parks: one
+        // system call less for clients that read one by one. If the thread does not park, see `submit_left`.
+        // If the kernel refuses (ENOMEM), the next park tries again, after a tick of the core's connections
+        // or a sweep at the latest.
         if self.in_flight == 1 && leave(ring) {
             self.unsubmitted = 0;
             return 1;
@@ -420,7 +424,7 @@ impl Backend for UringBackend {
             Err(_) => match io::Error::last_os_error().raw_os_error() {
                 // The entries stay in the queue, and the next turn submits them.
                 Some(libc::EAGAIN | libc::EBUSY | libc::EINTR) => self.unsubmitted,
-                // Not an errno of our rings; another attempt would fail too. The runtime submits.
+                // Not an errno expected of our rings; another attempt would fail too. The runtime submits.
                 errno => {
                     tracing::error!(
                         ?errno,
@@ -437,7 +441,8 @@ impl Backend for UringBackend {
     fn poll_completions(&mut self, cx: &mut Context<'_>, finished: &mut Vec<Completion>) -> Poll<()> {
         self.ready.register(cx.waker());
         if self.unsubmitted > 0 {
-            // For example, the kernel had no memory for requests. With nothing in flight nothing else would wake us.
+            // For example, the kernel had no memory for requests. With nothing in flight nothing else would
+            // wake the task.
             cx.waker().wake_by_ref();
         }
         if !self.ready.take() {
@@ -469,8 +474,8 @@ mod tests {
     use crate::buffer::Arena;
     use crate::config::DirectIo;
 
-    /// Three backends on one ring, one after the other: each can register the memory and files, as the one before gave
-    /// both back.
+    /// Three backends on one ring, one after the other: each can register the memory and files, since the one
+    /// before unregistered both.
     #[test]
     #[ignore = "needs io_uring"]
     fn a_backend_leaves_its_ring_as_it_found_it() {
@@ -487,8 +492,8 @@ mod tests {
         }
     }
 
-    /// The only read in flight is left in the queue for the thread to submit when it parks. One that never parks, because a
-    /// task always gives way, submits it too.
+    /// A lone read in flight is left in the queue for the thread to submit when it parks. A thread that never
+    /// parks, because a task keeps yielding, submits it too.
     #[test]
     #[ignore = "needs io_uring"]
     fn a_read_that_was_left_is_made_on_a_thread_that_does_not_park() {
@@ -528,8 +533,8 @@ mod tests {
         assert!(bytes.iter().all(|byte| *byte == 7));
     }
 
-    /// Sixteen threads make and drop rings at the same time; each finds its own descriptor, however the numbers are
-    /// reused: an operation in its queue is submitted through it.
+    /// Sixteen threads create and drop rings at the same time. Each finds its own descriptor, however numbers
+    /// are reused: an operation in its queue is submitted through it.
     #[test]
     #[ignore = "needs io_uring"]
     fn every_runtime_finds_its_own_ring() {

@@ -1,7 +1,8 @@
-//! At which alignment a file takes O_DIRECT, as the kernel announces it: asked with statx. `trial` checks that.
+//! The alignment at which a file supports O_DIRECT, as the kernel announces it through statx. `trial` checks
+//! that.
 //!
-//! A refusal (EINVAL, EOPNOTSUPP, no usable alignment) is an answer; running out of descriptors or a device error is
-//! an error, never silently a buffered dataset. Absent: the decision for a whole dataset, which its opener takes.
+//! A refusal (EINVAL, EOPNOTSUPP, no usable alignment) is a result. Running out of descriptors, or a device
+//! error, is an error: it must never silently make a dataset buffered. `open` decides for a whole dataset.
 
 use super::trial::Misread;
 use rustix::fs::{AtFlags, StatxFlags};
@@ -9,10 +10,11 @@ use rustix::io::Errno;
 use std::fs::File;
 use std::os::fd::AsFd;
 
-/// Where statx does not say: the page size, a multiple of every sector size in use.
+/// If statx does not tell: the page size, a multiple of every sector size in use.
 const ALIGNMENT_ASSUMED: u32 = 4096;
 
-/// Response memory and the longest read are multiples of this (see `EngineConfig`), so nothing coarser can be kept.
+/// Response memory and the longest read are multiples of this (see `EngineConfig`), so nothing coarser is
+/// possible.
 const ALIGNMENT_MAX: u32 = 4096;
 
 /// `f_type` of tmpfs (statfs(2)).
@@ -22,7 +24,7 @@ const TMPFS_MAGIC: u64 = 0x0102_1994;
 const EXT4_MAGIC: u64 = 0xEF53;
 const XFS_MAGIC: u64 = 0x5846_5342;
 
-/// [`Alignment::source`] where the kernel itself says.
+/// [`Alignment::source`] if the kernel announces it.
 const FROM_STATX: &str = "from statx";
 
 /// What direct reads of a file must be aligned to.
@@ -30,9 +32,9 @@ const FROM_STATX: &str = "from statx";
 pub(super) struct Alignment {
     pub(super) offset_bytes: u32,
     pub(super) memory_bytes: u32,
-    /// Who says so.
+    /// Where the figures come from.
     pub(super) source: &'static str,
-    /// A memory alignment that was announced, and what was wrong with it when it was tried.
+    /// A memory alignment that was announced and failed its trial, and how.
     pub(super) disproved: Option<(u32, Misread)>,
 }
 
@@ -56,7 +58,7 @@ impl Alignment {
     }
 }
 
-/// The kernel's word on a file that is open with O_DIRECT; `Err` is the reason of a refusal.
+/// The alignment that the kernel announces for a file open with O_DIRECT; `Err` is the reason of a refusal.
 pub(super) fn alignment(file: &File, is_block_device: bool) -> Result<Alignment, String> {
     let told = statx_alignment(file, is_block_device)?;
     let found = match told {
@@ -88,8 +90,8 @@ pub(super) fn alignment(file: &File, is_block_device: bool) -> Result<Alignment,
     }
 }
 
-/// STATX_DIOALIGN, kernel >= 6.1 (statx(2)): both values are 0 where the file takes no direct I/O. For a block device
-/// a 0 says nothing: kernels before 6.11 answer for the file system that holds the device node.
+/// STATX_DIOALIGN, kernel >= 6.1 (statx(2)): both values are 0 if the file does not support direct I/O. For a
+/// block device 0 says nothing: kernels before 6.11 report the file system that holds the device node.
 fn statx_alignment(file: &File, is_block_device: bool) -> Result<Option<Alignment>, String> {
     let Ok(found) = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) else {
         return Ok(None);
@@ -109,18 +111,19 @@ fn statx_alignment(file: &File, is_block_device: bool) -> Result<Option<Alignmen
     }
 }
 
-/// Whether an errno means "this file takes no O_DIRECT", as opposed to a failure.
+/// Whether an errno means "no O_DIRECT on this file", as opposed to a failure.
 pub(super) fn is_refusal(error: &std::io::Error) -> bool {
     let refused = [Errno::INVAL, Errno::OPNOTSUPP, Errno::NOTSUP].map(Errno::raw_os_error);
     error.raw_os_error().is_some_and(|errno| refused.contains(&errno))
 }
 
-/// Whether a direct read and a truncation of its file wait for each other. Elsewhere a direct read may be served from the
-/// page cache, and then finds zeros where the file is being cut (Btrfs with compression, kernel 6.18: 2 of 37,766 reads
-/// of 1 MiB; ext4 and XFS none).
+/// Whether direct reads of a file and its truncation exclude each other. Elsewhere a direct read may be
+/// served from the page cache, and then finds zeros while the file is being truncated (Btrfs with
+/// compression, kernel 6.18: 2 of 37,766 reads of 1 MiB; ext4 and XFS none).
 ///
-/// ext4 and XFS hold the inode's lock for the length of a direct read. ext4 falls back to the page cache for some files
-/// (encrypted, verity, journalled data), for which statx says that they take no direct I/O. Devices are not cut.
+/// ext4 and XFS hold the inode's lock during a direct read. ext4 falls back to the page cache for some files
+/// (encrypted, verity, journalled data), but statx reports that these do not support direct I/O. Devices are
+/// not truncated.
 pub(super) fn excludes_truncation(file: &File, is_block_device: bool, alignment: Alignment) -> bool {
     let locks = || {
         let found = rustix::fs::fstatfs(file).ok()?;
@@ -130,7 +133,7 @@ pub(super) fn excludes_truncation(file: &File, is_block_device: bool, alignment:
     is_block_device || (alignment.source == FROM_STATX && locks().unwrap_or(false))
 }
 
-/// Whether a file lives in memory: a "direct" read of it measures no device.
+/// Whether a file is in memory: a "direct" read of it measures no device.
 pub(super) fn is_on_tmpfs(file: impl AsFd) -> bool {
     rustix::fs::fstatfs(file).is_ok_and(|found| u64::try_from(found.f_type) == Ok(TMPFS_MAGIC))
 }

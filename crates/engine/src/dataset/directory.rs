@@ -1,7 +1,7 @@
-//! Names resolved beneath one directory, and never outside it: `..`, absolute names and links that leave it are refused
-//! by the kernel (openat2, RESOLVE_BENEATH), not by looking at the text.
+//! Resolves names beneath one directory, and never outside it: the kernel (openat2, RESOLVE_BENEATH) refuses
+//! `..`, absolute names and links that leave it; the text is not examined.
 //!
-//! Where openat2 is unavailable (kernel < 5.6, or a seccomp filter older than it), each part is opened in turn without
+//! If openat2 is unavailable (kernel < 5.6, or an older seccomp filter), each part is opened in turn without
 //! following links: then no link works at all, inside or not.
 
 use super::file::{FileError, Identity, OPEN_FLAGS, describe};
@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-/// openat2 answers EAGAIN when a rename beneath the directory raced with a `..` of a link (openat2(2)).
+/// openat2 returns EAGAIN if a rename beneath the directory raced with a `..` of a link (openat2(2)).
 const RACED_ATTEMPTS: u32 = 32;
 
 /// A directory whose files may be opened by name.
@@ -33,7 +33,7 @@ impl Directory {
         if kind != FileType::Directory {
             return Err(FileError::NotAFile(describe(kind)));
         }
-        // One real attempt: a filter answers EPERM or ENOSYS as it likes, whatever the kernel's version.
+        // One real attempt: a filter may return EPERM or ENOSYS on any kernel version.
         let mut directory = Self {
             root,
             resolver: Resolver::Openat2,
@@ -62,7 +62,7 @@ impl Directory {
         Identity::of(&self.root)
     }
 
-    /// Opens what a relative name leads to. `.` is the directory itself.
+    /// Opens the target of a relative name. `.` is the directory itself.
     pub(super) fn open_beneath(&self, name: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
         match self.resolver {
             Resolver::Openat2 => self.open_resolved(name, flags),
@@ -106,7 +106,7 @@ impl Directory {
         Ok(last)
     }
 
-    /// What a name leads to, and its length in bytes.
+    /// Type and length in bytes of a name's target.
     pub(super) fn stat_beneath(&self, name: &str) -> Result<(FileType, u64), Errno> {
         let descriptor = self.open_beneath(name, OFlags::PATH | OFlags::CLOEXEC)?;
         let found = rustix::fs::fstat(&descriptor)?;
@@ -116,8 +116,8 @@ impl Directory {
         ))
     }
 
-    /// The entries of a directory beneath; its name ends in `/`, or is empty for the directory itself. A link in the
-    /// last part is not followed.
+    /// The entries of a directory beneath it; the name ends in `/`, or is empty for the directory itself. A
+    /// link in the last part is not followed.
     pub(super) fn read_beneath(&self, prefix: &str) -> Result<Dir, Errno> {
         let name = prefix.strip_suffix('/').unwrap_or(".");
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -125,13 +125,14 @@ impl Directory {
     }
 }
 
-/// Whether an errno says that the daemon has no permission.
+/// Whether an errno means that the daemon has no permission.
 pub(super) fn is_forbidden(errno: Errno) -> bool {
     matches!(errno, Errno::ACCESS | Errno::PERM)
 }
 
-/// Whether an errno says that there is no such file inside the directory, for whatever cause: nothing there, not a
-/// directory on the way, a link that leaves or loops, a name no file can have, a device or socket without a reader.
+/// Whether an errno means that there is no such file inside the directory, for whatever cause: nothing there,
+/// a file used as a directory, a link that leaves or loops, an impossible name, a device or socket without a
+/// reader.
 pub(super) fn is_absent(errno: Errno) -> bool {
     matches!(
         errno,

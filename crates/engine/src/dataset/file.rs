@@ -1,8 +1,8 @@
-//! One open file: its descriptors, and its length and identity as they were at open.
+//! One open file: its descriptors, and its length and identity as of its open.
 //!
-//! A file is read through `buffered` or, where it takes O_DIRECT, past the page cache through `direct`: two open file
-//! descriptions of the same inode (checked). Both are closed together, when the last reference goes. Absent: reading;
-//! backends borrow the descriptors.
+//! A file is read through `buffered` or, if it supports O_DIRECT, past the page cache through `direct`: two
+//! open file descriptions of the same inode (checked). Both are closed together, when the last reference is
+//! dropped. Backends borrow the descriptors for their reads.
 
 use super::direct::{self, Alignment};
 use super::{reaper, trial};
@@ -20,20 +20,20 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::OwnedSemaphorePermit;
 
-/// How often a file that is replaced between the opening of its two descriptors is opened anew.
+/// How often opening is retried if the file is replaced between the opens of its two descriptors.
 const REPLACED_ATTEMPTS: u32 = 4;
 
 /// One open file or block device. Reads own a reference, so that a descriptor is never closed under them.
 #[derive(Debug)]
 pub struct OpenFile {
-    /// Unique in this process, never reused: what caches key on.
+    /// Unique in this process, never reused: the key for caches.
     pub(crate) id: u64,
-    /// Whatever the backend keeps with a file (a mapping, a registration); dropped with it.
+    /// State that a backend attaches to the file (a mapping, a registration); dropped with it.
     pub(crate) attached: OnceLock<Box<dyn Any + Send + Sync>>,
-    /// There until the drop.
+    /// Present until the drop.
     buffered: ManuallyDrop<File>,
     direct: Option<File>,
-    /// The part of a budget that its descriptors take, for as long as they are open.
+    /// What its descriptors take from a budget while they are open.
     permit: Option<OwnedSemaphorePermit>,
     alignment: Alignment,
     /// See [`direct::excludes_truncation`].
@@ -43,7 +43,7 @@ pub struct OpenFile {
     etag: String,
 }
 
-/// What makes a file the one that was opened.
+/// Identifies the opened file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Identity {
     /// The device it is on, or for a block device the device it is.
@@ -57,9 +57,9 @@ pub(super) struct Identity {
 /// Why a path cannot be opened as a file.
 #[derive(Debug)]
 pub(super) enum FileError {
-    /// The open, or a question about the open file, failed.
+    /// The open, or a query of the open file, failed.
     Open(io::Error),
-    /// It is no regular file and no block device, but this.
+    /// It is neither a regular file nor a block device, but this.
     NotAFile(&'static str),
     /// Direct I/O is required and this file refuses it, for this reason.
     DirectRefused(String),
@@ -88,16 +88,17 @@ pub(super) enum Accept {
     FilesOnly,
 }
 
-/// How a file is to be opened.
+/// How to open a file.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct OpenOptions {
     pub(super) accept: Accept,
     pub(super) direct_io: DirectIo,
-    /// The device on which a trial is not needed, because one was made there, and what it found.
+    /// A device on which a trial was already made, and its result: no further trial there.
     pub(super) tried: Option<(u64, Alignment)>,
 }
 
-/// Flags of every open. NONBLOCK: a fifo must not hang the opener; it is cleared on what turns out to be a file.
+/// Flags of every open. NONBLOCK: a fifo must not hang the opener; it is cleared once the file is known to be
+/// one to read.
 pub(super) const OPEN_FLAGS: OFlags = OFlags::RDONLY
     .union(OFlags::CLOEXEC)
     .union(OFlags::NONBLOCK)
@@ -105,9 +106,9 @@ pub(super) const OPEN_FLAGS: OFlags = OFlags::RDONLY
 
 impl Drop for OpenFile {
     fn drop(&mut self) {
-        // SAFETY: `buffered` is taken here only, and nothing uses the value after its drop.
+        // SAFETY: only this takes `buffered`, and nothing uses the value after its drop.
         let buffered = unsafe { ManuallyDrop::take(&mut self.buffered) };
-        // In this order: the mapping, the descriptors, and then what they were charged to.
+        // In this order: the mapping, the descriptors, then the permit that they were charged to.
         let remains = (
             self.attached.take(),
             buffered,
@@ -122,7 +123,8 @@ impl OpenFile {
     /// Opens one regular file or block device by its path.
     ///
     /// # Errors
-    /// errno of the open; `InvalidInput` when it is no file or block device, or direct I/O is required and refused.
+    /// errno of the open; `InvalidInput` if it is not a regular file or block device, or if direct I/O is
+    /// required and refused.
     pub fn open(path: impl AsRef<Path>, direct_io: DirectIo) -> io::Result<Self> {
         let options = OpenOptions {
             accept: Accept::FilesAndDevices,
@@ -140,14 +142,14 @@ impl OpenFile {
         }
     }
 
-    /// As [`OpenFile::open`]; with the reason when direct I/O was preferred and the file refuses it.
+    /// As [`OpenFile::open`]; also returns the reason if direct I/O was preferred and the file refuses it.
     pub(super) fn open_path(path: &Path, options: OpenOptions) -> Result<(Self, Option<String>), FileError> {
         Self::open_with(options, |flags| {
             rustix::io::retry_on_intr(|| rustix::fs::open(path, flags, Mode::empty()))
         })
     }
 
-    /// Opens a file through `open`, which resolves a name with the flags it is given, once or twice.
+    /// Opens a file through `open`, which resolves a name with the given flags, once or twice.
     pub(super) fn open_with(
         options: OpenOptions,
         open: impl Fn(OFlags) -> Result<OwnedFd, Errno>,
@@ -177,8 +179,8 @@ impl OpenFile {
             return Err(FileError::NotAFile(describe(kind)));
         }
         clear_nonblock(&descriptor)?;
-        // Reads come in no order: where pages beside each other are resident, the kernel takes the next read for part of
-        // a sequence and reads up to the device's read-ahead more. A hint: nothing is lost where it is not taken.
+        // Reads are random: without this hint, the kernel takes a read next to resident pages for part of a
+        // sequence and reads ahead, up to the device's limit. Nothing is lost if it is ignored.
         let _hint = rustix::fs::fadvise(&descriptor, 0, None, rustix::fs::Advice::Random);
         let identity = Identity::of(&descriptor)?;
         Ok(Self {
@@ -236,7 +238,7 @@ impl OpenFile {
         Ok(DirectOutcome::Added)
     }
 
-    /// Gives the direct descriptor up: another file of the dataset has none.
+    /// Drops the direct descriptor: another file of the dataset has none.
     pub(super) fn drop_direct(&mut self) {
         self.direct = None;
         self.alignment = Alignment::NONE;
@@ -252,14 +254,14 @@ impl OpenFile {
         self.identity.length_bytes
     }
 
-    /// Strong entity tag (a digest of device, inode, length, mtime), unquoted. A block device has no mtime that
-    /// follows its content: its tag holds for as long as the device is not written to.
+    /// Strong entity tag (a digest of device, inode, length, mtime), unquoted. A block device has no mtime
+    /// that follows its content: its tag is valid only while the device is not written to.
     pub fn etag(&self) -> &str {
         &self.etag
     }
 
-    /// Whether its length and modification time are those of the open, as far as this host knows: asks no server and no
-    /// FUSE daemon, which might take as long as a read.
+    /// Whether its length and modification time are those of the open, as far as this host knows: does not
+    /// query a server or FUSE daemon, which might take as long as a read.
     pub fn is_unchanged(&self) -> bool {
         if self.is_block_device {
             return true;
@@ -276,7 +278,7 @@ impl OpenFile {
                 let mtime = found.stx_mtime;
                 (found.stx_size, mtime.tv_sec, u64::from(mtime.tv_nsec)) == (length_bytes, mtime_s, mtime_ns)
             }
-            // As for `known_length`.
+            // As in `known_length`.
             Err(Errno::NOSYS | Errno::PERM) => {
                 Identity::of(&*self.buffered).is_ok_and(|now| now == self.identity)
             }
@@ -284,7 +286,7 @@ impl OpenFile {
         }
     }
 
-    /// The extent of all its bytes.
+    /// The extent of the whole file.
     pub fn whole(&self) -> Extent {
         Extent {
             offset: 0,
@@ -292,27 +294,28 @@ impl OpenFile {
         }
     }
 
-    /// Reads through the page cache.
+    /// Descriptor for reads through the page cache.
     pub(crate) fn buffered_fd(&self) -> BorrowedFd<'_> {
         self.buffered.as_fd()
     }
 
-    /// Reads past the page cache, aligned to [`Self::offset_alignment`] and [`Self::memory_alignment`].
+    /// Descriptor for reads past the page cache, aligned to [`Self::offset_alignment`] and
+    /// [`Self::memory_alignment`].
     pub(crate) fn direct_fd(&self) -> Option<BorrowedFd<'_>> {
         self.direct.as_ref().map(AsFd::as_fd)
     }
 
-    /// What offset and length of a read must be multiples of; 1 when there is no direct descriptor.
+    /// What offset and length of a read must be multiples of; 1 without a direct descriptor.
     pub(crate) fn offset_alignment(&self) -> u32 {
         self.alignment.offset_bytes
     }
 
-    /// What a read's memory must be a multiple of; 1 when there is no direct descriptor.
+    /// What a read's memory must be a multiple of; 1 without a direct descriptor.
     pub(crate) fn memory_alignment(&self) -> u32 {
         self.alignment.memory_bytes
     }
 
-    /// Length now; of a block device the length at open.
+    /// Length now; for a block device the length at open.
     ///
     /// # Errors
     /// errno of fstat.
@@ -323,10 +326,12 @@ impl OpenFile {
         Ok(self.buffered.metadata()?.len())
     }
 
-    /// How many of `bytes` that a read from `offset` reported are the file's. A read through the page cache looks at the
-    /// file's end before it copies, and cutting a file puts zeros behind the new end before it takes the pages away, so
-    /// a read beside it may bring zeros (seen on ext4, kernel 6.18). The end is moved before that, so that it tells
-    /// afterwards: 4096 bytes from 8192 of what is now 10000 are 1808. Direct reads are checked where the file system may
+    /// How many of `bytes` that a read from `offset` returned belong to the file. A read through the page
+    /// cache checks the file's end before it copies, and truncation zeroes the pages behind the new end
+    /// before it removes them, so a concurrent read may return zeros (seen on ext4, kernel 6.18). The end is
+    /// moved before that, so checking it afterwards is enough: of 4096 bytes from 8192 in a file that now
+    /// ends at 10000, 1808 count. Direct reads are checked if the file system may serve them from the page
+    /// cache too.
     /// serve them from the page cache too.
     ///
     /// # Errors
@@ -343,7 +348,7 @@ impl OpenFile {
         bytes_before(end, offset, bytes)
     }
 
-    /// As [`Self::kept`] for a read through the page cache that did not wait: nor does this.
+    /// As [`Self::kept`], for a read through the page cache that did not wait; does not wait either.
     ///
     /// # Errors
     /// errno of statx.
@@ -354,8 +359,8 @@ impl OpenFile {
         bytes_before(self.known_length(), offset, bytes)
     }
 
-    /// Whether the file ends at `offset` or before. `waits`: a server or a FUSE daemon is asked, which might take as long as a
-    /// read; otherwise it is what this host knows.
+    /// Whether the file ends at `offset` or before. `waits`: query the server or FUSE daemon, which might
+    /// take as long as a read; otherwise use what this host knows.
     ///
     /// # Errors
     /// errno of fstat or statx.
@@ -368,12 +373,13 @@ impl OpenFile {
         Ok(bytes_before(end, offset, 1)? == 0)
     }
 
-    /// Length now as far as this host knows: asks no server and no FUSE daemon, which might take as long as a read.
+    /// Length now as far as this host knows: does not query a server or FUSE daemon, which might take as long
+    /// as a read.
     fn known_length(&self) -> io::Result<u64> {
         let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
         match rustix::fs::statx(&*self.buffered, c"", flags, StatxFlags::SIZE) {
             Ok(found) => Ok(found.stx_size),
-            // Kernels before 4.11, and seccomp filters as old.
+            // Kernels before 4.11, and equally old seccomp filters.
             Err(Errno::NOSYS | Errno::PERM) => self.current_length(),
             Err(errno) => Err(errno.into()),
         }
@@ -413,7 +419,7 @@ impl Identity {
         let found = rustix::fs::fstat(&descriptor)?;
         let is_block_device = FileType::from_raw_mode(found.st_mode) == FileType::BlockDevice;
         let length_bytes = if is_block_device {
-            // st_size of a device is 0; its end is where a seek arrives (the BLKGETSIZE64 of lseek(2)).
+            // st_size of a device is 0; seek to its end instead (as BLKGETSIZE64 would report).
             rustix::fs::seek(&descriptor, rustix::fs::SeekFrom::End(0))?
         } else {
             u64::try_from(found.st_size).unwrap_or(0)
@@ -436,8 +442,9 @@ impl Identity {
     }
 }
 
-/// One tag for files in this order: 128 bits of FNV-1a (Fowler, Noll, Vo; draft-eastlake-fnv) over their identities.
-/// A digest, so that inode numbers, which name files to NFS servers, do not leave the machine.
+/// One tag for files in this order: 128 bits of FNV-1a (Fowler, Noll, Vo; draft-eastlake-fnv) over their
+/// identities. A digest, so that inode numbers, which identify files to NFS servers, do not leave the
+/// machine.
 pub(super) fn etag_of(files: impl IntoIterator<Item = Identity>) -> String {
     const OFFSET: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
     const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
@@ -453,14 +460,14 @@ pub(super) fn etag_of(files: impl IntoIterator<Item = Identity>) -> String {
     format!("{hash:032x}")
 }
 
-/// A number that nothing else in this process has.
+/// A number that is unique in this process.
 pub(super) fn next_id() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// io_uring answers EAGAIN for a read that would block on a descriptor with O_NONBLOCK, in place of waiting for it
-/// (io_uring/rw.c, REQ_F_NOWAIT), so no file keeps the flag.
+/// With O_NONBLOCK, io_uring returns EAGAIN for a read that would block, instead of waiting (io_uring/rw.c,
+/// REQ_F_NOWAIT), so no file keeps the flag.
 fn clear_nonblock(descriptor: &OwnedFd) -> Result<(), Errno> {
     let flags = rustix::fs::fcntl_getfl(descriptor)?;
     rustix::fs::fcntl_setfl(descriptor, flags - OFlags::NONBLOCK)
@@ -473,7 +480,7 @@ fn refusal(error: io::Error) -> String {
     }
 }
 
-/// A kind of file for people.
+/// A file type in words.
 pub(super) fn describe(kind: FileType) -> &'static str {
     match kind {
         FileType::RegularFile => "a regular file",

@@ -1,5 +1,5 @@
-//! The shape of a vectors dataset: taken from the file where the layout describes itself, checked against what the
-//! configuration says, and against the file's length to the byte.
+//! The shape of a vectors dataset: read from the file if the layout describes itself, checked against the
+//! configuration, and against the file's length to the byte.
 
 use super::file::OpenFile;
 use super::open::ErrorContext;
@@ -7,7 +7,7 @@ use super::{Dtype, Kind, Layout, OpenError, npy};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// Most elements a vector may have; far above any embedding, far below what would overflow a `u32` of bytes.
+/// Most elements of a vector: far above any embedding, far below what would overflow a `u32` of bytes.
 const DIM_MAX: u32 = 1_000_000;
 
 /// A vectors dataset as configured.
@@ -19,7 +19,7 @@ pub(super) struct VectorSpec {
     pub(super) header_bytes: u64,
 }
 
-/// The shape of the vectors in `files`, which together have `length_bytes`.
+/// The shape of the vectors in `files`, which have `length_bytes` in total.
 pub(super) fn read_shape(
     wanted: VectorSpec,
     files: &[OpenFile],
@@ -133,7 +133,7 @@ fn vector_bytes(dim: u32, dtype: Dtype, context: ErrorContext<'_>) -> Result<u32
     Ok(dim * dtype.bytes())
 }
 
-/// One file that describes itself.
+/// A file whose layout describes itself.
 struct VectorFile<'a> {
     wanted: VectorSpec,
     file: &'a OpenFile,
@@ -143,8 +143,8 @@ struct VectorFile<'a> {
 }
 
 impl VectorFile<'_> {
-    /// `.fvecs` and its kin: each vector preceded by its dimension as i32. 100 dimensions of f32 make a stride of
-    /// 4 + 400 bytes with the elements 4 bytes in.
+    /// `.fvecs` and the like: each vector preceded by its dimension as i32. 100 dimensions of f32 make a
+    /// stride of 4 + 400 bytes with the elements 4 bytes in.
     fn records(&self, dtype: Dtype) -> Result<Kind, OpenError> {
         self.check_dtype(dtype)?;
         let dim = self.dim_of(i64::from(self.read_i32(0)?), "its first record")?;
@@ -176,7 +176,7 @@ impl VectorFile<'_> {
         })
     }
 
-    /// `.fbin` and its kin: count and dimension as u32, then the elements, to the last byte of the file.
+    /// `.fbin` and the like: count and dimension as u32, then the elements, to the last byte of the file.
     fn counted(&self, dtype: Dtype) -> Result<Kind, OpenError> {
         self.check_dtype(dtype)?;
         let count = u64::from(self.read_i32(0)?.cast_unsigned());
@@ -246,7 +246,7 @@ impl VectorFile<'_> {
         })
     }
 
-    /// A dimension found in the file, within bounds and not contradicted.
+    /// A dimension found in the file, if it is within bounds and does not contradict the configuration.
     fn dim_of(&self, found: i64, place: &str) -> Result<u32, OpenError> {
         let dim = u32::try_from(found).ok().filter(|dim| (1..=DIM_MAX).contains(dim)).ok_or_else(|| {
             self.bad(format!(
@@ -285,7 +285,7 @@ impl VectorFile<'_> {
         Ok(bytes.first_chunk().copied().map_or(0, i32::from_le_bytes))
     }
 
-    /// Exactly `length` bytes; a file that ends before is reported as cut off.
+    /// Reads exactly `length` bytes; a file that ends earlier is reported as truncated.
     fn read(&self, offset: u64, length: u64) -> Result<Vec<u8>, OpenError> {
         if offset
             .checked_add(length)

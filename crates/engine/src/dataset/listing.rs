@@ -1,9 +1,9 @@
-//! The objects of a directory in byte order of their names, from any name on, in bounded memory.
+//! Lists the objects of a directory in byte order of their names, after any name, in bounded memory.
 //!
-//! `/` sorts like any byte: `a.txt` (0x2E) before `a/b` (0x2F) before `a0` (0x30). A directory's key among its
-//! neighbours is therefore its name with the `/`. Linked files that stay inside are listed; linked directories are not
-//! entered (their objects can be fetched), so that a loop cannot be. Names that are not UTF-8 are skipped, and what the daemon has no
-//! permission to look into.
+//! `/` sorts like any byte: `a.txt` (0x2E) before `a/b` (0x2F) before `a0` (0x30). So a directory's sort key
+//! is its name with the `/`. Links to files inside are listed; linked directories are not entered, which
+//! rules out loops (their objects can still be fetched). Names that are not UTF-8, and entries that the
+//! daemon has no permission for, are skipped.
 
 use super::ObjectEntry;
 use super::directory::{Directory, is_absent, is_forbidden};
@@ -12,10 +12,10 @@ use rustix::fs::FileType;
 use rustix::io::Errno;
 use std::collections::BinaryHeap;
 
-/// Entries of one directory held at a time; a larger one is read again for the next.
+/// Entries of one directory held at a time; a larger directory is read again for the next page.
 const PAGE_ENTRIES: usize = 8192;
 
-/// Entries looked at, at most, for a file to try direct I/O on.
+/// Most entries examined to find a file to try direct I/O on.
 const PROBE_ENTRIES_MAX: usize = 10_000;
 
 /// Up to `limit` objects after the name `after`.
@@ -25,11 +25,11 @@ pub(super) fn list(directory: &Directory, after: &str, limit: usize) -> Result<V
 
 /// One directory being listed.
 struct Level {
-    /// Empty, or ending in `/`.
+    /// Empty, or ends in `/`.
     prefix: String,
-    /// What is to come, last first.
+    /// The keys to come, last first.
     page: Vec<Key>,
-    /// Whether more than a page was left, after this key.
+    /// If the directory has more than a page: the last key of this page.
     resume: Option<Key>,
 }
 
@@ -62,7 +62,8 @@ fn list_paged(
         if name.ends_with('/') {
             match Level::read(directory, name, after, None, page_entries) {
                 Ok(below) => levels.push(below),
-                // It was removed or replaced since its name was read, or is not ours to read: `lost+found`, say.
+                // Removed or replaced since its name was read, or not ours to read: `lost+found`, for
+                // example.
                 Err(errno) if is_absent(errno) || is_forbidden(errno) => {}
                 Err(errno) => return Err(errno),
             }
@@ -79,8 +80,8 @@ fn list_paged(
 }
 
 impl Level {
-    /// Reads a directory and keeps the first `page_entries` keys that come after `passed`, and beneath which there can
-    /// be names after `after`.
+    /// Reads a directory and keeps the first `page_entries` keys that come after `passed` and can lead to
+    /// names after `after`.
     fn read(
         directory: &Directory,
         prefix: String,
@@ -116,7 +117,7 @@ impl Level {
     }
 }
 
-/// `None` for what is no object and no directory, and for names that cannot be asked for.
+/// `None` for anything but objects and directories, and for names that cannot be requested.
 fn key_of(directory: &Directory, prefix: &str, entry: &rustix::fs::DirEntry) -> Option<Key> {
     let name = entry
         .file_name()
@@ -128,7 +129,7 @@ fn key_of(directory: &Directory, prefix: &str, entry: &rustix::fs::DirEntry) -> 
     }
     let mut kind = entry.file_type();
     if kind == FileType::Unknown {
-        // Some file systems do not say (readdir(3)).
+        // Some file systems do not report the type (readdir(3)).
         kind = directory.stat_beneath(&format!("{prefix}{name}")).ok()?.0;
     }
     match kind {
@@ -142,8 +143,8 @@ fn key_of(directory: &Directory, prefix: &str, entry: &rustix::fs::DirEntry) -> 
     }
 }
 
-/// Whether a file's name comes after `after`, or a directory can hold names that do: with `after` = `b/k`, of the
-/// directories `a/`, `b/` and `c/` the last two can.
+/// Whether a file's name comes after `after`, or a directory can hold names that do: with `after` = `b/k`, of
+/// the directories `a/`, `b/` and `c/` the last two can.
 fn can_follow(prefix: &str, key: &str, after: &str) -> bool {
     let name = prefix.bytes().chain(key.bytes());
     name.cmp(after.bytes()).is_gt()
@@ -153,7 +154,8 @@ fn can_follow(prefix: &str, key: &str, after: &str) -> bool {
                 .is_some_and(|rest| rest.starts_with(key)))
 }
 
-/// The first answer of `look` for a file with at least one byte, in no order, as long as there is one soon.
+/// The first result of `look` for a file with at least one byte, in no particular order, among the first
+/// entries.
 pub(super) fn some_file<T>(directory: &Directory, mut look: impl FnMut(String) -> Option<T>) -> Option<T> {
     let mut left = PROBE_ENTRIES_MAX;
     let mut prefixes = vec![String::new()];
@@ -196,8 +198,8 @@ mod tests {
         found.into_iter().map(|entry| entry.name).collect()
     }
 
-    /// A directory that may not be read, as `lost+found` is for an ordinary user, is left out; all else is listed. Who may read
-    /// it, root say, finds its file.
+    /// A directory that may not be read, such as `lost+found` for an ordinary user, is left out; everything
+    /// else is listed. A user who may read it (root) gets its file.
     #[test]
     fn what_may_not_be_read_is_left_out() {
         use std::fs::Permissions;
@@ -211,7 +213,7 @@ mod tests {
         set(0);
         let is_open = std::fs::read_dir(&closed).is_ok();
         let found = names(list(&Directory::open(dir.path()).unwrap(), "", usize::MAX).unwrap());
-        // Readable, and closed to whoever asks for what is in it.
+        // Its names can be read, but not what they refer to.
         set(0o444);
         let is_searched = closed.join("b").metadata().is_ok();
         let named = names(list(&Directory::open(dir.path()).unwrap(), "", usize::MAX).unwrap());
@@ -232,8 +234,8 @@ mod tests {
         );
     }
 
-    /// A tree where order by bytes and order by parts differ: the listing is in byte order, with lengths, whatever the
-    /// page, and goes on after any name, whether it exists or not.
+    /// A tree where order by bytes and order by parts differ: the listing is in byte order, with lengths, for
+    /// every page size, and continues after any name, whether it exists or not.
     #[test]
     fn byte_order_from_any_name_on() {
         let dir = tempfile::tempdir().unwrap();
@@ -278,7 +280,8 @@ mod tests {
         assert_eq!(names(list(&directory, "", 0).unwrap()), [""; 0]);
     }
 
-    /// Links: to a file inside listed, to outside, to nowhere, in a loop and to a directory not; a fifo neither.
+    /// A link to a file inside is listed; links to outside, to nowhere, in a loop or to a directory are not,
+    /// nor is a fifo.
     #[test]
     fn only_files_inside_are_listed() {
         use std::os::unix::fs::symlink;
@@ -308,7 +311,7 @@ mod tests {
         assert_eq!(names(list(&walking, "", 100).unwrap()), ["d/file"]);
     }
 
-    /// A file that is no UTF-8 is skipped, and a directory without a byte in it has nothing to try.
+    /// A name that is not UTF-8 is skipped, and a directory without a byte in it has no file to try.
     #[test]
     fn odd_names_and_empty_files() {
         use std::os::unix::ffi::OsStrExt;
@@ -323,7 +326,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(32))]
 
-        /// Any tree of short names: pages of any size, followed from the last name, give the sorted names once each.
+        /// Any tree of short names: pages of any size, each continued from the last name, give the sorted
+        /// names once each.
         #[test]
         fn pages_join_to_the_whole(
             tree in prop::collection::btree_set("[a-b.0]{1,2}(/[a-b.0]{1,2}){0,2}", 0..20),
@@ -333,7 +337,7 @@ mod tests {
             let dir = tempfile::tempdir().unwrap();
             let mut all = Vec::new();
             for name in &tree {
-                // A name that is also somebody's directory, or has a `.` part, cannot be made: leave it out.
+                // A name that is also a directory, or has a `.` part, cannot be created: leave it out.
                 let dots = name.split('/').any(|part| part == "." || part == "..");
                 let path = dir.path().join(name);
                 if dots || std::fs::create_dir_all(path.parent().unwrap()).is_err() || path.is_dir() {

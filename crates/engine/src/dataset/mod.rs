@@ -1,8 +1,8 @@
-//! What is served: files opened once, their shape, their alignment, their identity.
+//! Datasets: files opened once, with their shape, alignment and identity.
 //!
-//! A [`Dataset`] never changes after it is open, except for the descriptors that an objects dataset caches. What a
-//! dataset is opened from is in `spec` and `kind`; how is in `open`, `layout` (vectors), `objects` and `listing`;
-//! what one file is in `file` and `direct`. Absent: reading (backends do), item arithmetic (`geometry` does).
+//! An open [`Dataset`] never changes, except for the descriptors that an objects dataset caches.
+//! `DatasetSpec` and `KindSpec` say what to open; `open`, `layout` (vectors), `objects` and `listing` open
+//! it; `file` and `direct` handle one file. Backends read, and `geometry` does item arithmetic.
 
 mod direct;
 mod directory;
@@ -66,7 +66,7 @@ impl Dtype {
         }
     }
 
-    /// The word in YAML and answers: `f32`, `f16`, `bf16`, `f64`, `u8`, `i8`, `i32`.
+    /// The name in YAML and responses: `f32`, `f16`, `bf16`, `f64`, `u8`, `i8`, `i32`.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::F32 => "f32",
@@ -86,7 +86,7 @@ impl std::fmt::Display for Dtype {
     }
 }
 
-/// How vectors lie in their file.
+/// How vectors are stored in their file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Layout {
     /// Elements only, after `header_bytes`.
@@ -108,7 +108,7 @@ pub enum Layout {
 }
 
 impl Layout {
-    /// The word in YAML and answers: `raw`, `fvecs`, `bvecs`, `ivecs`, `npy`, `fbin`, `u8bin`, `i8bin`.
+    /// The name in YAML and responses: `raw`, `fvecs`, `bvecs`, `ivecs`, `npy`, `fbin`, `u8bin`, `i8bin`.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Raw => "raw",
@@ -161,11 +161,11 @@ pub enum KindSpec {
     },
     /// Vectors.
     Vectors {
-        /// How they lie in the file.
+        /// How they are stored in the file.
         layout: Layout,
-        /// Elements a vector; needed for raw, checked against the file elsewhere.
+        /// Elements per vector; needed for raw, checked against the file otherwise.
         dim: Option<u32>,
-        /// Element type; needed for raw, checked against the file elsewhere.
+        /// Element type; needed for raw, checked against the file otherwise.
         dtype: Option<Dtype>,
         /// Bytes before the first vector; raw only.
         header_bytes: u64,
@@ -205,7 +205,7 @@ pub struct OpenError {
     pub problem: String,
 }
 
-/// What a dataset is, as found.
+/// What a dataset is, once open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// Fixed-size blocks.
@@ -217,9 +217,9 @@ pub enum Kind {
     },
     /// Vectors.
     Vectors {
-        /// How they lie in the file.
+        /// How they are stored in the file.
         layout: Layout,
-        /// Elements a vector.
+        /// Elements per vector.
         dim: u32,
         /// Element type.
         dtype: Dtype,
@@ -236,10 +236,10 @@ pub enum Kind {
     Objects,
 }
 
-/// How a file is read without the page cache, or why not.
+/// Whether a file is read past the page cache, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DirectFacts {
-    /// Whether O_DIRECT is used by the backends that can.
+    /// Whether backends that support O_DIRECT use it.
     pub direct: bool,
     /// Why.
     pub reason: String,
@@ -266,7 +266,7 @@ pub struct Dataset {
     kind: Kind,
     files: Vec<Arc<OpenFile>>,
     span: FileSpan,
-    /// At most the span's length: less when a partial tail is ignored.
+    /// At most the span's length: less if a partial tail is ignored.
     length_bytes: u64,
     direct: DirectFacts,
     etag: String,
@@ -275,7 +275,7 @@ pub struct Dataset {
 
 impl Drop for Dataset {
     fn drop(&mut self) {
-        // Its files look after themselves; a cache may hold a million objects.
+        // Files are closed by the reaper one by one; a cache may hold a million, so drop it there as well.
         if let Some(objects) = self.objects.take() {
             reaper::drop_later(Box::new(objects));
         }
@@ -286,12 +286,12 @@ impl Dataset {
     /// Opens every file, fixes lengths and identity, probes alignment and direct I/O.
     ///
     /// # Errors
-    /// The first thing wrong, with the field to look at.
+    /// The first problem, with the field to look at.
     pub fn open(spec: &DatasetSpec) -> Result<Self, OpenError> {
         open::open(spec)
     }
 
-    /// Unique in this process, never reused: what caches key on.
+    /// Unique in this process, never reused: the key for caches.
     pub fn id(&self) -> u64 {
         self.id
     }
@@ -329,7 +329,8 @@ impl Dataset {
         &self.files
     }
 
-    /// Calls `out` with (file index, extent in that file) for each file that `extent` of the address space falls on.
+    /// Calls `out` with (file index, extent in that file) for each file that `extent` of the address space
+    /// overlaps.
     pub(crate) fn locate(&self, extent: Extent, out: &mut impl FnMut(usize, Extent)) {
         self.span.locate(extent, out);
     }
@@ -339,21 +340,21 @@ impl Dataset {
         &self.direct
     }
 
-    /// Strong entity tag of the address space (a digest of device, inode, length and mtime of every file), unquoted;
-    /// for objects, whose files each have their own, of the directory.
+    /// Strong entity tag of the address space (a digest of device, inode, length and mtime of every file),
+    /// unquoted. For objects, whose files have tags of their own, that of the directory.
     pub fn etag(&self) -> &str {
         &self.etag
     }
 
-    /// Opens an object, from the descriptor cache or by openat2 beneath the directory. A cache hit does not block;
-    /// a miss opens on the blocking pool. Must be called inside a tokio runtime.
+    /// Opens an object, from the descriptor cache or by openat2 beneath the directory. A cache hit does not
+    /// block; a miss opens it on the blocking pool. Must be called inside a tokio runtime.
     ///
     /// # Errors
-    /// `ObjectNameInvalid`, `ObjectNotFound`, `ObjectUnreadable`; `Overloaded` when requests hold as many as may be open;
-    /// `Draining` when the runtime is shutting down.
+    /// `ObjectNameInvalid`, `ObjectNotFound`, `ObjectUnreadable`; `Overloaded` if requests hold as many
+    /// objects as may be open; `Draining` if the runtime is shutting down.
     ///
     /// # Cancel safety
-    /// An open under way goes on and its file is cached; nothing is lost.
+    /// An open in progress continues and its file is cached; nothing is lost.
     pub async fn object(self: &Arc<Self>, name: &str) -> Result<Arc<OpenFile>, ReadError> {
         let Some(objects) = &self.objects else {
             return Err(ReadError::ObjectNotFound {
@@ -364,7 +365,7 @@ impl Dataset {
         if let Some(file) = objects.cached(name) {
             return Ok(file);
         }
-        // The permit goes with the open, not with the caller, who may give up before it is over.
+        // The permit belongs to the open, not to the caller, who may leave before it ends.
         let permit = Arc::clone(&objects.opens).acquire_owned().await;
         let (dataset, name) = (Arc::clone(self), name.to_owned());
         let opening = tokio::task::spawn_blocking(move || {
@@ -381,8 +382,8 @@ impl Dataset {
         }
     }
 
-    /// Forgets an object's cached descriptor, so that the next request opens its name anew: for an object that was
-    /// found to be truncated.
+    /// Forgets an object's cached descriptor, so that the next request opens its name anew: for an object
+    /// that was found to be truncated.
     pub fn forget_object(&self, name: &str) {
         if let Some(objects) = &self.objects {
             objects.forget(name);

@@ -1,12 +1,14 @@
-//! The header of a `.npy` file: magic, version, length, then a Python dict literal padded to where the data begin.
-//! Format: <https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>, versions 1.0, 2.0 and 3.0.
+//! The header of a `.npy` file: magic, version, length, then a Python dict literal padded to where the data
+//! begin. Format: <https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>, versions 1.0, 2.0
+//! and 3.0.
 //!
-//! Parsed by hand: the dict has three known keys, and the crates that read it bring array types along. Absent: every
-//! array but a two-dimensional one in C order with an element type that is served.
+//! Parsed by hand: the dict has three known keys, and the crates that read it bring array types along.
+//! Accepts only two-dimensional arrays in C order with an element type that is served.
 
 use super::Dtype;
 
-/// Longest header read. NumPy writes 118 bytes for two dimensions, and by default reads no more than 10 000 itself.
+/// Longest header read. NumPy writes 118 bytes for two dimensions, and by default refuses more than 10 000
+/// itself.
 const HEADER_BYTES_MAX: u64 = 65_536;
 
 const MAGIC: &[u8] = b"\x93NUMPY";
@@ -41,7 +43,8 @@ fn truncated(length_bytes: u64) -> Problem {
     ))
 }
 
-/// Where the dict lies: (offset, length) from the first bytes of the file, 12 of them when there are as many.
+/// Position of the dict (offset, length), from the first bytes of the file: 12, or fewer if the file is
+/// shorter.
 pub(super) fn dict_place(start: &[u8], file_bytes: u64) -> Result<(u64, u64), Problem> {
     if !start.starts_with(MAGIC) {
         return Err(if MAGIC.starts_with(start) {
@@ -72,8 +75,8 @@ pub(super) fn dict_place(start: &[u8], file_bytes: u64) -> Result<(u64, u64), Pr
     Ok((offset, length))
 }
 
-/// The array that a dict at its place describes. NumPy has no bfloat16: its elements are two bytes of no type in the file,
-/// and only `wanted` tells what they are.
+/// The array that a dict describes. NumPy has no bfloat16: in the file its elements are two bytes without a
+/// type, and only `wanted` says what they are.
 pub(super) fn array(dict: &[u8], data_offset: u64, wanted: Option<Dtype>) -> Result<Array, Problem> {
     let fields = std::str::from_utf8(dict).ok().and_then(Fields::parse);
     let Some(Fields {
@@ -118,7 +121,7 @@ fn dtype_of(descr: &str, wanted: Option<Dtype>) -> Result<Dtype, Problem> {
         kind => (b'|', kind),
     };
     let dtype = match kind {
-        // One byte has no order.
+        // A single byte has no byte order.
         b"u1" => return Ok(Dtype::U8),
         b"i1" => return Ok(Dtype::I8),
         // What numpy.save writes for `ml_dtypes.bfloat16`.
@@ -150,7 +153,7 @@ fn dtype_of(descr: &str, wanted: Option<Dtype>) -> Result<Dtype, Problem> {
     }
 }
 
-/// The values of the dict; a key that is missing is `None`.
+/// The values of the dict; `None` for a missing key.
 #[derive(Debug, Default)]
 struct Fields<'a> {
     descr: Option<&'a str>,
@@ -159,7 +162,7 @@ struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// `None` for anything but a dict literal with these keys.
+    /// `None` if this is not a dict literal with these keys.
     fn parse(text: &'a str) -> Option<Self> {
         let mut fields = Self::default();
         let mut literal = Literal { rest: text };
@@ -182,7 +185,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// What is left of a Python literal.
+/// The unparsed rest of a Python literal.
 struct Literal<'a> {
     rest: &'a str,
 }
@@ -252,7 +255,8 @@ mod tests {
         array(dict.as_bytes(), 128, None)
     }
 
-    /// What numpy 1 and 2, Python 2 and other writers produce is understood, whatever the order and the quotes.
+    /// Headers written by numpy 1 and 2, Python 2 and other writers are understood, with any order and
+    /// quotes.
     #[test]
     fn headers_as_written() {
         let expected = Array {
@@ -284,7 +288,8 @@ mod tests {
         }
     }
 
-    /// Two bytes of no type are bfloat16 where the configuration says so, whatever order is written; nothing else is.
+    /// Two bytes without a type are bfloat16 if the configuration says so, whatever order is written; nothing
+    /// else is.
     #[test]
     fn bfloat16_is_named_by_the_configuration() {
         for descr in ["<V2", "|V2"] {
@@ -339,7 +344,7 @@ mod tests {
         }
     }
 
-    /// Magic, version and length: what is cut off is called truncated, what is something else is called that.
+    /// Magic, version and length: a cut-off file is called truncated, another format is named as such.
     #[test]
     fn places() {
         assert_eq!(dict_place(b"\x93NUMPY\x01\x00\x76\x00", 128), Ok((10, 118)));
@@ -363,7 +368,7 @@ mod tests {
     }
 
     proptest! {
-        /// Any bytes at all: an answer, never a panic.
+        /// Any bytes at all: a result, never a panic.
         #[test]
         fn any_bytes_are_answered(bytes in prop::collection::vec(any::<u8>(), 0..200), cut in 0usize..90) {
             let _ = dict_place(&bytes, bytes.len() as u64);

@@ -1,8 +1,8 @@
-//! Objects: files of a directory, opened when they are asked for and kept open in a bounded cache.
+//! Objects: files of a directory, opened on request and kept open in a bounded cache.
 //!
-//! A descriptor is trusted for `revalidate`; then its name is looked up again, and the cached file stays only if it is
-//! still what the name leads to (device, inode, length, mtime). Whoever holds a file keeps it open, in the cache or
-//! not; one budget bounds both. Absent: resolving names (`directory`), listing them (`listing`).
+//! A descriptor is trusted for `revalidate`; then its name is looked up again, and the cached file is kept
+//! only if the name still leads to it (device, inode, length, mtime). A request that holds a file keeps it
+//! open, cached or not; one budget bounds both. `directory` resolves names and `listing` lists them.
 
 use super::direct;
 use super::directory::{Directory, is_absent};
@@ -22,15 +22,16 @@ use tokio::sync::Semaphore;
 /// Longest name: PATH_MAX, which the kernel would refuse anyway.
 pub(super) const NAME_BYTES_MAX: usize = 4096;
 
-/// Descriptors that requests in flight may hold open beside those that the cache may: three requests of 4,096 objects (the
-/// default of `limits.items_per_request`), each read directly. Where callers share them by what is free, one such request
-/// fits while others hold a third.
+/// Descriptors that requests in flight may hold open in addition to the cache's: three requests of 4,096
+/// objects (the default of `limits.items_per_request`), each read directly. Callers share them by what is
+/// free, so one such request fits while others hold a third.
 pub const IN_FLIGHT_DESCRIPTORS_MAX: usize = 3 * 4096 * 2;
 
-/// Opens under way at once: each may hold two descriptors that the cache does not count yet.
+/// Most opens in progress: each may hold two descriptors that the cache does not count yet.
 const OPENS_MAX: usize = 64;
 
-/// Cached files that give way at a time when requests need their descriptors, and how many are looked at for that.
+/// How many idle cached files are closed at a time when requests need descriptors, and how many are examined
+/// for that.
 const IDLE_FORGOTTEN: usize = 16;
 const IDLE_LOOKED_AT: usize = 1024;
 
@@ -54,7 +55,7 @@ struct Cached {
 }
 
 impl Objects {
-    /// Opens the directory and decides about direct I/O on some file in it.
+    /// Opens the directory and decides about direct I/O by trying some file in it.
     pub(super) fn open(
         path: &Path,
         max_open_files: usize,
@@ -72,7 +73,7 @@ impl Objects {
             file_problem(path, error, context)
         })?;
         let (options, facts) = try_direct(&directory, path, direct_io, context)?;
-        // A file that is read directly has two descriptors: 1000 of them hold 500 files.
+        // A file that is read directly has two descriptors: 1000 descriptors hold 500 files.
         let each = descriptors_each(options.direct_io) as usize;
         if max_open_files < each {
             return Err(context.field(
@@ -83,7 +84,7 @@ impl Objects {
         let files = NonZeroUsize::new(max_open_files / each).unwrap_or(NonZeroUsize::MIN);
         let objects = Self {
             directory,
-            // `new` would set the whole table aside at once, for a limit that may never be met.
+            // `new` would allocate the whole table at once, for a limit that may never be reached.
             cache: Mutex::new(LruCache::sparse(files)),
             revalidate,
             options,
@@ -110,7 +111,7 @@ impl Objects {
 
     pub(super) fn forget(&self, name: &str) {
         let forgotten = self.lock().pop(name);
-        // After the lock is gone.
+        // After the lock is released.
         drop(forgotten);
     }
 
@@ -118,9 +119,9 @@ impl Objects {
         listing::list(&self.directory, after, limit)
     }
 
-    /// Opens a file, or finds that the cached one is still the one. Blocks.
+    /// Opens a file, or confirms that the cached one is still current. Blocks.
     pub(super) fn look_up(&self, name: &str) -> Result<Arc<OpenFile>, ReadError> {
-        // Somebody else may have opened it while this was waiting for its turn.
+        // Another request may have opened it while this one waited.
         if let Some(file) = self.cached(name) {
             return Ok(file);
         }
@@ -164,7 +165,7 @@ impl Objects {
                 return Ok(kept);
             }
         }
-        // Before the file is opened, so that there is never more open than the budget says.
+        // Before the file is opened, so that the budget is never exceeded.
         let permit = Arc::clone(&self.descriptors)
             .try_acquire_many_owned(descriptors_each(self.options.direct_io))
             .map_err(|_| Failure::Budget)?;
@@ -174,7 +175,7 @@ impl Objects {
         Ok(Arc::new(file))
     }
 
-    /// Closes the less recently used half, unless a read still holds them, and waits until that is done.
+    /// Closes the less recently used half, except files held by reads, and waits until that is done.
     fn forget_half(&self) {
         let mut forgotten = Vec::new();
         {
@@ -203,15 +204,15 @@ impl Objects {
     }
 
     fn lock(&self) -> MutexGuard<'_, LruCache<Box<str>, Cached>> {
-        // Nothing panics while it holds the lock, and a cache has no state worth refusing over.
+        // Nothing panics while it holds the lock, and a cache cannot become inconsistent.
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Why an object is not opened.
+/// Why an object was not opened.
 enum Failure {
     File(FileError),
-    /// As many descriptors are open as may be.
+    /// The budget of descriptors is used up.
     Budget,
 }
 
@@ -249,13 +250,13 @@ fn try_direct(
             Err(FileError::Open(error)) if is_out_of_descriptors(&error) => {
                 Some((name, Err(FileError::Open(error))))
             }
-            // One object that is gone, unreadable or broken says nothing about the others.
+            // An object that is missing, unreadable or broken says nothing about the others.
             Err(FileError::Open(_) | FileError::NotAFile(_) | FileError::TrialRead(_)) => None,
             answer => Some((name, answer)),
         }
     });
     let Some((name, answer)) = tried else {
-        // 4096 is what is assumed where nobody says; each object answers for itself.
+        // 4096 is the assumed alignment; each object has its own.
         let facts = DirectFacts {
             direct: true,
             reason: "O_DIRECT is decided per object: there is none yet to try".to_owned(),

@@ -1,5 +1,5 @@
-//! From a specification to an open dataset: files, then their shape, then one decision about direct I/O for all of
-//! them. Every error names the field of the configuration and how to fix it.
+//! Opens a dataset from its specification: files, then their shape, then one decision about direct I/O for
+//! all of them. Every error names the field of the configuration and how to fix it.
 
 use super::direct::{self, Alignment};
 use super::file::{self, Accept, FileError, OpenFile, OpenOptions};
@@ -36,7 +36,7 @@ impl ErrorContext<'_> {
     }
 }
 
-/// What an errno of an open means for the person who wrote the path.
+/// What an errno of an open means to the operator who configured the path.
 fn open_problem(path: &Path, error: &io::Error) -> String {
     match error.raw_os_error().map(Errno::from_raw_os_error) {
         Some(Errno::NOENT) => missing(path),
@@ -55,7 +55,7 @@ fn open_problem(path: &Path, error: &io::Error) -> String {
 
 fn missing(path: &Path) -> String {
     let told = "does not exist: correct the path, or make the file first";
-    // Container engines make an empty directory of a path that they are to mount and do not find.
+    // Container engines create an empty directory for a mount whose source does not exist.
     let empty = path
         .parent()
         .filter(|directory| std::fs::read_dir(directory).is_ok_and(|mut entries| entries.next().is_none()));
@@ -108,7 +108,7 @@ pub(super) fn open(spec: &DatasetSpec) -> Result<Dataset, OpenError> {
     }
 }
 
-/// Files laid end to end; `shape` finds the kind and how many of their bytes are served.
+/// Files laid end to end; `shape` determines the kind and how many of their bytes are served.
 fn address_space(
     spec: &DatasetSpec,
     context: ErrorContext<'_>,
@@ -236,7 +236,7 @@ fn open_files(
     let facts = match (spec.direct_io, refusal) {
         (DirectIo::Off, _) => DirectFacts::buffered("off by configuration"),
         (DirectIo::Preferred | DirectIo::Required, Some(reason)) => {
-            // One file through the page cache and the next past it would be a dataset with two latencies.
+            // Mixing buffered and direct files would give the dataset two latencies.
             files.iter_mut().for_each(OpenFile::drop_direct);
             DirectFacts::buffered(reason)
         }
@@ -258,7 +258,7 @@ fn direct_facts(files: &[OpenFile], paths: &[PathBuf]) -> DirectFacts {
     let in_memory = files
         .iter()
         .zip(paths)
-        // A device's node may lie on such a file system; what it names does not.
+        // A device's node may be on such a file system; the device itself is not.
         .find(|(file, _)| !file.is_block_device() && direct::is_on_tmpfs(file.buffered()));
     DirectFacts::aligned(alignment, in_memory.map(|(_, path)| path.as_path()))
 }

@@ -1,25 +1,26 @@
-//! Where files end: a thread that unmaps and closes what nobody uses any more.
+//! A thread that unmaps and closes files that are no longer used.
 //!
-//! The last request to hold a removed dataset may end on a core, and so may the last one to hold an object that the
-//! cache has evicted. Unmapping 100 GB takes milliseconds, and closing a file of a network file system asks its
-//! server. A core serves all its connections meanwhile, so it only sends what it has to a thread.
+//! The last reference to a removed dataset, or to an object that the cache has evicted, may be dropped on a
+//! core. Unmapping 100 GB takes milliseconds, and closing a file of a network file system asks its server,
+//! while the core serves its other connections. So a core only sends the remains to this thread.
 
 use std::any::Any;
 use std::sync::OnceLock;
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::thread::Builder;
 
-/// What is dropped by the thread.
+/// What the thread drops.
 pub(super) type Remains = Box<dyn Any + Send>;
 
-/// What may wait for the thread. Beyond it, whoever drops closes it there and then, so that opening can never outrun
+/// Most remains that may wait. Beyond that the caller drops them itself, so that opening can never outrun
 /// closing.
 const WAITING_MAX: usize = 8192;
 
 /// The name of the thread.
 const NAME: &str = "rf-reaper";
 
-/// The way to the thread, which is started with the first call and lives as long as the process; `None` if it cannot be.
+/// The channel to the thread, which the first call starts and which lives as long as the process; `None` if
+/// it cannot be started.
 fn reaper() -> Option<&'static SyncSender<Remains>> {
     static REAPER: OnceLock<Option<SyncSender<Remains>>> = OnceLock::new();
     let start = || {
@@ -38,7 +39,7 @@ fn reaper() -> Option<&'static SyncSender<Remains>> {
 
 /// Drops this on the thread. Does not block, unless [`WAITING_MAX`] others wait.
 pub(super) fn drop_later(remains: Remains) {
-    // What the thread drops may itself have something to drop: sending that to itself would gain nothing.
+    // Something that the thread drops may itself call this: sending it to the same thread would gain nothing.
     if std::thread::current().name() == Some(NAME) {
         return;
     }
@@ -49,7 +50,7 @@ pub(super) fn drop_later(remains: Remains) {
     }
 }
 
-/// Waits until everything that was sent so far is dropped: for who needs the descriptors back. Blocks.
+/// Waits until everything sent so far is dropped, for callers that need the descriptors back. Blocks.
 pub(super) fn settle() {
     struct Tell(SyncSender<()>);
     impl Drop for Tell {
@@ -61,7 +62,7 @@ pub(super) fn settle() {
     if let Some(reaper) = reaper()
         && reaper.send(Box::new(Tell(dropped))).is_ok()
     {
-        // An error would be a marker that was dropped without a word, which it never is.
+        // An error would mean that the marker was dropped without sending, which cannot happen.
         let _told = wait.recv();
     }
 }
@@ -75,14 +76,14 @@ mod tests {
     use std::sync::{Mutex, MutexGuard, PoisonError};
     use std::time::Duration;
 
-    /// One of these tests fills the queue, in which case the other's file would be closed where it is dropped.
+    /// One of these tests fills the queue, so that the other's file would be closed by its caller.
     static ALONE: Mutex<()> = Mutex::new(());
 
     fn alone() -> MutexGuard<'static, ()> {
         ALONE.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells the name of the thread that drops it.
+    /// Sends the name of the thread that drops it.
     struct Witness(Sender<Option<String>>);
 
     impl Drop for Witness {
@@ -101,8 +102,8 @@ mod tests {
     #[test]
     fn a_file_is_unmapped_and_closed_by_the_reaper() {
         let _alone = alone();
-        // Scenario: the last reference to a file, and to a dataset, is dropped here. Expectation: what is attached to
-        // the file (a mapping, say) is dropped by the thread for that, and then the descriptors are closed.
+        // Scenario: the last reference to a file, and to a dataset, is dropped here. Expectation: the reaper
+        // drops what is attached to the file (a mapping, for example), then closes the descriptors.
         let named = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(named.path(), [1; 4096]).unwrap();
         let file = OpenFile::open(named.path(), DirectIo::Preferred).unwrap();
@@ -135,14 +136,14 @@ mod tests {
                 .and_then(|entry| std::fs::read_link(entry.path()).ok());
             target.as_deref() == Some(named.path())
         });
-        // `named` itself has one.
+        // The temporary file itself has one.
         assert_eq!(held.count(), 1);
     }
 
     #[test]
     fn what_the_reaper_drops_may_drop_more() {
         let _alone = alone();
-        // Scenario: something whose drop sends something to be dropped, often. Expectation: all is dropped, no hang.
+        // Scenario: something whose drop sends more to drop, often. Expectation: all is dropped, no hang.
         struct Nested(Sender<Option<String>>);
         impl Drop for Nested {
             fn drop(&mut self) {

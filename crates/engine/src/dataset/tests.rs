@@ -23,7 +23,7 @@ fn blocks(block_bytes: u32, partial_tail: PartialTail) -> KindSpec {
     }
 }
 
-/// Three files as one address space: count, length, pieces over the seams, one tag.
+/// Three files as one address space: count, length, pieces across the borders, one tag.
 #[test]
 fn blocks_over_several_files() {
     let dir = tempfile::tempdir().unwrap();
@@ -106,7 +106,8 @@ fn refused(spec: &DatasetSpec, field: &str, parts: &[&str]) {
     }
 }
 
-/// A file whose length is no multiple: refused with both ways out, or cut to whole blocks when told so.
+/// A file whose length is not a multiple of the block size: refused with both remedies, or truncated to whole
+/// blocks if configured.
 #[test]
 fn partial_tail() {
     let dir = tempfile::tempdir().unwrap();
@@ -129,7 +130,8 @@ fn partial_tail() {
     refused(&spec(&[&path], blocks(0, REFUSE)), "block_bytes", &["is 0"]);
 }
 
-/// Paths that lead to no file: missing, empty, a directory, a fifo (without hanging), a character device, no path.
+/// Paths that lead to no file: missing, empty, a directory, a fifo (without hanging), a character device, no
+/// path.
 #[test]
 fn paths_that_are_no_files() {
     let dir = tempfile::tempdir().unwrap();
@@ -141,7 +143,7 @@ fn paths_that_are_no_files() {
         "path",
         &["missing: does not exist", "correct"],
     );
-    // A mount that found nothing: an empty directory.
+    // A container mount without a source: an empty directory.
     let mount = tempfile::tempdir().unwrap();
     let directory = format!("its directory {} is empty", mount.path().display());
     refused(
@@ -183,14 +185,15 @@ fn paths_that_are_no_files() {
     );
 }
 
-/// A file that the daemon's user may not read: said so, with the remedy. (Root reads everything: become nobody.)
+/// A file that the daemon's user may not read: the error says so, with the remedy. (Root reads everything:
+/// switch to user nobody.)
 #[test]
 fn a_file_without_permission() {
     let dir = tempfile::tempdir().unwrap();
     let path = file(&dir, "secret", &[0; 512]);
     rustix::fs::chmodat(CWD, &path, Mode::empty(), rustix::fs::AtFlags::empty()).unwrap();
     let spec = spec(&[&path], blocks(512, REFUSE));
-    // Only the calling thread changes its user (setresuid of the kernel, not of the C library).
+    // Changes the user of the calling thread only (the kernel's setresuid, not the C library's).
     let opening = std::thread::spawn(move || {
         if rustix::process::geteuid().is_root() {
             let nobody = rustix::process::Uid::from_raw(65_534);
@@ -221,7 +224,8 @@ fn names() {
     }
 }
 
-/// Off: buffered, alignment 1, said why. Preferred: either direct with usable figures or buffered with the path.
+/// Off: buffered, alignment 1, with the reason. Preferred: either direct with usable figures or buffered with
+/// the path.
 #[test]
 fn direct_io_facts() {
     let dir = tempfile::tempdir().unwrap();
@@ -262,7 +266,8 @@ fn direct_io_facts() {
     }
 }
 
-/// One file that refuses O_DIRECT: the whole dataset is buffered and says for which file; required, it does not open.
+/// One file that refuses O_DIRECT: the whole dataset is buffered and names the file; with `required` it does
+/// not open.
 #[test]
 fn one_file_that_refuses_direct_io() {
     let dir = tempfile::tempdir().unwrap();
@@ -289,7 +294,7 @@ fn one_file_that_refuses_direct_io() {
     assert!(Dataset::open(&wanted).is_ok());
 }
 
-/// On tmpfs a direct read, where the kernel takes it at all, measures memory: the reason says so.
+/// On tmpfs a direct read, if the kernel supports it at all, measures memory: the reason says so.
 #[test]
 fn tmpfs_is_called_that() {
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
@@ -310,7 +315,7 @@ fn tmpfs_is_called_that() {
     );
 }
 
-/// The tag is the same for the same file, another after a write, and names no inode.
+/// The tag of an unchanged file stays the same, changes after a write, and reveals no inode.
 #[test]
 fn tags_follow_the_file() {
     let dir = tempfile::tempdir().unwrap();
@@ -361,7 +366,8 @@ fn more_than_4_gib() {
     );
 }
 
-/// Direct reads of tmpfs are served from the page cache, which may bring zeros of a cut: they end where the file ends.
+/// Direct reads on tmpfs are served from the page cache, which may return zeros during a truncation: they end
+/// where the file ends.
 #[test]
 fn what_the_page_cache_serves_is_held_against_the_length() {
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();

@@ -1,8 +1,8 @@
-//! Direct reads are tried before they are relied on: drivers exist that accept memory which they then get wrong.
+//! Tries direct reads before they are relied on: some drivers accept memory that they then handle wrongly.
 //!
-//! zram (4,096-byte sectors, kernel 6.18) says that 512-byte aligned memory will do. It reads a whole page into the
-//! whole page around the destination, so the answer is wrong and the neighbours' bytes are lost. A trial therefore
-//! reads into pages of its own, compares with a buffered read, and checks the bytes around.
+//! zram (4,096-byte sectors, kernel 6.18) announces that 512-byte aligned memory is enough. It then reads a
+//! whole page into the whole page around the destination, so the result is wrong and neighbouring bytes are
+//! lost. So a trial reads into pages of its own, compares with a buffered read, and checks the bytes around.
 
 use super::direct::{Alignment, is_refusal};
 use std::fs::File;
@@ -14,18 +14,19 @@ use std::os::unix::fs::FileExt;
 const PAGE_BYTES: usize = 4096;
 const WHOLE_PAGES: u32 = 4096;
 
-/// Bytes of a trial read: with memory off the page boundary, it has a partial page at each end and a whole one between.
+/// Bytes of a trial read: with memory off the page boundary, a partial page at each end and a whole one
+/// between.
 const READ_BYTES: usize = 2 * PAGE_BYTES;
 
-/// Where the first page of a trial read is in the trial's memory, and how many pages there are in all. What is around
-/// the read is checked afterwards.
+/// First page of a trial read in the trial's memory, and number of pages in all. The bytes around the read
+/// are checked afterwards.
 const FIRST_PAGE: usize = 2;
 const PAGES: usize = 8;
 
-/// What the bytes around a trial read are before it.
+/// Value of the bytes around a trial read before it.
 const CANARY: u8 = 0xA5;
 
-/// How often a trial is made while another process writes to the bytes that are compared.
+/// How often a trial is repeated while another process writes to the compared bytes.
 const CHANGING_ATTEMPTS: u32 = 4;
 
 /// What was wrong with a read that reported success.
@@ -35,7 +36,7 @@ pub(super) enum Misread {
     Refused,
     /// Other bytes than a buffered read returns.
     WrongBytes,
-    /// Bytes outside of the destination have changed.
+    /// Bytes outside of the destination changed.
     OverwroteNeighbours,
 }
 
@@ -71,7 +72,7 @@ impl TrialFile for Descriptors<'_> {
     }
 
     fn buffered(&mut self, memory: &mut [u8]) -> io::Result<usize> {
-        // What another host wrote to a shared device is not in this host's page cache.
+        // The page cache may lack what another host wrote to a shared device.
         let length = std::num::NonZeroU64::new(READ_BYTES as u64);
         let _hint = rustix::fs::fadvise(self.buffered, 0, length, rustix::fs::Advice::DontNeed);
         let mut filled = 0;
@@ -94,7 +95,7 @@ fn uninterrupted(mut read: impl FnMut() -> io::Result<usize>) -> io::Result<usiz
     }
 }
 
-/// The alignment at which direct reads work: what was announced, or whole pages of memory where that is not true.
+/// The alignment at which direct reads work: the announced one, or whole pages of memory if that one fails.
 /// `Ok(Err)` says why there is none.
 ///
 /// # Errors
@@ -129,9 +130,9 @@ fn describe(memory_bytes: u32, misread: Misread) -> String {
     }
 }
 
-/// Reads once into memory that is aligned to exactly `memory_bytes` and no better; `None` if all is well.
+/// Reads once into memory aligned to exactly `memory_bytes`; `None` if all is well.
 ///
-/// Worked, 512: pages 2 to 4 of the memory are touched, by 8,192 bytes from 2 * 4096 + 512 on.
+/// Worked, 512: a read of 8,192 bytes to 2 * 4096 + 512 touches pages 2 to 4 of the memory.
 fn attempt(reads: &mut impl TrialFile, memory_bytes: usize) -> io::Result<Option<Misread>> {
     let mut room = vec![0_u8; (PAGES + 1) * PAGE_BYTES];
     let skip = room.as_ptr().align_offset(PAGE_BYTES).min(PAGE_BYTES);
@@ -142,7 +143,7 @@ fn attempt(reads: &mut impl TrialFile, memory_bytes: usize) -> io::Result<Option
     for _ in 0..CHANGING_ATTEMPTS {
         let length = reads.buffered(&mut before)?;
         memory.fill(CANARY);
-        // Bytes that the read leaves alone are wrong whatever the file holds.
+        // A value that is wrong for every byte that the read leaves unchanged.
         for (byte, expected) in memory.iter_mut().skip(start).zip(&before) {
             *byte = !expected;
         }
@@ -174,7 +175,7 @@ fn attempt(reads: &mut impl TrialFile, memory_bytes: usize) -> io::Result<Option
             return Ok(Some(Misread::WrongBytes));
         }
     }
-    // Somebody writes to the file all the time; nothing around the destination was touched.
+    // The file is being written to all the time, but nothing around the destination changed.
     Ok(None)
 }
 
@@ -182,7 +183,7 @@ fn attempt(reads: &mut impl TrialFile, memory_bytes: usize) -> io::Result<Option
 mod tests {
     use super::*;
 
-    /// A file of which direct reads go wrong as this says.
+    /// A file whose direct reads fail in these ways.
     struct Device {
         bytes: Vec<u8>,
         /// Writes whole pages into the whole pages around the destination, as zram does.
@@ -250,8 +251,8 @@ mod tests {
 
     #[test]
     fn what_is_announced_is_kept_where_it_is_true() {
-        // Scenario: a sound file, one shorter than a sector, and one that is written to all the time. Expectation: the
-        // announced alignment.
+        // Scenario: a sound file, one shorter than a sector, and one that is written to all the time.
+        // Expectation: the announced alignment.
         let mut short = sound();
         short.bytes.truncate(100);
         let mut busy = sound();
@@ -268,8 +269,8 @@ mod tests {
 
     #[test]
     fn memory_that_a_driver_gets_wrong_is_given_up_for_whole_pages() {
-        // Scenario: a driver that overwrites the pages around, with data and with nothing but zeros; one that refuses.
-        // Expectation: whole pages, and what was wrong with less.
+        // Scenario: a driver that overwrites the pages around the destination, with data and with only zeros;
+        // one that refuses. Expectation: whole pages, and what was wrong with less.
         let mut empty = sound();
         empty.bytes.fill(0);
         empty.whole_pages = true;

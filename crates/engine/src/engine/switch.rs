@@ -1,7 +1,8 @@
-//! The switch from one backend to another while the engine serves.
+//! Switches from one backend to another while the engine serves.
 //!
-//! Invariants: an unavailable backend is refused before anything changes; a backend is started, and its metrics
-//! exported, before a batch is routed to it. Switches are made one at a time, and none once the engine ends.
+//! Invariants: an unavailable backend is refused before anything changes; a backend is started, and its
+//! metrics exported, before a batch is routed to it. Switches run one at a time, and none once the engine
+//! drains.
 
 use super::{Engine, Inner};
 use crate::config::BackendKind;
@@ -13,12 +14,13 @@ use crate::start::{self, ShardGroup, Starter};
 use std::sync::{Arc, MutexGuard, PoisonError};
 
 impl Engine {
-    /// Switches all datasets without a backend of their own, while serving: later batches go to the new backend,
-    /// accepted ones finish where they are. Blocks while the backend starts (up to seconds, the first time): never call
-    /// it on a core.
+    /// Switches all datasets without a backend of their own, while serving: later batches go to the new
+    /// backend, accepted ones finish on the old one. Blocks while the backend starts (up to seconds, the
+    /// first time): never call it on a core.
     ///
     /// # Errors
-    /// The backend is unavailable, or the engine drains; nothing has changed then, whatever `on_unavailable` says.
+    /// The backend is unavailable, or the engine is draining; in either case nothing changes, whatever
+    /// `on_unavailable` says.
     pub fn set_backend(&self, requested: BackendKind) -> Result<BackendStatus, StartError> {
         let _one_at_a_time = self.inner.switch();
         let status = start::admit(requested)?;
@@ -35,8 +37,8 @@ impl Engine {
         Ok(status)
     }
 
-    /// Sets a dataset's own backend, as [`Engine::set_backend`] does for all others; `None` clears it. Kept by name: a
-    /// dataset that is opened again has it too.
+    /// Sets a dataset's own backend, as [`Engine::set_backend`] does for all others; `None` clears it. Kept
+    /// by name, so it applies again when the dataset is reopened.
     ///
     /// # Errors
     /// As [`Engine::set_backend`].
@@ -79,8 +81,8 @@ impl Engine {
         Ok(status)
     }
 
-    /// Removes a dataset that is no longer served from `ringfetch_dataset_backend_info`, and its own backend. Its
-    /// counters remain while it is read.
+    /// Removes a dataset that is no longer served from `ringfetch_dataset_backend_info`, with its own
+    /// backend. Its counters remain while it is still read.
     pub fn retire(&self, dataset: &str) {
         let _one_at_a_time = self.inner.switch();
         self.inner.metrics.forget(dataset);
@@ -90,7 +92,7 @@ impl Engine {
 }
 
 impl Inner {
-    /// Waits for a running switch.
+    /// Waits for a running switch to end, and blocks the next.
     fn switch(&self) -> MutexGuard<'_, ()> {
         self.switching.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,4 +1,4 @@
-//! What a submitted batch is waited for by.
+//! The handle of a submitted batch.
 
 use crate::batch::Fetched;
 use crate::error::ReadError;
@@ -17,7 +17,7 @@ pub struct Ticket {
 #[derive(Debug)]
 pub(super) enum Answer {
     Awaited(oneshot::Receiver<Result<Fetched, ReadError>>),
-    /// There at once; `None` when it is taken.
+    /// Answered at submission; `None` once taken.
     Made(Option<Fetched>),
 }
 
@@ -30,7 +30,8 @@ impl Future for Ticket {
                 .poll(cx)
                 .map(|answer| answer.unwrap_or(Err(ReadError::ShardFailed))),
             Answer::Made(fetched) => {
-                // A task with many requests gives way to others, as it does when their answers come from a shard.
+                // A task with many requests yields to others, as it does when their replies come from a
+                // shard.
                 ready!(tokio::task::coop::poll_proceed(cx)).made_progress();
                 Poll::Ready(fetched.take().ok_or(ReadError::ShardFailed))
             }
@@ -42,7 +43,7 @@ impl Ticket {
     /// Blocks the calling thread, for callers without a runtime. Panics inside one: await the ticket there.
     ///
     /// # Errors
-    /// As the future's output.
+    /// As awaiting the ticket.
     pub fn wait(self) -> Result<Fetched, ReadError> {
         match self.answer {
             Answer::Awaited(answer) => answer.blocking_recv().unwrap_or(Err(ReadError::ShardFailed)),

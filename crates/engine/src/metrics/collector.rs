@@ -1,6 +1,7 @@
 //! The exported metrics: counters of the shards, summed at each scrape, and the backends of datasets.
 //!
-//! Names and labels are public (docs/METRICS.md). Labels are closed sets: never an offset, a client, a path.
+//! Names and labels are public (docs/METRICS.md). Labels are closed sets: never an offset, a client or a
+//! path.
 
 use super::{
     COUNT_BOUNDS, DURATION_BOUNDS_NS, DatasetCounters, HistogramTotal, RESULT_OK, ReadTotals, ShardMetrics,
@@ -17,14 +18,14 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 #[derive(Debug)]
 pub(crate) struct MetricsRegistry {
     shards: RwLock<Vec<Arc<ShardMetrics>>>,
-    /// What cores count themselves; each has the number of a shard of its backend.
+    /// Counters of reads that cores make themselves; each has the number of a shard of its backend.
     cores: RwLock<Vec<Arc<ShardMetrics>>>,
     backend: Mutex<BackendStatus>,
-    /// Datasets by name, with the backend of each that has one of its own.
+    /// Datasets by name, with the backend of those that have their own.
     datasets: Mutex<BTreeMap<String, Option<BackendStatus>>>,
-    /// Datasets that are no longer served and still have counters.
+    /// Datasets that are no longer served but still have counters.
     retired: Mutex<BTreeSet<String>>,
-    /// Reads of datasets whose counters were dropped: the totals keep them.
+    /// Reads of datasets whose counters were dropped, kept for the totals.
     dropped: Mutex<ReadTotals>,
 }
 
@@ -47,7 +48,7 @@ impl MetricsRegistry {
             .extend(shards);
     }
 
-    /// Adds what a core counts of requests that it answers at once.
+    /// Adds the counters of the requests that a core answers itself.
     pub(crate) fn add_core(&self, core: Arc<ShardMetrics>) {
         self.cores
             .write()
@@ -77,8 +78,8 @@ impl MetricsRegistry {
         totals(&self.all(), *dropped)
     }
 
-    /// Drops the counters of retired datasets without readers. All shards' at once: a sum without one shard's part
-    /// would look like a restarted counter.
+    /// Drops the counters of retired datasets without readers, on all shards at once: a sum without one
+    /// shard's part would look like a restarted counter.
     fn drop_unused(&self, dropped: &mut ReadTotals) {
         let served = self.datasets.lock().unwrap_or_else(PoisonError::into_inner);
         let mut retired = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
@@ -92,7 +93,7 @@ impl MetricsRegistry {
             .map(|shard| shard.datasets.lock().unwrap_or_else(PoisonError::into_inner))
             .collect();
         let is_used = |counters: &Arc<DatasetCounters>| {
-            // A shard holds what it counts, from the first read until it is swept.
+            // A shard holds the counters of a dataset from its first read until the sweep.
             !retired.contains(&counters.dataset) || Arc::strong_count(counters) > 1
         };
         let used: BTreeSet<String> = counters
@@ -124,7 +125,7 @@ impl MetricsRegistry {
             .insert(dataset.to_owned(), status);
     }
 
-    /// Introduces a dataset; keeps what is known of it.
+    /// Introduces a dataset; keeps its counters and backend if it is known.
     pub(crate) fn introduce(&self, dataset: &str) {
         let mut datasets = self.datasets.lock().unwrap_or_else(PoisonError::into_inner);
         if !datasets.contains_key(dataset) {
@@ -143,14 +144,14 @@ impl MetricsRegistry {
             .remove(dataset);
     }
 
-    /// The names of the datasets that are known.
+    /// The names of the known datasets.
     pub(crate) fn datasets(&self) -> Vec<String> {
         let datasets = self.datasets.lock().unwrap_or_else(PoisonError::into_inner);
         datasets.keys().cloned().collect()
     }
 }
 
-/// Adds the shards up at each scrape.
+/// Sums the shards at each scrape.
 pub(crate) struct EngineCollector {
     metrics: Arc<MetricsRegistry>,
     descriptions: Vec<Desc>,
@@ -475,6 +476,6 @@ impl Collector for EngineCollector {
     }
 }
 
-/// A backend's word, ordered, as a map key.
+/// A backend's name as an ordered map key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct BackendKindOrd(&'static str);

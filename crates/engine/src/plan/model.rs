@@ -1,4 +1,4 @@
-//! What a device does with a plan, on byte arrays: what tests and fuzzing hold the planner against.
+//! Executes a plan on byte arrays as a device would: the model for tests and fuzzing.
 #![expect(
     clippy::cast_possible_truncation,
     reason = "the files of a model are a few kilobytes"
@@ -6,7 +6,7 @@
 
 use super::{Place, Plan};
 
-/// The response's bytes, after each read's place is filled from its file, up to the end of the file.
+/// The response's bytes after each read's place is filled from its file, up to the end of the file.
 ///
 /// # Panics
 /// The plan breaks a rule that devices or the shard rely on.

@@ -1,4 +1,5 @@
-//! The planner against a byte-array model: whatever the batch, executing the plan puts every item's bytes in place.
+//! The planner against a byte-array model: for any batch, executing the plan puts every item's bytes in
+//! place.
 
 use super::model::execute;
 use super::{Place, Plan, PlanRules, plan};
@@ -15,8 +16,8 @@ struct World {
     model: Vec<u8>,
 }
 
-/// Two files that form one address space; the second ends off every alignment. Open is enough: a static would leave their directory
-/// behind.
+/// Two files that form one address space; the second ends off every alignment. Holds only their open
+/// descriptors: a static is never dropped and would leave their directory behind.
 static WORLD: LazyLock<World> = LazyLock::new(|| {
     let directory = tempfile::tempdir().unwrap();
     let mut model = vec![0; FILE_BYTES];
@@ -54,8 +55,8 @@ fn items() -> impl Strategy<Value = Vec<(usize, usize)>> {
 }
 
 proptest! {
-    /// Any mix of aligned, unaligned, overlapping, touching and repeated ranges, direct or not, merged or not: each
-    /// item's bytes are the model's.
+    /// Any mix of aligned, unaligned, overlapping, touching and repeated ranges, direct or not, merged or
+    /// not: each item's bytes equal the model's.
     #[test]
     fn every_item_gets_its_bytes(
         items in items(),
@@ -127,7 +128,7 @@ fn a_sequential_run_is_one_read_in_place() {
     assert_eq!(plan.scratch_bytes, 0);
 }
 
-/// A lone unaligned range is read in place, with a lead in front of it.
+/// A single unaligned range is read in place, with a lead in front of it.
 #[test]
 fn a_lone_unaligned_range_has_a_lead_instead_of_scratch() {
     let plan = planned(&[(700, 5000)]);
@@ -146,7 +147,7 @@ fn neighbours_in_a_sector_share_a_read() {
     assert_eq!(plan.reads[0].length, 512);
 }
 
-/// What would take too much scratch memory is planned to land in place, unaligned; what fits is not.
+/// A plan that would take too much scratch memory reads in place, unaligned, instead; one that fits does not.
 #[test]
 fn scratch_memory_is_bounded() {
     let ranges: Vec<(u64, u64)> = (0..40).map(|number| (number * 1024 + 3, 1)).collect();
@@ -175,8 +176,8 @@ fn scratch_memory_is_bounded() {
     );
 }
 
-/// What is expected before planning: as planned where a request names neighbours in order, more where it does not, with gaps
-/// and long items cut as the plan does.
+/// The estimate before planning equals the plan if a request names neighbours in order, and is higher if it
+/// does not; gaps and long items are handled as in the plan.
 #[test]
 fn reads_are_expected_as_they_will_be_planned() {
     let rules = |merge, merge_gap_bytes| PlanRules {

@@ -12,13 +12,13 @@ pub(super) struct ActiveBatch {
     pub(super) batch: Box<PlannedBatch>,
     pub(super) counters: Arc<DatasetCounters>,
     pub(super) next_read: usize,
-    /// Reads from this one on were added after a read failed: see [`Joinable::Same`].
+    /// Reads from this index on were added after a read failed: see [`Joinable::Same`].
     pub(super) planned: usize,
     /// Reads in flight, and reads that joined one.
     pub(super) outstanding: u32,
-    /// In `turns`, which has its number even if the batch is closed before its turn.
+    /// Whether it is in `turns`, which keeps its number even if the batch is closed before its turn.
     pub(super) waits: bool,
-    /// The deadline passed before all reads were started.
+    /// Whether the deadline passed before all reads were started.
     pub(super) expired: bool,
 }
 
@@ -26,7 +26,7 @@ pub(super) struct ActiveBatch {
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct ReadCounts {
     pub(super) started: u64,
-    /// Served by a read in flight.
+    /// Reads that joined one in flight.
     pub(super) joined: u64,
 }
 
@@ -35,7 +35,7 @@ impl ActiveBatch {
         self.outstanding == 0 && self.next_read == self.batch.plan.reads.len()
     }
 
-    /// The key of a read in flight; `None` is a defect of the planner.
+    /// The key of a read for the index of reads in flight; `None` is a defect of the planner.
     pub(super) fn index_key(&self, read: &PlannedRead, in_flight: &InFlight) -> Option<IndexKey> {
         let access = FileAccess {
             file: self.batch.file_id(read)?,
@@ -64,7 +64,7 @@ impl ActiveBatch {
         true
     }
 
-    /// Counts reads that were started or have joined.
+    /// Counts reads that were started or joined.
     pub(super) fn count_taken_up(&mut self, reads: ReadCounts, metrics: &ShardMetrics, now: Instant) {
         let ReadCounts { started, joined } = reads;
         if started + joined == 0 {
@@ -77,7 +77,8 @@ impl ActiveBatch {
         metrics.count_joined_reads(joined);
     }
 
-    /// Cancels the reads that are not started, if the caller left or the deadline has passed. Returns how many.
+    /// Cancels the reads that are not started if the caller left or the deadline has passed. Returns the
+    /// number of reads cancelled.
     pub(super) fn drop_unwanted(&mut self, now: Instant) -> usize {
         let total = self.batch.plan.reads.len();
         let left = total - self.next_read;

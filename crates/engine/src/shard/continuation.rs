@@ -1,7 +1,8 @@
-//! What follows an attempt: its read goes on, is over, or has failed.
+//! What follows an attempt: its read continues, has ended, or has failed.
 //!
-//! The end of the file is told from a short read by the file's length: on a file system that may bring less than was asked
-//! for (FUSE), an attempt that begins at the alignment again can end before the one before it did.
+//! The file's length decides whether a short read reached the end of the file. The attempt's own bytes
+//! cannot: on a file system that returns less than requested (FUSE), an attempt that starts again at the
+//! alignment can end before the previous one did.
 
 use super::in_flight::Slot;
 use crate::planned_batch::PlannedBatch;
@@ -9,7 +10,7 @@ use crate::planned_batch::PlannedBatch;
 /// How often an interrupted attempt (EINTR, EAGAIN) is repeated before it fails.
 const INTERRUPTED_RETRIES_MAX: u8 = 16;
 
-/// How often a read goes on after attempts that brought nothing new, before it fails.
+/// How often a read continues after attempts without progress before it fails.
 const BARREN_RETRIES_MAX: u8 = 16;
 
 /// See the module.
@@ -17,7 +18,7 @@ const BARREN_RETRIES_MAX: u8 = 16;
 pub(super) enum Next {
     /// Another attempt, from `Slot::from`.
     Attempt,
-    /// The read is over: whole, at the end of the file, or failed with this errno.
+    /// The read has ended: complete, at the end of the file, or failed with this errno.
     Over(Option<i32>),
 }
 
@@ -42,8 +43,8 @@ fn after_bytes(bytes: u32, slot: &mut Slot, batch: &PlannedBatch) -> Result<Next
         return Ok(Next::Over(None));
     }
     if is_barren {
-        // What this host knows is enough to go on. Before the read fails, the file's server is asked, which might take as
-        // long as a read.
+        // What this host knows is enough to continue. Before the read fails, the file's server is queried,
+        // which might take as long as a read.
         let is_last = slot.barren == BARREN_RETRIES_MAX;
         if batch.file_ends_by(&read, slot.tracked.reached, is_last)? {
             return Ok(Next::Over(None));
@@ -53,9 +54,9 @@ fn after_bytes(bytes: u32, slot: &mut Slot, batch: &PlannedBatch) -> Result<Next
         }
         slot.barren += 1;
     }
-    // The next attempt begins on the alignment, of the file and of the memory, so it repeats some bytes. Worked, alignment
-    // 512: 700 of 4096 arrive; again from 512, which brings 188: 700 once more, nothing new, and the file ends there unless
-    // it is longer.
+    // The next attempt starts at the alignment, of the file and of the memory, so it repeats some bytes.
+    // Worked, alignment 512: 700 of 4096 arrive; the next attempt, from 512, returns 188, which is 700 again
+    // and no progress: the file ends there unless it is longer.
     slot.from = slot.tracked.reached - slot.tracked.reached % batch.restart_alignment(&read);
     Ok(Next::Attempt)
 }

@@ -83,7 +83,7 @@ impl<B: Backend> Shard<B> {
         };
         active.outstanding -= 1;
         if wanted && !served {
-            // It failed, perhaps because of other bytes. The joiner is still queued.
+            // The read failed, perhaps because of other bytes. The joiner is still queued.
             active.batch.plan.reads.push(*read);
             return self.wait_for_turn(joiner.active);
         }

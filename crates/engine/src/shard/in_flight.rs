@@ -1,15 +1,17 @@
 //! The reads in flight: their slots, and which of them covers the bytes of another read.
 //!
-//! A read whose bytes are covered by a read in flight (of the same open file, hence the same version, and the same
-//! directness) joins it: no second read is made, and the bytes are copied when the first one finishes. Found by
-//! hashing: a read is chained under the [`GRAIN_BYTES`] of the file that it begins in; longer reads are on a short list
-//! as well. Worked, grains of 32 KiB: 4 KiB at 100 KiB is searched among the reads that begin in grain 3 or 2, and then
-//! among the long ones, of which at most `IN_FLIGHT_BYTES_MAX / GRAIN_BYTES` = 64 are in flight.
+//! A read whose bytes are covered by a read in flight (same open file, hence the same version, and the same
+//! directness) joins it: no second read is made, and the bytes are copied when the first one finishes. Found
+//! by hashing: a read is chained under the [`GRAIN_BYTES`] of the file in which it begins; longer reads are
+//! in a short list. Worked, grains of 32 KiB: 4 KiB at 100 KiB is searched among the reads that begin in
+//! grain 3 or 2, and then among the long ones, of which at most `IN_FLIGHT_BYTES_MAX / GRAIN_BYTES` = 64 are
+//! in flight.
 
 use crate::plan::{Place, PlannedRead};
 use std::time::Instant;
 
-/// Most reads of scattered blocks are shorter, so that two chains are searched for them; longer ones are few.
+/// Most reads of scattered blocks are shorter, so that two chains are searched for them; longer reads are
+/// few.
 const GRAIN_BYTES: u32 = 32 << 10;
 
 const NONE: u32 = u32::MAX;
@@ -26,7 +28,7 @@ pub(super) struct FileAccess {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct IndexKey {
     access: FileAccess,
-    /// Index into `InFlight::heads`; [`NONE`] for one longer than a grain.
+    /// Index into `InFlight::heads`; [`NONE`] for a read longer than a grain.
     chain: u32,
 }
 
@@ -38,26 +40,27 @@ pub(super) struct JoinedRead {
     pub(super) read: PlannedRead,
 }
 
-/// A slot for a read in flight. Filled and emptied in place: moves are measurable at a million reads a second.
+/// A slot for a read in flight. Filled and cleared in place: moves are measurable at a million reads a
+/// second.
 #[derive(Debug)]
 pub(super) struct Slot {
     /// Its content; meaningless while the slot is free.
     pub(super) tracked: TrackedRead,
     access: FileAccess,
-    /// Where it is chained; `NONE` if it is not.
+    /// Its chain; `NONE` if it is in none.
     chain: u32,
     /// Where in the read the current attempt begins.
     pub(super) from: u32,
     pub(super) interrupted: u8,
-    /// Attempts that brought nothing new, before the file's end.
+    /// Attempts without progress before the file's end.
     pub(super) barren: u8,
     is_free: bool,
-    /// Among `long`.
+    /// Whether it is in `long`.
     is_long: bool,
     pub(super) started: Instant,
-    /// Reads that are served by this one.
+    /// Reads that joined this one.
     pub(super) joiners: Vec<JoinedRead>,
-    /// The next one in its chain.
+    /// The next slot in its chain.
     next: u32,
 }
 
@@ -67,17 +70,17 @@ pub(super) struct TrackedRead {
     /// Its batch.
     pub(super) active: usize,
     pub(super) read: PlannedRead,
-    /// Bytes from the read's beginning that have arrived.
+    /// Bytes from the read's start that have arrived.
     pub(super) reached: u32,
 }
 
-/// The reads in flight that a read may join.
+/// Which reads in flight a read may join.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Joinable {
     /// All that cover it.
     Covering,
-    /// Those of other batches with the same range that need at least as many bytes: their outcome is this read's
-    /// outcome. For a read made after another one failed, so that it does not join in vain forever.
+    /// Those of other batches with the same range that need at least as many bytes: their outcome is this
+    /// read's outcome. For a read made after another one failed, so that it cannot keep joining in vain.
     Same { batch: usize },
 }
 
@@ -86,13 +89,13 @@ pub(super) enum Joinable {
 pub(super) struct InFlight {
     slots: Vec<Slot>,
     free: Vec<u32>,
-    /// How many may be in flight: at most as many as there are slots.
+    /// Most reads in flight: at most one per slot.
     reads_max: u32,
     bytes: u64,
     bytes_max: u64,
-    /// The limit of bytes was reached, and less than half of it is free.
+    /// Whether the limit of bytes was reached, and less than half of it is free.
     is_full: bool,
-    /// First slot of each chain. A power of two of them, and one less than that.
+    /// First slot of each chain. A power of two of them, and the mask for an index.
     heads: Vec<u32>,
     chain_mask: u32,
     /// Chained reads that end in another grain than they begin in.
@@ -102,12 +105,12 @@ pub(super) struct InFlight {
 }
 
 impl TrackedRead {
-    /// Whether `read` asks for exactly the bytes of this one.
+    /// Whether `read` covers exactly the same bytes as this one.
     pub(super) fn is_same_range(&self, read: &PlannedRead) -> bool {
         self.read.offset == read.offset && self.read.length == read.length
     }
 
-    /// Offset of the bytes of `read`, which this read covers.
+    /// Offset in this read of the bytes of `read`, which it covers.
     pub(super) fn distance(&self, read: &PlannedRead) -> u32 {
         u32::try_from(read.offset.saturating_sub(self.read.offset)).unwrap_or(u32::MAX)
     }
@@ -159,7 +162,7 @@ impl Slot {
 }
 
 impl InFlight {
-    /// Slots for `depth` reads, of at most `bytes_max` bytes unless there is only one.
+    /// Slots for `depth` reads of at most `bytes_max` bytes in total; a single read may exceed that.
     pub(super) fn new(depth: u32, bytes_max: u64) -> Self {
         // `queue_depth` is far below 2^30.
         let chains = (2 * depth).next_power_of_two();
@@ -186,14 +189,14 @@ impl InFlight {
         self.free.len() == self.slots.len()
     }
 
-    /// Whether a further read may be started. When bytes are the limit, reads are started in groups: one at a time
-    /// would take a system call each.
+    /// Whether a further read may be started. If bytes are the limit, reads are started in groups: one at a
+    /// time would take a system call each.
     pub(super) fn has_room(&mut self) -> bool {
         self.is_full &= self.bytes > self.bytes_max / 2;
         self.len() < self.reads_max && !self.is_full
     }
 
-    /// Sets the limit of reads in flight, at most one a slot.
+    /// Sets the limit of reads in flight, at most one per slot.
     pub(super) fn set_reads_max(&mut self, reads_max: u32) {
         self.reads_max = reads_max.min(u32::try_from(self.slots.len()).unwrap_or(u32::MAX));
     }
@@ -203,7 +206,7 @@ impl InFlight {
         self.bytes_max = bytes_max;
     }
 
-    /// The slot for a read of so many bytes; `None` if it has to wait.
+    /// The slot for a read of this many bytes; `None` if it has to wait.
     pub(super) fn room_for(&mut self, length: u32) -> Option<u32> {
         if !self.has_room() {
             return None;
@@ -262,7 +265,7 @@ impl InFlight {
         }
     }
 
-    /// The read in a slot; `None` when the slot is free.
+    /// The read in a slot; `None` if the slot is free.
     pub(super) fn get_mut(&mut self, slot: u32) -> Option<&mut Slot> {
         self.slots.get_mut(slot as usize).filter(|slot| !slot.is_free)
     }
@@ -320,7 +323,7 @@ impl InFlight {
         };
         let in_chain = |chain: u32| {
             let mut number = self.heads.get(chain as usize).copied()?;
-            // Ends with NONE, which is no slot's number.
+            // Ends at NONE, which is not a slot's number.
             while let Some((serves, next)) = serving(number) {
                 if serves {
                     return Some(number);
@@ -329,7 +332,8 @@ impl InFlight {
             }
             None
         };
-        // A chained read that covers it is no longer than a grain, so it begins in the same grain or in the one before.
+        // A chained read that covers it is at most a grain long, so it begins in the same grain or the one
+        // before.
         let found = in_chain(chain);
         if found.is_some() {
             return found;
@@ -346,7 +350,7 @@ impl InFlight {
     }
 
     fn chain(&self, access: FileAccess, grain: u64) -> u32 {
-        // Fibonacci hashing: the high bits of the product are spread best.
+        // Fibonacci hashing: the high bits of the product are the best mixed.
         let key = access.file.wrapping_mul(0xD6E8_FEB8_6659_FD93) ^ (grain << 1) ^ u64::from(access.direct);
         let product = key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
         u32::try_from(product).unwrap_or(0) & self.chain_mask
@@ -443,7 +447,7 @@ mod tests {
 
     #[test]
     fn what_is_over_is_joined_no_more() {
-        // Random reads come and go, many of them in one chain, against a list that is searched from end to end.
+        // Random reads start and finish, many of them in one chain, against a list that is searched linearly.
         let mut in_flight = InFlight::new(64, u64::MAX);
         let mut model: Vec<(u32, u64, u32)> = Vec::new();
         let mut random = fastrand::Rng::with_seed(5);
@@ -481,8 +485,8 @@ mod tests {
 
     #[test]
     fn bytes_in_flight_are_bounded_beyond_the_first_read() {
-        // Scenario: at most 100,000 bytes; one read of 1 MiB, then shorter ones. Expectation: a long read goes alone; once
-        // the bound is met nothing starts until half of it is free.
+        // Scenario: at most 100,000 bytes; one read of 1 MiB, then shorter ones. Expectation: a long read
+        // runs alone; once the bound is reached, nothing starts until half of it is free.
         let mut in_flight = InFlight::new(8, 100_000);
         let first = started(&mut in_flight, 0, 1 << 20);
         assert!(in_flight.room_for(1).is_none() && !in_flight.has_room());

@@ -1,16 +1,17 @@
-//! The inbox of a shard: batches on one channel, control messages on another, so that control never waits behind data.
+//! The inbox of a shard: batches on one channel, control messages on another, so that control never waits
+//! behind data.
 //!
-//! One waker for both: a control message is followed by a nudge on the batches' channel. If that is full, the shard is
-//! already awake.
+//! One waker for both: a control message is followed by a nudge on the batches' channel. If that channel is
+//! full, the shard is already awake.
 
 use crate::planned_batch::PlannedBatch;
 use std::task::{Context, Poll};
 use tokio::sync::{mpsc, oneshot};
 
-/// Batches between two polls of a shard. The limit of queued *reads* is the finer one.
+/// Most batches between two polls of a shard. The limit of queued *reads* is the finer one.
 const BATCHES_MAX: usize = 4096;
 
-/// Control messages between two polls of a shard: a drain, and sweeps and heartbeats every few seconds.
+/// Most control messages between two polls of a shard: a drain, and sweeps and heartbeats every few seconds.
 const CONTROLS_MAX: usize = 64;
 
 /// A control message.
@@ -24,7 +25,7 @@ pub(crate) enum Control {
     Beat(oneshot::Sender<()>),
 }
 
-/// On the batches' channel; `None` is a nudge to check the control messages.
+/// A message on the batches' channel; `None` is a nudge to check the control messages.
 type Delivery = Option<Box<PlannedBatch>>;
 
 /// The sending half.
@@ -47,11 +48,11 @@ pub(crate) struct Inbox {
 pub(crate) enum SendError {
     /// The channel is full.
     Full,
-    /// The shard accepts no more, or has ended.
+    /// The shard accepts no more batches, or has ended.
     Closed,
 }
 
-/// A shard's inbox and the way to it.
+/// Creates a shard's inbox and its sending half.
 pub(crate) fn inbox() -> (Mailbox, Inbox) {
     let (batches, received) = mpsc::channel(BATCHES_MAX);
     let (control, controls) = mpsc::channel(CONTROLS_MAX);
@@ -67,7 +68,7 @@ impl Mailbox {
     /// Sends a batch.
     ///
     /// # Errors
-    /// It was refused.
+    /// The batch was refused.
     pub(crate) fn deliver(&self, batch: Box<PlannedBatch>) -> Result<(), SendError> {
         self.batches.try_send(Some(batch)).map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => SendError::Full,
@@ -113,7 +114,7 @@ impl Inbox {
         self.control.try_recv().ok()
     }
 
-    /// The next batch. Without one the task is woken by the next message of either kind.
+    /// The next batch. If there is none, the next message of either kind wakes the task.
     pub(super) fn poll_batch(&mut self, cx: &mut Context<'_>) -> Option<Box<PlannedBatch>> {
         if self.ended {
             return None;
@@ -123,7 +124,7 @@ impl Inbox {
                 Poll::Ready(Some(Some(batch))) => return Some(batch),
                 Poll::Ready(Some(None)) => {
                     if !self.control.is_empty() {
-                        // Checked in the turn that this requests.
+                        // The turn requested here checks the control messages.
                         cx.waker().wake_by_ref();
                         return None;
                     }
@@ -156,8 +157,9 @@ mod tests {
 
     #[test]
     fn no_message_of_another_thread_is_missed() {
-        // Scenario: a thread sends control messages and waits for the answer to each, while the inbox's task is looking or
-        // has just looked: twenty thousand times. Expectation: each is answered; a wake-up that gets lost would hang.
+        // Scenario: a thread sends control messages and waits for the reply to each, while the inbox's task
+        // is checking or has just checked: twenty thousand times. Expectation: each is answered; a lost
+        // wake-up would hang.
         let (mailbox, mut inbox) = inbox();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.expect("a runtime");

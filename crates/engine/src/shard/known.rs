@@ -14,7 +14,7 @@ pub(super) struct KnownDatasets(Vec<Known>);
 #[derive(Debug)]
 struct Known {
     id: u64,
-    /// To find out whether it has other users.
+    /// Shows whether the dataset has other users.
     dataset: Weak<Dataset>,
     /// Its files that were introduced to the backend.
     files: Vec<u64>,
@@ -23,7 +23,7 @@ struct Known {
 }
 
 impl KnownDatasets {
-    /// The counters of a batch's dataset and backend; introduces the dataset to the backend when it is new.
+    /// The counters of a batch's dataset and backend; introduces a new dataset to the backend.
     pub(super) fn counters_of<B: Backend>(
         &mut self,
         batch: &PlannedBatch,
@@ -61,7 +61,7 @@ impl KnownDatasets {
 
     /// Forgets the datasets without other users.
     pub(super) fn sweep<B: Backend>(&mut self, backend: &mut B) {
-        // A batch holds its dataset until it is answered, so nothing that is in flight is forgotten.
+        // A batch holds its dataset until the reply, so nothing in flight is forgotten.
         self.0.retain(|known| {
             let held = known.dataset.strong_count() > 0;
             if !held {

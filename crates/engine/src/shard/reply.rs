@@ -1,7 +1,7 @@
-//! The reply to a batch whose reads are finished: removes the bytes of failed items, counts and sends it.
+//! The reply to a batch whose reads have finished: removes the bytes of failed items, counts and sends it.
 //!
-//! Closing the gaps of failed items may move tens of megabytes, so it is done in steps, between which the thread serves
-//! others.
+//! Closing the gaps of failed items may move tens of megabytes, so it is done in steps, between which the
+//! thread serves others.
 
 use crate::batch::{Fetched, Item, Lengths, Times};
 use crate::buffer::PooledBuffer;
@@ -22,8 +22,8 @@ pub(super) struct Reply {
 impl Reply {
     /// `expired`: the batch's deadline passed before all of its reads were started.
     pub(super) fn new(mut batch: Box<PlannedBatch>, counters: Arc<DatasetCounters>, expired: bool) -> Self {
-        // For an item in several reads one error is reported, whichever read finished first: a device error before the
-        // end of the file.
+        // An item in several reads reports one error, whichever read finished first: a device error rather
+        // than the end of the file.
         batch
             .errors
             .sort_by_key(|error| (error.item, matches!(error.error, ReadError::Truncated { .. })));
@@ -39,8 +39,8 @@ impl Reply {
         }
     }
 
-    /// Does a part of the remaining work, copying at most `bytes`. Returns the bytes copied, and whether the reply can
-    /// be sent.
+    /// Does a part of the remaining work, copying at most `bytes`. Returns the bytes copied, and whether the
+    /// reply can be sent.
     pub(super) fn advance(&mut self, bytes: u64) -> (u64, bool) {
         match (&mut self.compaction, &self.batch.buffer) {
             (Some(compaction), Some(buffer)) => {
@@ -135,9 +135,9 @@ struct Compaction {
     /// The next item, and how many of its bytes were moved.
     item: usize,
     moved: usize,
-    /// The next error.
+    /// Index of the next error.
     error: usize,
-    /// Where the next item's bytes are, and where they belong.
+    /// Position of the next item's bytes, and where they belong.
     from: usize,
     to: usize,
     lengths: Vec<u32>,
@@ -155,7 +155,8 @@ impl Compaction {
         }
     }
 
-    /// Moves at most `bytes`; returns the bytes moved, and whether it is complete. Errors are in item order.
+    /// Moves at most `bytes`; returns the bytes moved, and whether it has completed. Errors are in item
+    /// order.
     fn advance(
         &mut self,
         buffer: &PooledBuffer,
@@ -181,7 +182,7 @@ impl Compaction {
                 if left == 0 {
                     return (bytes, false);
                 }
-                // Downwards in ascending order, so that nothing is overwritten before it was moved.
+                // Downwards in ascending order, so that nothing is overwritten before it is moved.
                 let part = (length - self.moved).min(left);
                 buffer.copy_to(self.from + self.moved, buffer, self.to + self.moved, part);
                 left -= part;
@@ -208,7 +209,8 @@ mod tests {
 
     #[test]
     fn steps_of_any_size_close_the_same_gaps() {
-        // Items of 0 to 300 bytes behind a lead of 10, some of them failed; moved in steps of 1 byte to everything at once.
+        // Items of 0 to 300 bytes after a lead of 10, some of them failed; moved in steps from 1 byte to
+        // everything at once.
         let mut random = fastrand::Rng::with_seed(3);
         let arena = Arena::new(1 << 20).unwrap();
         for step in [1, 7, 100, 4096, u64::MAX] {

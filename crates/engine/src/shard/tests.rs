@@ -1,4 +1,4 @@
-//! What needs a shard in hand, poll by poll, on the simulation.
+//! Tests that poll a shard by hand, on the simulation.
 
 use super::*;
 use crate::backend::residency::Residency;
@@ -54,7 +54,7 @@ impl World {
         }
     }
 
-    /// Sends a range, read in pieces of 1 MiB; `change` spoils the plan.
+    /// Sends a range, read in pieces of 1 MiB; `change` alters the planned batch.
     fn send(&self, ranges: &[(u64, u64)], change: impl FnOnce(&mut PlannedBatch)) -> Reply {
         let mut batch = Batch::new(Arc::clone(&self.dataset), ranges.len());
         for (offset, length) in ranges {
@@ -95,8 +95,8 @@ impl World {
         answer
     }
 
-    /// The answer to 4096 bytes from 8192, as of a file system with direct I/O aligned to 512 bytes whose first attempts bring
-    /// at most so many bytes.
+    /// Reads 4096 bytes from 8192, as on a file system with direct I/O aligned to 512 bytes whose first
+    /// attempts return at most this many bytes.
     fn read_in_short_attempts(&mut self, bytes: &[u32]) -> Fetched {
         self.control.set_faults(FaultPlan {
             script: bytes.iter().map(|&bytes| Fault::Short { bytes }).collect(),
@@ -115,7 +115,7 @@ impl World {
 
 #[test]
 fn a_read_that_cannot_be_attempted_fails_and_keeps_no_slot() {
-    // More reads without memory to go to than there are slots, as a defect of the planner would make them.
+    // More reads without a buffer than there are slots, as a defect of the planner would make them.
     let mut world = World::new(2, 100_000);
     let mut broken: Vec<_> = (0..5)
         .map(|number| world.send(&[(number * 10_000, 1000)], |batch| batch.buffer = None))
@@ -139,8 +139,8 @@ fn a_read_that_cannot_be_attempted_fails_and_keeps_no_slot() {
 
 #[test]
 fn a_heartbeat_comes_before_the_copies_that_are_left() {
-    // The first of 32 items of 1 MiB fails, so that 31 MiB have to be moved. The thread's other tasks get their turn after
-    // every 1 MiB, and a heartbeat its answer.
+    // The first of 32 items of 1 MiB fails, so that 31 MiB have to be moved. The thread's other tasks run,
+    // and heartbeats are answered, after every 1 MiB.
     let mut world = World::new(4, 33 << 20);
     let ranges: Vec<(u64, u64)> = (0..32).map(|item| ((item << 20) + 7, 1 << 20)).collect();
     let mut answer = world.send(&ranges, |batch| {
@@ -183,8 +183,8 @@ fn a_heartbeat_comes_before_the_copies_that_are_left() {
 
 #[test]
 fn reads_are_started_by_the_weights_of_their_callers() {
-    // Two callers with 40 reads of 64 KiB each, one of weight 3, on a device that reads one at a time. Of the first 40 reads the
-    // heavier has 30, but for the first round.
+    // Two callers with 40 reads of 64 KiB each, one of weight 3, on a device that reads one at a time. Of the
+    // first 40 reads the heavier caller gets 30, except for the first round.
     let mut world = World::new(1, 6 << 20);
     world.control.hold();
     let mut answers: [Vec<Reply>; 2] = Default::default();
@@ -215,8 +215,8 @@ fn reads_are_started_by_the_weights_of_their_callers() {
 
 #[test]
 fn callers_that_share_a_device_fill_half_of_its_queue() {
-    // A caller with forty reads for a queue of 64; then a second one, too. Expectation: alone it has all of them in flight; together
-    // they have 32; all are answered.
+    // A caller with forty reads for a queue of 64, then a second one with as many. Expectation: alone it has
+    // all of them in flight; together they have 32; all are answered.
     let mut world = World::new(64, 100_000);
     world.control.hold();
     let mut answers = Vec::new();
@@ -248,8 +248,9 @@ fn callers_that_share_a_device_fill_half_of_its_queue() {
 
 #[test]
 fn short_attempts_that_bring_nothing_new_are_not_the_end_of_the_file() {
-    // Scenario: attempts at a read that begin at the alignment again and end before, or where, the one before did. Worked: 700
-    // bytes arrive, and from 512 another 100, or 188. Expectation: the bytes, in one attempt more than there were short ones.
+    // Scenario: attempts at a read that start again at the alignment and end before, or where, the previous
+    // one did. Worked: 700 bytes arrive, and from 512 another 100, or 188. Expectation: the bytes, in one
+    // attempt more than there were short ones.
     for short in [&[700, 100][..], &[700, 188], &[0], &[700, 0, 0, 100, 3000, 1]] {
         let mut world = World::new(2, 100_000);
         let fetched = world.read_in_short_attempts(short);
@@ -262,7 +263,8 @@ fn short_attempts_that_bring_nothing_new_are_not_the_end_of_the_file() {
 
 #[test]
 fn a_file_that_ends_where_short_attempts_ended_is_truncated() {
-    // Scenario: the same, of a file that was cut 700 bytes after the beginning of the read. Expectation: Truncated, at once.
+    // Scenario: the same, but the file was truncated 700 bytes after the start of the read. Expectation:
+    // Truncated, at once.
     for short in [&[][..], &[700, 100], &[600, 10]] {
         let mut world = World::new(2, 100_000);
         world.file.as_file().set_len(8192 + 700).expect("cut");
@@ -277,7 +279,8 @@ fn a_file_that_ends_where_short_attempts_ended_is_truncated() {
 
 #[test]
 fn attempts_that_never_bring_anything_new_fail() {
-    // Scenario: every attempt at a read brings 100 bytes, from the alignment, or none. Expectation: an I/O error, and an end.
+    // Scenario: every attempt at a read returns 100 bytes from the alignment, or none. Expectation: an I/O
+    // error, not a loop.
     for bytes in [0, 100] {
         let mut world = World::new(2, 100_000);
         let fetched = world.read_in_short_attempts(&[bytes; 1000]);

@@ -1,22 +1,23 @@
-//! Whose reads are next: round robin over callers, within a caller over its connections, within a connection over its
-//! calls (batches), counted in bytes.
+//! Which reads are next: round robin over callers, within a caller over its connections, within a connection
+//! over its calls (batches), counted in bytes.
 //!
-//! Deficit round robin (Shreedhar and Varghese, 1995) in its surplus form: in each round every member may start
-//! [`QUANTUM_BYTES`], a caller its weight times that; its last read may exceed that, which is subtracted in later rounds. A member that returns with a
-//! read before it has used its part of the round is served first, since the order within a round changes nobody's share
-//! (like the new flows of FQ-CoDel, RFC 8290): a caller of single blocks never waits for a round of long reads. A
-//! member without reads keeps its balance until the round has passed it. Memory is bounded by the waiting batches,
-//! which `engine.queued_reads` bounds.
+//! Deficit round robin (Shreedhar and Varghese, 1995) in its surplus form: in each round every member may
+//! start [`QUANTUM_BYTES`], a caller its weight times that; its last read may exceed that, and later rounds
+//! subtract the excess. A member that returns with a read before it has used its part of the round is served
+//! first, since the order within a round changes no share (like the new flows of FQ-CoDel, RFC 8290): a
+//! caller of single blocks never waits for a round of long reads. A member without reads keeps its balance
+//! until the round has passed it. The waiting batches bound the memory, and `engine.queued_reads` bounds
+//! them.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// Bytes of a turn: 16 blocks of 4 KiB, so that the cost of a turn is spread over several reads, and little enough that
-/// a round over 32 callers is as much as is in flight anyway (`shard::IN_FLIGHT_BYTES_MAX`).
+/// Bytes of a turn: 16 blocks of 4 KiB, which spreads the cost of a turn over several reads, yet a round over
+/// 32 callers is no more than what is in flight anyway (`shard::IN_FLIGHT_BYTES_MAX`).
 pub(super) const QUANTUM_BYTES: i64 = 64 << 10;
 
-/// The most that is subtracted in later rounds: a read of 1 MiB. The excess of longer reads is ignored, so that finding
-/// the next member takes at most 16 rounds.
+/// The most that later rounds subtract: a read of 1 MiB. The excess of longer reads is ignored, so that
+/// finding the next member takes at most 16 rounds.
 const DEBT_BYTES_MAX: i64 = 16 * QUANTUM_BYTES;
 
 /// Empty queues kept to reuse their memory.
@@ -27,7 +28,7 @@ const SPARE_MAX: usize = 16;
 pub(super) struct Origin {
     pub(super) caller: u64,
     pub(super) connection: u64,
-    /// Of the caller beside others; at least 1.
+    /// The caller's share relative to others; at least 1.
     pub(super) weight: u32,
 }
 
@@ -49,7 +50,7 @@ pub(super) struct Turn {
     pub(super) bytes: i64,
 }
 
-/// The batches that wait. See the module.
+/// The waiting batches. See the module.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
     callers: Circle<Circle<Calls>>,
@@ -92,15 +93,15 @@ impl Turns {
     }
 }
 
-/// A balance after so many bytes were started.
+/// A balance after this many bytes were started.
 fn after(balance: i64, bytes: i64) -> i64 {
     balance.saturating_sub(bytes).max(-DEBT_BYTES_MAX)
 }
 
-/// A queue of whatever takes turns.
+/// A queue of a member.
 trait Queue: Default {
     fn is_empty(&self) -> bool;
-    /// Whether to keep it for its memory once it is empty.
+    /// Whether it is worth keeping for its memory once it is empty.
     fn is_small(&self) -> bool;
 }
 
@@ -124,7 +125,7 @@ impl Calls {
         }
     }
 
-    /// Charges the batch in front, whose turn it is.
+    /// Charges the front batch, whose turn it is.
     fn charge(&mut self, bytes: i64, done: bool) {
         if done {
             self.0.pop_front();
@@ -152,7 +153,7 @@ struct Circle<Q> {
     members: HashMap<u64, Member<Q>, BuildHasherDefault<NumberHasher>>,
     /// Every member once, in round order.
     round: VecDeque<u64>,
-    /// Members that returned before the round reached them, with some of their part left: served first.
+    /// Members that returned before the round reached them, with part of their bytes left: served first.
     early: VecDeque<u64>,
     /// Members with something queued.
     waiting: usize,
@@ -161,13 +162,13 @@ struct Circle<Q> {
 
 #[derive(Debug)]
 struct Member<Q> {
-    /// Bytes that it may still start in this round; negative: to be subtracted from later ones.
+    /// Bytes that it may still start in this round; if negative, later rounds subtract it.
     balance: i64,
     /// What each round adds.
     part: i64,
     queue: Q,
     is_early: bool,
-    /// It was served before the round reached it: what it used was the part of the round before.
+    /// Whether it was served before the round reached it: what it used belongs to the previous round.
     went_early: bool,
 }
 
@@ -191,7 +192,7 @@ impl<Q> Default for Circle<Q> {
 }
 
 impl<Q: Queue> Circle<Q> {
-    /// Queues something with a member, by `push`; from now on its part of a round is `part`.
+    /// Queues something for a member, by `push`; from now on its part of a round is `part`.
     fn enter(&mut self, key: u64, part: i64, push: impl FnOnce(&mut Q)) {
         let member = self.members.entry(key).or_insert_with(|| {
             self.round.push_back(key);
@@ -219,14 +220,14 @@ impl<Q: Queue> Circle<Q> {
         if self.waiting == 0 {
             return None;
         }
-        // The round goes on over members that have nothing queued, until it has passed them.
+        // The round passes over members that have nothing queued, and removes them.
         let alone = self.members.len() == 1;
         let key = loop {
             if let Some(&key) = self.early.front() {
                 match self.members.get_mut(&key) {
                     Some(member) if !member.queue.is_empty() && member.balance > 0 => {
                         if member.is_heavy() {
-                            // First for one turn, or whoever comes next would wait for all its part.
+                            // First for one turn only; otherwise a newcomer would wait for its whole part.
                             member.is_early = false;
                             self.early.pop_front();
                         }
@@ -263,14 +264,14 @@ impl<Q: Queue> Circle<Q> {
         let balance = if alone {
             i64::MAX
         } else {
-            // Between the turns of a large part others may come first.
+            // Between the turns of a large part, others may come first.
             member.balance.min(QUANTUM_BYTES)
         };
         Some((key, &mut member.queue, balance))
     }
 
-    /// Charges a member for what it started, and its queue by `charge`. A member alone is not charged, unless it is heavy: else
-    /// others would wait for all its part whenever they have used theirs.
+    /// Charges a member for what it started, and its queue by `charge`. A lone member is not charged, unless
+    /// it is heavy: otherwise others would wait for its whole part whenever they have used theirs.
     fn charge(&mut self, key: u64, bytes: i64, charge: impl FnOnce(&mut Q)) {
         let alone = self.members.len() == 1;
         let Some(member) = self.members.get_mut(&key) else {
@@ -292,7 +293,7 @@ impl<Q: Queue> Circle<Q> {
                 self.remove(key);
             }
         } else if self.round.front() == Some(&key) {
-            // Its turn is over: it is last in the round.
+            // Its turn has ended: it is now last in the round.
             self.round.rotate_left(1);
         }
     }
@@ -317,8 +318,8 @@ impl<Q: Queue> Queue for Circle<Q> {
     }
 }
 
-/// These keys are assigned by us and need no protection against collisions: one multiplication (Fibonacci hashing,
-/// Knuth, TAOCP 6.4) spreads them.
+/// We assign these keys, so they need no protection against collisions: one multiplication (Fibonacci
+/// hashing, Knuth, TAOCP 6.4) spreads them.
 #[derive(Debug, Default)]
 struct NumberHasher(u64);
 
@@ -334,7 +335,7 @@ impl Hasher for NumberHasher {
     }
 
     fn write_u64(&mut self, number: u64) {
-        // The map takes its places from the low bits and its tags from the high ones.
+        // The map takes its slots from the low bits and its tags from the high ones.
         let product = (self.0 ^ number).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         self.0 = product ^ (product >> 32);
     }
@@ -356,8 +357,8 @@ mod tests {
         }
     }
 
-    /// Takes turns until `turns` of them were taken; each batch starts reads of `read_bytes(batch)` and never ends.
-    /// Returns the bytes that each of `batches` started.
+    /// Takes `rounds` turns; each batch starts reads of `read_bytes(batch)` and never ends. Returns the bytes
+    /// that each of `batches` started.
     fn run(turns: &mut Turns, rounds: usize, batches: usize, read_bytes: impl Fn(usize) -> u64) -> Vec<u64> {
         let mut started = vec![0; batches];
         for _ in 0..rounds {
@@ -372,7 +373,7 @@ mod tests {
         started
     }
 
-    /// Nobody has more than `most` bytes more than another.
+    /// No batch has more than `most` bytes more than another.
     #[track_caller]
     fn assert_even(started: &[u64], most: u64) {
         let (least, greatest) = (started.iter().min(), started.iter().max());
@@ -396,8 +397,9 @@ mod tests {
 
     #[test]
     fn a_caller_gets_its_weight_times_the_bytes_of_others() {
-        // Callers of weights 1, 4 and 100 with reads of 1 MiB, 4 KiB and 64 KiB; the last on ten connections. Then the second
-        // gets weight 1. Expectation: bytes as the weights, and after the change as the new ones.
+        // Callers of weights 1, 4 and 100 with reads of 1 MiB, 4 KiB and 64 KiB; the last on ten connections.
+        // Then the second gets weight 1. Expectation: bytes in proportion to the weights, and after the
+        // change to the new ones.
         for (weights, long) in [([1, 4, 100], 2_u64 << 20), ([1, 1, 100], 2 << 20)] {
             let mut turns = Turns::default();
             turns.push(weighted(0, 0, weights[0]), 0);
@@ -406,7 +408,7 @@ mod tests {
                 let batch = 2 + usize::try_from(connection).expect("small");
                 turns.push(weighted(2, connection, weights[2]), batch);
             }
-            // Another call of the second.
+            // Another call of the second caller.
             turns.push(weighted(1, 0, weights[1]), 12);
             let read_bytes = |batch| match batch {
                 0 => 1 << 20,
@@ -420,7 +422,7 @@ mod tests {
                 .zip(weights)
                 .map(|(bytes, weight)| bytes / u64::from(weight))
                 .collect();
-            // The first rounds of the changed weight, and a round.
+            // The first rounds at the changed weight, and one round.
             assert_even(&parts, 2 * long);
             assert_even(&started[2..12], 2 << 20);
         }
@@ -428,8 +430,8 @@ mod tests {
 
     #[test]
     fn a_single_block_goes_first_beside_a_heavy_caller() {
-        // A caller of weight 100 with long reads on eight connections; another with one block, again and again. It is
-        // next every time.
+        // A caller of weight 100 with long reads on eight connections; another with one block, again and
+        // again. The block is next every time.
         let mut turns = Turns::default();
         for connection in 0..8 {
             turns.push(
@@ -474,8 +476,8 @@ mod tests {
 
     #[test]
     fn a_single_block_goes_before_a_round_of_long_reads() {
-        // Eight callers with long reads have waited for long; a ninth comes again and again with one block, as one caller
-        // of its own or as a connection of one of theirs. It is next every time.
+        // Eight callers with long reads have waited for long; a ninth comes again and again with one block,
+        // as a caller of its own or as a connection of an existing one. The block is next every time.
         for newcomer in [origin(9, 9), origin(0, 9)] {
             let mut turns = Turns::default();
             for caller in 0..8 {
@@ -485,7 +487,7 @@ mod tests {
                     20 + usize::try_from(caller).expect("small"),
                 );
             }
-            // Everybody is new at first, and goes before who was there.
+            // Every member is new at first, and precedes those already there.
             run(&mut turns, 1000, 30, |_| 1 << 20);
             let mut others = 0;
             for _ in 0..50 {
@@ -511,8 +513,8 @@ mod tests {
         }
     }
 
-    /// What callers 0 and 1 have started after 5000 turns: caller 0 has one read of so many bytes at a time, and the next as soon
-    /// as that is started; caller 1 has blocks waiting.
+    /// Bytes that callers 0 and 1 have started after 5000 turns: caller 0 has one read of `bytes` at a time,
+    /// and the next as soon as that is started; caller 1 has blocks waiting.
     fn beside_a_long_queue(bytes: u64) -> [u64; 2] {
         let mut turns = Turns::default();
         turns.push(origin(1, 0), 1);
@@ -544,8 +546,8 @@ mod tests {
 
     #[test]
     fn what_was_used_is_forgotten_while_another_is_alone() {
-        // Beside caller 1, caller 0 starts twice its part and leaves; caller 1 goes on alone, for a hundred parts; caller 0 comes
-        // back with a block. Expectation: that is next but one at the latest.
+        // Next to caller 1, caller 0 starts twice its part and leaves; caller 1 continues alone, for a
+        // hundred parts; caller 0 returns with a block. Expectation: the block is next but one at the latest.
         let mut turns = Turns::default();
         turns.push(origin(1, 0), 1);
         turns.push(origin(0, 0), 0);
@@ -592,7 +594,7 @@ mod tests {
 
     #[test]
     fn every_batch_leaves_once_and_nothing_is_kept() {
-        // Batches of many callers come and go at random, by a seed.
+        // Batches of many callers come and go at random, from a seed.
         let mut turns = Turns::default();
         let mut random = fastrand::Rng::with_seed(11);
         let mut waiting = std::collections::BTreeSet::new();

@@ -1,7 +1,7 @@
-//! Real block devices: loop devices with sectors of 512 and 4096 bytes, and one that fails for good.
+//! Real block devices: loop devices with sectors of 512 and 4096 bytes, and one that fails permanently.
 //!
-//! A loop device whose backing file was cut answers EIO for what is lost: a real device error, on every way down,
-//! SIGBUS under a mapping included.
+//! A loop device whose backing file was truncated returns EIO for the lost part: a real device error on every
+//! path, including SIGBUS under a mapping.
 
 use crate::harness::{Harness, VARIANTS, Variant, WAIT, blocks_of, ranges_of, wait_until};
 use crate::machine::{Device, machine};
@@ -17,7 +17,7 @@ use ringfetch_pattern as pattern;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Drops what is cached of these files or devices.
+/// Drops the cached pages of these files or devices.
 fn drop_cached(paths: &[&Path]) {
     for path in paths {
         let file = std::fs::File::open(path).expect("open");
@@ -66,8 +66,8 @@ fn reads_are_right_on(variant: Variant, sector_bytes: u32) {
 }
 
 fn sectors_of_512_bytes(variant: Variant) {
-    // Scenario: a loop device of 512-byte sectors, read by every backend. Expectation: direct reads aligned to 512, and
-    // the bytes of blocks and of ranges off every alignment, at either end.
+    // Scenario: a loop device of 512-byte sectors, read by every backend. Expectation: direct reads aligned
+    // to 512, and the right bytes for blocks and unaligned ranges, at both ends too.
     reads_are_right_on(variant, 512);
 }
 
@@ -77,9 +77,10 @@ fn sectors_of_4096_bytes(variant: Variant) {
 }
 
 fn a_device_that_fails(variant: Variant) {
-    // Scenario: a device loses its second half, and what was cached of it; blocks in both halves, apart and in a run
-    // that merges into one read; ranges that cross the border; the lost part alone, with fail_fast. Expectation: EIO
-    // with the item's extent for what is lost, bytes for all else, the same on every way down; and the engine goes on.
+    // Scenario: a device loses its second half, including what was cached of it; blocks in both halves, apart
+    // and in a run that merges into one read; ranges that cross the border; the lost part alone, with
+    // fail_fast. Expectation: EIO with the item's extent for what is lost, bytes for everything else, the
+    // same on every path; and the engine continues.
     let _machine = machine();
     let harness = Harness::with(variant, |_| {});
     let (backing, model) = harness.file("backing", 4 << 20);
@@ -137,16 +138,17 @@ fn a_device_that_fails(variant: Variant) {
     );
 }
 
-/// Whether a loop device has no backing file any more.
+/// Whether a loop device has lost its backing file.
 fn detached(device: &Path) -> bool {
     let name = device.file_name().expect("a name").to_string_lossy();
     !Path::new(&format!("/sys/block/{name}/loop/backing_file")).exists()
 }
 
 fn memory_that_a_driver_gets_wrong_is_not_used(variant: Variant) {
-    // Scenario: a device in memory whose driver announces 512-byte aligned memory and overwrites whole pages; blocks,
-    // vectors of 3,072 bytes, ranges at odd offsets, runs that merge and reads that are split, by every backend.
-    // Expectation: direct reads into whole pages, the reason told, and the right bytes everywhere.
+    // Scenario: a device in memory whose driver announces 512-byte aligned memory and overwrites whole pages;
+    // blocks, vectors of 3,072 bytes, ranges at odd offsets, runs that merge and reads that are split, by
+    // every backend. Expectation: direct reads into whole pages, the reason reported, and the right bytes
+    // everywhere.
     let _machine = machine();
     let mut model = vec![0; 4 << 20];
     pattern::fill(7, 0, &mut model);
@@ -163,7 +165,7 @@ fn memory_that_a_driver_gets_wrong_is_not_used(variant: Variant) {
     assert_eq!(facts.direct, variant.direct_io != DirectIo::Off, "{facts:?}");
     harness.expect_blocks(&dataset, &model, 4096, &[0, 1023, 7, 8, 9, 500, 7]);
     harness.expect_blocks(&dataset, &model, 4096, &(100..180).collect::<Vec<_>>());
-    // Worked: after 512 bytes of response, a block on the device's sectors is off the page in memory.
+    // Worked: after 512 bytes of response, a block aligned to the device's sectors is off the page in memory.
     harness.expect_ranges(&dataset, &model, &[(512, 512), (8192, 4096), (40_960, 12_288)]);
     harness.expect_ranges(
         &dataset,
@@ -199,9 +201,9 @@ fn memory_that_a_driver_gets_wrong_is_not_used(variant: Variant) {
 }
 
 fn kernel_workers_do_not_share_the_cpu_of_a_pinned_core(variant: Variant) {
-    // Scenario: a device that cannot start a read without sleeping, so that the kernel's worker threads make the reads of
-    // a ring; its core is pinned. Expectation: the workers may run on the process's other CPUs, and not on the core's,
-    // if it has any.
+    // Scenario: a device that cannot start a read without sleeping, so that the kernel's worker threads make
+    // the reads of a ring; its core is pinned. Expectation: the workers may run on the process's other CPUs,
+    // if it has any, and not on the core's.
     let _machine = machine();
     let device = Device::in_memory(4 << 20).expect("zram");
     let harness = Harness::with(variant, |config| {
@@ -223,7 +225,7 @@ fn kernel_workers_do_not_share_the_cpu_of_a_pinned_core(variant: Variant) {
         .filter_map(|thread| {
             let name = std::fs::read_to_string(thread.path().join("comm")).ok()?;
             let core = may_use(name.trim_end().strip_prefix("iou-wrk-")?)?;
-            // Other tests' cores are not pinned.
+            // Cores of other tests are not pinned.
             (core != all).then_some((core, may_use(thread.file_name().to_str()?)?))
         })
         .collect();
@@ -238,7 +240,7 @@ fn kernel_workers_do_not_share_the_cpu_of_a_pinned_core(variant: Variant) {
     harness.finish();
 }
 
-/// The variants that read the device itself.
+/// The variants that read from the device.
 fn real_variants() -> impl Iterator<Item = &'static Variant> {
     VARIANTS
         .iter()

@@ -1,4 +1,4 @@
-//! What cannot be read: the same error value from every backend, for the item concerned and for no other.
+//! Reads that must fail: the same error value from every backend, for the item concerned and for no other.
 
 use crate::harness::{Case, Harness, MEMORY_BYTES, blocks_of, ranges_of};
 use crate::named;
@@ -9,8 +9,8 @@ use ringfetch_engine::error::ReadError;
 use std::sync::Arc;
 
 fn past_the_end(harness: &Harness) {
-    // Scenario: ranges that cross the end, begin at it or lie behind it; the block and vector after the last.
-    // Expectation: the error that names what there is.
+    // Scenario: ranges that cross the end, begin at it or lie past it; the block and vector after the last.
+    // Expectation: the error with the actual count or length.
     let (path, _) = harness.file("file", 10_000);
     let dataset = harness.blocks(1000, &[&path]);
     for (offset, length) in [(9_999, 2), (10_000, 1), (0, 10_001), (1 << 40, 4096)] {
@@ -33,8 +33,8 @@ fn past_the_end(harness: &Harness) {
 }
 
 fn a_partial_tail_is_not_served(harness: &Harness) {
-    // Scenario: 10 100 bytes in blocks of 1000, the remainder ignored. Expectation: it is past the end, for blocks and
-    // for ranges.
+    // Scenario: 10 100 bytes in blocks of 1000, the remainder ignored. Expectation: the remainder is out of
+    // range, for blocks and for ranges.
     let (path, model) = harness.file("file", 10_100);
     let dataset = harness.blocks(1000, &[&path]);
     let past = ReadError::RangeOutOfRange {
@@ -49,8 +49,8 @@ fn a_partial_tail_is_not_served(harness: &Harness) {
 }
 
 fn no_bytes_and_too_many(harness: &Harness) {
-    // Scenario: a range of no bytes; ranges whose end does not fit 64 bits. Expectation: each its error, also where
-    // the offset lies past the end.
+    // Scenario: a range of no bytes; ranges whose end does not fit 64 bits. Expectation: each gets its own
+    // error, even if the offset lies past the end.
     let (path, _) = harness.file("file", 10_000);
     let dataset = harness.blocks(1, &[&path]);
     let build = || {
@@ -76,7 +76,7 @@ fn no_bytes_and_too_many(harness: &Harness) {
 }
 
 fn an_item_of_another_kind(harness: &Harness) {
-    // Scenario: a vector asked of a blocks dataset. Expectation: there are none.
+    // Scenario: a vector requested from a blocks dataset. Expectation: out of range, with count 0.
     let (path, model) = harness.file("file", 8192);
     let dataset = harness.blocks(4096, &[&path]);
     let build = || {
@@ -94,8 +94,8 @@ fn an_item_of_another_kind(harness: &Harness) {
 }
 
 fn only_failed_items(harness: &Harness) {
-    // Scenario: a batch of nothing but failed items, one of them the caller's own. Expectation: no bytes, the errors
-    // in order, no device read.
+    // Scenario: a batch of only failed items, one of them failed by the caller. Expectation: no bytes, the
+    // errors in order, no device read.
     let (path, _) = harness.file("file", 10_000);
     let dataset = harness.blocks(1, &[&path]);
     let missing = ReadError::ObjectNotFound {
@@ -119,7 +119,7 @@ fn only_failed_items(harness: &Harness) {
 }
 
 fn an_empty_batch(harness: &Harness) {
-    // Scenario: no items. Expectation: an empty answer.
+    // Scenario: no items. Expectation: an empty response.
     let (path, _) = harness.file("file", 10_000);
     let dataset = harness.blocks(1, &[&path]);
     harness.expect(|| ranges_of(&dataset, &[]), &[]);
@@ -158,7 +158,7 @@ fn good_and_failed_items_mixed(harness: &Harness) {
             past(1, 50_001),
         ],
     );
-    // One good item after a failed one is read in place, unaligned.
+    // A single good item after a failed one is read in place, unaligned.
     harness.expect(
         || ranges_of(&dataset, &[(0, 0), (700, 5000)]),
         &[Err(ReadError::ZeroLength), Ok(&model[700..5700])],
@@ -166,8 +166,8 @@ fn good_and_failed_items_mixed(harness: &Harness) {
 }
 
 fn failing_fast(harness: &Harness) {
-    // Scenario: fail_fast with a good item before two failed ones; and with good ones only. Expectation: the first
-    // error in place of the batch, without a device read; the bytes.
+    // Scenario: fail_fast with a good item before two failed ones; and with good ones only. Expectation: the
+    // first error instead of the batch, without a device read; the bytes.
     let (path, model) = harness.file("file", 10_000);
     let dataset = harness.blocks(1, &[&path]);
     let options = SubmitOptions {
@@ -190,8 +190,8 @@ fn failing_fast(harness: &Harness) {
 }
 
 fn a_response_larger_than_may_be(harness: &Harness) {
-    // Scenario: a range, and a batch of ranges, of more bytes than a quarter of the memory; then exactly as many.
-    // Expectation: refused at once with both figures; read.
+    // Scenario: a range, and a batch of ranges, of more bytes than a quarter of the memory; then exactly a
+    // quarter. Expectation: refused at once with both figures; read.
     let (path, model) = harness.file("file", 7 << 20);
     let dataset = harness.blocks(1, &[&path]);
     let most = usize::try_from(MEMORY_BYTES / 4).expect("small");

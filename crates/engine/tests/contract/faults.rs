@@ -1,4 +1,5 @@
-//! What only the simulation can show: short reads, errnos, stalls and reordering, dealt by script or by seed.
+//! Faults that only the simulation can produce: short reads, errnos, stalls and reordering, by script or by
+//! seed.
 
 use crate::harness::{Answer, wait_until};
 use crate::harness::{DEPTH, Harness, MAX_READ_BYTES, WAIT, assert_answer, blocks_of, expected, ranges_of};
@@ -9,7 +10,7 @@ use ringfetch_engine::error::ReadError;
 use ringfetch_engine::sim::{Fault, FaultPlan};
 use std::time::{Duration, Instant};
 
-/// A plan that deals these fates to the first attempts, and no fault after them.
+/// A plan with these fates for the first attempts, and no fault after them.
 fn script(fates: &[Fault]) -> FaultPlan {
     FaultPlan {
         script: fates.to_vec(),
@@ -26,8 +27,8 @@ fn device(errno: i32, offset: u64, length: u64) -> ReadError {
 }
 
 fn short_reads_still_give_the_bytes() {
-    // Scenario: two attempts of three are short, at random, of ranges aligned and not, merged and split. Expectation:
-    // the bytes, every time.
+    // Scenario: two of three attempts are short, at random, for ranges aligned and not, merged and split.
+    // Expectation: the bytes, every time.
     let (harness, control) = Harness::simulated();
     let (path, model) = harness.file("file", 1 << 20);
     let dataset = harness.blocks(1, &[&path]);
@@ -56,8 +57,8 @@ fn short_reads_still_give_the_bytes() {
 }
 
 fn a_read_that_arrives_byte_by_byte() {
-    // Scenario: every attempt at a read brings 100 bytes at most, on to the last. Expectation: the bytes, in as many
-    // attempts as that takes.
+    // Scenario: every attempt at a read, including the last, returns at most 100 bytes. Expectation: the
+    // bytes, in as many attempts as that takes.
     let (harness, control) = Harness::simulated();
     let (path, model) = harness.file("file", 10_000);
     let dataset = harness.blocks(1, &[&path]);
@@ -67,8 +68,8 @@ fn a_read_that_arrives_byte_by_byte() {
 }
 
 fn interrupted_attempts_are_made_again() {
-    // Scenario: EINTR and EAGAIN a few times before a read succeeds, after a short part of it too. Expectation: the
-    // bytes. And without end: that errno, with the item's extent, not a loop.
+    // Scenario: EINTR and EAGAIN a few times before a read succeeds, also after a short part of it.
+    // Expectation: the bytes. If it never succeeds: that errno, with the item's extent, not a loop.
     let (harness, control) = Harness::simulated();
     let (path, model) = harness.file("file", 10_000);
     let dataset = harness.blocks(1, &[&path]);
@@ -99,8 +100,8 @@ fn interrupted_attempts_are_made_again() {
 }
 
 fn a_device_error_is_the_items_own() {
-    // Scenario: three reads that do not merge, of which the second answers EIO, or EIO after a part of it. Expectation:
-    // Device with that item's extent; the others are served.
+    // Scenario: three reads that do not merge; the second fails with EIO, or does after a part of it.
+    // Expectation: Device with that item's extent; the others are served.
     let (harness, control) = Harness::simulated();
     let (path, model) = harness.file("file", 100_000);
     let dataset = harness.blocks(1, &[&path]);
@@ -125,8 +126,8 @@ fn a_device_error_is_the_items_own() {
 }
 
 fn a_failed_merged_read_is_tried_item_by_item() {
-    // Scenario: ten blocks in a row, read in one; that read fails, the reads after it do not, or one does not arrive
-    // either. Expectation: all blocks; all but that one.
+    // Scenario: ten blocks in a row, read in one; that read fails, and the reads that replace it succeed, or
+    // one of them fails too. Expectation: all blocks; all but that one.
     let (harness, control) = Harness::simulated();
     let (path, model) = harness.file("file", 100 * 4096);
     let dataset = harness.blocks(4096, &[&path]);
@@ -153,9 +154,9 @@ fn a_failed_merged_read_is_tried_item_by_item() {
 }
 
 fn items_that_share_bytes_do_not_spoil_each_other() {
-    // Scenario: the same bytes asked for several times, and ranges that overlap, read in one; that read fails, and so
-    // does one of the reads made in its place, each in turn, which leaves rubbish in its memory. Expectation: exactly
-    // one item fails, the others have the bytes.
+    // Scenario: the same bytes requested several times, and ranges that overlap, read in one; that read
+    // fails, and so does one of the reads that replace it, each in turn, leaving garbage in its memory.
+    // Expectation: exactly one item fails, the others have their bytes.
     let (harness, control) = Harness::simulated();
     let (path, model) = harness.file("file", 100_000);
     let dataset = harness.blocks(1, &[&path]);
@@ -198,8 +199,8 @@ fn items_that_share_bytes_do_not_spoil_each_other() {
 }
 
 fn an_early_end_of_file_is_truncation() {
-    // Scenario: of a file that was cut, a read that brings nothing, or a part in two attempts and then nothing. Expectation:
-    // Truncated with the item's extent; of merged items those that arrived whole are served.
+    // Scenario: the file was truncated; a read returns nothing, or a part in two attempts and then nothing.
+    // Expectation: Truncated with the item's extent; of merged items those that arrived whole are served.
     let (harness, control) = Harness::simulated();
     let (path, model) = harness.file("file", 100_000);
     let dataset = harness.blocks(1, &[&path]);
@@ -226,8 +227,8 @@ fn an_early_end_of_file_is_truncation() {
 }
 
 fn a_read_that_never_advances_fails() {
-    // Scenario: attempts bring nothing, of a file that has not ended: once, and without end. Expectation: the bytes, and an
-    // I/O error.
+    // Scenario: attempts return nothing although the file has not ended: once, and forever. Expectation: the
+    // bytes, and an I/O error.
     let (harness, control) = Harness::simulated();
     let (path, model) = harness.file("file", 100_000);
     let dataset = harness.blocks(1, &[&path]);
@@ -242,8 +243,8 @@ fn a_read_that_never_advances_fails() {
 }
 
 fn an_item_in_two_reads_has_one_error() {
-    // Scenario: an item longer than the longest read, of a file that was cut; one of its reads finds the end of the file, the
-    // other a device error, whichever comes first. Expectation: the device error, once.
+    // Scenario: an item longer than the longest read, of a truncated file; one of its reads finds the end of
+    // the file, the other a device error, in either order. Expectation: the device error, once.
     let (harness, control) = Harness::simulated();
     let (path, _) = harness.file("file", 1 << 20);
     let dataset = harness.blocks(1, &[&path]);
@@ -263,8 +264,8 @@ fn an_item_in_two_reads_has_one_error() {
 }
 
 fn held_reads_keep_to_the_queue_depth() {
-    // Scenario: a batch of five times the queue depth, of which reads finish one by one. Expectation: never more in
-    // flight than the depth, and each that finishes makes room for one.
+    // Scenario: a batch of five times the queue depth, whose reads finish one by one. Expectation: never more
+    // in flight than the depth, and each read that finishes makes room for one.
     let (harness, control) = Harness::simulated();
     let depth = DEPTH as usize;
     let (path, model) = harness.file("file", 1000 * 512);
@@ -293,8 +294,8 @@ fn held_reads_keep_to_the_queue_depth() {
 }
 
 fn a_stalled_read_holds_up_no_other() {
-    // Scenario: the first read of a batch stalls; further batches come and go. Expectation: they are answered, the
-    // stalled one is when it is released.
+    // Scenario: the first read of a batch stalls; further batches come and go. Expectation: they are answered
+    // at once, the stalled one when it is released.
     let (harness, control) = Harness::simulated();
     let (path, model) = harness.file("file", 100_000);
     let dataset = harness.blocks(1, &[&path]);
@@ -319,9 +320,9 @@ fn a_stalled_read_holds_up_no_other() {
 }
 
 fn a_batch_given_up_between_two_lots_of_reads() {
-    // Scenario: a batch of three times the queue depth; its ticket is dropped while all slots are in flight, and they
-    // finish in one turn, which leaves nothing in flight and nothing to start. Expectation: the shard goes on to take
-    // batches, and its memory has returned.
+    // Scenario: a batch of three times the queue depth; its ticket is dropped while all slots are in flight,
+    // and they finish in one turn, which leaves nothing in flight and nothing to start. Expectation: the
+    // shard continues to take batches, and the memory is returned.
     let (harness, control) = Harness::simulated();
     let (path, model) = harness.file("file", 1000 * 512);
     let dataset = harness.blocks(512, &[&path]);
@@ -339,15 +340,15 @@ fn a_batch_given_up_between_two_lots_of_reads() {
 }
 
 fn a_batch_given_up_before_its_first_read() {
-    // Scenario: two batches hold all slots, so that a third is taken up without a read in flight; its ticket is
-    // dropped. Expectation: none of its reads is made.
+    // Scenario: two batches hold all slots, so that a third is admitted without a read in flight; its ticket
+    // is dropped. Expectation: none of its reads is made.
     let (harness, control) = Harness::simulated();
     let (path, _) = harness.file("file", 1000 * 512);
     let dataset = harness.blocks(512, &[&path]);
     let half = DEPTH as usize / 2;
     let blocks: Vec<usize> = (0..half).map(|number| number * 3).collect();
     control.hold();
-    // Other blocks each, or they would join.
+    // Different blocks for each batch, or they would join.
     let submit = |number: usize| {
         let blocks: Vec<usize> = blocks.iter().map(|block| block + number * 100).collect();
         harness.submit(blocks_of(&dataset, &blocks), SubmitOptions::default())
@@ -356,7 +357,7 @@ fn a_batch_given_up_before_its_first_read() {
     assert!(control.wait_started(u64::from(DEPTH), WAIT));
 
     drop(submit(2).expect("accepted"));
-    // A fourth, behind the third: when one slot is free, the third's turn comes first.
+    // A fourth waits behind the third: when a slot becomes free, the third's turn comes first.
     let fourth = submit(3).expect("accepted");
     control.release_all();
     for ticket in kept.into_iter().chain([fourth]) {
@@ -368,13 +369,13 @@ fn a_batch_given_up_before_its_first_read() {
 }
 
 fn a_drain_gives_up_at_its_deadline() {
-    // Scenario: the device holds every read of three batches; a drain with a short deadline; then the device goes on.
-    // Expectation: the drain returns soon after its deadline and reports every read that is left; what was accepted
-    // is answered all the same, and its memory returns.
+    // Scenario: the device holds every read of three batches; a drain with a short deadline; then the device
+    // continues. Expectation: the drain returns soon after its deadline and reports every remaining read;
+    // accepted batches are still answered, and their memory is returned.
     let (harness, control) = Harness::simulated();
     let (path, model) = harness.file("file", 1000 * 512);
     let dataset = harness.blocks(512, &[&path]);
-    // Other blocks in each batch, or they would join.
+    // Different blocks for each batch, or they would join.
     let blocks = |batch: usize| -> Vec<usize> { (0..10).map(|number| number * 3 + batch * 100).collect() };
     control.hold();
     let submit = |batch| harness.submit(blocks_of(&dataset, &blocks(batch)), SubmitOptions::default());
@@ -401,8 +402,8 @@ fn a_drain_gives_up_at_its_deadline() {
 }
 
 fn memory_in_flight_is_not_reused() {
-    // Scenario: a batch's reads are held, its ticket is dropped; batches that take all other memory come and go, then
-    // the held reads write to theirs. Expectation: nobody's bytes change.
+    // Scenario: a batch's reads are held and its ticket is dropped; batches that take all other memory come
+    // and go, then the held reads write to their memory. Expectation: no other batch's bytes change.
     let (harness, control) = Harness::simulated();
     let (path, model) = harness.file("file", 6 << 20);
     let dataset = harness.blocks(1, &[&path]);
@@ -430,9 +431,9 @@ fn memory_in_flight_is_not_reused() {
 }
 
 fn a_thousand_batches_under_faults() {
-    // Scenario: a thousand random batches while attempts fall short, fail, are interrupted, stall and finish in any
-    // order; several batches at a time. Expectation: every item has its bytes or a device error with its own extent;
-    // never a hang, never more in flight than the depth.
+    // Scenario: a thousand random batches while attempts are short, fail, are interrupted, stall and finish
+    // in any order; several batches at a time. Expectation: every item has its bytes or a device error with
+    // its own extent; never a hang, never more in flight than the depth.
     let (harness, control) = Harness::simulated();
     let (path, model) = harness.file("file", 300_001);
     let dataset = harness.blocks(1, &[&path]);
@@ -445,7 +446,7 @@ fn a_thousand_batches_under_faults() {
         reorder: true,
         ..FaultPlan::default()
     });
-    // The control prints its seed, from which these follow too.
+    // The control prints its seed, from which this generator follows too.
     let mut random = fastrand::Rng::with_seed(control.seed());
     let mut failed = 0;
     for round in 0..200 {

@@ -1,4 +1,4 @@
-//! Files as they come and as they change: objects, a file beyond 4 GiB, truncation, replacement.
+//! Files of all kinds and files that change: objects, a file beyond 4 GiB, truncation, replacement.
 
 use crate::harness::{Answer, Case, Harness, assert_answer, blocks_of, expected, ranges_of, wait_until};
 use crate::named;
@@ -45,8 +45,8 @@ impl<'a> Objects<'a> {
 }
 
 fn objects_of_every_size(harness: &Harness) {
-    // Scenario: objects of no byte, of one, of 5 MiB and one in nested folders; whole, together, one twice.
-    // Expectation: their bytes; an empty object is an item of no bytes and no error.
+    // Scenario: an empty object, one of one byte, one of 5 MiB and one in nested folders; whole, together,
+    // one twice. Expectation: their bytes; an empty object is an item of no bytes and no error.
     let (_, one) = harness.file("objects/one", 1);
     let (_, large) = harness.file("objects/large", 5 << 20);
     let (_, nested) = harness.file("objects/a/b/c/nested", 70_001);
@@ -107,8 +107,8 @@ fn parts_of_objects(harness: &Harness) {
 }
 
 fn more_objects_than_open_files(harness: &Harness) {
-    // Scenario: a batch of 60 small objects, of which the dataset keeps 8 open. Expectation: all of them: a read holds
-    // its file.
+    // Scenario: a batch of 60 small objects in a dataset that keeps 8 open. Expectation: all of them, since a
+    // read holds its file.
     let files: Vec<_> = (0..60_usize)
         .map(|number| harness.file(&format!("objects/{number}"), number * 411))
         .collect();
@@ -157,7 +157,7 @@ fn a_file_beyond_4_gib(harness: &Harness) {
     );
 }
 
-/// What ranges of a file of `length` bytes that was cut to `end` must answer.
+/// The expected results for ranges of a file of `length` bytes that was truncated to `end`.
 fn after_the_cut<'a>(
     model: &'a [u8],
     end: usize,
@@ -177,8 +177,9 @@ fn after_the_cut<'a>(
 }
 
 fn a_truncated_file(harness: &Harness) {
-    // Scenario: a file read once, then cut off every alignment and inside a page. Expectation: bytes before the cut
-    // are served, up to the last; items that reach past it are Truncated with their own extent, together and alone.
+    // Scenario: a file is read, then truncated at an unaligned offset inside a page. Expectation: bytes
+    // before the end are served, up to the last; items that reach past it are Truncated with their own
+    // extent, together and alone.
     let (path, model) = harness.file("file", 200_000);
     let dataset = harness.blocks(1, &[&path]);
     harness.expect_ranges(&dataset, &model, &[(0, 200_000)]);
@@ -214,8 +215,9 @@ fn a_truncated_file(harness: &Harness) {
 }
 
 fn a_truncated_run(harness: &Harness) {
-    // Scenario: blocks in file order, which merge into one read, of a file cut within one of them; in reverse order,
-    // with one of them twice. Expectation: the blocks before the cut are served, the others are Truncated.
+    // Scenario: blocks in file order, which merge into one read, of a file truncated within one of them; in
+    // reverse order, with one of them twice. Expectation: the blocks before the end are served, the others
+    // are Truncated.
     let (path, model) = harness.file("file", 32 * 4096);
     let dataset = harness.blocks(4096, &[&path]);
     let end = 10 * 4096 + 1000;
@@ -232,8 +234,8 @@ fn a_truncated_run(harness: &Harness) {
 }
 
 fn a_truncated_file_failing_fast(harness: &Harness) {
-    // Scenario: fail_fast, and only the read finds out that the item is gone. Expectation: its error in place of the
-    // batch.
+    // Scenario: fail_fast, and only the read discovers that the item is gone. Expectation: its error instead
+    // of the batch.
     let (path, _) = harness.file("file", 100_000);
     let dataset = harness.blocks(1, &[&path]);
     harness.truncate(&path, 10_000);
@@ -253,8 +255,8 @@ fn a_truncated_file_failing_fast(harness: &Harness) {
 }
 
 fn one_truncated_file_of_several(harness: &Harness) {
-    // Scenario: two files as one address space, the first cut. Expectation: items in the second are served, items that
-    // reach into what is lost are Truncated with their extent in the address space.
+    // Scenario: two files as one address space, the first truncated. Expectation: items in the second are
+    // served, items that reach into the lost part are Truncated with their extent in the address space.
     let files = [harness.file("a", 20_000), harness.file("b", 20_000)];
     let dataset = harness.blocks(1, &[&files[0].0, &files[1].0]);
     harness.truncate(&files[0].0, 10_000);
@@ -277,8 +279,8 @@ fn one_truncated_file_of_several(harness: &Harness) {
 }
 
 fn a_file_cut_while_it_is_read(harness: &Harness) {
-    // Scenario: batches that go on while the file is cut. Expectation: no batch fails as a whole, and whatever is
-    // answered is the file's bytes or Truncated; what lies before the cut is always served.
+    // Scenario: batches continue while the file is truncated. Expectation: no batch fails as a whole, and
+    // every item is the file's bytes or Truncated; items before the new end are always served.
     let (path, model) = harness.file("file", 256 * 4096);
     let dataset = harness.blocks(4096, &[&path]);
     let blocks: Vec<usize> = (0..256).step_by(3).collect();
@@ -317,8 +319,8 @@ fn a_file_cut_while_it_is_read(harness: &Harness) {
 }
 
 fn a_replaced_file(harness: &Harness) {
-    // Scenario: another file is renamed over the path of an open one. Expectation: the old bytes, from cache and from
-    // the device, for as long as the dataset is open.
+    // Scenario: another file is renamed over the path of an open one. Expectation: the old bytes, from the
+    // cache and from the device, as long as the dataset is open.
     let (path, model) = harness.file("file", 100_000);
     let dataset = harness.blocks(1, &[&path]);
     let (other, _) = harness.file("other", 3000);
@@ -328,8 +330,8 @@ fn a_replaced_file(harness: &Harness) {
 }
 
 fn a_file_closed_with_its_last_read(harness: &Harness) {
-    // Scenario: the last reference to a dataset goes as soon as its batch is submitted. Expectation: the bytes; and
-    // then the file is closed.
+    // Scenario: the last reference to a dataset is dropped as soon as its batch is submitted. Expectation:
+    // the bytes; then the file is closed.
     let (path, model) = harness.file("file", 300_000);
     let dataset = harness.blocks(1, &[&path]);
     let watched = Arc::downgrade(&dataset.files()[0]);

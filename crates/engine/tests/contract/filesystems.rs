@@ -1,8 +1,8 @@
 //! The contract on other file systems than the build's, each mounted for one test: ext4 on zram, XFS, and Btrfs with
 //! and without compression.
 //!
-//! They differ in what they do with O_DIRECT: XFS and ext4 read from the device and make a truncation wait; Btrfs reads
-//! compressed extents through the page cache all the same, and then nothing waits for anything.
+//! They treat O_DIRECT differently: XFS and ext4 read from the device and make a truncation wait; Btrfs still
+//! reads compressed extents through the page cache, and then reads and truncation do not exclude each other.
 
 use crate::harness::{Case, Harness, VARIANTS, Variant, ranges_of};
 use crate::machine::{FileSystem, Mounted};
@@ -23,7 +23,7 @@ fn hold_on(kind: FileSystem, variant: Variant) {
     }
 }
 
-/// Names the case when it fails: the test has many.
+/// Names the case when it fails, since the test runs many.
 struct ShownInPanic(&'static str);
 
 impl Drop for ShownInPanic {
@@ -35,8 +35,8 @@ impl Drop for ShownInPanic {
 }
 
 fn files_cut_while_they_are_read(harness: &Harness) {
-    // Scenario: one file after the other is cut, again and again, while all of it is read over and over. Expectation: whatever is answered
-    // is the file's bytes, or Truncated; never a zero of the kernel's.
+    // Scenario: one file after the other is truncated repeatedly while all of it is read over and over.
+    // Expectation: every answer is the file's bytes or Truncated; never the kernel's zeros.
     const BLOCK: usize = 16 << 10;
     const BLOCKS: usize = 64;
     for round in 0..ROUNDS {
@@ -92,7 +92,7 @@ fn files_cut_while_they_are_read(harness: &Harness) {
     }
 }
 
-/// Files of one test, and how often each is cut.
+/// Files of one test, and truncations of each.
 const ROUNDS: usize = 10;
 const CUTS: usize = 40;
 

@@ -1,4 +1,4 @@
-//! What is accepted, given up, refused and drained: deadlines, dropped tickets, bounds, the end.
+//! Batches accepted, dropped, refused and drained: deadlines, dropped tickets, bounds, the end.
 
 use crate::harness::{
     Answer, Case, DEPTH, Harness, MEMORY_BYTES, WAIT, assert_answer, blocks_of, expected, ranges_of,
@@ -26,8 +26,8 @@ fn scattered(dataset: &Arc<Dataset>, reads: usize, seed: usize) -> Batch {
 }
 
 fn a_deadline_that_passed(harness: &Harness) {
-    // Scenario: batches whose deadline passed before they were submitted; then one with time left. Expectation:
-    // DeadlineExceeded and not one device read; the bytes.
+    // Scenario: batches whose deadline passed before they were submitted; then one with time left.
+    // Expectation: DeadlineExceeded and no device read; the bytes.
     let (path, model) = harness.file("file", 100_000);
     let dataset = harness.blocks(1, &[&path]);
     let passed = SubmitOptions {
@@ -52,8 +52,9 @@ fn a_deadline_that_passed(harness: &Harness) {
 }
 
 fn tickets_dropped_in_flight(harness: &Harness) {
-    // Scenario: batches far larger than the queue depth whose tickets are dropped at once, from outside and on both
-    // cores, many times over. Expectation: memory returns, later reads are right, every item is counted.
+    // Scenario: batches far larger than the queue depth whose tickets are dropped at once, from outside and
+    // on both cores, many times. Expectation: memory is returned, later reads are right, every item is
+    // counted.
     let (path, model) = harness.file("file", 4000 * 512);
     let dataset = harness.blocks(512, &[&path]);
     for round in 0..40 {
@@ -88,9 +89,9 @@ fn tickets_dropped_in_flight(harness: &Harness) {
 }
 
 fn a_ticket_dropped_half_way(harness: &Harness) {
-    // Scenario: one batch at a time, larger than the queue depth, whose ticket is dropped a little later each time, so
-    // that it is given up with reads in flight, between two lots of them, or at its end. Expectation: the next batch is
-    // answered every time.
+    // Scenario: one batch at a time, larger than the queue depth, whose ticket is dropped a little later each
+    // time, so that it is cancelled with reads in flight, between two groups of them, or at its end.
+    // Expectation: the next batch is answered every time.
     let (path, model) = harness.file("file", 4000 * 512);
     let dataset = harness.blocks(512, &[&path]);
     for round in 0..100_u32 {
@@ -113,9 +114,9 @@ fn a_ticket_dropped_half_way(harness: &Harness) {
 }
 
 fn more_queued_reads_than_allowed(harness: &Harness) {
-    // Scenario: at most 64 queued reads a shard; batches of 60 are submitted as fast as they can be. Expectation: soon
-    // one is refused at once, naming the bound; those accepted are answered; a batch larger than the bound is read when
-    // nothing is queued.
+    // Scenario: at most 64 queued reads per shard; batches of 60 are submitted as fast as possible.
+    // Expectation: soon one is refused at once, naming the bound; accepted ones are answered; a batch larger
+    // than the bound is read when nothing is queued.
     let tuned = Harness::with(harness.variant, |config| {
         config.queued_reads = 64;
         config.cores = 1;
@@ -135,7 +136,7 @@ fn more_queued_reads_than_allowed(harness: &Harness) {
             Err(error) => break error,
         }
         if tickets.len() == 100 {
-            // A device as fast as the test: begin anew.
+            // The device is as fast as the test: start again.
             for ticket in tickets.drain(..) {
                 tuned.await_answer(ticket).expect("an answer");
             }
@@ -156,8 +157,8 @@ fn more_queued_reads_than_allowed(harness: &Harness) {
 }
 
 fn more_memory_than_there_is(harness: &Harness) {
-    // Scenario: answers are kept until the memory is used up; then one is let go. Expectation: the next batch is
-    // refused at once, naming the memory; then accepted.
+    // Scenario: responses are kept until the memory is used up; then one is dropped. Expectation: the next
+    // batch is refused at once, naming the memory; then accepted.
     let (path, model) = harness.file("file", 6 << 20);
     let dataset = harness.blocks(1, &[&path]);
     let large = 4 << 20;
@@ -192,9 +193,9 @@ fn more_memory_than_there_is(harness: &Harness) {
 }
 
 fn more_memory_than_a_share(harness: &Harness) {
-    // Scenario: one connection keeps answers until it is refused; another one of the same caller asks, and one of another
-    // caller. Expectation: the first held a good part of the memory and is refused for what it holds, or its caller; the
-    // others are served; dropped answers are credited.
+    // Scenario: one connection keeps responses until it is refused; then another connection of the same
+    // caller asks, and one of another caller. Expectation: the first held a good part of the memory and is
+    // refused for what it or its caller holds; the others are served; dropped responses are credited.
     let (path, model) = harness.file("file", 6 << 20);
     let dataset = harness.blocks(1, &[&path]);
     let caller = harness.engine.caller_account(1);
@@ -251,9 +252,9 @@ fn more_memory_than_a_share(harness: &Harness) {
 }
 
 fn scratch_memory_that_never_fits(harness: &Harness) {
-    // Scenario: 12 000 ranges of one byte, each in a sector of its own: 12 kB of response, and direct 6 MB of scratch
-    // memory, of 4 MiB that there are. And a connection whose share is a little more than its response. Expectation:
-    // both are read, for no waiting would ever make room.
+    // Scenario: 12 000 ranges of one byte, each in its own sector: 12 kB of response, and for direct reads 6
+    // MB of scratch memory, with 4 MiB in all. And a connection whose share is a little more than its
+    // response. Expectation: both are read, since waiting would never make room.
     let tuned = Harness::with(harness.variant, |config| config.memory_budget_bytes = 4 << 20);
     let (path, model) = tuned.file("file", 12_000 * 1024);
     let dataset = tuned.blocks(1, &[&path]);
@@ -285,8 +286,8 @@ fn scratch_memory_that_never_fits(harness: &Harness) {
 }
 
 fn a_response_larger_than_the_share(harness: &Harness) {
-    // Scenario: a range of more bytes than the connection's whole share; then exactly as many, off every alignment.
-    // Expectation: too large, with the share's figure, not a moment's overload; read.
+    // Scenario: a range of more bytes than the connection's whole share; then exactly as many, unaligned.
+    // Expectation: too large, with the share's figure, not a momentary overload; read.
     let (path, model) = harness.file("file", 100_000);
     let dataset = harness.blocks(1, &[&path]);
     let options = || SubmitOptions {
@@ -308,8 +309,8 @@ fn a_response_larger_than_the_share(harness: &Harness) {
 }
 
 fn nothing_new_after_a_drain(harness: &Harness) {
-    // Scenario: a drain, twice; then batches from outside, and jobs for the cores. Expectation: Draining at once; the
-    // cores are gone; the second drain has nothing to do.
+    // Scenario: a drain, twice; then batches from outside, and tasks for the cores. Expectation: Draining at
+    // once; the cores have stopped; the second drain has nothing to do.
     let own = Harness::with(harness.variant, |_| {});
     let (path, _) = own.file("file", 10_000);
     let dataset = own.blocks(1, &[&path]);
@@ -324,8 +325,8 @@ fn nothing_new_after_a_drain(harness: &Harness) {
 }
 
 fn a_drain_with_reads_in_flight(harness: &Harness) {
-    // Scenario: twenty batches larger than the queue depth, and at once a drain. Expectation: all of them are answered
-    // with their bytes, and nothing is abandoned.
+    // Scenario: twenty batches larger than the queue depth, and immediately a drain. Expectation: all of them
+    // are answered with their bytes, and nothing is abandoned.
     let own = Harness::with(harness.variant, |_| {});
     let (path, model) = own.file("file", 4000 * 512);
     let dataset = own.blocks(512, &[&path]);
@@ -390,7 +391,7 @@ fn a_shard_is_its_cores_own() {
             .iter()
             .map(|shard| shard.device_reads_total)
             .collect();
-        // After a switch the shards of the backend before stand in front of them, idle.
+        // After a switch, the idle shards of the previous backend precede them.
         assert_eq!(reads[reads.len() - 2..], [0, 50], "{}", harness.name());
         harness.finish();
     }

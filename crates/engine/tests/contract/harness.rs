@@ -1,6 +1,6 @@
-//! An engine over one variant of a backend, a directory for its files, and what holds after every case.
+//! An engine over one variant of a backend, a directory for its files, and the checks after every case.
 //!
-//! `fetch` asks from outside and from each core, and demands one answer. Nothing here waits without a deadline.
+//! `fetch` submits from outside and from each core, and demands equal answers. Every wait has a deadline.
 
 use crate::needs::Need;
 use prometheus::Registry;
@@ -21,10 +21,11 @@ use tempfile::TempDir;
 /// Longest wait for anything.
 pub(crate) const WAIT: Duration = Duration::from_secs(30);
 
-/// Response memory of an engine: holds the 5 MiB object four times, as a response must leave room for others.
+/// Response memory of an engine: holds the 5 MiB object four times, since a response must leave room for
+/// others.
 pub(crate) const MEMORY_BYTES: u64 = 24 << 20;
 
-/// Reads in flight a shard.
+/// Reads in flight per shard.
 pub(crate) const DEPTH: u32 = 16;
 
 /// Longest device read.
@@ -35,7 +36,7 @@ pub(crate) const MAX_READ_BYTES: u32 = 128 << 10;
 pub(crate) struct Variant {
     pub(crate) name: &'static str,
     pub(crate) backend: BackendKind,
-    /// The backend that its engine starts on, to be switched before the case runs.
+    /// The backend that its engine starts on, before it switches and runs the case.
     pub(crate) started_on: Option<BackendKind>,
     pub(crate) placement: Placement,
     pub(crate) registered: bool,
@@ -60,7 +61,7 @@ impl Variant {
         rings.contains(&self.backend) || self.started_on.is_some_and(|backend| rings.contains(&backend))
     }
 
-    /// What it needs for files on the file system of the build.
+    /// What it needs to read files on the file system of the build.
     pub(crate) fn needs(&self) -> Vec<Need> {
         let ring = self.has_ring().then_some(Need::IoUring);
         let direct = (self.direct_io == DirectIo::Required).then_some(Need::DirectIo);
@@ -68,7 +69,7 @@ impl Variant {
     }
 }
 
-/// Every variant that the contract is demanded of.
+/// Every variant that must fulfil the contract.
 pub(crate) static VARIANTS: [Variant; 13] = [
     URING,
     Variant {
@@ -144,10 +145,10 @@ pub(crate) static VARIANTS: [Variant; 13] = [
     },
 ];
 
-/// A case of the contract, by its name.
+/// A case of the contract, with its name.
 pub(crate) type Case = (&'static str, fn(&Harness));
 
-/// What a batch was answered, in memory of the test's own.
+/// The result of a batch, copied to the test's own memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Answer {
     pub(crate) data: Vec<u8>,
@@ -165,7 +166,7 @@ impl From<Fetched> for Answer {
     }
 }
 
-/// What an answer must be: the items in order, each its bytes or its error.
+/// The expected answer: the items in order, each its bytes or its error.
 pub(crate) fn expected(items: &[Result<&[u8], ReadError>]) -> Answer {
     let errors: Vec<ItemError> = (0..)
         .zip(items)
@@ -198,7 +199,7 @@ pub(crate) fn expected(items: &[Result<&[u8], ReadError>]) -> Answer {
     }
 }
 
-/// Fails with a message that fits a terminal: megabytes of differing bytes do not.
+/// Fails with a message that fits a terminal, instead of megabytes of differing bytes.
 #[track_caller]
 pub(crate) fn assert_answer(found: &Answer, wanted: &Answer, who: &str) {
     assert_eq!(found.errors, wanted.errors, "{who}: errors");
@@ -222,14 +223,14 @@ pub(crate) struct Harness {
 }
 
 impl Harness {
-    /// Runs a case on a variant, and then looks after it.
+    /// Runs a case on a variant, then the final checks.
     pub(crate) fn run(variant: &Variant, case: fn(&Self)) {
         let harness = Self::with(*variant, |_| {});
         case(&harness);
         harness.finish();
     }
 
-    /// Runs a case on a variant with its files beneath `directory`, and then looks after it.
+    /// Runs a case on a variant with its files beneath `directory`, then the final checks.
     pub(crate) fn run_in(directory: &Path, variant: Variant, case: impl FnOnce(&Self)) {
         let mut harness = Self::with(variant, |_| {});
         harness.directory = tempfile::tempdir_in(directory).expect("a directory");
@@ -295,8 +296,8 @@ impl Harness {
 
     /// Writes a file of `length` pattern bytes; returns its path and the bytes.
     ///
-    /// A byte has 4 random bits, so that file systems that compress do, and is never 0, which is what the kernel puts
-    /// where a file has no data.
+    /// Each byte has 4 random bits, so that compressing file systems do compress, and is never 0, which the
+    /// kernel puts where a file has no data.
     pub(crate) fn file(&self, name: &str, length: usize) -> (PathBuf, Vec<u8>) {
         let path = self.directory.path().join(name);
         let mut bytes = vec![0; length];
@@ -307,7 +308,7 @@ impl Harness {
         (path, bytes)
     }
 
-    /// Opens a dataset on this variant's terms.
+    /// Opens a dataset with this variant's settings.
     pub(crate) fn open(&self, kind: KindSpec, paths: &[&Path]) -> Arc<Dataset> {
         let spec = DatasetSpec {
             name: "contract".to_owned(),
@@ -341,7 +342,7 @@ impl Harness {
         Ok(ticket)
     }
 
-    /// Counts items that a test had accepted by other means.
+    /// Counts items that a test submitted by other means.
     pub(crate) fn count_accepted(&self, items: u64) {
         self.accepted.fetch_add(items, Ordering::Relaxed);
     }
@@ -374,7 +375,7 @@ impl Harness {
                 Ok(ticket) => (items, ticket.await.map(Answer::from)),
                 Err(error) => (0, Err(error)),
             };
-            // Before the answer is told: whoever has it may ask for the engine to be idle.
+            // Before the answer is sent: the receiver may then require the engine to be idle.
             drop(engine);
             tell.send((accepted, answer)).expect("the test waits");
         });
@@ -408,7 +409,7 @@ impl Harness {
         outside
     }
 
-    /// Demands exactly these items of a batch, from outside and from each core.
+    /// Demands exactly these items for a batch, from outside and from each core.
     #[track_caller]
     pub(crate) fn expect(&self, build: impl Fn() -> Batch, items: &[Result<&[u8], ReadError>]) {
         let found = self
@@ -474,7 +475,7 @@ impl Harness {
         })
     }
 
-    /// Waits until nothing is queued, in flight or held, and every accepted item is in the metrics.
+    /// Waits until nothing is queued, in flight or held, and the metrics include every accepted item.
     pub(crate) fn wait_idle(&self) {
         wait_until(
             || {
@@ -508,7 +509,7 @@ impl Harness {
         );
     }
 
-    /// What holds after every case: idle, and a clean drain.
+    /// The checks after every case: the engine is idle, and drains cleanly.
     pub(crate) fn finish(self) {
         self.wait_idle();
         let deadline = Instant::now() + WAIT;
@@ -526,7 +527,7 @@ impl Drop for Harness {
     }
 }
 
-/// A count that Prometheus keeps as a float.
+/// Converts a count, which Prometheus keeps as a float.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -554,12 +555,12 @@ pub(crate) fn blocks_of(dataset: &Arc<Dataset>, blocks: &[usize]) -> Batch {
     batch
 }
 
-/// A directory on the file system of the build, which is more likely to take O_DIRECT than that of `/tmp`.
+/// A directory on the file system of the build, which is more likely to support O_DIRECT than that of `/tmp`.
 pub(crate) fn temporary_directory() -> TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory")
 }
 
-/// Looks at a condition until it holds or the longest wait is over.
+/// Polls a condition until it holds or the longest wait is over.
 #[track_caller]
 pub(crate) fn wait_until(condition: impl Fn() -> bool, complaint: impl Fn() -> String) {
     let deadline = Instant::now() + WAIT;

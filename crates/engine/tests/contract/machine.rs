@@ -1,4 +1,5 @@
-//! Devices and file systems of this machine, set up for one test and taken down after it; or why that does not work here.
+//! Devices and file systems of this machine, set up for one test and removed after it; or why that does not
+//! work here.
 
 use crate::harness::{WAIT, temporary_directory};
 use std::path::{Path, PathBuf};
@@ -7,14 +8,14 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// The machine has few loop devices and one page cache: one test at a time.
+/// The machine has few loop devices and one page cache, so tests that use it run one at a time.
 static MACHINE: Mutex<()> = Mutex::new(());
 
 pub(crate) fn machine() -> MutexGuard<'static, ()> {
     MACHINE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs a command to its end, and returns what it printed; or why not, in one line.
+/// Runs a command to its end. Returns what it printed, or the reason for its failure in one line.
 fn run(command: &mut Command) -> Result<String, String> {
     let program = command.get_program().to_string_lossy().into_owned();
     let output = command
@@ -28,7 +29,7 @@ fn run(command: &mut Command) -> Result<String, String> {
     String::from_utf8(output.stdout).map_err(|error| error.to_string())
 }
 
-/// A block device, and what to do with it afterwards.
+/// A block device, and how to remove it.
 pub(crate) struct Device {
     path: PathBuf,
     zram: Option<String>,
@@ -45,7 +46,8 @@ impl Device {
         Ok(Self { path, zram: None })
     }
 
-    /// A compressed device in memory. Its driver announces that 512-byte aligned memory will do, and gets it wrong.
+    /// A compressed device in memory. Its driver announces that 512-byte aligned memory is enough, but
+    /// mishandles it.
     pub(crate) fn in_memory(length_bytes: u64) -> Result<Self, String> {
         const ADD: &str = "/sys/class/zram-control/hot_add";
         let number = std::fs::read_to_string(ADD).map_err(|error| format!("{ADD}: {error}"))?;
@@ -68,7 +70,8 @@ impl Drop for Device {
     fn drop(&mut self) {
         // A failure here must not hide the test's own.
         match &self.zram {
-            // Both are refused while the device is open, and an engine's threads close its files a moment later.
+            // Both are refused while the device is open, and an engine's threads close its files a moment
+            // later.
             Some(number) => {
                 let deadline = Instant::now() + WAIT;
                 let reset = || std::fs::write(format!("/sys/block/zram{number}/reset"), "1").is_ok();
@@ -85,7 +88,7 @@ impl Drop for Device {
     }
 }
 
-/// A file system of its own, mounted for as long as this lives.
+/// A file system, mounted as long as this lives.
 pub(crate) struct Mounted {
     directory: TempDir,
     _device: Device,
@@ -104,14 +107,14 @@ pub(crate) enum FileSystem {
     Xfs,
     /// Btrfs on a loop device.
     Btrfs,
-    /// The same, which compresses every file.
+    /// The same, compressing every file.
     BtrfsCompressed,
 }
 
 impl FileSystem {
     pub(crate) const ALL: [Self; 4] = [Self::Zram, Self::Xfs, Self::Btrfs, Self::BtrfsCompressed];
 
-    /// What the host must have for it.
+    /// What the host must support for it.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Zram => "zram and ext4",
@@ -120,7 +123,7 @@ impl FileSystem {
         }
     }
 
-    /// In the names of tests.
+    /// Its module in the names of tests.
     pub(crate) fn module(self) -> &'static str {
         match self {
             Self::Zram => "zram",
@@ -173,7 +176,8 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        // Lazy: files that are still being closed keep it busy for a moment, and it ends with the last of them.
+        // Lazy: files that are still being closed keep it busy for a moment; it is unmounted with the last of
+        // them.
         let _unmounted = Command::new("umount")
             .arg("--lazy")
             .arg(self.directory.path())

@@ -1,13 +1,14 @@
-//! The contract suite: one set of cases over every backend, which demands the same bytes and the same error values.
+//! The contract suite: one set of cases over every backend, which demands the same bytes and the same error
+//! values.
 //!
-//! A case is a function of a [`harness::Harness`]; a test is a case on one of [`harness::VARIANTS`], so that the failing
-//! backend is in the test's name: `module::variant::case`. After each case the harness checks what holds always: every
-//! read accounted for in the metrics, all memory returned, a clean drain. `faults` and `sharing` have what only the
-//! simulation can show, `devices` real block devices, `filesystems` the cases on other file systems than the build's,
-//! `model` random batches.
+//! A case is a function of a [`harness::Harness`]; a test is a case on one of [`harness::VARIANTS`], so that
+//! the failing backend is in the test's name: `module::variant::case`. After each case the harness checks
+//! what must always hold: every read counted in the metrics, all memory returned, a clean drain. `faults` and
+//! `sharing` contain what only the simulation can show, `devices` real block devices, `filesystems` the cases
+//! on file systems other than the build's, `model` random batches.
 //!
-//! A test names what it needs of the host (`needs`). What is missing is reported as ignored, with the reason; with
-//! `--ignored` or `--include-ignored` it fails.
+//! A test names what it needs of the host (`needs`). If that is missing, the test is reported as ignored,
+//! with the reason; with `--ignored` or `--include-ignored` it fails.
 
 #![expect(
     clippy::expect_used,

@@ -1,5 +1,5 @@
-//! Random batches over two files, held against a byte array: uring, mmap, pread and the simulation must all answer
-//! what the array says, errors included.
+//! Random batches over two files, checked against a byte array: uring, mmap, pread and the simulation must
+//! all return what the array does, errors included.
 
 use crate::harness::{Harness, VARIANTS, Variant, assert_answer, expected};
 use crate::suite::Test;
@@ -52,7 +52,7 @@ fn batch_of(dataset: &Arc<Dataset>, requests: &[ItemRequest]) -> Batch {
     batch
 }
 
-/// What the array says.
+/// The expected result, from the array.
 fn answer_of<'a>(model: &'a [u8], request: &ItemRequest) -> Result<&'a [u8], ReadError> {
     let end = model.len() as u64;
     let (offset, length) = match *request {
@@ -78,8 +78,9 @@ fn answer_of<'a>(model: &'a [u8], request: &ItemRequest) -> Result<&'a [u8], Rea
 }
 
 fn answers_what_the_model_says(variant: Variant) {
-    // Scenario: random batches of ranges and blocks, good and bad, touching and overlapping, over two files whose
-    // border lies off every alignment; from outside and from each core. Expectation: the model's answer, on every backend the same.
+    // Scenario: random batches of ranges and blocks, valid and invalid, touching and overlapping, over two
+    // files with an unaligned border; from outside and from each core. Expectation: the model's answer on
+    // every backend.
     let harness = Harness::with(variant, |config| config.plan.merge_gap_bytes = 256);
     let files = [
         harness.file("a", FIRST_BYTES),

@@ -1,4 +1,5 @@
-//! What a test needs of the host, found by using it, once a run. docs/ARCHITECTURE.md ("Tests") has the list of reasons.
+//! What a test needs of the host, determined by using it, once per run. docs/ARCHITECTURE.md ("Tests") lists
+//! the reasons.
 
 use crate::harness::temporary_directory;
 use crate::machine::{Device, FileSystem, Mounted, machine};
@@ -15,11 +16,12 @@ pub(crate) enum Need {
     IoUring,
     /// Direct I/O on the file system of the build.
     DirectIo,
-    /// Loop devices: root, and not every container has them for it.
+    /// Loop devices: need root, and some containers have none even then.
     LoopDevice,
-    /// Compressed devices in memory: root, and a kernel with CONFIG_ZRAM.
+    /// Compressed devices in memory: need root, and a kernel with CONFIG_ZRAM.
     Zram,
-    /// A file system that can be made and mounted here: root, its tools, and a kernel that knows it.
+    /// A file system that can be created and mounted here: needs root, its tools, and a kernel that supports
+    /// it.
     FileSystem(FileSystem),
 }
 

@@ -1,4 +1,4 @@
-//! Every byte that was asked for, wherever it lies and however the batch is shaped.
+//! Every requested byte, wherever it lies and whatever the batch.
 
 use crate::harness::{Case, DEPTH, Harness, MAX_READ_BYTES, blocks_of, expected, ranges_of};
 use crate::named;
@@ -10,7 +10,7 @@ use ringfetch_pattern as pattern;
 use std::sync::Arc;
 
 fn first_and_last_record(harness: &Harness) {
-    // Scenario: the first and the last block of 25. Expectation: their bytes, in the order asked for.
+    // Scenario: the first and the last block of 25. Expectation: their bytes, in request order.
     let (path, model) = harness.file("blocks", 25 * 4096);
     let dataset = harness.blocks(4096, &[&path]);
     harness.expect_blocks(&dataset, &model, 4096, &[0, 24]);
@@ -19,7 +19,7 @@ fn first_and_last_record(harness: &Harness) {
 }
 
 fn unaligned_ranges(harness: &Harness) {
-    // Scenario: ranges that begin and end off every alignment, alone and together, of one byte and of many.
+    // Scenario: ranges that begin and end unaligned, alone and together, of one byte and of many.
     // Expectation: exactly their bytes.
     let (path, model) = harness.file("file", 100_000);
     let dataset = harness.blocks(1, &[&path]);
@@ -79,8 +79,8 @@ fn a_range_crossing_files(harness: &Harness) {
 }
 
 fn an_unaligned_tail(harness: &Harness) {
-    // Scenario: a file of 50 001 bytes, a multiple of nothing; its last byte, its last thousand, all of it.
-    // Expectation: their bytes, as if the file went on.
+    // Scenario: a file of 50 001 bytes, a multiple of no alignment; its last byte, its last thousand, all of
+    // it. Expectation: their bytes, as if the file continued.
     let (path, model) = harness.file("tail", 50_001);
     let dataset = harness.blocks(1, &[&path]);
     for range in [(50_000, 1), (49_001, 1000), (49_664, 337), (0, 50_001)] {
@@ -96,7 +96,8 @@ fn an_unaligned_tail(harness: &Harness) {
 }
 
 fn more_reads_than_depth(harness: &Harness) {
-    // Scenario: one batch of 20 times the queue depth, no two reads mergeable, in no order. Expectation: all of them.
+    // Scenario: one batch of 20 times the queue depth, no two reads mergeable, in random order. Expectation:
+    // all of them.
     let reads = 20 * DEPTH as usize;
     let (path, model) = harness.file("blocks", 2 * reads * 512);
     let dataset = harness.blocks(512, &[&path]);
@@ -187,8 +188,8 @@ fn gaps_are_read_over_and_left_out(harness: &Harness) {
 }
 
 fn a_range_larger_than_a_read(harness: &Harness) {
-    // Scenario: ranges longer than the longest device read, aligned and not, alone and with others. Expectation: their
-    // bytes, put together.
+    // Scenario: ranges longer than the longest device read, aligned and not, alone and with others.
+    // Expectation: their bytes, reassembled.
     let (path, model) = harness.file("file", 2 << 20);
     let dataset = harness.blocks(1, &[&path]);
     let most = MAX_READ_BYTES as usize;
@@ -210,7 +211,8 @@ fn a_range_larger_than_a_read(harness: &Harness) {
 }
 
 fn items_of_different_lengths(harness: &Harness) {
-    // Scenario: a batch of lengths from one byte to 60 000. Expectation: each length told, bytes back to back.
+    // Scenario: a batch of lengths from one byte to 60 000. Expectation: each length reported, bytes back to
+    // back.
     let (path, model) = harness.file("file", 100_000);
     let dataset = harness.blocks(1, &[&path]);
     let ranges: Vec<_> = (0..40).map(|number| (number * 997, 1 + number * 1500)).collect();
@@ -234,8 +236,8 @@ fn vectors_with_headers_between(harness: &Harness) {
 }
 
 fn vectors_of_3072_bytes(harness: &Harness) {
-    // Scenario: raw f32 vectors of 768 dimensions, aligned to 1024 bytes and to nothing larger; then after a header of
-    // 100 bytes, aligned to nothing. Expectation: their elements.
+    // Scenario: raw f32 vectors of 768 dimensions, aligned to 1024 bytes; then after a header of 100 bytes,
+    // unaligned. Expectation: their elements.
     for header_bytes in [0, 100] {
         let path = harness.directory.path().join(format!("v{header_bytes}"));
         pattern::write_vectors(&path, 6, Layout::Raw, Dtype::F32, 768, 200, &mut |_| true).expect("write");
@@ -278,8 +280,8 @@ fn expect_vectors(
 }
 
 fn batches_from_both_cores_at_once(harness: &Harness) {
-    // Scenario: on each core eight tasks that fetch one batch after the other, while outside fetches too. Expectation:
-    // every answer right.
+    // Scenario: on each core eight tasks fetch one batch after the other, while others are fetched from
+    // outside. Expectation: every answer is right.
     let (path, model) = harness.file("blocks", 500 * 4096);
     let dataset = harness.blocks(4096, &[&path]);
     let model = Arc::new(model);

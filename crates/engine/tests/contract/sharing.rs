@@ -1,5 +1,5 @@
-//! Reads in flight that are shared, turns between callers, and control beside data: on the simulation, which decides when a
-//! read is over.
+//! Shared reads in flight, turns between callers, and control next to data: on the simulation, which decides
+//! when a read finishes.
 
 use crate::harness::{
     Answer, DEPTH, Harness, MAX_READ_BYTES, VARIANTS, WAIT, assert_answer, blocks_of, expected, ranges_of,
@@ -23,7 +23,7 @@ fn script(fates: &[Fault]) -> FaultPlan {
     }
 }
 
-/// A caller of its own.
+/// A new caller.
 fn caller(harness: &Harness, id: u64) -> SubmitOptions {
     SubmitOptions {
         account: Some(harness.engine.caller_account(id).connection(id, u64::MAX)),
@@ -38,7 +38,7 @@ fn wait_joined(harness: &Harness, reads: u64) {
     );
 }
 
-/// As many callers as there are, each with one block, the same for all; the device holds it.
+/// [`CALLERS`] callers ask for the same block; the device holds the read.
 fn herd(harness: &Harness, control: &SimControl, dataset: &Arc<Dataset>, block: usize) -> Vec<Ticket> {
     let (started, joined) = (control.started_total(), harness.joined_reads());
     control.hold();
@@ -54,8 +54,9 @@ fn herd(harness: &Harness, control: &SimControl, dataset: &Arc<Dataset>, block: 
 }
 
 fn a_thousand_callers_of_one_block_cost_one_read() {
-    // Scenario: 1,000 callers ask for one block while it is being read; it arrives, arrives in parts, fails, or the file
-    // has ended. Expectation: one read (and its continuation); everybody gets the bytes, or the error.
+    // Scenario: 1,000 callers ask for one block while it is being read; it arrives, arrives in parts, fails,
+    // or the file has ended. Expectation: one read (and its continuation); every caller gets the bytes, or
+    // the error.
     let (harness, control) = Harness::simulated();
     let (path, model) = harness.file("file", 100 * 4096);
     let dataset = harness.blocks(4096, &[&path]);
@@ -72,7 +73,7 @@ fn a_thousand_callers_of_one_block_cost_one_read() {
         (vec![Fault::Short { bytes: 1000 }], bytes(), 2),
         (vec![Fault::Errno(libc::EIO)], Err(eio), 1),
         (vec![Fault::Short { bytes: 0 }], bytes(), 2),
-        // Of what was cut.
+        // The file was truncated.
         (vec![], Err(cut), 1),
     ];
     for (fates, wanted, attempts) in cases {
@@ -94,8 +95,8 @@ fn a_thousand_callers_of_one_block_cost_one_read() {
 }
 
 fn a_read_is_shared_though_its_first_caller_gave_up() {
-    // Scenario: of 1,000 callers the one whose read it is gives up, and every third. Expectation: the others get the bytes
-    // of the one read.
+    // Scenario: of 1,000 callers the one that started the read leaves, and every third. Expectation: the
+    // others get the bytes of the one read.
     let (harness, control) = Harness::simulated();
     let (path, model) = harness.file("file", 100 * 4096);
     let dataset = harness.blocks(4096, &[&path]);
@@ -115,9 +116,9 @@ fn a_read_is_shared_though_its_first_caller_gave_up() {
 }
 
 fn parts_of_a_read_in_flight_are_shared() {
-    // Scenario: a range of 100 KB is being read; others ask for blocks and ranges within it, aligned and not, and one that
-    // reaches beyond. It arrives, or fails. Expectation: only what reaches beyond is read; when it fails, each is read on
-    // its own, and has its bytes.
+    // Scenario: a range of 100 KB is being read; others ask for blocks and ranges within it, aligned and not,
+    // and for one that reaches beyond. The read arrives, or fails. Expectation: only the range that reaches
+    // beyond is read; if the first read fails, each is read separately and has its bytes.
     for fails in [false, true] {
         let (harness, control) = Harness::simulated();
         let (path, model) = harness.file("file", 1 << 20);
@@ -163,9 +164,9 @@ fn parts_of_a_read_in_flight_are_shared() {
 }
 
 fn a_read_that_waits_joins_without_its_turn() {
-    // Scenario: every slot is taken, with nobody waiting or with somebody; a batch asks for blocks that are in flight, and
-    // another for one that is not and one of those. Expectation: the first is answered as soon as its blocks arrive, and
-    // nothing is read twice.
+    // Scenario: every slot is in use, with and without waiting batches; a batch asks for blocks that are in
+    // flight, and another for one that is not and one of those. Expectation: the first is answered as soon as
+    // its blocks arrive, and nothing is read twice.
     for batches in [1, 3] {
         let (harness, control) = Harness::simulated();
         let depth = DEPTH as usize;
@@ -196,8 +197,9 @@ fn a_read_that_waits_joins_without_its_turn() {
 }
 
 fn a_thousand_batches_that_overlap_under_faults() {
-    // Scenario: many callers ask for overlapping parts of 100 KB while attempts fall short, fail, are interrupted and finish
-    // in any order, and some callers give up. Expectation: every item has its bytes, or a device error with its own extent.
+    // Scenario: many callers ask for overlapping parts of 100 KB while attempts are short, fail, are
+    // interrupted and finish in any order, and some callers leave. Expectation: every item has its bytes, or
+    // a device error with its own extent.
     let (harness, control) = Harness::simulated();
     let (path, model) = harness.file("file", 100_001);
     let dataset = harness.blocks(1, &[&path]);
@@ -251,8 +253,9 @@ fn a_thousand_batches_that_overlap_under_faults() {
 }
 
 fn a_single_block_goes_before_long_reads_of_others() {
-    // Scenario: eight callers, or eight connections of one, have 1 MiB each to be read, in pieces; what may be in flight is. A
-    // ninth asks for one block, again and again. Expectation: it is what is started next, every time.
+    // Scenario: eight callers, or eight connections of one, each read 1 MiB in pieces, and in-flight is at
+    // its limit. A ninth asks for one block, again and again. Expectation: the block is started next, every
+    // time.
     for one_caller in [false, true] {
         let (harness, control) = Harness::simulated();
         let (path, model) = harness.file("file", 20 << 20);
@@ -273,7 +276,7 @@ fn a_single_block_goes_before_long_reads_of_others() {
                 harness.submit(batch, account(id)).expect("accepted")
             })
             .collect();
-        // 2 MiB of one caller; of several callers, half of the queue.
+        // 2 MiB for one caller; half of the queue for several callers.
         let most = if one_caller { DEPTH } else { DEPTH / 2 };
         assert_eq!(DEPTH, (2 << 20) / MAX_READ_BYTES);
         assert!(control.wait_started(u64::from(most), WAIT));
@@ -282,12 +285,13 @@ fn a_single_block_goes_before_long_reads_of_others() {
             Ok(())
         );
         assert_eq!(control.in_flight(), most as usize);
-        // Those that arrived first had a round's part at once; the others have it now.
+        // The first to arrive had a round's part at once; the others have it now.
         let mut released = control.release(8);
         assert!(control.wait_started(u64::from(most) + 8, WAIT));
         let mine = account(9);
         for number in 0..4_usize {
-            // Attempts are released in the order of their start: all that were started before the block's, and then one.
+            // Attempts are released in the order of their start: all that started before the block's, and
+            // then one more.
             assert_eq!(
                 harness.runtime.block_on(harness.engine.signs_of_life(WAIT)),
                 Ok(())
@@ -316,8 +320,8 @@ fn a_single_block_goes_before_long_reads_of_others() {
 }
 
 fn bytes_in_flight_are_bounded_whatever_the_depth() {
-    // Scenario: depth 128, and 16 MiB to be read in pieces of 1 MiB, for whoever is alone, and for a caller beside another.
-    // Expectation: eight are in flight, or two; never more.
+    // Scenario: depth 128, and 16 MiB to be read in pieces of 1 MiB, for a lone caller, and for one that
+    // shares. Expectation: eight are in flight, or two; never more.
     let simulated = VARIANTS[VARIANTS.len() - 1];
     for (accounts, most) in [(0, 8), (2, 2)] {
         let harness = Harness::with(simulated, |config| {
@@ -344,8 +348,8 @@ fn bytes_in_flight_are_bounded_whatever_the_depth() {
 }
 
 fn a_shard_behind_a_stuck_device_gives_signs_of_life() {
-    // Scenario: the device answers nothing; the queue is filled until it refuses. Expectation: the shard answers a
-    // heartbeat, again and again, and takes a drain.
+    // Scenario: the device returns nothing; the queue is filled until it refuses. Expectation: the shard
+    // answers heartbeats, again and again, and accepts a drain.
     let simulated = VARIANTS[VARIANTS.len() - 1];
     let harness = Harness::with(simulated, |config| config.queued_reads = 3000);
     let control = harness.sim.clone().expect("a simulation");
@@ -378,8 +382,8 @@ fn a_shard_behind_a_stuck_device_gives_signs_of_life() {
 }
 
 fn what_nobody_wants_any_more_does_not_wait_for_its_turn() {
-    // Scenario: the device answers nothing; batches that wait are given up, or their deadline passes. Expectation: with the
-    // next heartbeat the memory of the first is free, and the second are answered.
+    // Scenario: the device returns nothing; waiting batches are dropped, or their deadline passes.
+    // Expectation: at the next heartbeat the memory of the first is free, and the second are answered.
     let (harness, control) = Harness::simulated();
     let (path, _) = harness.file("file", 6 << 20);
     let dataset = harness.blocks(1, &[&path]);

@@ -1,5 +1,5 @@
-//! Tests as values: cases by variant, each with what it needs of the host, for a harness that can ignore a test at run
-//! time.
+//! Tests as values: cases by variant, each with what it needs of the host, for a harness that can ignore a
+//! test at run time.
 
 use crate::harness::{Case, Harness, VARIANTS, Variant};
 use crate::needs::Need;
@@ -21,13 +21,14 @@ impl Test {
         }
     }
 
-    /// The test under these arguments. Where something is missing it is ignored, with the reason; whoever asks for the
-    /// ignored tests has it fail, so that a run meant to leave nothing out cannot do so silently.
+    /// The test under these arguments. If something is missing, it is ignored, with the reason; if the
+    /// arguments ask for ignored tests, it fails instead, so that a run meant to leave nothing out cannot do
+    /// so silently.
     pub(crate) fn into_trial(self, arguments: &Arguments) -> Trial {
         let Self { name, needs, run } = self;
         let demanded = arguments.ignored || arguments.include_ignored;
-        // `--ignored` chooses by this flag. Without it nothing is examined until the test's turn, for its reason is only
-        // printed then.
+        // `--ignored` selects by this flag. Otherwise needs are examined only when the test runs, since the
+        // reason is printed only then.
         let is_ignored = demanded && missing(&needs).is_some();
         let thread_name = name.clone();
         let trial = Trial::ignorable_test(name, move || match missing(&needs) {
@@ -46,7 +47,7 @@ fn missing(needs: &[Need]) -> Option<String> {
     needs.iter().find_map(|need| need.missing())
 }
 
-/// Runs a test on a thread of its name, which a panic's message then has.
+/// Runs a test on a thread of its name, so that panic messages show it.
 fn run_named(name: String, run: Box<dyn FnOnce() + Send>) {
     let thread = std::thread::Builder::new().name(name).spawn(run);
     if let Err(panic) = thread.expect("a thread").join() {

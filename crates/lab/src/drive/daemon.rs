@@ -1,4 +1,5 @@
-//! A daemon, through the client: as many calls in flight as the depth, from a few threads with connections of their own.
+//! Reads through a daemon, by the client: as many calls in flight as the depth, from a few threads with their
+//! own connections.
 
 use crate::job::Job;
 use crate::served::Served;
@@ -12,7 +13,7 @@ const THREADS_MAX: usize = 4;
 /// A call that takes longer has failed.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Asks with `depth` requests in flight.
+/// Keeps `depth` requests in flight.
 pub(crate) fn drive(job: &Arc<Job>) -> Result<(), String> {
     let served = job.material.served.clone().ok_or("no daemon was named")?;
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
@@ -31,7 +32,7 @@ pub(crate) fn drive(job: &Arc<Job>) -> Result<(), String> {
                         .map(|client| (runtime, client))
                         .map_err(|error| error.to_string())
                 });
-                // Everybody comes here, also who cannot go on.
+                // Every thread must reach the barrier, even one that failed to connect.
                 ready.wait();
                 match client {
                     Ok((runtime, client)) => {

@@ -1,4 +1,4 @@
-//! The engine, through the calls that the daemon makes: batches submitted on its cores.
+//! Reads through the engine, by the calls that the daemon makes: batches submitted on its cores.
 
 use crate::job::{Job, Lane, ReadAt};
 use crate::setup::Shape;
@@ -14,19 +14,19 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
-/// Response memory, at least; a step that needs more than a study may have is not planned.
+/// Smallest response memory; a step that needs more than a study may use is not planned.
 const MEMORY_MIN_BYTES: u64 = 16 << 20;
-/// What a step says whose memory could not be registered with the ring.
+/// The note of a step whose memory could not be registered with the ring.
 pub(crate) const UNREGISTERED: &str = "memory not registered: RLIMIT_MEMLOCK (ulimit -l) is too low";
 const OBJECTS_OPEN_MAX: usize = 2048;
 /// A device that does not answer within this has failed.
 const DRAIN: Duration = Duration::from_secs(30);
 
-/// What is chosen of the engine, by a strategy or by a cell.
+/// Engine settings chosen by a strategy or by a cell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Choice {
     pub(crate) backend: BackendKind,
-    /// Reads of a batch, at most.
+    /// Most reads per batch.
     pub(crate) batch: usize,
     pub(crate) rings: u32,
     /// `None`: the step's depth, and for a ring at least the default.
@@ -35,12 +35,12 @@ pub(crate) struct Choice {
     pub(crate) registered_buffers: bool,
     pub(crate) mmap_threads: u32,
     pub(crate) announce: bool,
-    /// By which the depth is cut; `None`: uncut.
+    /// Lowers the depth; `None`: the depth is not lowered.
     pub(crate) device_tags: Option<u32>,
 }
 
 impl Choice {
-    /// The defaults of the daemon, on one ring, each read asked for alone.
+    /// The defaults of the daemon, on one ring, with each read submitted alone.
     pub(crate) fn of(backend: BackendKind) -> Self {
         let defaults = EngineConfig::default();
         Self {
@@ -57,7 +57,7 @@ impl Choice {
     }
 }
 
-/// Reads with `depth` reads asked for at once.
+/// Keeps `depth` reads in flight.
 pub(crate) fn drive(job: &Arc<Job>, choice: Choice) -> Result<(), String> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| error.to_string())?;
@@ -65,7 +65,7 @@ pub(crate) fn drive(job: &Arc<Job>, choice: Choice) -> Result<(), String> {
 }
 
 async fn drive_on(job: &Arc<Job>, choice: Choice) -> Result<(), String> {
-    // Arrivals come one by one, and a slot has a query.
+    // In an open loop requests arrive one by one, and with queries each slot has one query.
     let alone = job.is_open() || job.reads.group > 1;
     let most = if alone { 1 } else { job.setup.depth };
     let batch = choice.batch.clamp(1, most.max(1));
@@ -94,7 +94,7 @@ async fn drive_on(job: &Arc<Job>, choice: Choice) -> Result<(), String> {
         });
     }
     drop((lanes, done));
-    // Nothing is ever sent: it is closed when the last slot has ended.
+    // Nothing is ever sent: the channel closes when the last slot has ended.
     let _closed = ended.recv().await;
     let pinned = View::real().line("proc/self/status", "VmPin:");
     if choice.backend.uses_ring() && choice.registered_buffers && pinned.as_deref() == Some("0 kB") {
@@ -109,7 +109,7 @@ async fn drive_on(job: &Arc<Job>, choice: Choice) -> Result<(), String> {
     Ok(())
 }
 
-/// What the slots of a core share: they run on one thread.
+/// State shared by the slots of a core, which run on one thread.
 struct Core {
     lane: Mutex<Lane>,
     /// Of an open loop.
@@ -128,13 +128,13 @@ impl Core {
 struct Source {
     engine: Engine,
     dataset: Arc<Dataset>,
-    /// Objects that were opened before, by number.
+    /// Objects opened in advance, by number.
     opened: HashMap<usize, Arc<OpenFile>>,
     batch: usize,
 }
 
 impl Source {
-    /// One batch in flight, again and again.
+    /// Keeps one batch in flight.
     async fn slot(&self, job: &Arc<Job>, core: &Core, place: (usize, usize)) -> Result<(), String> {
         let gate = core.gate.get_or_init(|| job.gate(place.0, place.1));
         let mut reads = Vec::new();
@@ -155,7 +155,7 @@ impl Source {
             if let Some(item) = fetched.errors.first() {
                 return Err(item.error.to_string());
             }
-            // What a caller does that keeps the bytes: the engine's own memory is always used again.
+            // What a caller does to keep the bytes, since the engine's own memory is always reused.
             let copy = (!job.setup.pooled).then(|| fetched.data.to_vec());
             let mut rest: &[u8] = copy.as_deref().unwrap_or(&fetched.data);
             // No code panics under this lock.
@@ -237,10 +237,10 @@ fn configuration(job: &Job, choice: Choice) -> EngineConfig {
     let memory = job.reads.engine_bytes(job.setup.depth, choice.batch);
     let mut config = EngineConfig {
         backend: choice.backend,
-        // Whether there is a ring was found out before: a fallback would be a lie.
+        // Whether there is a ring was checked before: a fallback would falsify the results.
         on_unavailable: OnUnavailable::Fail,
         cores: choice.rings,
-        // As the baselines are: whatever else runs on one CPU does not meet the engine alone.
+        // Not pinned with one ring, like the baselines: other load on one CPU must not hit the engine alone.
         pin: choice.rings > 1,
         memory_budget_bytes: memory.next_multiple_of(1 << 20).max(MEMORY_MIN_BYTES),
         device_tags: choice.device_tags,

@@ -1,4 +1,4 @@
-//! The loops that strategies share: threads that block, one thread with a queue, the engine, a daemon.
+//! The loops that strategies share: blocking threads, one thread with a queue, the engine, a daemon.
 
 pub(crate) mod daemon;
 pub(crate) mod engine;

@@ -5,7 +5,7 @@ use ringfetch_baselines::{Buffer, Finished, Read, ReadQueue};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// As many buffers as the depth.
+/// One buffer per read of the depth.
 pub(crate) fn buffers(job: &Job) -> Result<Vec<Buffer>, String> {
     let buffer = |_| Buffer::zeroed(job.reads.bytes);
     let buffers: std::io::Result<Vec<Buffer>> = (0..job.setup.depth.max(1)).map(buffer).collect();

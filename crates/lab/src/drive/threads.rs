@@ -7,13 +7,13 @@ use std::io;
 use std::sync::{Arc, RwLock};
 use std::time::Instant;
 
-/// Reads with so many threads; `read` makes one attempt.
+/// Reads with `depth` threads; `read` makes one attempt.
 pub(crate) fn drive(
     job: &Arc<Job>,
     threads: usize,
     read: impl Fn(&File, &mut [u8], u64) -> io::Result<usize> + Sync,
 ) -> Result<(), String> {
-    // Held until every thread is there: it is no figure of theirs how long that takes.
+    // Held until every thread has started: that time is not part of the figures.
     let gate = RwLock::new(());
     let shut = gate.write();
     std::thread::scope(|scope| {

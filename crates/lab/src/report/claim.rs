@@ -1,24 +1,24 @@
-//! What a publication says, and whether it holds here.
+//! The claims of a publication, and whether they hold here.
 
 use crate::stats::Summary;
 use serde::{Deserialize, Serialize};
 
-/// A ratio of ours within these factors of the published one confirms it.
+/// Our ratio confirms the published one if it is within these factors of it.
 const CONFIRMS: (f64, f64) = (0.8, 1.25);
 
-/// What the publication says, and whether it holds here.
+/// A published claim, and whether it holds here.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Claim {
-    /// As the publication has it.
+    /// As published.
     pub claim: String,
     /// `confirmed`, `refuted`, `undecided` or `not tested`.
     pub verdict: String,
-    /// In words, with our figures.
+    /// The verdict in words, with our figures.
     pub words: String,
 }
 
 impl Claim {
-    /// Of our ratio: its verdict and what to say before and after it.
+    /// Judges our ratio: the verdict, and the words before and after it.
     fn of(claim: &str, ours: Option<Summary>, judge: impl FnOnce(&Summary) -> [&'static str; 3]) -> Self {
         let untested = "a strategy that it is about was not measured";
         let (verdict, words) = match ours.map(|ours| (judge(&ours), ours.times())) {
@@ -32,7 +32,7 @@ impl Claim {
         }
     }
 
-    /// Of a ratio that the publication gives.
+    /// Judges a ratio that the publication gives.
     pub(crate) fn of_ratio(claim: &str, published: f64, ours: Option<Summary>) -> Self {
         let (least, most) = (published * CONFIRMS.0, published * CONFIRMS.1);
         let mut judged = Self::of(claim, ours, |ours| {
@@ -52,7 +52,7 @@ impl Claim {
         judged
     }
 
-    /// That something is more than something else: of their ratio.
+    /// Judges that something is more than something else, by their ratio.
     pub(crate) fn of_order(claim: &str, ratio: Option<Summary>) -> Self {
         Self::of(claim, ratio, |ratio| match (ratio.low > 1.0, ratio.high < 1.0) {
             (true, _) => ["confirmed", "holds here: ", ""],
@@ -61,7 +61,7 @@ impl Claim {
         })
     }
 
-    /// That something is at least so many times something else: of their ratio.
+    /// Judges that something is at least `least` times something else, by their ratio.
     pub(crate) fn at_least(claim: &str, least: f64, ratio: Option<Summary>) -> Self {
         Self::of(claim, ratio, |ratio| {
             match (ratio.low >= least, ratio.high < least) {
@@ -79,8 +79,8 @@ mod tests {
 
     #[test]
     fn claims_are_judged_by_their_intervals() {
-        // Scenario: ratios at, far below, far above and around a published 10x; an order that holds, is reversed, is
-        // within the spread; nothing measured. Expected: the verdicts in words, with figures.
+        // Scenario: ratios at, far below, far above and around a published 10x; an order that holds, is
+        // reversed, is within the spread; nothing measured. Expected: the verdicts in words, with figures.
         let of = |values: [f64; 5]| Claim::of_ratio("", 10.0, Summary::of(values));
         let verdict = |claim: Claim| claim.verdict;
         let confirmed = of([9.0, 9.5, 10.0, 10.5, 11.0]);

@@ -1,4 +1,4 @@
-//! Two reports of one study beside each other: what differs beyond the repetitions' spread.
+//! Compares two reports of one study: what differs beyond the repetitions' spread.
 
 use super::{Report, measure_named};
 use crate::error::LabError;
@@ -8,7 +8,7 @@ use ringfetch_command::table::Table;
 /// A table of the second report against the first.
 ///
 /// # Errors
-/// They are reports of different studies.
+/// The reports are of different studies.
 pub(crate) fn compare(first: &Report, second: &Report) -> Result<String, LabError> {
     if first.study != second.study {
         let (first, second) = (&first.study, &second.study);
@@ -71,8 +71,8 @@ mod tests {
 
     #[test]
     fn only_what_differs_beyond_the_spread_is_shown() {
-        // Scenario: a report against itself; against one with a faster row, another kernel and a row less; against one of
-        // another study. Expected: no row; that row and the kernel; an error.
+        // Scenario: a report against itself; against one with a faster row, another kernel and one row less;
+        // against one of another study. Expected: no row; that row and the kernel; an error.
         let first = report();
         let same = compare(&first, &first).unwrap();
         assert!(

@@ -41,7 +41,8 @@ mod tests {
 
     #[test]
     fn every_line_has_as_many_cells_as_the_head() {
-        // Scenario: two rows, a note with a comma and quotes. Expected: a line each, quoted, of equal length.
+        // Scenario: two rows, a note with a comma and quotes. Expected: one line each, quoted, of equal
+        // length.
         let mut report = crate::report::tests::report();
         report.rows[0].note = Some("not polled, \"really\"".to_owned());
         let text = write(&report);

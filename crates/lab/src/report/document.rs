@@ -1,5 +1,5 @@
-//! The report as a document: the same parts as text for a terminal, and as one page that needs nothing else (no scripts, no
-//! fonts, no network).
+//! The report as a document: the same parts as text for a terminal, and as a self-contained page (no scripts,
+//! no fonts, no network).
 
 use super::{Report, ReportRow, measure_named};
 use crate::study::Key;
@@ -14,12 +14,12 @@ th{background:#f3f3f3}.mark{background:#a40000;color:#fff;padding:.5rem 1rem;fon
 /// A part with a heading.
 enum Part<'a> {
     Claims(String),
-    /// With the head, which may be empty, as its first line.
+    /// The head, which may be empty, is the first row.
     Table(&'a str, Vec<Vec<String>>),
     List(&'a str, &'a [String]),
 }
 
-/// What both forms have, in the order of the page: the most important first.
+/// The parts of both forms, in the order of the page: the most important first.
 fn parts(report: &Report) -> Vec<Part<'_>> {
     let mut parts = Vec::new();
     if !report.claims.is_empty() {
@@ -142,7 +142,7 @@ fn lines(pairs: &Key) -> Vec<Vec<String>> {
     [Vec::new()].into_iter().chain(lines).collect()
 }
 
-/// The results: axes, medians, the interval of the first measure, where the bytes came from.
+/// The results: axes, medians, the interval of the first measure, the source of the bytes.
 fn results(report: &Report) -> Vec<Vec<String>> {
     let titles = |name: &String| measure_named(name).map_or(name.clone(), |measure| measure.title.to_owned());
     let titles: Vec<String> = report.columns.iter().map(titles).collect();
@@ -188,7 +188,8 @@ mod tests {
 
     #[test]
     fn the_text_says_everything_that_a_reader_needs() {
-        // Scenario: a forced report. Expected: its mark, facts, medians with intervals, what was left out, the claim.
+        // Scenario: a forced report. Expected: its mark, facts, medians with intervals, what was left out,
+        // the claim.
         let text = text(&report());
         for part in [
             "FORCED, no evidence: --size: too small",
@@ -206,8 +207,8 @@ mod tests {
 
     #[test]
     fn the_page_is_whole_and_nothing_in_it_is_markup_by_accident() {
-        // Scenario: names with every special character, a plot, a mark. Expected: escaped, the plot inside, no link to
-        // anything else.
+        // Scenario: names with every special character, a plot, a mark. Expected: escaped, the plot inline,
+        // no external link.
         let report = report();
         let svg = plot::svg(&[&report.plots[0]]).unwrap();
         let page = html(&report, &[svg]);

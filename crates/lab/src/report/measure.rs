@@ -1,4 +1,4 @@
-//! What is summarised of every row, and how it is shown.
+//! The measures that summarise every row, and how they are shown.
 
 use crate::sample::{OVER_LIMITS, Of, Sample, bytes_per_second, cpu_percent, reads_per_second, seconds};
 use ringfetch_command::quantity::{latency, rate};
@@ -7,9 +7,9 @@ type Show = fn(f64) -> String;
 
 /// How a measure is taken from a sample and shown.
 pub(crate) struct Measure {
-    /// In JSON and CSV, its unit last.
+    /// Name in JSON and CSV, its unit last.
     pub(crate) name: &'static str,
-    /// In tables.
+    /// Title in tables.
     pub(crate) title: &'static str,
     pub(crate) of: Of,
     pub(crate) show: Show,
@@ -45,7 +45,7 @@ fn missed(sample: &Sample) -> f64 {
     sample.over.map_or(NONE, |_| sample.missed_share())
 }
 
-/// Everything that is summarised of a row. What a sample has not is no number, and is left out.
+/// All measures of a row. A sample without one gives NaN, which is left out.
 pub(crate) const MEASURES: [Measure; 19] = [
     measure("reads_per_second", "reads/s", reads_per_second, rate),
     measure("mib_per_second", "MiB/s", |s| bytes_per_second(s) / MIB, rate),

@@ -1,4 +1,4 @@
-//! A study's results: one value, written as a table, CSV, JSON, plots and a page.
+//! A study's results: one value, written as a table, CSV, JSON, plots and an HTML page.
 
 mod claim;
 pub(crate) mod compare;
@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use std::path::Path;
 
 const FORMAT: &str = "ringfetch-lab-report/1";
-/// A median that is uncertain by more was not measured on a quiet machine.
+/// A larger relative spread means that the machine was not quiet.
 const SPREAD_MAX: f64 = 0.25;
 
 /// A row of results.
@@ -30,9 +30,9 @@ pub struct ReportRow {
     pub key: Key,
     /// Where the bytes came from, as measured.
     pub came_from: String,
-    /// What the strategy has to say of itself.
+    /// The strategy's own remark.
     pub note: Option<String>,
-    /// By name, of every measure that there is.
+    /// Every available measure, by name.
     pub measures: Vec<(String, Summary)>,
 }
 
@@ -60,7 +60,7 @@ impl ReportRow {
     }
 }
 
-/// A table beside the results: published figures beside ours.
+/// An additional table: published figures next to ours.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Beside {
     /// What it shows.
@@ -72,58 +72,58 @@ pub struct Beside {
 /// A plot, both of its axes logarithmic.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Plot {
-    /// File name, without its ending.
+    /// File name, without extension.
     pub name: String,
     /// What it shows.
     pub title: String,
-    /// Of the horizontal axis, with its unit.
+    /// Horizontal axis, with its unit.
     pub x: String,
-    /// Of the vertical axis, with its unit.
+    /// Vertical axis, with its unit.
     pub y: String,
-    /// A name, and points with their intervals: x, median, low, high.
+    /// Lines with a name, and points with their intervals: x, median, low, high.
     pub series: Vec<Line>,
 }
 
 /// A line of a plot.
 pub type Line = (String, Vec<[f64; 4]>);
 
-/// All of a study.
+/// A whole report.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// Of this file.
+    /// Format of this file.
     pub format: String,
     /// Name of the study.
     pub study: String,
-    /// What it answers.
+    /// The question that it answers.
     pub title: String,
     /// The publication that it repeats.
     pub source: String,
-    /// Rules that `--force` has set aside: with any, the figures are no evidence.
+    /// Rules that `--force` overrode: if there are any, the figures are no evidence.
     pub marks: Vec<String>,
-    /// Of the machine, the data and the run.
+    /// Facts about the machine, the data and the run.
     pub facts: Key,
     /// What was measured.
     pub settings: Key,
-    /// What was not, and why.
+    /// What was not measured, and why.
     pub left_out: Vec<String>,
-    /// What a reader has to know.
+    /// What a reader must know.
     pub notes: Vec<String>,
-    /// Strategies, with a line each.
+    /// Strategies, one line each.
     pub strategies: Key,
     /// Names of the measures that tables show.
     pub columns: Vec<String>,
     /// The results.
     pub rows: Vec<ReportRow>,
-    /// Published claims against them.
+    /// Published claims, judged by the results.
     pub claims: Vec<Claim>,
-    /// Published figures beside them.
+    /// Published figures next to the results.
     pub beside: Vec<Beside>,
     /// Plots.
     pub plots: Vec<Plot>,
-    /// Settings that follow, of studies that give advice.
+    /// Recommended settings, of studies that give advice.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub advice: Vec<Advice>,
-    /// The same as a section of a configuration.
+    /// The advice as a section of a configuration.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub yaml: String,
 }
@@ -165,7 +165,7 @@ impl Report {
         report
     }
 
-    /// Adds a table; the head stands first in `rows`.
+    /// Adds a table; the head is the first of `rows`.
     pub(crate) fn table(&mut self, title: &str, rows: Vec<Vec<String>>) {
         let title = title.to_owned();
         self.beside.push(Beside { title, rows });
@@ -183,14 +183,14 @@ impl Report {
         });
     }
 
-    /// Adds what became of a published ratio.
+    /// Adds the verdict on a published ratio.
     pub(crate) fn claim(&mut self, claim: &str, published: f64, ours: Option<Summary>) {
         self.claims.push(Claim::of_ratio(claim, published, ours));
     }
 
-    /// Notes on figures that are not what their row says, or that are uncertain.
+    /// Adds notes on figures that contradict their row's key, or are uncertain.
     fn doubts(&mut self, rows: &Rows) {
-        // Rows whose key says one thing and whose bytes came from elsewhere.
+        // Rows whose key says one thing but whose bytes came from elsewhere.
         let astray = |promises: [&str; 2], place: &str| {
             let promised = |row: &&ReportRow| row.key.iter().any(|(_, value)| promises.contains(&&**value));
             let from = |row: &&ReportRow| row.came_from == place || row.came_from == "both";
@@ -227,13 +227,13 @@ impl Report {
         get(&self.facts, name).or_else(|| get(&self.settings, name))
     }
 
-    /// As one JSON document.
+    /// The report as one JSON document.
     pub(crate) fn json(&self) -> Result<String, LabError> {
         let json = serde_json::to_string_pretty(self).map_err(|error| LabError::at("report.json", error))?;
         Ok(format!("{json}\n"))
     }
 
-    /// The table for the terminal.
+    /// The report for the terminal.
     pub(crate) fn text(&self) -> String {
         document::text(self)
     }
@@ -257,7 +257,7 @@ impl Report {
     /// Reads a finished report: its directory, or the file itself.
     ///
     /// # Errors
-    /// What is there is none.
+    /// The file is not a report.
     pub(crate) fn read(path: &Path) -> Result<Self, LabError> {
         let file = if path.is_dir() {
             path.join("report.json")
@@ -273,7 +273,7 @@ impl Report {
     }
 }
 
-/// A series for each value of `by`, over `x`, of the rows with these values.
+/// A line for each value of `by`, over `x`, from the rows with these values.
 pub(crate) fn series(rows: &Rows, values: &[(&str, &str)], by: &str, x: &str, of: Of) -> Vec<Line> {
     let line = |name: String| {
         let points = rows.with(values).filter(|row| row.get(by) == Some(&name));
@@ -325,8 +325,8 @@ pub(crate) mod tests {
 
     #[test]
     fn a_report_is_written_whole_and_read_again() {
-        // Scenario: a report into a directory. Expected: every form of it; the JSON is the same report; what is none is
-        // refused.
+        // Scenario: a report into a directory. Expected: every form of it; the JSON is the same report;
+        // another file is refused.
         let directory = tempfile::tempdir().unwrap();
         let report = report();
         report.write(directory.path()).unwrap();

@@ -1,4 +1,4 @@
-//! Plots, by plotters and its SVG backend: the one place that names it.
+//! Plots, through plotters and its SVG backend; no other module uses it.
 
 use super::Plot;
 use crate::error::LabError;
@@ -7,7 +7,7 @@ use plotters::prelude::*;
 use std::error::Error;
 
 const SIZE: (u32, u32) = (1040, 520);
-/// Right of it is the legend.
+/// The legend is to the right of it.
 const CHART_WIDTH: u32 = 890;
 const LEGEND_LINE: i32 = 20;
 /// Okabe and Ito's colours, which differ for colour-blind readers too, and four more.
@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn axes_are_labelled_shortly() {
-        // Scenario: values of every size. Expected: at most a digit behind the point.
+        // Scenario: values of every size. Expected: at most one digit after the point.
         let shown = [0.5, 1.0, 250.0, 1500.0, 250_000.0, 1.5e6, 2e9].map(short);
         assert_eq!(shown, ["0.5", "1", "250", "1.5k", "250k", "1.5M", "2G"]);
     }

@@ -1,4 +1,4 @@
-//! The engine's `auto`: from the page cache what is there, through the ring what is not.
+//! The engine's `auto`: copies what is in the page cache, and reads the rest through the ring.
 
 use super::{DEPTH_MAX, Run, Strategy};
 use crate::drive::engine::Choice;

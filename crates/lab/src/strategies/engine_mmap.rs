@@ -1,4 +1,4 @@
-//! The engine's `mmap` as it is configured by default: batches are announced (MADV_WILLNEED), two threads copy.
+//! The engine's `mmap` with its default settings: batches are announced (MADV_WILLNEED), two threads copy.
 
 use super::{DEPTH_MAX, Run, Strategy};
 use crate::drive::engine::Choice;

@@ -1,6 +1,6 @@
-//! The ways to read, a file each, all in one shape: a name, what it is, and how it makes a job's reads.
+//! The strategies, one file each, all of one shape: a name, a description, and how it makes a job's reads.
 //!
-//! Those of the engine are the engine itself; the others are the baselines that it is compared with.
+//! The engine's are the engine itself; the others are the baselines that it is compared with.
 
 mod aio;
 mod daemon;
@@ -22,25 +22,25 @@ use crate::job::Job;
 use crate::setup::Setup;
 use std::sync::Arc;
 
-/// The engine has no bound of its own: memory bounds it.
+/// The engine has no limit of its own: memory limits it.
 const DEPTH_MAX: usize = 1 << 20;
 
 /// A way to read.
 #[derive(Debug)]
 pub(crate) struct Strategy {
-    /// As in tables and `--only`.
+    /// Name in tables and for `--only`.
     pub(crate) name: &'static str,
     /// One line for the report.
     pub(crate) about: &'static str,
-    /// Most reads in flight that it can have.
+    /// Most reads in flight that it supports.
     pub(crate) depth_max: usize,
     pub(crate) run: Run,
 }
 
-/// What makes a job's reads.
+/// How a job's reads are made.
 #[derive(Debug)]
 pub(crate) enum Run {
-    /// The engine, as it is chosen for a step.
+    /// By the engine, with the settings chosen for a step.
     Engine(fn(&Setup) -> Choice),
     Own(fn(&Arc<Job>) -> Result<(), String>),
 }
@@ -97,8 +97,8 @@ mod tests {
         job.outcome().unwrap().reads
     }
 
-    /// Blocks of several sizes, deep and shallow, at random and in order, through the page cache; then whole files, opened
-    /// before and each time, with and without buffers that are used again.
+    /// Blocks of several sizes, deep and shallow, at random and in order, through the page cache; then whole
+    /// files, opened in advance and each time, with and without reused buffers.
     fn return_the_right_bytes(names: &str) {
         let directory = scratch();
         let blocks = Arc::new(small(directory.path()));
@@ -169,7 +169,7 @@ mod tests {
 
     #[test]
     fn names_are_unique_and_found() {
-        // Scenario: every strategy by its name, and a name of none. Expected: itself; nothing.
+        // Scenario: every strategy by its name, and an unknown name. Expected: itself; nothing.
         for strategy in ALL {
             let found = named(strategy.name).unwrap();
             assert!(std::ptr::eq(found, strategy) && !strategy.about.is_empty());

@@ -1,4 +1,4 @@
-//! preadv2(2) with RWF_HIPRI: the thread polls for the completion, where the device's queues are set up for that.
+//! preadv2(2) with RWF_HIPRI: the thread polls for the completion if the device has poll queues.
 
 use super::{Run, Strategy};
 use crate::drive::threads;

@@ -13,7 +13,7 @@ pub(super) static STRATEGY: Strategy = Strategy {
     run: Run::Own(|job| read_through(job, false)),
 };
 
-/// Also of the polled ring.
+/// Shared with the polled ring.
 pub(super) fn read_through(job: &Arc<Job>, polled: bool) -> Result<(), String> {
     let mut buffers = queue::buffers(job)?;
     let options = RingOptions {

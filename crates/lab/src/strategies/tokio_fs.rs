@@ -1,7 +1,7 @@
 //! tokio::fs, as many files and tasks as the depth.
 //!
-//! It reads into memory of its own that O_DIRECT refuses: direct reads are made by `spawn_blocking` and pread(2), which is
-//! what tokio::fs is made of.
+//! tokio::fs reads into its own memory, which O_DIRECT refuses: direct reads use `spawn_blocking` and
+//! pread(2), as tokio::fs does internally.
 
 use super::{Run, Strategy};
 use crate::job::{Job, Lane, ReadAt};
@@ -44,7 +44,7 @@ fn run(job: &Arc<Job>) -> Result<(), String> {
 
 async fn task(job: &Arc<Job>, lane: &mut Lane) -> io::Result<()> {
     let mut buffer = Buffer::zeroed(job.reads.bytes)?;
-    // One file stays open for the task: to clone a descriptor for each read would be a system call more.
+    // The task keeps one file open: cloning a descriptor for each read would cost another system call.
     let mut kept: Option<(usize, tokio::fs::File)> = None;
     while let Some(at) = job.next() {
         let started = Instant::now();

@@ -1,7 +1,8 @@
-//! `act`: the highest rate of small random reads that a device and an engine hold within the limits of Aerospike's
-//! certification (ACT): an open loop, latency from the intended start, and read-only.
+//! `act`: the highest rate of small random reads that a device and an engine hold within the limits of
+//! Aerospike's certification (ACT): an open loop, latency from the intended start, and read-only.
 //!
-//! A step searches by short runs, doubling and then halving the distance, and holds what it found for the whole time.
+//! A step searches by short runs, doubling the rate and then halving the interval, and holds the result for
+//! the whole time.
 
 use crate::args::Act;
 use crate::error::LabError;
@@ -29,7 +30,7 @@ pub(crate) static ABOUT: About = About {
 const READS_PER_SECOND: u64 = 2000;
 const READ_BYTES: usize = 1536;
 const IN_FLIGHT: usize = 512;
-/// (n of 2^n ms, the share of reads that has to be less).
+/// (n for 2^n ms, the share of slower reads must be below this).
 const LIMITS: [(usize, f64); 3] = [(0, 0.05), (3, 0.01), (6, 0.001)];
 
 /// Plans the study.
@@ -72,7 +73,7 @@ fn at(n: u64, time: Duration) -> Amount {
     Amount::At { per_second, time }
 }
 
-/// How the highest rate is found.
+/// How the highest rate is searched for.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Search {
     pub(crate) hold: Duration,
@@ -81,7 +82,7 @@ pub(crate) struct Search {
 }
 
 impl Search {
-    /// The run that held the highest N; where not even 1x was held, that run, with N = 0.
+    /// The run that held the highest N; if not even 1x was held, that run, with N = 0.
     pub(crate) fn highest(&self, setup: Setup, once: Once<'_>) -> Result<Sample, String> {
         let mut run = |n: u64, time: Duration| {
             let amount = at(n, time);
@@ -109,13 +110,13 @@ impl Search {
                 held.multiple = Some(if passed { approximate(low.max(1)) } else { 0.0 });
                 return Ok(held);
             }
-            // A short run was luckier.
+            // It held only for a short run: try a little less.
             low -= (low / 16).max(1);
         }
     }
 }
 
-/// Whether every arrival was sent, and the limits were kept.
+/// Whether every arrival was sent, and the limits were met.
 fn passes(sample: &Sample) -> bool {
     let share = |bits: usize| sample.over.and_then(|over| over.get(bits).copied());
     let kept = |(bits, limit): &(usize, f64)| share(*bits).is_some_and(|share| share < *limit);
@@ -173,8 +174,8 @@ mod tests {
 
     #[test]
     fn the_certifications_limits_are_kept_or_broken() {
-        // Scenario: shares just below each limit; each limit reached; an arrival that was never sent; a closed loop.
-        // Expected: passed; not passed, each.
+        // Scenario: shares just below each limit; each limit reached; an arrival that was never sent; a
+        // closed loop. Expected: passed; then not passed, each.
         let good = [0.049, 0.04, 0.03, 0.0099, 0.009, 0.009, 0.0009];
         assert!(passes(&with(good, 0)));
         for (bits, share) in LIMITS {
@@ -208,8 +209,8 @@ mod tests {
 
     #[test]
     fn the_highest_rate_is_found_and_held() {
-        // Scenario: devices that hold 37x, all, none, and one that holds 37x for a short time only, 35x for long.
-        // Expected: that N; a search by doubling, then by halves, then the hold.
+        // Scenario: devices that hold 37x, all, none, and one that holds 37x only briefly, 35x for long.
+        // Expected: that N; a search by doubling, then by halving, then the hold.
         let (n, tried) = search(|n, _| n <= 37);
         assert_eq!(n, 37.0);
         assert_eq!(tried, [1, 2, 4, 8, 16, 32, 64, 48, 40, 36, 38, 37, 37]);

@@ -21,8 +21,8 @@ pub(crate) static ABOUT: About = About {
 };
 const SMALLEST_BYTES: u64 = 512;
 const PAGE_BYTES: u64 = 4096;
-/// The publication recommends the largest block whose latency is "almost the same" as the smallest one's. Its own example
-/// allows about 17 %: 256 KiB took 12 ms on a disk that moves them in 1.7 ms.
+/// The publication recommends the largest block whose latency is "almost the same" as the smallest one's. Its
+/// own example allows about 17 %: 256 KiB took 12 ms on a disk that transfers them in 1.7 ms.
 const ALMOST_THE_SAME: f64 = 1.2;
 
 /// Plans the study.
@@ -69,7 +69,8 @@ pub(crate) fn plan(args: &BlockSize, progress: Progress<'_>) -> Result<Study, La
     Ok(study)
 }
 
-/// The largest block, from 4 KiB up, whose mean latency is almost that of 4 KiB, as are those of all below it.
+/// The largest block, from 4 KiB up, such that its mean latency and those of all smaller ones are almost that
+/// of 4 KiB.
 fn recommended(means: &[(u64, f64)]) -> Option<u64> {
     let least = means.iter().find(|(bytes, _)| *bytes == PAGE_BYTES)?.1;
     let larger = means.iter().filter(|(bytes, _)| *bytes >= PAGE_BYTES);
@@ -77,7 +78,7 @@ fn recommended(means: &[(u64, f64)]) -> Option<u64> {
     flat.map(|(bytes, _)| *bytes).last()
 }
 
-/// One read at a time.
+/// The row with one read at a time.
 fn one<'a>(rows: &'a Rows, strategy: &str, bytes: &str) -> Option<&'a Row> {
     rows.one_of(&[("strategy", strategy), ("depth", "1"), ("block_bytes", bytes)])
 }

@@ -1,8 +1,8 @@
 //! `calibrate`: which settings of the engine suit one file or device, and when io_uring beats mmap and pread on it.
 //!
-//! Its stages stand on what those before them found: depths, and threads of mmap; single settings beside the default;
-//! rings; the backends, cold and then warm. The rows decide everything (`advice`), so that a run that goes on decides the
-//! same.
+//! Each stage builds on the results of earlier ones: depths, and threads of mmap; single settings against the
+//! default; rings; the backends, cold and then warm. Only the rows decide (`advice`), so that a resumed run
+//! decides the same.
 
 mod advice;
 mod found;
@@ -37,13 +37,13 @@ static ABOUT: About = About {
 };
 const REPETITIONS: u32 = 5;
 const QUICK: Duration = Duration::from_secs(15);
-/// Below this a file is over before a step is.
+/// A smaller file would be read before a step ends.
 const LENGTH_MIN_BYTES: u64 = 16 << 20;
 fn failed(problem: String) -> LabError {
     LabError::Failed(problem)
 }
 
-/// A file that is written at the end, or not at all: what cannot be written is found out before the minute.
+/// A file that is written at the end, or not at all; whether it can be written is checked before measuring.
 #[derive(Debug)]
 struct Output {
     flag: &'static str,
@@ -73,7 +73,7 @@ impl Output {
     }
 }
 
-/// Whether it takes O_DIRECT, and why or why not.
+/// Whether it supports O_DIRECT, and why or why not.
 fn opened(args: &Calibrate) -> Result<(bool, String), LabError> {
     let shown = args.path.display();
     if args.path.is_dir() {
@@ -113,7 +113,7 @@ fn plan(
         pair("warm", warm),
         pair("depths", list(&powers_to(most))),
     ];
-    // Cold reads are made after eviction, and that is checked: they need no more data than memory holds.
+    // Cold reads follow an eviction, which is checked, so they need no more data than memory holds.
     let mut study = Study::new(&ABOUT, common, "engine", settings, Vec::new())?;
     study.materials.push(material);
     if most < DEPTH_MAX {
@@ -131,12 +131,12 @@ fn plan(
     Ok(study)
 }
 
-/// With the options of this command: the path is none of them.
+/// Names the options of this command; the path is not an option here.
 fn named_here(problem: &str) -> String {
     problem.replace("--path: ", "").replace("--out", "--report")
 }
 
-/// Measures, and says what to configure.
+/// Measures, and prints what to configure.
 pub(crate) fn run(args: &Calibrate, runs: Runs<'_>) -> Result<(), LabError> {
     if args.out.is_some() && args.out == args.plot {
         return Err(LabError::Usage("--out and --plot name the same file".to_owned()));
@@ -186,13 +186,13 @@ pub(crate) fn run(args: &Calibrate, runs: Runs<'_>) -> Result<(), LabError> {
     if args.report.is_some() && done.stopped.is_none() {
         report.write(&done.directory)?;
     }
-    // All of its plots are of the depths.
+    // All of its plots show the depths.
     let depths: Vec<_> = report.plots.iter().filter(|_| found.depth().is_some()).collect();
     let mut text = report.text();
     if runs.context.json {
         text = report.json()?;
     } else if yaml_file.is_none() {
-        // YAML as a whole: the tables stand in comments, and have said what its head says.
+        // The whole output is YAML: the tables are comments, and already contain its head.
         let lines = text.lines().map(|line| format!("# {line}").trim_end().to_owned());
         let comments = lines.collect::<Vec<_>>().join("\n");
         text = format!("{comments}\n\n{}", yaml(&[], &report.advice));
@@ -210,7 +210,7 @@ pub(crate) fn run(args: &Calibrate, runs: Runs<'_>) -> Result<(), LabError> {
     }
 }
 
-/// What follows from the rows: advice, the comparison of the backends, plots, doubts.
+/// Draws conclusions from the rows: advice, the comparison of the backends, plots, doubts.
 fn conclude(report: &mut Report, found: &Found<'_>, args: &Calibrate) {
     for mark in &mut report.marks {
         *mark = named_here(mark);

@@ -1,5 +1,5 @@
-//! `flip`: the operator's question. The same load on a running daemon, under each of its backends in turn, and in words
-//! which one serves it best. The daemon gets back the one that it had.
+//! `flip`: the same load on a running daemon, under each of its backends in turn, and a sentence on which one
+//! serves it best. The daemon's previous backend is restored.
 
 use crate::args::FlipArgs;
 use crate::error::LabError;
@@ -69,7 +69,7 @@ pub(crate) fn plan(args: &FlipArgs, clients: &Clients, admin: &str) -> Result<St
     Ok(study)
 }
 
-/// Decides what is asked for; returns how many entries that has.
+/// Decides which items to request; returns how many there are.
 fn load(served: &mut Served, trace: Option<&Path>) -> Result<u64, LabError> {
     let dataset = &served.dataset;
     let objects = dataset.kind == Kind::Objects;
@@ -129,7 +129,7 @@ pub(crate) fn step(flip: &Flip, cell: &Cell, once: Once<'_>) -> Result<Sample, S
     Ok(sample)
 }
 
-/// What is compared: with a rate, the tail; without one, what was served. The larger, the better.
+/// The compared figure, larger is better: with a rate, the tail latency; without one, the throughput.
 fn measured(rows: &Rows) -> (&'static str, Of) {
     let mut samples = rows.0.iter().flat_map(Row::measured);
     let open = samples.any(|sample| sample.over.is_some());
@@ -156,7 +156,7 @@ fn judge(report: &mut Report, rows: &Rows) {
     report.notes.insert(0, words);
 }
 
-/// Whether its p99 is one of the reads that arrived: more than a hundredth of them never sent, and it is not.
+/// Whether its p99 is valid: not if more than a hundredth of the arrivals were never sent.
 fn holds(row: &Row) -> bool {
     row.measured().all(|sample| sample.missed_share() <= 0.01)
 }
@@ -202,8 +202,8 @@ mod tests {
 
     #[test]
     fn the_verdict_says_which_backend_and_by_how_much() {
-        // Scenario: uring twice as fast as mmap on a machine that becomes slower; auto level with it; both level; one alone.
-        // Expected: a sentence that says so.
+        // Scenario: uring twice as fast as mmap on a machine that becomes slower; auto equal to it; both
+        // equal; one alone. Expected: a sentence that says so.
         let of = |rows: &[(&str, [u64; 5])]| {
             let rows = rows.iter().map(|(name, reads)| row(&[("backend", name)], reads));
             verdict(&Rows(rows.collect()), "items/s", reads_per_second)

@@ -1,4 +1,4 @@
-//! The studies: for each its axes, its strategies, and what its figures mean.
+//! The studies: for each its axes, its strategies, and the interpretation of its figures.
 
 pub(crate) mod act;
 pub(crate) mod block_size;

@@ -1,8 +1,9 @@
 //! `objects`: whole files, many of them, by 150 threads and by io_uring. After "An io_uring experiment in Grafana Loki's
 //! read path".
 //!
-//! Buffers are `pooled` or `new` for each read (of the engine, whose memory is always pooled, `new` is a copy into new
-//! memory); opening is `in` the time or `out` of it. Cold files are read through an emptied page cache.
+//! Buffers are `pooled` or `new` for each read (for the engine, whose memory is always pooled, `new` is a
+//! copy into new memory); opening is `in` the time or `out` of it. Cold files are read through an emptied
+//! page cache.
 
 use crate::args::Objects;
 use crate::error::LabError;
@@ -26,7 +27,7 @@ pub(crate) static ABOUT: About = About {
 const THREADS: usize = 150;
 const RING_DEPTH: usize = 128;
 
-/// The files that are made: so many of so many bytes each.
+/// The files to make: (count, bytes of each).
 fn sizes(args: &Objects) -> Result<Vec<(u64, u64)>, LabError> {
     let most = args.files.iter().max().copied().unwrap_or(0);
     let least = args.files.iter().min().copied().unwrap_or(0);
@@ -38,7 +39,7 @@ fn sizes(args: &Objects) -> Result<Vec<(u64, u64)>, LabError> {
                 "--bytes-max: {least} files of {each} are more than {all}"
             )));
         }
-        // The largest number of files that is asked for and fits.
+        // The largest requested number of files that fits.
         let files = args.files.iter().map(|files| u64::from(*files));
         Ok((
             files.filter(|files| *files <= count).max().unwrap_or(count),
@@ -65,7 +66,7 @@ pub(crate) fn plan(args: &Objects, progress: Progress<'_>) -> Result<Study, LabE
     let made: Vec<usize> = materials.iter().map(|material| material.files.len()).collect();
     let mut study = Study::new(&ABOUT, &args.common, NAMES, settings, materials)?;
     study.needs = Needs {
-        // Cold files are evicted before each step, and that is checked.
+        // Cold files are evicted before each step, which is checked.
         larger_than_memory: false,
         warm_bytes,
         warm_option: "--bytes-max",
@@ -97,8 +98,8 @@ pub(crate) fn plan(args: &Objects, progress: Progress<'_>) -> Result<Study, LabE
         };
         let threads = at.text("strategy") == "threaded-pread";
         let depth = if threads { THREADS } else { RING_DEPTH };
-        // As many buffers as fit: the engine has a quarter more than its reads in flight, and a new buffer comes on top. Of
-        // 16 MiB 12 fit.
+        // As many buffers as fit: the engine needs a quarter more than its reads in flight, and a new buffer
+        // is extra. With 16 MiB, 12 fit.
         let fitting = STEP_BYTES_MAX.saturating_sub(bytes) / 5 * 4 / bytes;
         let fitting = usize::try_from(fitting).unwrap_or(1).max(1);
         let (shape, depth) = (Shape::Files { count }, depth.min(fitting).min(count));
@@ -112,7 +113,7 @@ pub(crate) fn plan(args: &Objects, progress: Progress<'_>) -> Result<Study, LabE
     Ok(study)
 }
 
-/// How much longer the threads take than a ring: above 1 the ring is ahead.
+/// How much longer the threads take than a ring: above 1 the ring is faster.
 fn ahead(rows: &Rows, strategy: &str, key: [(&str, &str); 5]) -> Option<Summary> {
     let [heat, bytes, opening, buffers, files] = key;
     let of = |strategy| rows.one_of(&[("strategy", strategy), heat, bytes, opening, buffers, files]);
@@ -124,7 +125,7 @@ fn judge(report: &mut Report, rows: &Rows) {
     let mut table = vec![head.split(',').map(str::to_owned).collect::<Vec<_>>()];
     let (files, sizes) = (rows.values("files"), rows.values("file_bytes"));
     let shown = |bytes: &str| bytes.parse().map_or_else(|_| bytes.to_owned(), exact_size);
-    // A line for each combination of the axes but the number of files.
+    // One line for each combination of the axes other than the number of files.
     let mut lines: Vec<[(&str, &str); 4]> = Vec::new();
     for row in &rows.0 {
         let line =
@@ -162,7 +163,7 @@ fn judge(report: &mut Report, rows: &Rows) {
     }
 }
 
-/// From which number of files on the ring is ahead at all of them, and up to which it is behind at all.
+/// From which number of files on the ring is always faster, and up to which it is always slower.
 fn crossover(ratios: &[(&String, Summary)]) -> (String, String) {
     let ahead = ratios.iter().rev().take_while(|(_, ratio)| ratio.low > 1.0);
     let from = ahead.last();
@@ -194,7 +195,7 @@ fn claims(report: &mut Report, rows: &Rows) {
         ];
         ahead(rows, strategy, key)
     };
-    // The largest number of files that this size has.
+    // The largest number of files of this size.
     let most = |strategy: &str, bytes: &str, buffers: &str| {
         let mut tried = files.iter().rev();
         tried.find_map(|count| of(strategy, bytes, count, buffers))
@@ -238,8 +239,8 @@ mod tests {
 
     #[test]
     fn crossovers_are_where_intervals_leave_one() {
-        // Scenario: behind at 50, level at 100, ahead from 300 on; ahead once in between; level everywhere.
-        // Expected: ahead from 300 and behind up to 50; nothing; nothing.
+        // Scenario: slower at 50, equal at 100, faster from 300 on; faster once in between; equal everywhere.
+        // Expected: faster from 300 and slower up to 50; nothing; nothing.
         let counts = ["50", "100", "300", "1000"].map(str::to_owned);
         let of = |ratios: [[f64; 3]; 4]| {
             let ratios = ratios.map(|values| Summary::of(values).unwrap());
@@ -254,8 +255,8 @@ mod tests {
 
     #[test]
     fn fewer_files_are_made_of_the_larger_sizes() {
-        // Scenario: up to 1 000 files, 1 GiB of each size; then 50 files that do not fit. Expected: the largest number of
-        // files that is asked for and fits; an error that names the option.
+        // Scenario: up to 1 000 files, 1 GiB of each size; then 50 files that do not fit. Expected: the
+        // largest requested number of files that fits; an error that names the option.
         use clap::Parser;
         #[derive(Parser)]
         struct Line {

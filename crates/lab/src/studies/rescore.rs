@@ -1,8 +1,9 @@
-//! `rescore`: what a vector search reads that keeps quantised copies in memory and the vectors on disk. After "Qdrant under
-//! the hood: io_uring".
+//! `rescore`: the reads of a vector search that keeps quantised copies in memory and the vectors on disk.
+//! After "Qdrant under the hood: io_uring".
 //!
-//! The vectors are synthetic: seeded, in clusters, of length 1. Each query has candidates that the quantised copy gave; their
-//! vectors are read and scored. In process the engine's backends read, a batch a query; `daemon` asks for scores.
+//! The vectors are synthetic: seeded, in clusters, of length 1. Each query has candidates from the quantised
+//! copy; their vectors are read and scored. In process, the engine's backends read one batch per query;
+//! `daemon` requests scores.
 
 use crate::args::Rescore;
 use crate::error::LabError;
@@ -31,7 +32,7 @@ const DIM: usize = 768;
 const VECTOR_BYTES: u64 = DIM as u64 * 4;
 const SEED: u64 = 42;
 const CLUSTERS: usize = 1000;
-/// Of a vector about its cluster's centre, whose elements lie between -1 and 1.
+/// Spread of a vector around its cluster's centre, whose elements lie between -1 and 1.
 const SPREAD: f32 = 0.5;
 /// The article's table: oversampling, parallel, then IOPS, CPU % of 4 cores and seconds, of io_uring and of mmap.
 type Published = (&'static str, &'static str, [f64; 3], [f64; 3]);
@@ -40,10 +41,10 @@ const PUBLISHED: [Published; 3] = [
     ("1", "8", [4000.0, 200.0, 12.0], [2000.0, 90.0, 43.0]),
     ("4", "8", [7000.0, 100.0, 30.0], [2300.0, 50.0, 145.0]),
 ];
-/// Through the daemon at most 1/5 of the time of plain mmap in process.
+/// Through the daemon, at most 1/5 of the time of plain mmap in process.
 const TARGET: f64 = 5.0;
 
-/// Makes the vectors, unless they are there, and reads the candidates.
+/// Makes the vectors if they are missing, and reads the candidates.
 fn material(args: &Rescore, clients: &Clients, progress: Progress<'_>) -> Result<Material, LabError> {
     let name = format!("vectors-{}x{DIM}.f32", args.vectors);
     let mut material = Material::made(&args.common.path, &name, args.vectors * VECTOR_BYTES, |part| {
@@ -85,7 +86,7 @@ fn centres() -> Vec<f32> {
     (0..CLUSTERS * DIM).map(|_| random.f32() * 2.0 - 1.0).collect()
 }
 
-/// The bytes of a vector: its cluster's centre and noise of its own, divided by its norm.
+/// The bytes of a vector: its cluster's centre plus its own noise, divided by the norm.
 fn vector(id: u64, centres: &[f32]) -> Vec<u8> {
     let mut random = fastrand::Rng::with_seed(SEED ^ (id + 1));
     let from = random.usize(..CLUSTERS) * DIM;

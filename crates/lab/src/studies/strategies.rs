@@ -1,8 +1,8 @@
 //! `strategies`: which way to read is fastest, by queue depth. After io-uring-bench, the code behind "The Layer Below:
 //! io_uring".
 //!
-//! `direct` makes random reads of 4 KiB of more than memory holds, past the page cache; mmap cannot, and reads through a
-//! cache that was emptied. `buffered` reads blocks of 64 KiB one after the other, from memory.
+//! `direct` makes random 4 KiB reads over more data than memory holds, past the page cache; mmap, which
+//! cannot, reads through an emptied cache. `buffered` reads 64 KiB blocks sequentially, from memory.
 
 use crate::args::Strategies;
 use crate::error::LabError;
@@ -25,7 +25,7 @@ pub(crate) static ABOUT: About = About {
 };
 const DIRECT_BLOCK_BYTES: usize = 4096;
 const BUFFERED_BLOCK_BYTES: usize = 64 << 10;
-/// The buffered profile measures memory: more threads than this measure the scheduler.
+/// The buffered profile measures memory: more threads than this would measure the scheduler.
 const BUFFERED_DEPTH_MAX: usize = 64;
 /// Reads a second against one pread thread (PUBLISHED: 28 418 IOPS), by depth.
 const PUBLISHED: [(&str, f64); 6] = [
@@ -72,7 +72,7 @@ pub(crate) fn plan(args: &Strategies, progress: Progress<'_>) -> Result<Study, L
             true => (Heat::Direct, DIRECT_BLOCK_BYTES, length),
             false => (Heat::Warm, BUFFERED_BLOCK_BYTES, warm_bytes),
         };
-        // A ring is polled past the page cache only.
+        // A ring can only be polled past the page cache.
         if !random && (depth > BUFFERED_DEPTH_MAX || at.text("strategy") == "ring-polled") {
             return None;
         }
@@ -156,8 +156,8 @@ mod tests {
 
     #[test]
     fn the_publications_claims_are_judged() {
-        // Scenario: figures as the publication's; then a device on which a ring gains nothing.
-        // Expected: all of ring's claims confirmed; then refuted, with our figures.
+        // Scenario: figures as published; then a device on which a ring gains nothing. Expected: all of
+        // ring's claims confirmed; then refuted, with our figures.
         let rows = |ring: [u64; 3], threads: u64, warm: [u64; 2]| {
             let of = |profile, strategy, depth, reads| {
                 row(

@@ -1,4 +1,4 @@
-//! A study from the command line's words.
+//! Runs a study from command-line words.
 
 use clap::Parser as _;
 use ringfetch_lab::{Clients, Context, Lab, LabError};
@@ -12,7 +12,7 @@ struct Line {
     lab: Lab,
 }
 
-/// Beside the test's program: temporary directories are often memory.
+/// Next to the test binary: temporary directories are often in memory.
 pub(crate) fn scratch() -> tempfile::TempDir {
     let program = std::env::current_exe().unwrap();
     tempfile::tempdir_in(program.parent().unwrap()).unwrap()

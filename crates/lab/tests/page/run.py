@@ -141,7 +141,7 @@ def main():
     parser.add_argument("--ringfetch", required=True, type=Path)
     parser.add_argument("--daemon", required=True, type=Path)
     arguments = parser.parse_args()
-    # Beside the program: temporary directories may be memory.
+    # Next to the program: temporary directories may be in memory.
     with tempfile.TemporaryDirectory(dir=arguments.ringfetch.resolve().parent) as scratch, Browser() as browser:
         seen = {}
         for study, out in reports(arguments, Path(scratch)):

@@ -1,4 +1,4 @@
-//! A line of the file: a credential, whose it is, what it may do, and which connections use it.
+//! A line of the principals file: a credential, its principal and rights, and the connections that use it.
 
 use super::{Need, Principal};
 use slab::Slab;
@@ -6,12 +6,12 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// What proves who a client is.
+/// What a client authenticates with.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Credential {
     /// SHA-256 of a bearer token.
     Token([u8; 32]),
-    /// A name in a client's certificate.
+    /// A name in the client's certificate.
     Certificate(String),
 }
 
@@ -24,13 +24,13 @@ pub(super) struct Rights {
     pub(super) admin: bool,
 }
 
-/// Something that ends when a grant is revoked.
+/// Something to end when a grant is revoked.
 pub(crate) trait Revoke: std::fmt::Debug + Send + Sync {
     /// Ends it.
     fn revoke(&self);
 }
 
-/// A line of the file.
+/// A line of the principals file.
 pub(crate) struct Grant {
     pub(crate) principal: Arc<Principal>,
     pub(super) credential: Credential,
@@ -39,7 +39,7 @@ pub(crate) struct Grant {
     users: Mutex<Slab<Weak<dyn Revoke>>>,
 }
 
-/// Without the credential.
+/// Does not print the credential.
 impl std::fmt::Debug for Grant {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_tuple("Grant").field(&self.principal.name()).finish()
@@ -57,7 +57,7 @@ impl Grant {
         }
     }
 
-    /// To all datasets, by the token that `token` stands for.
+    /// A grant for all datasets with a token made from `token`.
     #[cfg(test)]
     pub(crate) fn for_tests(principal: &Arc<Principal>, token: u8) -> Arc<Self> {
         let rights = Rights {
@@ -96,9 +96,9 @@ impl Grant {
         self.users.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends all that use it; nobody can use it any more.
+    /// Revokes the grant and ends everything that uses it.
     pub(super) fn revoke(&self) {
-        // Before the list is taken: who enters it later sees this.
+        // Set before the list is taken: a user that registers later sees it.
         self.is_revoked.store(true, Ordering::SeqCst);
         let users = std::mem::take(&mut *self.users());
         for (_, user) in users {
@@ -109,7 +109,7 @@ impl Grant {
     }
 }
 
-/// A grant that a connection uses.
+/// A connection's use of a grant.
 #[derive(Debug)]
 pub(crate) struct GrantInUse {
     grant: Arc<Grant>,
@@ -117,9 +117,9 @@ pub(crate) struct GrantInUse {
 }
 
 impl GrantInUse {
-    /// `None`: it is revoked.
+    /// Registers `user` with the grant; `None` if the grant is revoked.
     pub(crate) fn new<C: Revoke + 'static>(grant: &Arc<Grant>, user: &Arc<C>) -> Option<Self> {
-        // Unsized from a typed `Weak`.
+        // Coerced from a typed `Weak`.
         let user: Weak<dyn Revoke> = Arc::<C>::downgrade(user);
         let in_use = Self {
             key: grant.users().insert(user),
@@ -149,7 +149,7 @@ impl GrantInUse {
 
 impl Drop for GrantInUse {
     fn drop(&mut self) {
-        // After a revocation it is not there.
+        // After a revocation it is no longer in the list.
         let _user = self.grant.users().try_remove(self.key);
     }
 }
@@ -169,8 +169,9 @@ mod tests {
 
     #[test]
     fn a_revoked_grant_ends_its_users_and_has_no_more() {
-        // Scenario: three connections use a grant, one of them no longer; it is revoked; a fourth comes. Expectation: the two
-        // end, the third does not, the fourth is refused; nobody may read any more, and nothing is kept.
+        // Scenario: three connections use a grant, and one of them stops; the grant is revoked; a fourth
+        // connection comes. Expectation: the two are ended, the third is not, the fourth is refused; nobody
+        // may read any more, and nothing is kept.
         let rights = Rights {
             all_datasets: true,
             ..Rights::default()

@@ -1,4 +1,4 @@
-//! Metrics by principal: those of the file, and `anonymous`.
+//! Metrics by principal: those in the file, and `anonymous`.
 
 use super::Access;
 use super::table::ANONYMOUS;
@@ -10,11 +10,11 @@ use std::sync::atomic::Ordering;
 
 const LABELS: [&str; 1] = ["principal"];
 
-/// What principals did and hold, looked up when it is asked for.
+/// What principals have done and hold, collected at scrape time.
 #[derive(Debug)]
 pub(super) struct ByPrincipal {
     access: Access,
-    /// Without series.
+    /// For their descriptions; without series.
     families: Families,
 }
 
@@ -90,7 +90,8 @@ impl Families {
             self.bytes.with_label_values(&name).inc_by(principal.bytes());
             for (reason, label) in Rejection::all() {
                 let rejected = principal.rejected(reason);
-                // Its own limits always, so that their rates have a beginning; the others only if there were any.
+                // Limits of the principal's own are always exported, so that `rate()` starts from 0; other
+                // reasons only once they have occurred.
                 if rejected > 0 || reason.is_principals() {
                     let series = [principal.name(), label];
                     self.rejected.with_label_values(&series).inc_by(rejected);
@@ -123,7 +124,7 @@ impl Collector for ByPrincipal {
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        // New ones each time, so that principals that are gone have no series.
+        // New families each time, so that principals that are gone have no series.
         let Ok(families) = Families::new() else {
             return Vec::new();
         };

@@ -7,19 +7,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// The most that a principal may hold at a time, and ask for in a second; and its weight.
+/// What a principal may hold at a time and request per second, and its weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PrincipalLimits {
     pub(crate) requests: u64,
     pub(crate) memory_bytes: u64,
     pub(crate) requests_per_s: u64,
     pub(crate) bytes_per_s: u64,
-    /// What it gets of the disk, in parts of what others get.
+    /// Its share of the disk, relative to callers of weight 1.
     pub(crate) weight: u32,
 }
 
 impl PrincipalLimits {
-    /// No limits but those of every caller.
+    /// No limits except those of every caller.
     pub(crate) const NONE: Self = Self {
         requests: u64::MAX,
         memory_bytes: u64::MAX,
@@ -29,7 +29,7 @@ impl PrincipalLimits {
     };
 }
 
-/// Who a credential stands for.
+/// Who a credential belongs to.
 #[derive(Debug)]
 pub(crate) struct Principal {
     name: String,
@@ -44,7 +44,7 @@ pub(crate) struct Principal {
 #[derive(Debug)]
 struct State {
     limits: PrincipalLimits,
-    /// From its first request on.
+    /// Set at its first request.
     caller: Option<Arc<Caller>>,
 }
 
@@ -73,7 +73,7 @@ impl Principal {
         &self.name
     }
 
-    /// Bounds what it holds, also by requests in flight, and what it asks for.
+    /// Applies limits to what it holds and has in flight, and to its rates.
     pub(crate) fn set_limits(&self, limits: PrincipalLimits) {
         let mut state = self.state();
         state.limits = limits;
@@ -84,7 +84,7 @@ impl Principal {
         }
     }
 
-    /// The caller that it is on all connections.
+    /// The one caller that it is on all its connections.
     pub(crate) fn caller(&self, make: impl FnOnce() -> Arc<Caller>) -> Arc<Caller> {
         let mut state = self.state();
         let limits = state.limits;
@@ -104,7 +104,7 @@ impl Principal {
         self.requests.load(Ordering::Relaxed)
     }
 
-    /// Counts bytes of an answer.
+    /// Counts bytes of a response.
     pub(crate) fn count_bytes(&self, bytes: u64) {
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
     }
@@ -125,7 +125,7 @@ impl Principal {
         counter.map_or(0, |counter| counter.load(Ordering::Relaxed))
     }
 
-    /// Takes a request from its rate.
+    /// Charges a request to its rate.
     ///
     /// # Errors
     /// It has made as many as it may.
@@ -133,25 +133,25 @@ impl Principal {
         self.request_rate.take(1)
     }
 
-    /// Takes the bytes of an answer from its rate, which may be more than there are.
+    /// Charges the bytes of a response to its rate, which may exceed what is left.
     ///
     /// # Errors
-    /// There are none.
+    /// Nothing is left.
     pub(crate) fn take_bytes(&self, bytes: u64) -> Result<(), OverRate> {
         self.byte_rate.take_any(bytes)
     }
 
-    /// Gives back bytes of an answer that is not read.
+    /// Returns the charge for a response that is not read.
     pub(crate) fn give_back_bytes(&self, bytes: u64) {
         self.byte_rate.give_back(bytes);
     }
 
-    /// Its limit of bytes a second.
+    /// Its limit of bytes per second.
     pub(crate) fn bytes_per_s(&self) -> u64 {
         self.byte_rate.per_s()
     }
 
-    /// Takes the bytes of a later part of an answer, and returns how long that has to wait.
+    /// Charges the bytes of a later part of a response, and returns how long that part has to wait.
     pub(crate) fn reserve_bytes(&self, bytes: u64) -> Duration {
         self.byte_rate.reserve(bytes)
     }

@@ -1,8 +1,8 @@
-//! A bound on what a principal asks for in a second: a token bucket of one second's worth.
+//! A rate limit of a principal: a token bucket that holds one second's worth.
 //!
-//! Kept as the time at which the bucket is full again (GCRA, ITU-T I.371): one atomic number, so that no core waits for
-//! another's. An answer may take more than there is, so that one that is larger than the bucket is not refused forever; then
-//! nothing is granted until that is paid back.
+//! Stored as the time at which the bucket will be full again (GCRA, ITU-T I.371): one atomic number, so no
+//! core waits for another. A response may take more than is left, so that one larger than the bucket is not
+//! refused forever; then nothing is granted until that debt is paid back.
 
 use std::sync::LazyLock;
 use std::sync::atomic::AtomicU64;
@@ -11,26 +11,26 @@ use std::time::{Duration, Instant};
 
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// No bound.
+/// No limit.
 pub(super) const UNLIMITED: u64 = u64::MAX;
 
-/// What is refused, and until when.
+/// A refusal: by which limit, and until when.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct OverRate {
-    /// The bound.
+    /// The limit.
     pub(crate) per_s: u64,
-    /// When it is granted, if nothing else is asked for meanwhile. Whole milliseconds.
+    /// When the request would be granted, if nothing else is requested meanwhile. Whole milliseconds.
     pub(crate) retry_after: Duration,
 }
 
-/// A bound and how far it is used.
+/// A limit and how far it is used.
 #[derive(Debug)]
 pub(super) struct Rate {
     per_s: AtomicU64,
     full_at_ns: AtomicU64,
 }
 
-/// Nanoseconds since some moment before.
+/// Nanoseconds since a fixed moment in the past.
 fn now_ns() -> u64 {
     static EPOCH: LazyLock<Instant> = LazyLock::new(Instant::now);
     u64::try_from(EPOCH.elapsed().as_nanos()).unwrap_or(u64::MAX)
@@ -50,32 +50,32 @@ impl Rate {
         }
     }
 
-    /// Changes the bound. The bucket is then full; the same bound changes nothing.
+    /// Changes the limit. The bucket is then full; setting the same limit changes nothing.
     pub(super) fn set(&self, per_s: u64) {
         if self.per_s.swap(per_s, AcqRel) != per_s {
             self.full_at_ns.store(0, Release);
         }
     }
 
-    /// Takes `amount` if all of it is there.
+    /// Takes `amount` if all of it is available.
     pub(super) fn take(&self, amount: u64) -> Result<(), OverRate> {
         self.limited()
             .map_or(Ok(()), |per_s| self.take_at(now_ns(), per_s, amount, amount))
     }
 
-    /// Takes `amount` if anything is there.
+    /// Takes `amount` if anything is available.
     pub(super) fn take_any(&self, amount: u64) -> Result<(), OverRate> {
         self.limited()
             .map_or(Ok(()), |per_s| self.take_at(now_ns(), per_s, amount, 0))
     }
 
-    /// Takes `amount` in any case, and returns how long to wait before it is used.
+    /// Takes `amount` in any case, and returns how long to wait before using it.
     pub(super) fn reserve(&self, amount: u64) -> Duration {
         self.limited()
             .map_or(Duration::ZERO, |per_s| self.reserve_at(now_ns(), per_s, amount))
     }
 
-    /// Gives back what was taken and not used.
+    /// Returns what was taken and not used.
     pub(super) fn give_back(&self, amount: u64) {
         if let Some(per_s) = self.limited() {
             let refill = refill_ns(amount, per_s);
@@ -83,7 +83,7 @@ impl Rate {
         }
     }
 
-    /// The bound.
+    /// The limit.
     pub(super) fn per_s(&self) -> u64 {
         self.per_s.load(Acquire)
     }
@@ -116,10 +116,10 @@ impl Rate {
         Duration::from_nanos(used.saturating_sub(SECOND_NS))
     }
 
-    /// What it was before `next`; `None` if that refuses.
+    /// Applies `next` to the fill time and returns the old one; `None` if `next` refuses.
     fn change(&self, per_s: u64, next: impl Fn(u64) -> Option<u64>) -> Option<u64> {
         let before = self.full_at_ns.fetch_update(AcqRel, Acquire, next).ok()?;
-        // Changed meanwhile: what was taken at the old bound may be hours of the new one.
+        // The limit changed meanwhile: what was taken at the old one may take hours to refill at the new one.
         if self.per_s() != per_s {
             self.full_at_ns.store(0, Release);
         }
@@ -145,7 +145,8 @@ mod tests {
 
     #[test]
     fn a_second_at_once_and_then_one_by_one() {
-        // Ten a second: ten at once after any pause, then one each 100 ms, and a refusal takes nothing and says when.
+        // Ten per second: ten at once after any pause, then one every 100 ms; a refusal takes nothing and
+        // reports when to retry.
         let rate = rate(10);
         for now in [SECOND_NS, 100 * SECOND_NS] {
             let granted = (0..20).filter(|_| rate.take_at(now, 10, 1, 1).is_ok()).count();
@@ -161,7 +162,8 @@ mod tests {
 
     #[test]
     fn what_is_taken_is_the_bound_whatever_the_clock_does() {
-        // Random amounts at random times, by a seed, for 100 s: never more than the bound and one burst and one answer.
+        // Random amounts at random times, seeded, for 100 s: never more than the limit, one burst and one
+        // response.
         let (rate, mut random) = (rate(1 << 20), fastrand::Rng::with_seed(5));
         let (mut now, mut taken) = (SECOND_NS, 0_u64);
         let answer = 3 << 20;
@@ -178,7 +180,7 @@ mod tests {
 
     #[test]
     fn an_answer_larger_than_a_second_is_granted_and_paid_back() {
-        // 1 MiB/s: 16 MiB are granted at once; then not a byte for 15 s, then again.
+        // 1 MiB/s: 16 MiB are granted at once, then nothing for 15 s, then more.
         let rate = rate(1 << 20);
         assert_eq!(rate.take_at(SECOND_NS, 1 << 20, 16 << 20, 0), Ok(()));
         assert_eq!(wait(rate.take_at(SECOND_NS, 1 << 20, 1, 0)), 15_001);
@@ -187,7 +189,8 @@ mod tests {
 
     #[test]
     fn pieces_of_long_answers_wait_for_each_other() {
-        // Ten pieces of 1 MiB at 1 MiB/s, reserved at once: the first two need not wait, each other waits a second longer.
+        // Ten parts of 1 MiB at 1 MiB/s, reserved at once: the first two need not wait, each further one
+        // waits a second longer.
         let rate = rate(1 << 20);
         let waits: Vec<u64> = (0..10)
             .map(|_| rate.reserve_at(SECOND_NS, 1 << 20, 1 << 20).as_secs())
@@ -197,7 +200,8 @@ mod tests {
 
     #[test]
     fn what_is_given_back_and_another_bound_free_the_bucket() {
-        // A debt of hours: given back it is gone, and so it is when the bound changes, but not when it is set as it was.
+        // A debt of hours: it is gone once it is given back or the limit changes, but not when the same limit
+        // is set.
         let rate = rate(1 << 10);
         rate.take_any(1 << 30).unwrap();
         rate.give_back(1 << 30);

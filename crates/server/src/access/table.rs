@@ -1,5 +1,5 @@
-//! The file of principals. A line is `NAME CREDENTIAL RIGHTS [LIMITS]`; lines of one name are its credentials, with the same
-//! rights and limits.
+//! The principals file. A line is `NAME CREDENTIAL RIGHTS [LIMITS]`; lines with the same name are credentials
+//! of one principal, with the same rights and limits.
 
 use super::grant::{Credential, Grant, Rights};
 use super::principal::{Principal, PrincipalLimits};
@@ -17,7 +17,7 @@ const LINE: &str =
     "write each line as NAME sha256:HEX RIGHTS or NAME certificate:NAME RIGHTS, and LIMITS if there are any";
 const LIMITS: &str = "write limits with commas between them: requests=NUMBER in flight, memory=BYTES (at least 64KiB), \
      requests/s=NUMBER, bytes/s=BYTES (at least 64KiB), weight=NUMBER (1 to 100)";
-/// Small answers still fit, and the largest ones are paid back within minutes.
+/// Small responses still fit, and the largest ones are paid back within minutes.
 const BYTES_MIN: u64 = 64 << 10;
 /// A round over two callers is then 6.25 MiB.
 const WEIGHT_MAX: u32 = 100;
@@ -25,10 +25,10 @@ const WEIGHT_MAX: u32 = 100;
 pub(super) const ANONYMOUS: &str = "anonymous";
 const RIGHTS: &str = "list datasets with commas and no blanks, * for all, and the roles @metrics and @admin";
 
-/// Hashes of tokens, and whose they are.
+/// Hashes of tokens, with their grants.
 type Tokens = Vec<([u8; 32], Arc<Grant>)>;
 
-/// The lines in force.
+/// The lines of a file, by credential and by principal.
 pub(super) struct Table {
     digest: [u8; 32],
     /// By the first bytes of the hash, so that the rest can be compared in constant time.
@@ -37,7 +37,7 @@ pub(super) struct Table {
     principals: BTreeMap<String, (Arc<Principal>, PrincipalLimits)>,
 }
 
-/// Without credentials.
+/// Does not print credentials.
 impl std::fmt::Debug for Table {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_list().entries(self.grants()).finish()
@@ -57,7 +57,8 @@ fn prefix(hash: &[u8; 32]) -> [u8; 8] {
 }
 
 impl Table {
-    /// Reads the file; `None` if it is that of `before`, whose grants are kept where their lines are the same.
+    /// Reads the file; `None` if it is the same as `before`, whose grants are kept for lines that are the
+    /// same.
     pub(super) fn read(
         path: &Path,
         has_client_ca: bool,
@@ -149,7 +150,7 @@ impl Table {
         Ok(Some(table))
     }
 
-    /// The principal of this name, which keeps what it holds.
+    /// The principal of this name. One that exists keeps what it holds.
     fn principal(&mut self, name: &str, limits: PrincipalLimits, before: Option<&Self>) -> Arc<Principal> {
         let entry = self.principals.entry(name.to_owned());
         let (principal, _) = entry.or_insert_with(|| {
@@ -160,7 +161,7 @@ impl Table {
         Arc::clone(principal)
     }
 
-    /// Puts the limits in force.
+    /// Applies the limits of the file.
     pub(super) fn set_limits(&self) {
         for (principal, limits) in self.principals.values() {
             principal.set_limits(*limits);
@@ -204,7 +205,7 @@ impl Table {
         self.of_hash(&sha256(token))
     }
 
-    /// Of the first name that is in the file.
+    /// The grant of the first of these names that is in the file.
     pub(super) fn of_certificate(&self, names: &[String]) -> Option<&Arc<Grant>> {
         names.iter().find_map(|name| self.certificates.get(name))
     }
@@ -214,12 +215,12 @@ impl Table {
         tokens.chain(self.certificates.values())
     }
 
-    /// Whether it is of the same file.
+    /// Whether it was read from the same file contents.
     pub(super) fn is_same(&self, other: &Self) -> bool {
         self.digest == other.digest
     }
 
-    /// Whether this very grant is in force.
+    /// Whether this very grant is in the table.
     pub(super) fn has(&self, grant: &Arc<Grant>) -> bool {
         self.get(&grant.credential)
             .is_some_and(|other| Arc::ptr_eq(other, grant))
@@ -231,7 +232,7 @@ fn is_name(name: &str) -> bool {
     name.len() <= NAME_BYTES_MAX && name.chars().all(allowed)
 }
 
-/// The problem says nothing about the credential's characters.
+/// The problem reveals nothing of the credential's characters.
 fn credential_of(word: &str) -> Result<Credential, &'static str> {
     if let Some(name) = word.strip_prefix("certificate:") {
         return match name {
@@ -280,12 +281,12 @@ fn rights_in(word: &str) -> Result<Rights, String> {
     Ok(rights)
 }
 
-/// The problem names only limits that there are.
+/// The problem names only limits that exist.
 fn limits_in(word: &str) -> Result<PrincipalLimits, String> {
     let (mut limits, mut seen) = (PrincipalLimits::NONE, BTreeSet::new());
     for limit in word.split(',') {
         let (name, value) = limit.split_once('=').ok_or("has a limit without =")?;
-        // No sign, and no blanks that are not ASCII.
+        // No sign, and no blanks other than ASCII.
         let value = if value.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
             value
         } else {
@@ -335,8 +336,8 @@ mod tests {
 
     #[test]
     fn a_good_file_says_who_may_what() {
-        // Scenario: comments, tokens of two principals, one with two, a certificate. Expectation: each is found by its
-        // credential, others are not; roles and datasets are as written.
+        // Scenario: comments, tokens of two principals, one with two, a certificate. Expectation: each
+        // credential finds its principal, others find none; roles and datasets are as written.
         let text = format!(
             "# who\n\na sha256:{} x,y\na sha256:{} y,x\n  b\tsha256:{} *,@admin\nc certificate:spiffe://c @metrics\n",
             hash("one"),
@@ -367,7 +368,8 @@ mod tests {
 
     #[test]
     fn lines_that_stay_keep_their_grants() {
-        // Scenario: of three lines one stays, one changes its rights, one goes. Expectation: only the first is still in force.
+        // Scenario: of three lines one stays, one changes its rights, one is removed. Expectation: only the
+        // first grant is still in force.
         let line = |name: &str, rights: &str| format!("{name} sha256:{} {rights}\n", hash(name));
         let before = read(&[line("a", "x"), line("b", "x"), line("c", "x")].concat(), None);
         let before = before.unwrap().unwrap();
@@ -380,7 +382,8 @@ mod tests {
 
     #[test]
     fn a_bad_file_is_refused_by_its_line_and_says_no_secret() {
-        // Scenario: files that are wrong in one place each. Expectation: the line and what is wrong, and nothing of the hash.
+        // Scenario: files with one error each. Expectation: the error names the line and the problem, and
+        // nothing of the hash.
         let good = format!("a sha256:{} x\n", hash("one"));
         let of = |credential: &str, rights: &str| format!("{good}b {credential} {rights}\n");
         let two = format!("sha256:{}", hash("two"));

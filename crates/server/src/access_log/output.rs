@@ -1,7 +1,7 @@
-//! Where the lines go: a file, or one of the process's streams. Belongs to the log's thread.
+//! The target of the log: a file, or one of the process's streams. Used only by the log's thread.
 //!
-//! Lines are written together, and a failed write loses them: the next ones are tried again. A line that was cut off is ended
-//! before the next one, so that every other line stays whole.
+//! Lines are written in batches. A failed write loses its lines; the next ones are tried again. A line that
+//! was cut off is terminated before the next one, so that every other line stays whole.
 
 use crate::config::AccessLogTarget;
 use prometheus::IntCounter;
@@ -17,17 +17,18 @@ use std::time::Duration;
 
 /// Bytes written at once to a file.
 const FILE_BYTES: usize = 64 << 10;
-/// Bytes written at once to a stream: so many to a pipe are not mixed with others' (PIPE_BUF), such as the daemon's log.
+/// Bytes written at once to a stream: the kernel does not mix so many with what others write to the same pipe
+/// (PIPE_BUF), such as the daemon's log.
 const STREAM_BYTES: usize = 4096;
 
-/// After a write the thread lets lines gather for so long: otherwise each request wakes it, for a write of its own. The queue has
-/// room for 1.6 million lines a second then.
+/// After each write the thread lets lines gather for this long; otherwise each request would wake it for a
+/// write of its own. At this rate the queue has room for 1.6 million lines per second.
 const GATHER: Duration = Duration::from_millis(5);
 
-/// See the module.
+/// Writes lines to the target in batches.
 pub(super) struct Output {
     file: File,
-    /// To open it again; `None`: a stream.
+    /// The file to open again; `None`: a stream.
     path: Option<PathBuf>,
     reopen: Arc<AtomicBool>,
     /// Whole lines.
@@ -40,10 +41,10 @@ pub(super) struct Output {
 }
 
 impl Output {
-    /// Opens the target. `reopen`: when set, a file is opened again.
+    /// Opens the target. Once `reopen` is set, a file is opened again.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// A problem with the target, as text.
     pub(super) fn open(
         target: &AccessLogTarget,
         reopen: Arc<AtomicBool>,
@@ -80,7 +81,7 @@ impl Output {
         }
     }
 
-    /// Writes the lines that there are, to the file that has the name now.
+    /// Writes the gathered lines, to the file that has the name now.
     fn write_out(&mut self) {
         if self.reopen.swap(false, Ordering::Relaxed) {
             self.open_again();
@@ -90,7 +91,7 @@ impl Output {
         }
     }
 
-    /// Writes the lines. What is left of them is lost.
+    /// Writes the gathered lines. Those that cannot be written are dropped.
     fn write_lines(&mut self) {
         let ended = if self.is_torn {
             write(&self.file, b"\n").1
@@ -118,7 +119,7 @@ impl Output {
     }
 }
 
-/// Never fails: the thread would not tell anybody.
+/// Never fails: the log's thread has no one to report an error to.
 impl Write for Output {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         if self.lines.len() + line.len() > self.lines_bytes_max {
@@ -128,7 +129,7 @@ impl Write for Output {
         Ok(line.len())
     }
 
-    /// The queue is empty.
+    /// Called when the queue is empty.
     fn flush(&mut self) -> io::Result<()> {
         let has_lines = !self.lines.is_empty();
         self.write_out();
@@ -139,7 +140,7 @@ impl Write for Output {
     }
 }
 
-/// Writes as much as is possible: how much, and what went wrong.
+/// Writes as much as possible; returns how much, and the error if there was one.
 fn write(mut file: &File, bytes: &[u8]) -> (usize, io::Result<()>) {
     let mut written = 0;
     while written < bytes.len() {
@@ -153,10 +154,10 @@ fn write(mut file: &File, bytes: &[u8]) -> (usize, io::Result<()>) {
     (written, Ok(()))
 }
 
-/// Whether a target can be opened: where there is no file yet, whether one can be created.
+/// Whether a target can be opened, or, if the file does not exist, created.
 ///
 /// # Errors
-/// What is wrong with it.
+/// A problem with the target, as text.
 pub(super) fn check(target: &AccessLogTarget) -> Result<(), String> {
     let AccessLogTarget::File(path) = target else {
         return Ok(());
@@ -177,9 +178,9 @@ fn append_to(path: &Path) -> Result<File, String> {
     let opened = OpenOptions::new()
         .append(true)
         .create(true)
-        // Names of clients and data: for the daemon's user and group.
+        // It has names of clients and data: only for the daemon's user and group.
         .mode(0o640)
-        // A FIFO must not stop the start.
+        // A FIFO must not block startup.
         .custom_flags((OFlags::NONBLOCK | OFlags::NOCTTY).bits().cast_signed())
         .open(path);
     let kind = match &opened {
@@ -207,8 +208,8 @@ mod tests {
 
     #[test]
     fn lines_are_lost_and_counted_while_the_disk_is_full() {
-        // Scenario: three lines to /dev/full, which takes none; then a file in its place. Expectation: nothing fails, the
-        // lines count as dropped, the next one is written.
+        // Scenario: three lines to /dev/full, which accepts none; then a file replaces it. Expectation:
+        // nothing fails, the lines count as dropped, the next one is written.
         let mut output = output(Path::new("/dev/full"));
         for _ in 0..3 {
             output.write_all(b"lost\n").unwrap();
@@ -226,8 +227,8 @@ mod tests {
 
     #[test]
     fn a_line_that_was_cut_off_is_ended() {
-        // Scenario: lines to a pipe that has room for less than all of them, which is emptied then. Expectation: what is read
-        // are whole lines, one that was cut off, and whole lines; all others count as dropped.
+        // Scenario: lines to a pipe with room for only some of them, which is then emptied. Expectation: the
+        // reader gets whole lines, one that was cut off, and whole lines; all others count as dropped.
         let (mut reader, writer) = io::pipe().unwrap();
         rustix::io::ioctl_fionbio(&writer, true).unwrap();
         let mut output = output(Path::new("/dev/null"));
@@ -261,8 +262,9 @@ mod tests {
 
     #[test]
     fn only_what_can_be_appended_to_is_a_log() {
-        // Scenario: a directory, a FIFO without a reader, a socket, a file in a directory that is not there, and one that is
-        // not there yet. Expectation: the last one is made, for its owner and group; the others are named.
+        // Scenario: a directory, a FIFO without a reader, a socket, a file in a directory that does not
+        // exist, and a file that does not exist yet. Expectation: the last one is created, for its owner and
+        // group; the others are errors that name the problem.
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name);
         rustix::fs::mkfifoat(rustix::fs::CWD, path("fifo"), rustix::fs::Mode::RUSR).unwrap();

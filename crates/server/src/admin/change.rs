@@ -12,10 +12,11 @@ use std::time::{Duration, UNIX_EPOCH};
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, FieldViolation, StatusExt as _};
 
-/// Retry hint of a daemon that is busy with other changes.
+/// Retry hint while the daemon is busy with other changes.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// Bytes of one problem, and problems, in one status: it is sent in headers, of which clients accept 16 KiB.
+/// Most bytes per problem, and most problems, in one status: it is sent in headers, and clients accept 16 KiB
+/// of those.
 const PROBLEM_BYTES_MAX: usize = 384;
 const PROBLEMS_MAX: usize = 8;
 
@@ -36,7 +37,7 @@ pub(super) async fn set_backend(
     };
     let switched = match request.dataset.as_deref() {
         None => reconfigurer.set_backend(backend).await,
-        // A name lost by the client must not switch every dataset.
+        // A client that loses the name must not switch every dataset.
         Some("") => {
             return Err(malformed(
                 "dataset",
@@ -108,7 +109,7 @@ fn change(change: ConfigChange) -> v1::ConfigChange {
     v1::ConfigChange { key, before, after }
 }
 
-/// INVALID_ARGUMENT about one field of a request.
+/// INVALID_ARGUMENT for one field of a request.
 pub(super) fn malformed(field: &str, problem: &str) -> Status {
     let message = error_status::message_of(&format_args!("{field}: {problem}"));
     let mut details = ErrorDetails::with_bad_request_violation(field, message.clone());

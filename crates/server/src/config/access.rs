@@ -1,4 +1,4 @@
-//! The section `access`: who may read what, and whether clients may be anonymous.
+//! The section `access`: access control, and whether clients may be anonymous.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ const WORDS: [(&str, Anonymous); 3] = [
 const ANONYMOUS_KEY: &str = "access.anonymous";
 const PRINCIPALS_KEY: &str = "access.principals";
 
-/// Who may read without saying who it is.
+/// Who may read without a credential.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Anonymous {
     /// No client.
@@ -25,10 +25,10 @@ pub enum Anonymous {
     Everybody,
 }
 
-/// Who may read what.
+/// Access control.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AccessConfig {
-    /// The file of principals; `None`: clients are not told apart.
+    /// The file of principals; `None`: clients are not distinguished.
     pub principals: Option<PathBuf>,
     /// Who may be anonymous.
     pub anonymous: Anonymous,
@@ -58,7 +58,7 @@ pub(super) fn read(
     );
     for (port, key, address) in listeners {
         let is_beyond = address.is_some_and(|address| !address.ip().to_canonical().is_loopback());
-        // A certificate of the authorities is then what lets clients in.
+        // Then a certificate signed by the authorities is what admits clients.
         let is_verified = tls.is_some_and(|tls| {
             tls.covers(port)
                 && tls.client_ca.is_some()

@@ -1,4 +1,4 @@
-//! The section `access_log`: where to, and which requests.
+//! The section `access_log`: the target, and which requests are logged.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ pub enum AccessLogTarget {
     File(PathBuf),
     /// The daemon's standard output.
     Stdout,
-    /// Its standard error, where the log is.
+    /// The daemon's standard error, which the log also uses.
     Stderr,
 }
 
@@ -37,11 +37,11 @@ impl fmt::Display for AccessLogTarget {
 /// The access log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AccessLogConfig {
-    /// Where to.
+    /// The target.
     pub target: AccessLogTarget,
-    /// One of so many requests is logged; 1: all.
+    /// One in this many requests is logged; 1: all.
     pub sample: u32,
-    /// Requests that take this long are always logged, as are those that fail.
+    /// Requests that take at least this long are always logged, as are those that fail.
     pub slow: Option<Duration>,
 }
 

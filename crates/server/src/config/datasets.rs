@@ -15,11 +15,11 @@ use super::walk::{Section, Walk};
 
 /// What the check of an entry needs besides the entry.
 pub(super) struct EntryContext<'a> {
-    /// Relative paths start here.
+    /// The directory that relative paths start from.
     pub(super) directory: &'a Path,
-    /// For datasets without `direct_io`.
+    /// The default for `direct_io`.
     pub(super) direct_io: DirectIo,
-    /// The largest answer: an item must fit.
+    /// The largest response, which an item must fit in.
     pub(super) response_bytes: u64,
 }
 
@@ -72,7 +72,7 @@ const DTYPE_WORDS: [(&str, Dtype); 7] = [
 const PARTIAL_TAIL_WORDS: [(&str, PartialTail); 2] =
     [("refuse", PartialTail::Refuse), ("ignore", PartialTail::Ignore)];
 
-/// Where a dataset has no backend of its own.
+/// The value for a dataset that uses the engine's backend.
 const INHERIT: &str = "inherit";
 
 const NAME_ALLOWED: &str = "allowed: 1 to 128 of A-Z a-z 0-9 . _ -, the first one a letter or a digit";
@@ -83,7 +83,7 @@ const MAX_OPEN_FILES_DEFAULT: u64 = 1024;
 const MAX_OPEN_FILES_MAX: u64 = 1 << 20;
 const REVALIDATE_MS_MAX: u64 = 3_600_000;
 
-/// The datasets, and the backends of those that have one of their own.
+/// The datasets, and the backends of those that have their own.
 pub(super) type Datasets = (Vec<DatasetSpec>, BTreeMap<String, BackendKind>);
 
 /// Reads the list. Entries with problems are left out.
@@ -125,7 +125,7 @@ pub(super) fn read(walk: &Walk, node: Option<Node>, around: &EntryContext<'_>) -
     let (mut specs, mut backends) = Datasets::default();
     for (index, item) in items.into_iter().enumerate() {
         let source = item.source.clone();
-        // An empty entry lacks every required key.
+        // An empty entry counts as a section that lacks every required key.
         let is_section = matches!(item.content, Content::Section(_) | Content::Null);
         let section = Section::of(walk, format!("datasets[{index}]"), Some(item));
         if !is_section {
@@ -198,7 +198,7 @@ fn entry(
         .collect();
     let backend = section.word("backend", None, &backends);
     for (key, of) in KIND_KEYS {
-        // Without a valid kind it is unknown which keys are wrong: only the kind is reported.
+        // Without a valid kind it is unknown which keys are wrong, so only the kind is reported.
         if kind != Some(of)
             && let Some(node) = section.take(key)
             && let Some(kind) = kind
@@ -311,7 +311,8 @@ fn paths(
                 "allowed: the path of a file, device or directory",
             ),
             Content::Text(text) => {
-                // `absolute` fails only for an empty path or an unreadable working directory: then as written.
+                // `absolute` fails only for an empty path or an unreadable working directory; then the path
+                // is used as written.
                 let joined = directory.join(text);
                 let path = std::path::absolute(&joined).unwrap_or(joined);
                 if !paths.contains(&path) {
@@ -379,7 +380,7 @@ fn fits_an_answer(walk: &Walk, key: &str, what: &str, bytes: u64, around: &Entry
     );
 }
 
-/// Whether a file of this layout begins with a header, so that two such files are no one address space.
+/// Whether files of this layout begin with a header, so that two of them are not one address space.
 fn has_file_header(layout: Layout) -> bool {
     match layout {
         Layout::Raw | Layout::Fvecs | Layout::Bvecs | Layout::Ivecs => false,
@@ -402,7 +403,7 @@ fn word_of<T: PartialEq>(value: T, words: &[(&'static str, T)]) -> &'static str 
         .map_or("", |(word, _)| word)
 }
 
-/// The layout from its key, else from the suffix that all the paths share.
+/// The layout from its key, or else from the suffix that all paths share.
 fn layout(section: &mut Section<'_>, paths: Option<&[PathBuf]>, source: &Source) -> Option<Layout> {
     let (walk, key) = (section.walk(), section.key("layout"));
     if section.has("layout") {

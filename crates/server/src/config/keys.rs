@@ -1,7 +1,7 @@
 //! The keys outside `datasets`, their allowed values, and which of them contradict each other.
 //!
-//! Every section is checked whichever backend is chosen, so that switching is one word. A default that would contradict a
-//! smaller limit in the configuration is lowered to it; configured values are never changed.
+//! Every section is checked, whichever backend is chosen, so that switching is one word. A default that would
+//! contradict a smaller limit in the configuration is lowered to it; configured values are never changed.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -50,17 +50,17 @@ const ADMIN_PORT: u16 = 7412;
 const LOG_FILTER: &str = "info";
 const LAME_DUCK_MS: u64 = 1000;
 const DRAIN_TIMEOUT_MS: u64 = 10_000;
-/// As `Limits::default`.
+/// The same as in `Limits::default`.
 const DEADLINE_MS: u64 = 60_000;
 /// Longest list of `http.hosts`.
 const HOSTS_MAX: usize = 64;
-/// Device reads and the memory budget are made of pages of this size.
+/// Device reads and the memory budget consist of pages of this size.
 const PAGE_BYTES: u64 = 4096;
 
-/// Walks the merged tree. Problems are in the walk; the configuration is valid only if there are none.
+/// Reads the merged tree. Problems are in the walk; the configuration is valid only if there are none.
 ///
 /// # Errors
-/// The file cannot be read or is no YAML.
+/// The file cannot be read or is not YAML.
 pub(super) fn examine(inputs: &Inputs) -> Result<(Walk, Config), Problems> {
     let mut problems = Vec::new();
     let (demo, directory) = match &inputs.base {
@@ -105,7 +105,8 @@ fn read(walk: &Walk, tree: layers::Node, directory: &Path) -> Config {
     ];
     let access = access::read(root.section("access"), directory, tls.as_ref(), listeners);
     let (mut engine, direct_io) = engine(root.section("engine"));
-    // The list is read last, since its entries are judged by the limits, and printed where the file has it: see `print`.
+    // The list is read last, since its entries are checked against the limits, and printed where the file has
+    // it: see `print`.
     let datasets = root.take("datasets");
     let limits = limits(root.section("limits"), &mut engine);
     let timeouts = timeouts::read(root.section("timeouts"));
@@ -147,7 +148,7 @@ fn read(walk: &Walk, tree: layers::Node, directory: &Path) -> Config {
     }
 }
 
-/// A name as `http.hosts` accepts it: a host's, `*.` and a domain, or `*`.
+/// Checks a name as `http.hosts` accepts it: a host name, `*.` and a domain, or `*`.
 fn host_name(name: &str) -> Result<(), String> {
     let plain = name.strip_prefix("*.").unwrap_or(name);
     let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
@@ -159,7 +160,7 @@ fn host_name(name: &str) -> Result<(), String> {
     }
 }
 
-/// Whether two listeners of one port would meet: `[::]` takes IPv4 too, `0.0.0.0` does not take IPv6.
+/// Whether two listeners on one port would conflict: `[::]` covers IPv4 too, `0.0.0.0` does not cover IPv6.
 fn overlap(a: IpAddr, b: IpAddr) -> bool {
     let covers = |wide: IpAddr, narrow: IpAddr| wide.is_unspecified() && (wide.is_ipv6() || narrow.is_ipv4());
     a == b || covers(a, b) || covers(b, a)
@@ -267,7 +268,7 @@ fn engine(mut section: Section<'_>) -> (EngineConfig, DirectIo) {
         cores,
         pin,
         memory_budget_bytes,
-        // These two are in `limits`, which is read next.
+        // These two are keys of `limits`, which is read next.
         queued_reads: default.queued_reads,
         connection_bytes: default.connection_bytes,
         uring,
@@ -324,7 +325,7 @@ fn limits(mut section: Section<'_>, engine: &mut EngineConfig) -> Limits {
     };
     let connection_bytes = engine.connection_bytes;
     let budget_key = "engine.memory_budget";
-    // The engine's rule: see `Engine::response_bytes_max`.
+    // The engine's rule, see `Engine::response_bytes_max`.
     let problem = format!("is {response_bytes}, more than a quarter of {budget_key}, which is {budget}");
     let remedy = format!("lower it, or raise {budget_key}: one answer must leave room for others");
     walk.report_conflict(

@@ -1,7 +1,7 @@
-//! Merges flags over environment over file over defaults into one tree in which every value has its source.
+//! Merges flags over environment over file over defaults, into one tree in which every value has its source.
 //!
-//! Values of the environment and of flags are YAML scalars at a dotted path. Nothing here knows which keys exist,
-//! except that `datasets` is a list and lists are written in the file only.
+//! Values from the environment and flags are YAML scalars at a dotted path. Nothing here knows which keys
+//! exist, except that `datasets` is a list, and lists can be set only in the file.
 
 use std::ffi::OsString;
 use std::io::Read;
@@ -14,7 +14,7 @@ use super::problem::{Problem, Problems, Source};
 /// Environment variables with this prefix set keys: `RINGFETCH__ENGINE__BACKEND` is `engine.backend`.
 pub const ENVIRONMENT_PREFIX: &str = "RINGFETCH__";
 
-/// A configuration file is read whole: no larger than this.
+/// Largest configuration file, which is read whole.
 const FILE_BYTES_MAX: u64 = 4 << 20;
 
 /// The message where a section is expected and something else is found.
@@ -69,7 +69,7 @@ pub(super) enum Content {
 }
 
 impl Content {
-    /// What it is, as the middle of a sentence.
+    /// A description of the content, for the middle of a sentence.
     pub(super) fn describe(&self) -> String {
         match self {
             Self::Null => "has no value".to_owned(),
@@ -82,8 +82,8 @@ impl Content {
     }
 }
 
-/// Reads the file and overrides it with the environment and the flags. Problems with single values are appended, and those
-/// values left out of the tree.
+/// Reads the file and overrides it with the environment and the flags. Problems with single values are
+/// appended, and those values are left out of the tree.
 ///
 /// # Errors
 /// The file cannot be read or is not YAML.
@@ -170,7 +170,7 @@ fn read(path: &Path) -> Result<Value, ProblemAndRemedy> {
             "fix it there; nothing else was checked".to_owned(),
         )
     };
-    // serde_yaml takes a byte order mark, which YAML allows, for a document.
+    // serde_yaml takes a byte order mark, which YAML allows, for the beginning of a document.
     let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
     let mut value: Value = serde_yaml::from_str(text).map_err(syntax)?;
     value.apply_merge().map_err(syntax)?;
@@ -236,7 +236,8 @@ pub(super) fn join(path: &str, key: &str) -> String {
     }
 }
 
-/// Sets one key from a scalar. Text that is not a YAML scalar (`[::1]:7410` would be a list) is taken as it is.
+/// Sets one key from a scalar. Text that is not a YAML scalar (`[::1]:7410` would be a list) is used as it
+/// is.
 fn set(root: &mut Node, key: &str, text: &str, source: Source, problems: &mut Vec<Problem>) {
     let complaint = |problem: &str, remedy: &str| Problem {
         key: key.to_owned(),
@@ -267,7 +268,7 @@ fn set(root: &mut Node, key: &str, text: &str, source: Source, problems: &mut Ve
             Content::Text(text.to_owned())
         }
     };
-    // A value in place of a section is reported, and must not hide keys that are set inside the section.
+    // A value in place of a section is reported, and must not hide keys that are set inside that section.
     if let [top, _, ..] = parts.as_slice()
         && let Content::Section(entries) = &mut root.content
         && let Some((_, section)) = entries.iter_mut().find(|(name, _)| name == top)

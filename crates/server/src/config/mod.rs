@@ -1,7 +1,7 @@
-//! Configuration: YAML, environment and flags to validated types; all mistakes are reported at once.
+//! Configuration: from YAML, environment and flags to validated types; all mistakes are reported at once.
 //!
-//! `layers` merges, `walk` reads with typed getters, `keys` knows the keys, `datasets` those of a dataset, and `print`
-//! writes the effective configuration. No file but the configuration is opened.
+//! `layers` merges, `walk` reads with typed getters, `keys` knows the keys, `datasets` those of a dataset,
+//! and `print` writes the effective configuration. No file except the configuration file is opened.
 
 mod access;
 mod access_log;
@@ -33,12 +33,12 @@ pub use tls::{ClientCertificates, TlsConfig, TlsVersion};
 pub use tracing::TracingConfig;
 pub use walk::Setting;
 
-/// Bounds on what clients may ask for.
+/// Limits on what clients may request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Most items of one request.
     pub items_per_request: u32,
-    /// Most bytes of one answer.
+    /// Most bytes of one response.
     pub response_bytes: u64,
     /// Most bytes of one request message or HTTP body.
     pub request_bytes: u32,
@@ -50,9 +50,10 @@ pub struct Limits {
     pub requests_per_connection: u32,
     /// Most requests in flight on one FetchStream; further ones are not read from the socket.
     pub stream_requests_in_flight: u32,
-    /// Most open connections on each port. For a further one, an idle connection is closed.
+    /// Most open connections on each port. One more closes an idle connection.
     pub connections: u32,
-    /// Most ranges of one HTTP request. More are refused, since the whole resource, sent instead, may be huge.
+    /// Most ranges of one HTTP request. More are refused: ignoring the header would send the whole resource,
+    /// which may be huge.
     pub http_ranges: u32,
     /// Longest time until a request is answered; `None`: no limit.
     pub deadline: Option<Duration>,
@@ -67,7 +68,7 @@ pub struct LogConfig {
     pub format: LogFormat,
 }
 
-/// How a log line looks.
+/// The format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogFormat {
     /// Text on a terminal, JSON otherwise.
@@ -81,25 +82,25 @@ pub enum LogFormat {
 /// The whole configuration, validated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// Where gRPC listens.
+    /// The address that gRPC listens on.
     pub grpc_listen: SocketAddr,
-    /// Where HTTP listens.
+    /// The address that HTTP listens on.
     pub http_listen: SocketAddr,
     /// Names by which clients may address HTTP and admin, besides loopback names; `None`: derived from the address.
     pub http_hosts: Option<Vec<String>>,
-    /// Where the admin service listens; `None`: it is off.
+    /// The address that the admin service listens on; `None`: it is off.
     pub admin_listen: Option<SocketAddr>,
     /// TLS of the ports; `None`: plain text.
     pub tls: Option<TlsConfig>,
-    /// Who may read what.
+    /// Access control.
     pub access: AccessConfig,
     /// The engine's settings.
     pub engine: EngineConfig,
-    /// What is served.
+    /// The datasets to serve.
     pub datasets: Vec<DatasetSpec>,
-    /// Datasets with a backend of their own, by name.
+    /// Datasets with their own backend, by name.
     pub dataset_backends: BTreeMap<String, BackendKind>,
-    /// Bounds.
+    /// Limits.
     pub limits: Limits,
     /// Timeouts of connections.
     pub timeouts: Timeouts,
@@ -120,7 +121,8 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             items_per_request: 4096,
-            // With the other fields below the 4 MiB that gRPC clients accept (`grpc::convert`).
+            // With the other fields of a message this stays below the 4 MiB that gRPC clients accept
+            // (`grpc::convert`).
             response_bytes: 3 << 20,
             request_bytes: 4 << 20,
             request_memory_bytes: 64 << 20,
@@ -146,7 +148,7 @@ pub struct Loaded {
 /// Reads and checks everything.
 ///
 /// # Errors
-/// All problems there are, at least one.
+/// All problems, at least one.
 pub fn load(inputs: &Inputs) -> Result<Loaded, Problems> {
     let (walk, config) = keys::examine(inputs)?;
     let (mut problems, settings, known) = walk.finish();
@@ -158,8 +160,9 @@ pub fn load(inputs: &Inputs) -> Result<Loaded, Problems> {
     }
 }
 
-/// What can be told of a configuration with mistakes: a value with a mistake, and all of a file that is no YAML, has its default.
-/// A daemon that runs on an older configuration is likely to be found by it.
+/// What is known of a configuration with mistakes: each invalid value is replaced by its default, as is the
+/// whole file if it is not YAML. A daemon that runs on an older configuration can probably be reached with
+/// it.
 pub fn despite_mistakes(inputs: &Inputs) -> Option<Config> {
     let without_file = || {
         keys::examine(&Inputs {
@@ -183,8 +186,8 @@ pub fn known_keys() -> BTreeSet<String> {
         .unwrap_or_default()
 }
 
-/// Reports variables such as `RINGFETCH_ENGINE_BACKEND`, which set nothing. Only those that would name a key: Kubernetes, for
-/// example, sets other `RINGFETCH_...` variables for a service of that name.
+/// Reports variables such as `RINGFETCH_ENGINE_BACKEND`, which set nothing. Only those that would name a key:
+/// Kubernetes, for example, sets other `RINGFETCH_...` variables for a service of that name.
 fn single_underscores(inputs: &Inputs, known: &BTreeSet<String>) -> Vec<Problem> {
     let mut problems = Vec::new();
     for (name, _) in &inputs.environment {

@@ -17,7 +17,7 @@ pub fn to_yaml(settings: &[Setting]) -> String {
             continue;
         };
         let shared = open.iter().zip(sections).take_while(|(a, b)| a == b).count();
-        // The first key of a list's entry is on the line of its dash.
+        // The first key of a list entry is on the line of its dash.
         let mut dash = false;
         for (depth, section) in sections.iter().enumerate().skip(shared) {
             if section.starts_with('[') {
@@ -45,7 +45,7 @@ pub fn to_yaml(settings: &[Setting]) -> String {
 }
 
 impl Setting {
-    /// The value as it is written in a configuration file.
+    /// The value as written in a configuration file.
     pub fn text(&self) -> String {
         written(&self.value)
     }
@@ -72,13 +72,13 @@ fn written(value: &Value) -> String {
     }
 }
 
-/// Whether YAML takes a character for a line break, or refuses it, where it is not escaped.
+/// Whether YAML treats an unescaped character as a line break, or refuses it.
 fn is_not_printable(c: char) -> bool {
     c.is_control() || matches!(c, '\u{2028}' | '\u{2029}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}')
 }
 
-/// Plain where YAML reads it back as the same text, else in double quotes as JSON has them (which YAML 1.2 contains, but for
-/// a few characters that JSON does not escape).
+/// Plain if YAML reads it back as the same text, otherwise in double quotes as in JSON (which YAML 1.2
+/// contains, except for a few characters that JSON does not escape).
 fn written_text(text: &str) -> String {
     let harmless = |c: char| c.is_ascii_alphanumeric() || "._-/:".contains(c);
     let plain =

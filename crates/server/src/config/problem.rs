@@ -6,7 +6,7 @@ use std::path::PathBuf;
 /// Where a value came from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
-    /// Not set.
+    /// The default: it is not set.
     Default,
     /// The demo, which runs without a configuration file.
     Demo,
@@ -53,7 +53,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// All mistakes of a configuration, at least one; one a line.
+/// All mistakes of a configuration, at least one; printed one per line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problems(pub Vec<Problem>);
 

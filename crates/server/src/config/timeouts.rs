@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use super::walk::Section;
 
-/// How long a connection may stay in each phase. A time of zero is no limit.
+/// How long a connection may stay in each phase. Zero means no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timeouts {
     /// From accept to the first bytes of a protocol.
     pub handshake: Duration,
-    /// From the handshake to the first request, and for each later head of HTTP/1 from its first byte to its last.
+    /// From the handshake to the first request; for each later HTTP/1 head, from its first byte to its last.
     pub head: Duration,
     /// At least [`Self::body_bytes_min`] of a request body must arrive within this time.
     pub body: Duration,

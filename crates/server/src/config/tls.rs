@@ -1,4 +1,4 @@
-//! The section `tls`: which files, for which ports.
+//! The section `tls`: the files, and the ports that use them.
 
 use std::path::{Path, PathBuf};
 
@@ -13,12 +13,12 @@ const CLIENT_WORDS: [(&str, ClientCertificates); 2] = [
 const VERSION_WORDS: [(&str, TlsVersion); 2] = [("TLS1.2", TlsVersion::Tls12), ("TLS1.3", TlsVersion::Tls13)];
 const HANDSHAKES: u32 = 1024;
 
-/// Whether a client needs a certificate where `tls.client_ca` is set.
+/// Whether clients need a certificate when `tls.client_ca` is set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ClientCertificates {
     /// A connection without one is refused.
     Required,
-    /// One that is presented must be valid.
+    /// None is needed, but one that is presented must be valid.
     Optional,
 }
 
@@ -38,7 +38,7 @@ pub struct TlsConfig {
     pub certificate: PathBuf,
     /// Its private key, PEM.
     pub key: PathBuf,
-    /// Certificates of the authorities that sign clients' certificates; `None`: clients need none.
+    /// Certificates of the authorities that sign client certificates; `None`: clients need none.
     pub client_ca: Option<PathBuf>,
     /// Whether clients need a certificate.
     pub client_certificates: ClientCertificates,
@@ -46,7 +46,7 @@ pub struct TlsConfig {
     pub min_version: TlsVersion,
     /// Ports with TLS; `None`: all.
     pub ports: Option<Vec<String>>,
-    /// Most handshakes at a time, a port.
+    /// Most concurrent handshakes per port.
     pub handshakes: u32,
 }
 

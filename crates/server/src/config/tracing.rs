@@ -1,4 +1,4 @@
-//! The section `tracing`: where spans go, and of which requests.
+//! The section `tracing`: where spans are sent, and for which requests.
 
 use super::walk::Section;
 
@@ -7,9 +7,9 @@ const OFF: &str = "off";
 /// Spans for OpenTelemetry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TracingConfig {
-    /// A collector of OTLP over gRPC, as a URL.
+    /// An OTLP collector over gRPC, as a URL.
     pub otlp_endpoint: String,
-    /// Of requests that belong to no trace, one of so many begins one; 0: none.
+    /// One in this many requests without a trace starts one; 0: none.
     pub sample: u32,
 }
 
@@ -18,7 +18,8 @@ pub(super) fn read(mut section: Section<'_>) -> Option<TracingConfig> {
     let allowed = "a URL such as http://127.0.0.1:4317 (OTLP over gRPC, without TLS), or off";
     let otlp_endpoint = section.text_or("otlp_endpoint", OFF, allowed, |text| {
         let uri = text.parse::<http::Uri>();
-        // Not repeated, and not accepted: the configuration is printed, and its changes are logged.
+        // Credentials in the URL are neither repeated nor accepted: the configuration is printed, and its
+        // changes are logged.
         if text.contains('@') {
             return Err(
                 "names a user or a password, for which there is OTEL_EXPORTER_OTLP_HEADERS".to_owned(),

@@ -1,5 +1,5 @@
-//! Typed getters for the merged tree. Each takes one key; a problem with it is recorded and the walk goes on. Keys left at
-//! the end of a section are unknown.
+//! Typed getters for the merged tree. Each takes one key; it records a problem with the key and continues.
+//! Keys left at the end of a section are unknown.
 //!
 //! Why not `derive(Deserialize)`: serde stops at the first error, knows neither sources nor ranges, and its
 //! `deny_unknown_fields` accepts unknown keys in internally tagged enums (serde #2123). The walk also yields the list of
@@ -157,13 +157,13 @@ fn split(key: &str) -> (&str, &str) {
     key.rsplit_once('.').unwrap_or(("", key))
 }
 
-/// Similarity from which a key is suggested for another (0 to 1, normalized Damerau-Levenshtein).
+/// Similarity from which one key is suggested for another (0 to 1, normalized Damerau-Levenshtein).
 const ALIKE_MIN: f64 = 0.6;
 
 fn suggest(key: &str, known: &BTreeSet<String>) -> String {
     let key = without_indices(key);
     if known.contains(&key) {
-        // Its path is one key of the file.
+        // The whole dotted path was written as one key of the file.
         let (section, name) = split(&key);
         return format!("write {name} below {section}, as a key of that section");
     }
@@ -276,7 +276,8 @@ impl<'w> Section<'w> {
         }
     }
 
-    /// Records the default if the key was absent. If it was invalid, that is reported and the walk continues with the default.
+    /// Records the default if the key was absent. If it was invalid, that is already reported, and the walk
+    /// continues with the default.
     fn or_default<T>(&self, name: &str, value: Option<T>, default: T, write: impl FnOnce(&T) -> Value) -> T {
         value.unwrap_or_else(|| {
             self.walk
@@ -301,7 +302,7 @@ impl<'w> Section<'w> {
         )
     }
 
-    /// A whole number in a range that fits 32 bits.
+    /// A whole number in a range within 32 bits.
     pub(super) fn small(&mut self, name: &str, default: u32, range: RangeInclusive<u32>) -> u32 {
         let value = self.integer(
             name,
@@ -316,7 +317,7 @@ impl<'w> Section<'w> {
         value.and_then(|value| u32::try_from(value).ok())
     }
 
-    /// A byte size in a range; a multiple of `multiple`.
+    /// A byte size in a range, and a multiple of `multiple`.
     pub(super) fn bytes(
         &mut self,
         name: &str,
@@ -360,7 +361,7 @@ impl<'w> Section<'w> {
         self.read(name, &allowed, parse, |value| written(*value))
     }
 
-    /// true or false.
+    /// `true` or `false`.
     pub(super) fn boolean(&mut self, name: &str, default: bool) -> bool {
         let parse = |content: &Content| match content {
             Content::Bool(value) => Ok(*value),
@@ -374,7 +375,7 @@ impl<'w> Section<'w> {
         self.or_default(name, value, default, |value| (*value).into())
     }
 
-    /// One of a few words.
+    /// One of these words.
     pub(super) fn word<T: Copy + PartialEq>(&mut self, name: &str, default: T, words: &[(&str, T)]) -> T {
         let value = self.optional_word(name, words);
         self.or_default(name, value, default, |value| spelled(value, words))
@@ -402,7 +403,7 @@ impl<'w> Section<'w> {
         self.read(name, &allowed, parse, |value| spelled(value, words))
     }
 
-    /// Text that `check` accepts; `check` returns the problem otherwise.
+    /// Text that `check` accepts; otherwise `check` returns the problem.
     pub(super) fn text(
         &mut self,
         name: &str,
@@ -428,7 +429,7 @@ impl<'w> Section<'w> {
         self.or_default(name, value, default.to_owned(), |value| value.as_str().into())
     }
 
-    /// A whole number, or one word for `None`.
+    /// A whole number, or a word for `None`.
     pub(super) fn integer_or_word(
         &mut self,
         name: &str,
@@ -449,7 +450,7 @@ impl<'w> Section<'w> {
         self.or_default(name, value, None, write)
     }
 
-    /// A list of names that `check` accepts (or text, separated by commas), or one word for `None`.
+    /// A list of names that `check` accepts (or text with commas between them), or a word for `None`.
     pub(super) fn names_or_word(
         &mut self,
         name: &str,
@@ -492,7 +493,7 @@ impl<'w> Section<'w> {
         self.path_or_word(name, directory, &[("off", ())]).ok()
     }
 
-    /// The path of a file, relative to `directory`, or one of these words, of which the first is the default.
+    /// The path of a file, relative to `directory`, or one of these words; the first word is the default.
     pub(super) fn path_or_word<T: Clone + PartialEq>(
         &mut self,
         name: &str,
@@ -520,7 +521,7 @@ impl<'w> Section<'w> {
         self.or_default(name, value, Err(words[0].1.clone()), write)
     }
 
-    /// An address to listen on, or `off` where that is allowed.
+    /// An address to listen on, or `off` if that is allowed.
     pub(super) fn address(&mut self, name: &str, default: SocketAddr, off: bool) -> Option<SocketAddr> {
         let allowed = if off {
             "an IP address and a port such as 127.0.0.1:7412, or off"
@@ -545,7 +546,7 @@ impl<'w> Section<'w> {
     }
 }
 
-/// A scalar that is text; `off` and the like are text in YAML 1.2.
+/// A scalar that is text. `off` and the like are text in YAML 1.2.
 fn text(content: &Content) -> Result<String, String> {
     match content {
         Content::Text(text) => Ok(text.clone()),

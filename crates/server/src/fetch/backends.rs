@@ -1,7 +1,8 @@
-//! Which backend reads each dataset: the engine's, or one of its own.
+//! Which backend reads each dataset: the engine's, or the dataset's own.
 //!
-//! The engine routes reads but does not report which datasets have a backend of their own. Kept by name, as in the engine,
-//! so that a dataset keeps its backend when a reload opens it again. `reconfigure` makes one switch at a time.
+//! The engine routes reads but does not report which datasets have their own backend. Kept by name, as in the
+//! engine, so that a dataset keeps its backend when a reload opens it again. `reconfigure` makes one switch
+//! at a time.
 
 use super::Fetcher;
 use ringfetch_engine::config::BackendKind;
@@ -13,13 +14,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// The backend that reads a dataset.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DatasetBackend {
-    /// Which, and why.
+    /// Which backend, and why.
     pub status: BackendStatus,
-    /// Whether the dataset has a backend of its own or shares the engine's.
+    /// Whether the dataset has its own backend or shares the engine's.
     pub own: bool,
 }
 
-/// Datasets with a backend of their own: the backend requested, by name.
+/// Datasets with their own backend: the requested backend, by name.
 #[derive(Debug, Default)]
 pub(super) struct Backends {
     own: Mutex<BTreeMap<String, BackendKind>>,
@@ -40,7 +41,7 @@ impl Fetcher {
         }
     }
 
-    /// The backend that a dataset has of its own.
+    /// The dataset's own backend, if it has one.
     pub fn own_backend(&self, dataset: &str) -> Option<BackendKind> {
         self.inner.backends.own().get(dataset).copied()
     }
@@ -49,7 +50,7 @@ impl Fetcher {
     /// see [`ringfetch_engine::engine::Engine::set_backend_of`].
     ///
     /// # Errors
-    /// The backend is unavailable; nothing has changed then.
+    /// The backend is unavailable; then nothing has changed.
     pub fn set_backend_of(
         &self,
         dataset: &Dataset,
@@ -64,10 +65,11 @@ impl Fetcher {
         Ok(status)
     }
 
-    /// As [`Self::set_backend_of`], but if the backend is unavailable, `engine.on_unavailable` decides, as at the start.
+    /// As [`Self::set_backend_of`], but if the backend is unavailable, `engine.on_unavailable` decides, as at
+    /// startup.
     ///
     /// # Errors
-    /// It is unavailable and there is no fallback; nothing has changed then.
+    /// The backend is unavailable and there is no fallback; then nothing has changed.
     pub fn choose_backend_of(
         &self,
         dataset: &Dataset,

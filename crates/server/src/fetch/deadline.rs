@@ -1,10 +1,11 @@
-//! Waits with a deadline.
+//! Timeouts that cost no timer for each request.
 //!
-//! Every request has a deadline and nearly all complete long before it. A tokio timer for each would cost more than all
-//! other checks: a lock and an entry in the timer wheel, twice, and a system call to wake the thread whenever a timer is
-//! earlier than all others (ADR 0012). So distant deadlines are kept in a list per thread, walked every [`WALK_PERIOD`]:
-//! entries due before the next walk are woken and set a timer of their own. The walk's own timer is earlier than nearly all
-//! of those. The walk stops when the list is empty.
+//! Every request has a deadline, and nearly all complete long before it. A tokio timer for each would cost
+//! more than all other checks: a lock and an entry in the timer wheel, twice, and a system call to wake the
+//! thread whenever a timer is earlier than all others (ADR 0012). So distant deadlines are kept in a list per
+//! thread, walked every [`WALK_PERIOD`]: the walk wakes the entries due before the next one, and they set a
+//! timer of their own. The walk's own timer is earlier than nearly all of those. The walk stops when the list
+//! is empty.
 
 use slab::Slab;
 use std::cell::RefCell;
@@ -16,14 +17,14 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// How often far deadlines are looked at. Nearer ones have a timer each.
+/// How often the list of distant deadlines is walked. Nearer ones have a timer each.
 const WALK_PERIOD: Duration = Duration::from_secs(1);
 
 /// The output of `work`, or `None` if the deadline passes first. Work that is ready at once is never late.
 /// Takes pinned work, so that no future is moved into another: each such move doubles a request's state (ADR 0012).
 ///
 /// # Cancel safety
-/// As the work's.
+/// As that of `work`.
 pub(crate) fn timeout_at<F: Future + Unpin>(deadline: Option<std::time::Instant>, work: F) -> TimeoutAt<F> {
     TimeoutAt {
         work,
@@ -108,10 +109,10 @@ impl Drop for DeadlineTimer {
     }
 }
 
-/// The far deadlines of one thread.
+/// The distant deadlines of one thread.
 #[derive(Default)]
 struct TimerList {
-    /// When it is walked next; `None`: no walk is running.
+    /// When the list is walked next; `None`: no walk is running.
     next_walk: Option<Instant>,
     entries: Slab<TimerEntry>,
 }
@@ -119,11 +120,11 @@ struct TimerList {
 struct TimerEntry {
     deadline: Instant,
     waker: Waker,
-    /// Unique over all threads.
+    /// Unique across all threads.
     number: u64,
 }
 
-/// Shared with the task that walks it.
+/// Shared with the task that walks the list.
 type Shared = Arc<Mutex<TimerList>>;
 
 thread_local! {
@@ -132,9 +133,10 @@ thread_local! {
     static NUMBERS: RefCell<std::ops::Range<u64>> = const { RefCell::new(0..0) };
 }
 
-/// Wakers removed from the list are returned and dropped outside the lock: dropping one may use the list.
+/// Works on this thread's list. Wakers removed from it are returned and dropped outside the lock: dropping
+/// one may use the list.
 fn with_list<T: Default>(work: impl FnOnce(&mut TimerList) -> T) -> T {
-    // Gone while the thread ends: then nothing is inserted and a timer is set.
+    // The list is gone while the thread ends: then nothing is inserted, and a timer is set instead.
     LIST.try_with(|list| work(&mut lock(list))).unwrap_or_default()
 }
 
@@ -155,7 +157,8 @@ fn next_number() -> u64 {
 }
 
 impl TimerList {
-    /// Inserts a deadline, unless it may pass before the next walk. Also returns when a walk has to start, if none is running.
+    /// Inserts a deadline, unless it may pass before the next walk. Also returns when a walk has to start, if
+    /// none is running.
     fn insert(&mut self, deadline: Instant, waker: &Waker) -> (Option<(usize, u64)>, Option<Instant>) {
         let begun = self.next_walk.is_none().then(|| Instant::now() + WALK_PERIOD);
         self.next_walk = self.next_walk.or(begun);
@@ -171,7 +174,7 @@ impl TimerList {
         (Some((place, number)), begun)
     }
 
-    /// Replaces the waker of an entry, if the entry is there, and returns the old one.
+    /// Replaces the waker of an entry, if it is in the list, and returns the old one.
     fn update_waker(&mut self, place: usize, number: u64, waker: &Waker) -> Option<Option<Waker>> {
         let entry = self
             .entries
@@ -228,7 +231,8 @@ impl ListWalk {
 
 impl Drop for ListWalk {
     fn drop(&mut self) {
-        // Also if the runtime ends before the list is empty: the next runtime on this thread starts a new walk.
+        // Also runs if the runtime ends before the list is empty: the next runtime on this thread then starts
+        // a new walk.
         lock(&self.0).next_walk = None;
     }
 }
@@ -240,9 +244,10 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn work_is_waited_for_until_its_deadline() {
-        // Scenario: work of no time, of 1, 3, 20 and 40 seconds, with deadlines in 2 and 30 s, in the past, and without one,
-        // twice each on one thread. Expectation: what is done in time is seen, also at once after the deadline; the rest is
-        // given up at the deadline and not later; without a deadline everything is waited for.
+        // Scenario: work of 0, 1, 3, 20 and 40 seconds, with deadlines in 2 and 30 s, in the past, and
+        // without one, twice each on one thread. Expectation: work that completes in time succeeds, as does
+        // work ready at once after its deadline; the rest is dropped at the deadline and not later; without a
+        // deadline everything completes.
         let second = Duration::from_secs(1);
         for _ in 0..2 {
             for (takes, deadline, expected) in [
@@ -284,8 +289,8 @@ mod tests {
 
     #[test]
     fn a_thread_whose_runtime_ended_begins_anew() {
-        // Scenario: two runtimes one after the other on one thread; the first ends while somebody waits. Expectation: in the
-        // second one a deadline far away is kept too.
+        // Scenario: two runtimes one after the other on one thread; the first ends while a timeout waits.
+        // Expectation: the second one also honours a distant deadline.
         let waiting = || {
             timeout_at(
                 Some(std::time::Instant::now() + Duration::from_secs(30)),

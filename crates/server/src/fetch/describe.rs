@@ -1,5 +1,5 @@
-//! Descriptions of datasets for clients, and of how they are read for operators; shared by the transports. HTTP sends them as
-//! JSON, gRPC through `grpc::convert`.
+//! Descriptions of datasets for clients, and of how they are read for operators; shared by the transports.
+//! HTTP sends them as JSON, gRPC through `grpc::convert`.
 
 use super::backends::DatasetBackend;
 use super::handle::{Kind, kind_word};
@@ -163,7 +163,7 @@ impl StorageInfo {
     fn new(dataset: &Dataset, DatasetBackend { status, own }: DatasetBackend) -> Self {
         let direct = dataset.direct();
         let (direct_io, direct_io_reason) = match status.backend {
-            // Whatever the file could do.
+            // Even if the file supports direct I/O.
             BackendKind::Mmap => (false, "mmap reads through the page cache".to_owned()),
             BackendKind::Uring | BackendKind::Auto | BackendKind::Pread | BackendKind::Sim => {
                 (direct.direct, direct.reason.clone())

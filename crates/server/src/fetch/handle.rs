@@ -1,4 +1,4 @@
-//! A dataset as a request found it. Transports hold this and never the engine's dataset.
+//! A dataset that a request looked up. Transports hold this, never the engine's dataset.
 
 use super::request::FetchError;
 use ringfetch_engine::dataset::Dataset;
@@ -84,7 +84,7 @@ impl DatasetHandle {
         self.0.etag()
     }
 
-    /// Checks that this is the version asked for; empty: any.
+    /// Checks that this is the requested version; empty: any.
     ///
     /// # Errors
     /// `VersionMismatch`.
@@ -93,7 +93,7 @@ impl DatasetHandle {
     }
 }
 
-/// Checks that `etag` is the version asked for; empty: any.
+/// Checks that `etag` is the requested version; empty: any.
 ///
 /// # Errors
 /// `VersionMismatch`.
@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn a_request_for_another_kind_names_what_to_use() {
-        // Every pairing of what is wanted and what there is: those that do not fit name the methods that do.
+        // Every pair of required and actual kind: those that do not match name the methods to use instead.
         let blocks = Kind::Blocks {
             block_bytes: 4096,
             count: 10,

@@ -1,7 +1,7 @@
 //! Lists datasets and objects, a page at a time, for every transport.
 //!
-//! Listing objects walks the directory on the blocking pool. Only a few walks run at a time, so that listings do not take the
-//! threads that open objects. A page is bounded by its number of names and by bytes.
+//! Listing objects walks the directory on the blocking pool. Only a few walks run at a time, so that listings
+//! do not occupy the threads that open objects. A page is limited by its number of names and by their bytes.
 
 use super::handle::{DatasetHandle, RequiredKind};
 use super::{DatasetInfo, FetchError, Fetcher, RequestContext, may_read, timeout_at};
@@ -13,7 +13,8 @@ use tokio::sync::OwnedSemaphorePermit;
 
 /// Most names of a page, and the default.
 pub const PAGE_NAMES_MAX: usize = 1000;
-/// Bytes of names on one page: clients refuse messages of more than 4 MiB by default, and a name can have 4 KiB.
+/// Bytes of names on one page: clients refuse messages of more than 4 MiB by default, and a name can take 4
+/// KiB.
 const PAGE_BYTES_MAX: usize = 1 << 20;
 /// Concurrent directory walks in the daemon.
 pub(super) const WALKS_MAX: usize = 4;
@@ -23,7 +24,7 @@ pub(super) const WALKS_MAX: usize = 4;
 pub struct PageRequest {
     /// At most this many names; 0, or more than the maximum: the maximum.
     pub size: u32,
-    /// The token of the page before; empty for the first.
+    /// The token from the previous page; empty for the first.
     pub token: String,
 }
 
@@ -46,7 +47,7 @@ pub struct ObjectPage {
 }
 
 impl Fetcher {
-    /// A permit for a directory walk; `None` if the maximum is running.
+    /// A permit for a directory walk; `None` if as many as allowed are running.
     pub fn try_walk(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.inner.walks).try_acquire_owned().ok()
     }
@@ -78,7 +79,7 @@ impl Fetcher {
     /// Whatever refuses a request, `ListingsBusy`, or `ListingFailed`.
     ///
     /// # Cancel safety
-    /// Dropping the future gives the page up; the walk goes on to its end.
+    /// Dropping the future abandons the page; the walk continues to its end.
     pub async fn list_objects(
         &self,
         dataset: &str,
@@ -149,7 +150,7 @@ mod tests {
 
     #[test]
     fn a_page_has_a_bounded_size() {
-        // Sizes that are left out, in bounds, and above: never more than the largest page.
+        // Sizes that are 0, within bounds, and above: never more than the largest page.
         for (size, names) in [
             (0, 1000),
             (1, 1),
@@ -168,7 +169,8 @@ mod tests {
 
     #[test]
     fn a_page_ends_with_a_name_where_more_follows() {
-        // One entry more than fits: the next page begins after the last name shown. As many as fit, or none: no next page.
+        // One entry more than fits: the next page begins after the last name shown. Exactly as many as fit,
+        // or none: no next page.
         let more = page_of(entries(4, 2), 3);
         assert_eq!(
             (more.objects.len(), more.next_page_token.as_deref()),

@@ -1,4 +1,4 @@
-//! The batch of a checked request: what is read for each of its items, and which items have failed before any read.
+//! Turns a checked request into a batch: what is read for each item, and which items fail before any read.
 
 use super::handle::{Kind, check_version};
 use super::request::{Items, too_large};
@@ -10,11 +10,11 @@ use ringfetch_engine::error::ReadError;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Objects of one request that are opened at the same time. Misses go to the blocking pool, 512 threads by default:
-/// one request must not take them all.
+/// Objects of one request that are opened concurrently. Opens that miss the cache use the blocking pool, 512
+/// threads by default: one request must not take them all.
 const OPENS_AT_ONCE: usize = 16;
 
-/// The batch of a checked request, whose items have at most `max` bytes; for objects see `plan_objects`.
+/// The batch of a checked request. An item of more than `max` bytes fails. For objects see `plan_objects`.
 pub(super) fn plan(dataset: &Arc<Dataset>, items: &Items<'_>, max: u64) -> Batch {
     let mut batch = Batch::new(Arc::clone(dataset), items.len());
     match items {
@@ -58,7 +58,7 @@ pub(super) fn plan(dataset: &Arc<Dataset>, items: &Items<'_>, max: u64) -> Batch
     batch
 }
 
-/// The batch of a checked request for objects, and their versions. Opens them; touches nothing else.
+/// The batch of a checked request for objects, and their versions. Opens the objects; reads nothing.
 pub(super) async fn plan_objects(
     dataset: &Arc<Dataset>,
     items: &Items<'_>,
@@ -76,7 +76,7 @@ pub(super) async fn plan_objects(
         return (batch, etags);
     };
     let (distinct, places) = distinct(names);
-    // A plain loop where `buffered` would do: its closure over a borrowed name keeps the future from being
+    // A plain loop instead of `buffered`, whose closure over a borrowed name keeps the future from being
     // `Send` for every lifetime, which transports need.
     let mut waiting = distinct.iter();
     let mut opening = FuturesOrdered::new();
@@ -112,8 +112,8 @@ pub(super) async fn plan_objects(
     (batch, etags)
 }
 
-/// Each name once, in the order of their first places, and for each item the place of its name among them: a batch reads
-/// one version of an object, however often its name stands in it.
+/// Each name once, in order of first occurrence, and for each item the index of its name in that list: a
+/// batch reads one version of an object, however often it is named.
 fn distinct(names: &[String]) -> (Vec<&str>, Vec<usize>) {
     let mut found = HashMap::with_capacity(names.len());
     let (mut distinct, mut places) = (Vec::with_capacity(names.len()), Vec::with_capacity(names.len()));

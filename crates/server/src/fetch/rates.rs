@@ -1,4 +1,4 @@
-//! What principals may ask for in a second (ADR 0016), charged before it is done.
+//! Rate limits of principals (ADR 0016): requests and bytes are charged before the work is done.
 
 use super::request::{FetchError, RateLimit};
 use super::{Fetcher, RequestContext};
@@ -6,7 +6,7 @@ use crate::access::{OverRate, Principal};
 use crate::caller::Connection;
 use std::sync::Arc;
 
-/// The bytes of an answer that were charged to its principal.
+/// The bytes of a response that were charged to its principal.
 #[derive(Debug)]
 pub(super) struct ChargedBytes<'a> {
     principal: Option<&'a Principal>,
@@ -30,7 +30,7 @@ pub(super) fn count_bytes(context: &RequestContext, bytes: usize) {
 }
 
 impl Fetcher {
-    /// Charges a request, whatever comes of it.
+    /// Charges a request, whatever its outcome.
     ///
     /// # Errors
     /// `OverRate`.
@@ -41,8 +41,9 @@ impl Fetcher {
             .map_err(refused(RateLimit::Requests))
     }
 
-    /// Charges the bytes of an answer before it is read. One that is larger than what is left is granted, and paid back by
-    /// refusals after it: by its length, which limits bound.
+    /// Charges the bytes of a response before it is read. A response larger than what is left is granted;
+    /// further requests are then refused until the debt is paid back. The limits bound a response's length,
+    /// and so the debt.
     ///
     /// # Errors
     /// `OverRate`.
@@ -57,7 +58,7 @@ impl Fetcher {
 }
 
 impl ChargedBytes<'_> {
-    /// Gives them back: nothing is read.
+    /// Returns the charge: nothing is read.
     pub(super) fn give_back(&self) {
         if let Some(principal) = self.principal {
             principal.give_back_bytes(self.bytes);

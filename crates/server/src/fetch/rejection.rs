@@ -29,7 +29,7 @@ pub(crate) enum Rejection {
     PrincipalRequests,
 }
 
-/// Every rejection at its place: `reason as usize`.
+/// Every rejection at its index, `reason as usize`, with its label.
 const REJECTIONS: [(Rejection, &str); Rejection::COUNT] = [
     (Rejection::Items, "items"),
     (Rejection::ResponseBytes, "response_bytes"),
@@ -59,7 +59,7 @@ impl Rejection {
         REJECTIONS.into_iter()
     }
 
-    /// Whether limits of a principal are a reason for it.
+    /// Whether it is by a limit of the principal's own.
     pub(crate) fn is_principals(self) -> bool {
         matches!(
             self,
@@ -163,7 +163,7 @@ mod tests {
 
     #[test]
     fn every_refusal_has_its_reason() {
-        // The table stands in the order of the enum, and each refusal is counted under its own reason.
+        // The table is in the order of the enum, and each refusal is counted under its own reason.
         let rejections = RejectionCounters::new();
         for (place, (reason, label)) in REJECTIONS.iter().enumerate() {
             assert_eq!(*reason as usize, place);

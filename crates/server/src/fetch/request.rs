@@ -57,12 +57,12 @@ pub struct RequestContext {
     pub fail_fast: bool,
 }
 
-/// What a principal may have in a second.
+/// A rate limit of a principal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RateLimit {
     /// Requests.
     Requests,
-    /// Bytes of answers.
+    /// Bytes of responses.
     Bytes,
 }
 
@@ -77,18 +77,18 @@ pub enum FetchError {
         /// The names there are, comma separated.
         known: String,
     },
-    /// The principal may not read a dataset of this name, whether there is one or not.
+    /// The principal may not read a dataset of this name, whether it exists or not.
     #[error("dataset: this principal may not read {name:?}")]
     Forbidden {
         /// The name asked for.
         name: String,
     },
-    /// The dataset is of another kind than the method is for.
+    /// The dataset is of another kind than the method needs.
     #[error("dataset: {name:?} is of kind {kind}; use {remedy}")]
     WrongKind {
         /// The name asked for.
         name: String,
-        /// What it is.
+        /// Its kind.
         kind: &'static str,
         /// What to call instead.
         remedy: &'static str,
@@ -123,7 +123,7 @@ pub enum FetchError {
         /// The limit.
         max: u32,
     },
-    /// A larger answer than one request may have.
+    /// A larger response than one request may have.
     #[error(
         "the answer would have {bytes} bytes, and one may have {max} (limits.response_bytes): split the batch, or raise \
          that limit and the client's for a message"
@@ -145,7 +145,7 @@ pub enum FetchError {
         /// Whether the caller's own share is used up.
         own: bool,
     },
-    /// The principal has as many requests in flight as its line allows.
+    /// The principal has as many requests in flight as its own limit allows.
     #[error(
         "overloaded: this principal has as many requests in flight as its limit allows (requests={max}); retry after a \
          moment"
@@ -154,7 +154,7 @@ pub enum FetchError {
         /// The limit.
         max: u64,
     },
-    /// The memory for requests that are being received is used up, or this caller's share of it.
+    /// The memory for requests that are being received is used up, or the caller's share of it.
     #[error(
         "overloaded: {} (limits.request_memory is {max} bytes); retry after a moment",
         if *.own { "this caller's unfinished requests hold as much memory as there is room for" }
@@ -166,18 +166,18 @@ pub enum FetchError {
         /// Whether the caller's own share is used up.
         own: bool,
     },
-    /// The principal asks for more in a second than its limits allow.
+    /// The principal exceeds one of its rate limits.
     #[error(
         "this principal's limit of {max} {} is used up; retry after {} ms",
         if matches!(rate, RateLimit::Requests) { "requests a second (requests/s)" } else { "bytes a second (bytes/s)" },
         retry_after.as_millis()
     )]
     OverRate {
-        /// Of what.
+        /// Which rate.
         rate: RateLimit,
-        /// How many a second.
+        /// The limit per second.
         max: u64,
-        /// When it is granted, if nothing else is asked for meanwhile.
+        /// When the request would be granted, if nothing else is requested meanwhile.
         retry_after: Duration,
     },
     /// Too many directories are being listed.
@@ -216,7 +216,7 @@ impl Items<'_> {
         }
     }
 
-    /// The kind of dataset they are of.
+    /// The kind of dataset that they need.
     pub fn required_kind(&self) -> RequiredKind {
         match self {
             Self::Blocks(_) => RequiredKind::Blocks,
@@ -241,7 +241,7 @@ impl Items<'_> {
         }
     }
 
-    /// Checks that lists have equal lengths where they must.
+    /// Checks that lists that must have equal lengths do.
     fn check_pairs(&self) -> Result<(), FetchError> {
         let pair = |field, got, of, expected| {
             if got == expected {
@@ -298,8 +298,8 @@ pub(super) fn check(items: Items<'_>, limits: &Limits) -> Result<(), FetchError>
     }
 }
 
-/// `Some(error)` for an extent that is inside `end` bytes and larger than any response. An extent that is not inside is
-/// reported by the batch: out of range comes before too large.
+/// `Some(error)` for an extent that lies within `end` bytes and is larger than any response. An extent that
+/// does not lie within is reported by the batch: out of range comes before too large.
 pub(super) fn too_large(offset: u64, length: u64, end: u64, max: u64) -> Option<ReadError> {
     let inside = offset.checked_add(length).is_some_and(|last| last <= end);
     (inside && length > max).then_some(ReadError::ItemTooLarge { length, max })
@@ -326,7 +326,8 @@ mod tests {
 
     #[test]
     fn lists_are_checked_before_they_are_counted() {
-        // Empty, differing and too long lists: each is refused with its field; optional lists may be empty.
+        // Empty lists, lists of different lengths, and lists that are too long: each is refused with its
+        // field; optional lists may be empty.
         let names = ["a".to_owned(), "b".to_owned()];
         let differ = |field, got, of, expected| {
             Err(FetchError::ListsDiffer {
@@ -400,7 +401,8 @@ mod tests {
 
     #[test]
     fn out_of_range_comes_before_too_large() {
-        // With answers of at most 10 bytes: a long extent inside is too large, one that leaves or overflows is not.
+        // With responses of at most 10 bytes: a long extent inside is too large; one that ends past the end,
+        // or overflows, is not.
         assert_eq!(
             too_large(0, 11, 100, 10),
             Some(ReadError::ItemTooLarge { length: 11, max: 10 })

@@ -1,4 +1,4 @@
-//! The memory of a request from its arrival until it is answered, charged to its connection before it is used.
+//! The memory of a request from its arrival to its response, charged to its connection before it is used.
 //!
 //! A small request that arrives at once is not charged: the memory of such requests is bounded by their number
 //! (`limits.requests_in_flight`), and updating three shared counters for each would cost too much.
@@ -13,19 +13,20 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
 
-/// Complete requests of at most this size are not charged. Decoded they have up to 12 times that: an empty name takes two
-/// bytes on the wire and 24 in memory. With 4,096 in flight: 24 MiB.
+/// Complete requests of at most this size are not charged. Decoded, they take up to 12 times that: an empty
+/// name takes two bytes on the wire and 24 in memory. With 4,096 in flight: 24 MiB.
 const SMALL_BYTES_MAX: usize = 512;
 /// What a decoded item takes besides its bytes.
 const ITEM_BYTES: usize = 32;
 /// Charges grow in steps, so that a request that arrives slowly does not update the counters for each byte.
 const STEP_BYTES: usize = 16 << 10;
 
-/// The request memory with which a request of so many bytes and items fits where nobody else holds any. The largest is a score
-/// over HTTP, which is charged as it is read, then four times, and its items twice. A connection that holds `h` of `c` is granted
-/// more up to `(c - h) / 2 - h` (`ringfetch_engine::share`): `c = 2 * (4 * bytes + 2 * items) + 3 * bytes`.
+/// Request memory that is enough for one request of this size, if nothing else is charged. The largest
+/// request is a score over HTTP, charged `bytes` while it is read, then `4 * bytes + 2 * items`. A connection
+/// that holds `h` of capacity `c` is granted up to `(c - h) / 2 - h` more (`ringfetch_engine::share`), so `c
+/// = 2 * (4 * bytes + 2 * items) + 3 * bytes`.
 pub(crate) fn enough_for(request_bytes: u64, items_per_request: u32) -> u64 {
-    // An item has a byte at least.
+    // An item takes at least one byte.
     let items = request_bytes.min(items_per_request.into());
     let items_bytes = items.saturating_mul(ITEM_BYTES as u64).saturating_mul(4);
     let steps = 2 * STEP_BYTES as u64;
@@ -80,7 +81,7 @@ impl<'a> RequestMemory<'a> {
         bytes <= SMALL_BYTES_MAX
     }
 
-    /// Charges a complete request of `bytes` with so many items. Call it before decoding.
+    /// Charges a complete request of `bytes` with this many items. Call it before decoding.
     ///
     /// # Errors
     /// `RequestMemory`.

@@ -1,9 +1,10 @@
 //! Scores of vectors, computed as the vectors arrive.
 //!
-//! The candidates of all queries are sorted by id, so that one that several queries share is read once, and neighbours are
-//! read together. They are read in windows, the next ones while one is scored, so a request holds little memory however many
-//! candidates it has. The arithmetic runs on the core that asked, for one request at a time, and gives way every [`TURN`]: so
-//! however many requests are to be scored, what else a core does waits for one turn.
+//! The candidates of all queries are sorted by id, so that a vector that several queries share is read once,
+//! and neighbours are read together. They are read in windows, the next ones while one is scored, so a
+//! request holds little memory however many candidates it has. The arithmetic runs on the request's core, for
+//! one request at a time, and yields after every [`TURN`], so that other tasks on the core wait for at most
+//! one turn, however many requests are to be scored.
 
 use super::handle::{DatasetHandle, Kind, RequiredKind};
 use super::planning::plan;
@@ -23,13 +24,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// How long scores are computed before other tasks of the core have their turn.
+/// How long scores are computed before the core's other tasks get a turn.
 const TURN: Duration = Duration::from_micros(50);
 
 /// Bytes of a window, unless a single vector has more.
 const WINDOW_BYTES: usize = 512 << 10;
 
-/// Windows that are read while one is scored.
+/// Windows that are being read while one is scored.
 const WINDOWS_AHEAD: usize = 4;
 
 /// What to score.
@@ -37,11 +38,11 @@ const WINDOWS_AHEAD: usize = 4;
 pub struct Scoring<'a> {
     /// At least one.
     pub queries: Vec<ScoreQuery<'a>>,
-    /// `None`: not named, or not known.
+    /// `None`: no metric was named, or it is unknown.
     pub metric: Option<Metric>,
-    /// Results for each query, at most.
+    /// Most results for each query.
     pub limit: u32,
-    /// Only scores that reach it.
+    /// Only scores at least this good.
     pub threshold: Option<f64>,
 }
 
@@ -70,17 +71,17 @@ pub(crate) struct Ranking {
 struct Candidate {
     id: u64,
     query: u32,
-    /// In the query's ids.
+    /// Index in the query's ids.
     position: u32,
 }
 
-/// A request that was checked.
+/// A checked request.
 struct Work<'a> {
     scorer: Scorer,
     metric: Metric,
     threshold: Option<f64>,
     queries: &'a [ScoreQuery<'a>],
-    /// Of each query.
+    /// The norm of each query.
     norms: Vec<f64>,
     /// Ascending.
     candidates: Vec<Candidate>,
@@ -146,7 +147,7 @@ impl Fetcher {
         if context.fail_fast {
             work.check_range(dataset)?;
         }
-        // What is read, though the answer is small.
+        // Charges what is read, although the response is small.
         Self::charge_bytes(context, work.read_bytes())?;
         let mut turn = Turn::new(deadline);
         let mut unread = windows(work.ids.len(), work.vector_bytes, self.window_bytes()).peekable();
@@ -161,7 +162,7 @@ impl Fetcher {
                         reading.push_back((window.clone(), ticket));
                         unread.next();
                     }
-                    // There will be room for it once those before it are done.
+                    // It fits once the windows before it are done.
                     Err(ReadError::Overloaded { .. }) if !reading.is_empty() => break,
                     Err(error) => return Err(error.into()),
                 }
@@ -173,7 +174,7 @@ impl Fetcher {
             let fetched = timeout_at(deadline, ticket).await.ok_or_else(late)??;
             record::note(|facts| facts.add_read(&fetched));
             count_bytes(context, fetched.data.len());
-            // The disk has work while this is scored.
+            // Keeps the disk busy while this window is scored.
             if let Some(next) = unread.peek()
                 && let Ok(ticket) =
                     self.read_window(limits, dataset, &work.ids[next.clone()], deadline, context)
@@ -189,7 +190,7 @@ impl Fetcher {
         work.finish(scoring.limit, &mut turn).await
     }
 
-    /// Small enough that several windows have room in a small memory budget.
+    /// Bytes of a window: small enough that several fit in a small memory budget.
     fn window_bytes(&self) -> usize {
         let room = self.inner.engine.response_bytes_max() / 8;
         WINDOW_BYTES.min(usize::try_from(room).unwrap_or(usize::MAX))
@@ -214,7 +215,7 @@ impl Fetcher {
     }
 }
 
-/// Ranges of so many vectors that are read together.
+/// Ranges of vectors that are read together.
 fn windows(vectors: usize, vector_bytes: usize, window_bytes: usize) -> impl Iterator<Item = Range<usize>> {
     let step = (window_bytes / vector_bytes.max(1)).max(1);
     (0..vectors)
@@ -340,7 +341,7 @@ impl<'a> Work<'a> {
         u64::try_from(bytes).unwrap_or(u64::MAX)
     }
 
-    /// The error of an id that is past the end, before anything is read.
+    /// The error for an id past the end, before anything is read.
     fn check_range(&self, dataset: &DatasetHandle) -> Result<(), FetchError> {
         let Kind::Vectors { count, .. } = dataset.kind() else {
             return Ok(());
@@ -356,7 +357,7 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// Scores the vectors of a window. The candidates up to `scored` are done; returns up to where they are now.
+    /// Scores the vectors of a window. `scored` counts the candidates that are done; returns the new count.
     async fn score(
         &mut self,
         window: Range<usize>,
@@ -383,7 +384,7 @@ impl<'a> Work<'a> {
                 && candidate.id == id
             {
                 scored += 1;
-                // One that stands more than once in a query has one score, and an error at each position.
+                // An id that a query lists more than once has one score, and an error at each position.
                 let repeated = before.replace(candidate.query) == Some(candidate.query);
                 match error {
                     Some(failed) => self.fail(candidate, &failed.error),
@@ -442,7 +443,7 @@ impl<'a> Work<'a> {
 
     async fn finish(mut self, limit: u32, turn: &mut Turn) -> Result<Vec<Ranking>, FetchError> {
         for ranking in &mut self.rankings {
-            // Sorting costs a candidate as much as some tens of elements.
+            // Sorting costs about as much per candidate as scoring some tens of elements.
             let elements = ranking.best.len().saturating_mul(32);
             self.metric.rank(&mut ranking.best, limit as usize);
             ranking.errors.sort_unstable_by_key(|error| error.item);
@@ -457,13 +458,13 @@ thread_local! {
     static COMPUTING: Arc<Semaphore> = Arc::new(Semaphore::new(1));
 }
 
-/// The time that a request computes without giving way.
+/// The time that a request computes without yielding.
 struct Turn {
     computing: Arc<Semaphore>,
-    /// While it computes.
+    /// Held while it computes.
     permit: Option<OwnedSemaphorePermit>,
     began: Instant,
-    /// Elements since the clock was read.
+    /// Elements processed since the clock was last read.
     elements: usize,
     deadline: Option<Instant>,
 }
@@ -479,23 +480,23 @@ impl Turn {
         }
     }
 
-    /// Waits until no other request computes on this core, in the order of asking.
+    /// Waits until no other request computes on this core. Requests are served in order of arrival.
     async fn begin(&mut self) -> Result<(), FetchError> {
         let acquiring = pin!(Arc::clone(&self.computing).acquire_owned());
         let late = || FetchError::from(ReadError::DeadlineExceeded);
         let acquired = timeout_at(self.deadline, acquiring).await.ok_or_else(late)?;
-        // It is never closed.
+        // The semaphore is never closed.
         self.permit = acquired.ok();
         self.began = Instant::now();
         Ok(())
     }
 
-    /// Lets others compute, while this one reads.
+    /// Lets other requests compute while this one reads.
     fn end(&mut self) {
         self.permit = None;
     }
 
-    /// Gives way if it computed for long enough.
+    /// Yields if it has computed for long enough.
     async fn worked(&mut self, elements: usize) -> Result<(), FetchError> {
         // Reading the clock after each short vector would cost as much as its score.
         self.elements = self.elements.saturating_add(elements);

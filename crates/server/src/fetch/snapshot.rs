@@ -1,6 +1,6 @@
-//! One version of a dataset's address space or of an object. A read returns bytes of that version or fails, so an ETag never
-//! labels bytes of another version. An object's file is held open: if it is replaced or removed, reads go on to its end; if
-//! it is written to, that is detected.
+//! One version of a dataset's address space or of an object. A read returns bytes of that version or fails,
+//! so an ETag never labels bytes of another version. An object's file is held open: reads continue after it
+//! is replaced or removed, and detect when it is written to.
 
 use super::handle::{DatasetHandle, RequiredKind, check_version};
 use super::request::{FetchError, Items, RequestContext};
@@ -39,10 +39,10 @@ impl PinnedObject {
 /// Why a snapshot could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum SnapshotError {
-    /// They could not be read.
+    /// The read failed.
     #[error(transparent)]
     Fetch(#[from] FetchError),
-    /// The file was written to since it was looked up.
+    /// The file was written to after it was looked up.
     #[error("the source was changed while it was read")]
     Changed,
 }
@@ -72,7 +72,7 @@ impl Snapshot {
         &self.etag
     }
 
-    /// Checks that this is the version asked for; empty: any.
+    /// Checks that this is the requested version; empty: any.
     ///
     /// # Errors
     /// `VersionMismatch`.

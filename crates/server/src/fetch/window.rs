@@ -1,14 +1,14 @@
-//! Cuts a long response into windows: batches of bounded bytes and items, which bounds the memory that a slow client holds.
-//! Pure; `windowed` fetches them.
+//! Cuts a long response into windows: batches limited in bytes and items, which bound the memory that a slow
+//! client holds. Pure; `windowed` fetches them.
 //!
-//! Small parts share a window (64 ranges of 4 KiB are one batch, not 64). A long extent is cut at aligned offsets, so that
-//! all its windows but the first are read without a copy.
+//! Small parts share a window (64 ranges of 4 KiB are one batch, not 64). A long extent is cut at aligned
+//! offsets, so that all its windows except the first are read without a copy.
 
 use bytes::Bytes;
 use ringfetch_engine::geometry::Extent;
 use std::collections::VecDeque;
 
-/// Cuts fall on multiples of this: the largest alignment that direct I/O asks for in practice (TRAPS 17).
+/// Cuts fall on multiples of this: the largest alignment that direct I/O needs in practice (TRAPS 17).
 const CUT_ALIGNMENT_BYTES: u64 = 4096;
 
 /// A part of a body.
@@ -46,16 +46,16 @@ pub(super) struct WindowLimits {
     pub(super) extents: usize,
 }
 
-/// How much response memory a long response may take, by how much is in use.
+/// How much response memory a long response may take, depending on how much is in use.
 ///
-/// Clients that do not read hold their windows, so windows shrink as memory fills: with 256 MiB, 32 such clients fill the
-/// first quarter with two windows of 1 MiB each, 128 the second with two of 256 KiB, and 2048 the other half with one of
-/// 64 KiB. Until then there is room for short reads.
+/// Clients that do not read hold their windows, so windows shrink as memory fills. With 256 MiB, 32 such
+/// clients fill the first quarter with two windows of 1 MiB each, 128 the second with two of 256 KiB, and
+/// 2048 the other half with one of 64 KiB. Until then there is room for short reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct WindowBudget {
     /// Most bytes of the next window.
     pub(super) window_bytes: u64,
-    /// Whether it may be fetched before the one before it is sent.
+    /// Whether it may be fetched before the previous one is sent.
     pub(super) ahead: bool,
 }
 
@@ -85,12 +85,12 @@ impl WindowPlan {
         Self { left: pieces.into() }
     }
 
-    /// Drops the rest.
+    /// Drops the rest of the body.
     pub(super) fn clear(&mut self) {
         self.left.clear();
     }
 
-    /// The next window: as much as fits, at least one piece; none at the end.
+    /// The next window: as much as fits, at least one part; `None` at the end.
     pub(super) fn next_window(&mut self, limits: WindowLimits) -> Option<Vec<BodyPart>> {
         let bytes_max = limits.bytes.max(1);
         let mut room = WindowLimits {
@@ -134,8 +134,8 @@ impl WindowPlan {
     }
 }
 
-/// How much of an extent goes into `room` bytes: all of it, or up to an aligned cut; 0 when there is no such cut and
-/// the window holds something already (`fresh` is false).
+/// How much of an extent fits in `room` bytes: all of it, or up to an aligned cut; 0 if there is no such cut
+/// and the window is not empty (`fresh` is false).
 ///
 /// Offset 500, room 1 MiB = 1 048 576: the end 1 049 076 is cut back to 1 048 576, so 1 048 076 bytes; from there on
 /// every window is 1 MiB at a multiple of 4096.
@@ -184,7 +184,7 @@ mod tests {
 
     #[test]
     fn small_pieces_share_a_window() {
-        // Ten ranges of 4 KiB with text between: one window, hence one batch.
+        // Ten ranges of 4 KiB with text between them: one window, so one batch.
         let pieces: Vec<BodyPart> = (0..10)
             .flat_map(|i| [BodyPart::Text(Bytes::from_static(b"x")), extent(i * 8192, 4096)])
             .collect();
@@ -197,7 +197,7 @@ mod tests {
 
     #[test]
     fn a_window_has_a_bounded_number_of_extents() {
-        // Five one-byte ranges, two a window: three windows.
+        // Five one-byte ranges, two per window: three windows.
         let pieces: Vec<BodyPart> = (0..5).map(|i| extent(i * 10, 1)).collect();
         let limits = WindowLimits {
             bytes: 1 << 20,
@@ -211,7 +211,8 @@ mod tests {
 
     #[test]
     fn windows_shrink_as_the_memory_fills() {
-        // 256 MiB, empty to full: 1 MiB and 256 KiB with one ahead, then 64 KiB without, to the last byte.
+        // 256 MiB, empty to full: 1 MiB and 256 KiB with one window ahead, then 64 KiB without, to the last
+        // byte.
         let mib = 1 << 20;
         for (in_use, kib, ahead) in [
             (0, 1024, true),
@@ -235,7 +236,8 @@ mod tests {
             bytes in 1..20_000_u64,
             extents in 1..5_usize,
         ) {
-            // Any body and limits: within limits, never empty, and joined together exactly the body.
+            // Any body and limits: windows are within the limits, never empty, and joined together they are
+            // exactly the body.
             let pieces: Vec<BodyPart> = parts.iter().flat_map(|&(offset, length, text)| {
                 let text = text.then(|| BodyPart::Text(Bytes::from_static(b"text")));
                 text.into_iter().chain([extent(offset, length)])
@@ -254,7 +256,7 @@ mod tests {
                     }
                 }
             }
-            // Neighbours in the body itself are joined the same way.
+            // Neighbours in the body itself are joined in the same way.
             let mut expected: Vec<BodyPart> = Vec::new();
             for piece in pieces {
                 match (expected.last_mut(), &piece) {

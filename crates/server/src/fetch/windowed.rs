@@ -1,9 +1,10 @@
 //! Long responses, read window by window while they are sent.
 //!
-//! Invariants: the first window is read before the head is sent, so that its errors have a status; at most two windows of a
-//! body are held or being read, smaller ones as memory fills; every window is of the version in the ETag, or the body ends
-//! with an error. gRPC reports a later error in its trailers; HTTP has to close the connection, so that the client sees a
-//! truncated body and can resume with Range and If-Range. Frames are slices of the response memory, never copies.
+//! Invariants: the first window is read before the head is sent, so that its errors have a status; at most
+//! two windows of a body are held or being read, smaller ones as memory fills; every window is of the version
+//! in the ETag, or the body ends with an error. gRPC reports a later error in its trailers. HTTP has to close
+//! the connection, so that the client sees a truncated body and can resume with Range and If-Range. Frames
+//! are slices of the response memory, never copies.
 
 use super::Fetcher;
 use super::request::{FetchError, RequestContext};
@@ -20,11 +21,11 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-/// Backoff of a later window that was refused: doubled from the first to the longest wait, up to a total.
+/// Backoff of a later window that was refused: doubled from the first wait to the longest, up to a total.
 const WAIT_FIRST: Duration = Duration::from_millis(5);
 const WAIT_LONGEST: Duration = Duration::from_secs(1);
 const WAIT_TOTAL: Duration = Duration::from_secs(30);
-/// How often a window that waits for its principal's rate looks whether that has changed.
+/// How often a window that waits for its principal's rate checks whether the limit has changed.
 const RATE_LOOK: Duration = Duration::from_secs(1);
 
 /// Reads the windows of one response.
@@ -51,7 +52,7 @@ pub(crate) struct WindowedBody {
 }
 
 impl SnapshotReader {
-    /// A reader for one answer on the connection that `connection` belongs to.
+    /// A reader for one response on this connection.
     pub(crate) fn new(fetcher: Fetcher, connection: Option<Arc<Connection>>, version: Snapshot) -> Self {
         Self {
             fetcher,
@@ -66,7 +67,7 @@ impl SnapshotReader {
     }
 
     fn window_limits(&self) -> WindowLimits {
-        // Two of them, rounded to pages, fit what the caller may hold.
+        // Two windows, rounded up to pages, fit in what the caller may hold.
         let share = self.connection.as_ref();
         let share = share.map_or(u64::MAX, |connection| connection.account().memory().most());
         WindowLimits {
@@ -120,13 +121,13 @@ impl SnapshotReader {
         Ok(frames)
     }
 
-    /// Charges a later window to its principal's bytes a second, and waits for its turn.
+    /// Charges a later window to its principal's bytes per second, and waits until they are due.
     async fn wait_for_rate(&self, window: &[BodyPart]) {
         let principal = self.connection.as_ref().and_then(|own| own.principal());
         if let Some(principal) = principal {
             let limit = principal.bytes_per_s();
             let mut wait = principal.reserve_bytes(total_bytes(window));
-            // Another limit holds at once.
+            // A changed limit takes effect at once.
             while !wait.is_zero() && principal.bytes_per_s() == limit {
                 let step = wait.min(RATE_LOOK);
                 tokio::time::sleep(step).await;
@@ -135,7 +136,8 @@ impl SnapshotReader {
         }
     }
 
-    /// Reads a later window. Retries if it is refused: the head is sent, so the client can no longer be told to retry.
+    /// Reads a later window, and retries if it is refused: the head is sent, so the client can no longer be
+    /// asked to retry.
     async fn fetch_with_retry(&self, window: &[BodyPart]) -> Result<Vec<Bytes>, SnapshotError> {
         self.wait_for_rate(window).await;
         let mut waits = Backoff::default();
@@ -287,7 +289,7 @@ mod tests {
 
     #[test]
     fn waits_double_and_are_bounded() {
-        // All the waits of one window: from the first, doubling, none longer than the longest, and 30 s in all.
+        // All the waits of one window: from the first, doubling, none longer than the longest, 30 s in total.
         let waits: Vec<Duration> = Backoff::default().collect();
         assert_eq!(waits.first(), Some(&WAIT_FIRST));
         assert_eq!(waits[1], WAIT_FIRST * 2);
@@ -301,7 +303,7 @@ mod tests {
 
     #[test]
     fn only_bounds_that_pass_are_waited_for() {
-        // Overload of either kind is transient; a lost range, a drain and a lasting limit are not.
+        // Both kinds of overload are transient; a lost range, a drain and a permanent limit are not.
         assert!(is_transient(&FetchError::TooManyRequests { max: 1, own: false }));
         assert!(is_transient(&FetchError::Read(ReadError::Overloaded {
             resource: Resource::Memory

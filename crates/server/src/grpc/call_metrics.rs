@@ -1,7 +1,7 @@
 //! Counts calls of the services that tonic generates. FetchService counts its own.
 //!
-//! The status is in the head of a trailers-only response, else in the trailers. A response dropped before its trailers was
-//! cancelled.
+//! The status is in the head of a trailers-only response, otherwise in the trailers. A response dropped
+//! before its trailers was cancelled.
 
 use crate::rpc_metrics::{CallTimer, GrpcMethod, RpcMetrics};
 use axum::body::Body;

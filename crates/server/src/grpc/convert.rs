@@ -43,7 +43,7 @@ pub(crate) fn read_path(path: ReadPath) -> v1::ReadPath {
     }
 }
 
-/// A backend; the simulated one, which only tests have, is not on the wire.
+/// A backend. The simulated one, which only tests use, has no value on the wire.
 pub(crate) fn backend(kind: BackendKind) -> v1::Backend {
     match kind {
         BackendKind::Uring => v1::Backend::Uring,
@@ -75,10 +75,10 @@ pub(crate) fn item_errors(errors: &[ItemError]) -> Vec<v1::ItemError> {
     ItemErrors::default().messages(errors)
 }
 
-/// The failed items of one response, which may be in several lists.
+/// The failed items of one response, which may be spread over several lists.
 #[derive(Debug)]
 pub(crate) struct ItemErrors {
-    /// What is left for messages.
+    /// Bytes left for messages.
     left: usize,
 }
 
@@ -91,7 +91,7 @@ impl Default for ItemErrors {
 }
 
 impl ItemErrors {
-    /// The next list of them.
+    /// Converts the next list.
     pub(crate) fn messages(&mut self, errors: &[ItemError]) -> Vec<v1::ItemError> {
         let item_error = |failed: &ItemError| {
             let mut message = String::new();
@@ -119,8 +119,9 @@ mod tests {
 
     #[test]
     fn the_longest_answer_by_default_is_one_that_stock_clients_take() {
-        // Every item of a request of objects but one fails with as long a message as there is, the one has all the bytes that
-        // an answer may have, and all have a version: less than the 4 MiB that gRPC takes, inside a stream's answer, too.
+        // Every item of a request for objects but one fails with the longest message there is, the one has as
+        // many bytes as a response may have, and all have a version: together less than the 4 MiB that gRPC
+        // clients accept, also inside a stream's response.
         use prost::Message as _;
         let limits = crate::config::Limits::default();
         let failed = |item| ItemError {
@@ -152,7 +153,8 @@ mod tests {
 
     #[test]
     fn a_failed_item_keeps_its_place_and_gets_a_code() {
-        // A block past the end: OUT_OF_RANGE at the item's position, with a message that says what there is.
+        // A block past the end: OUT_OF_RANGE at the item's position, with a message that names the range that
+        // exists.
         let failed = ItemError {
             item: 3,
             error: ReadError::IndexOutOfRange {

@@ -1,8 +1,8 @@
 //! Encodes messages that end in a large `bytes data = 15` without copying it.
 //!
-//! prost copies a `bytes` field into its encode buffer (TRAPS 24). Here everything before the bytes themselves is
-//! encoded into a small head, and the bytes follow: `data` has the highest tag of its message, so that the two parts
-//! together are exactly what prost writes.
+//! prost copies a `bytes` field into its encode buffer (TRAPS 24). Here everything before those bytes is
+//! encoded into a small head, and the bytes follow. `data` has the highest tag of its message, so the two
+//! parts together are exactly what prost writes.
 
 use super::frame::PREFIX_BYTES;
 use crate::fetch::DatasetHandle;
@@ -21,14 +21,14 @@ const ID_TAG: u32 = 1;
 /// A gRPC message in two parts that are sent one after the other.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct EncodedMessage {
-    /// The prefix and all of the message before `data`'s bytes.
+    /// The prefix, and all of the message before the bytes of `data`.
     pub(super) head: Bytes,
     /// The bytes of `data`.
     pub(super) data: Bytes,
 }
 
-/// Heads up to this size are cut from pieces of memory of [`HEADS_BYTES`], which are used again when all heads in them are sent:
-/// a head that waits for its client holds 1 KiB at most.
+/// Heads up to this size are cut from chunks of [`HEADS_BYTES`], which are reused once all heads in them are
+/// sent: a head that waits for its client holds at most 1 KiB.
 const SMALL_HEAD_BYTES: usize = 128;
 const HEADS_BYTES: usize = 1 << 10;
 
@@ -36,15 +36,15 @@ thread_local! {
     static HEADS: RefCell<BytesMut> = RefCell::new(BytesMut::new());
 }
 
-/// All of a response but its `data`.
+/// All of a response except `data`.
 pub(super) trait ResponseFields {
-    /// Their length.
+    /// Their encoded length.
     fn encoded_len(&self) -> usize;
 
     /// Appends them as prost would.
     ///
     /// # Errors
-    /// None for a buffer that grows.
+    /// None if the buffer grows.
     fn encode(&self, buffer: &mut BytesMut) -> Result<(), EncodeError>;
 }
 
@@ -57,11 +57,11 @@ impl<M: Message> ResponseFields for M {
     }
 }
 
-/// A message with the dataset's tag as its last field, which is not copied into it.
+/// A message with the dataset's etag as its last field, which is not copied into the message.
 #[derive(Debug)]
 pub(super) struct Tagged<M> {
     pub(super) message: M,
-    /// The field's number: higher than all others of the message. `None`: it has no such field.
+    /// The field's number, higher than all others in the message. `None`: the message has no such field.
     pub(super) etag_field: Option<u32>,
     pub(super) dataset: DatasetHandle,
 }
@@ -95,19 +95,19 @@ impl<M: Message> ResponseFields for Tagged<M> {
     }
 }
 
-/// Data up to this size is copied behind its head: the system call handles a copy faster than a part of its own.
+/// Data up to this size is copied behind its head: a copy costs less than another slice in the system call.
 const COPIED_BYTES_MAX: usize = 1 << 10;
 
-/// Longest frame of several messages, and its most parts.
+/// Longest frame with several messages, and its most parts.
 const RUN_BYTES_MAX: usize = 64 << 10;
 const RUN_PARTS_MAX: usize = 48;
 
-/// Messages sent in one frame. Holds the originals of copied data, so that they stay charged to the connection until the
-/// frame is sent.
+/// Messages sent in one frame. Keeps the originals of copied data, so that they stay charged to the
+/// connection until the frame is sent.
 #[derive(Debug, Default)]
 pub(super) struct FrameBuffer {
     parts: FrameParts,
-    /// Follows the parts: heads and copied data.
+    /// Heads and copied data, after `parts`.
     bytes: BytesMut,
     held: Vec<Bytes>,
 }
@@ -124,7 +124,7 @@ impl AsRef<[u8]> for FrameBytes {
 }
 
 impl FrameBuffer {
-    /// Appends a message if it fits; returns it otherwise. An empty buffer has room for any.
+    /// Appends a message if it fits; returns it otherwise. An empty buffer has room for any message.
     pub(super) fn push(&mut self, encoded: EncodedMessage) -> Result<(), EncodedMessage> {
         let EncodedMessage { head, data } = encoded;
         let length = self.parts.remaining() + self.bytes.len();
@@ -172,7 +172,7 @@ impl FrameBuffer {
 }
 
 impl EncodedMessage {
-    /// The payload of a frame of its own.
+    /// The message as the payload of its own frame.
     pub(super) fn into_frame(self) -> FrameParts {
         let mut parts = FrameParts::from(self.head);
         parts.push(self.data);
@@ -236,7 +236,7 @@ fn inner_length(message: &impl ResponseFields, data_length: usize) -> usize {
     message.encoded_len() + data_field_length(data_length) + data_length
 }
 
-/// Of `data`'s tag and length.
+/// Length of the tag and length of `data`.
 fn data_field_length(data_length: usize) -> usize {
     if data_length == 0 {
         0
@@ -245,7 +245,7 @@ fn data_field_length(data_length: usize) -> usize {
     }
 }
 
-/// The head of `head_length` bytes: the gRPC prefix, and what `fill` appends.
+/// A head of `head_length` bytes: the gRPC prefix, and what `fill` appends.
 fn head_of(
     message_length: usize,
     head_length: usize,
@@ -304,7 +304,7 @@ mod tests {
         FetchVectorsResponse, ItemError,
     };
 
-    /// What prost and gRPC make of a message: the prefix and its encoding.
+    /// What prost and gRPC make of a message: the prefix and the encoding.
     fn by_prost(message: &impl Message) -> Vec<u8> {
         let mut bytes = vec![0];
         bytes.put_u32(u32::try_from(message.encoded_len()).unwrap());
@@ -326,7 +326,7 @@ mod tests {
     }
 
     fn data() -> impl Strategy<Value = Bytes> {
-        // Around the lengths where a varint grows by a byte, too.
+        // Including the lengths around which a varint grows by a byte.
         let length = prop_oneof![0usize..200, 16_380usize..16_390, 100_000usize..100_001];
         length.prop_map(|length| Bytes::from(vec![7; length]))
     }
@@ -359,7 +359,8 @@ mod tests {
             data in data(),
             id in prop_oneof![Just(0u64), 1..200u64, any::<u64>()],
         ) {
-            // Any response of the four, alone and inside a stream's response: byte for byte prost's encoding.
+            // Any response of the four kinds, alone and inside a stream's response: byte for byte prost's
+            // encoding.
             equals_prost!(
                 FetchBlocksResponse {
                     block_bytes: number, lengths: lengths.clone(), errors: errors.clone(), etag: etag.clone(),
@@ -392,8 +393,9 @@ mod tests {
                 1..150,
             ),
         ) {
-            // Messages of any sizes, in as few frames as take them: together the bytes of all messages in order. A frame of
-            // several messages has at most 64 KiB and few parts, and large data is in it uncopied.
+            // Messages of any size, in as few frames as they fit in: together the bytes of all messages, in
+            // order. A frame of several messages has at most 64 KiB and few parts, and large data is not
+            // copied.
             let (mut sent, mut expected) = (Vec::new(), Vec::new());
             let mut buffer = FrameBuffer::default();
             let mut messages = 0;
@@ -426,7 +428,7 @@ mod tests {
 
     #[test]
     fn a_message_longer_than_grpc_can_say_is_refused() {
-        // 4 GiB do not fit the prefix: a status, and no wrapped length.
+        // 4 GiB do not fit in the prefix: an error, not a wrapped length.
         assert!(prefix(1 << 32).is_err());
         assert_eq!(prefix((1 << 32) - 1).unwrap(), [0, 255, 255, 255, 255]);
     }

@@ -1,5 +1,4 @@
-//! The requests of FetchService behind one trait, and the four that fetch behind another: their items, and their responses
-//! without the bytes.
+//! The requests of FetchService behind one trait, and the four that fetch bytes behind another.
 
 use super::convert;
 use super::encode::{ResponseFields, Tagged};
@@ -18,25 +17,25 @@ use std::ops::Deref;
 use std::thread::LocalKey;
 use tonic::Status;
 
-/// A request that is answered once: by a call of its own, or in a stream.
+/// A request with one response: in a call of its own, or in a stream.
 pub(super) trait UnaryRequest: Message + Default + Send + Sync + 'static {
     /// The response, without the bytes of its `data`.
     type Answer: ResponseFields + Send;
-    /// How the metrics name it.
+    /// Its name in metrics.
     const METHOD: GrpcMethod;
-    /// Its field in `FetchStreamRequest`, and its response's in `FetchStreamResponse`.
+    /// Its field number in `FetchStreamRequest`, and its response's in `FetchStreamResponse`.
     const STREAM_TAG: u32;
     /// The request field that lists the items.
     const ITEMS_FIELD: &'static str;
-    /// Memory for an item while it is answered, in that for an item of a fetch.
+    /// Memory per item while the request is served, relative to an item of a fetch.
     const ITEM_WEIGHT: usize = 1;
 
-    /// Messages of this thread to decode into.
+    /// This thread's spare messages to decode into.
     fn spares() -> &'static Spares<Self>;
     /// The items in an encoded request.
     fn count_items(message: &[u8]) -> usize;
     fn fail_fast(&self) -> bool;
-    /// Executes it: the response without its bytes, and the bytes.
+    /// Executes the request: the response without its bytes, and the bytes.
     fn run(
         &self,
         fetcher: &Fetcher,
@@ -70,27 +69,27 @@ impl<R: FetchRequest> UnaryRequest for R {
 
 /// A request for bytes.
 pub(super) trait FetchRequest: Message + Default + Send + Sync + 'static {
-    /// The response. Its `etag` and `data` stay empty: `encode` appends them.
+    /// The response, whose `etag` and `data` stay empty: `encode` appends them.
     type Response: Message;
-    /// The response's field for the version of the dataset; `None` if each item has its own.
+    /// The response's field for the dataset's version; `None` if each item has its own.
     const ETAG_FIELD: Option<u32>;
-    /// How the metrics name it.
+    /// Its name in metrics.
     const METHOD: GrpcMethod;
-    /// Its field in `FetchStreamRequest`, and its response's in `FetchStreamResponse`.
+    /// Its field number in `FetchStreamRequest`, and its response's in `FetchStreamResponse`.
     const STREAM_TAG: u32;
     /// The request field that lists the items.
     const ITEMS_FIELD: &'static str;
     /// The fields with an entry for each item.
     const LISTS: &'static [RepeatedField];
 
-    /// Messages of this thread to decode into.
+    /// This thread's spare messages to decode into.
     fn spares() -> &'static Spares<Self>;
     fn dataset(&self) -> &str;
     fn items(&self) -> Items<'_>;
     fn fail_fast(&self) -> bool;
-    /// The version required of the dataset; empty: any.
+    /// The required version of the dataset; empty: any.
     fn if_match(&self) -> &str;
-    /// `etags`: of the items, for objects.
+    /// The response without its bytes. `etags`: the versions of the items, for objects.
     fn response(
         kind: Kind,
         etags: Vec<String>,
@@ -117,7 +116,7 @@ async fn run<C: FetchRequest>(
     Ok((response, fetched.data))
 }
 
-/// The list of lengths, or none where every item has `implied` bytes.
+/// The list of lengths, or an empty one if every item has `implied` bytes.
 fn lengths_unless(lengths: Lengths, implied: u32) -> Vec<u32> {
     match lengths {
         Lengths::Uniform { item_bytes, .. } if item_bytes == implied => Vec::new(),
@@ -132,10 +131,11 @@ fn every_length(lengths: Lengths) -> Vec<u32> {
     }
 }
 
-/// Decoded requests of a thread, cleared: their memory is used again.
+/// A thread's cleared messages, whose memory is reused.
 pub(super) type Spares<M> = LocalKey<RefCell<Vec<M>>>;
 
-/// Most spare messages of a kind and a thread, and the longest request whose memory is kept: each of its bytes may be a number.
+/// Most spare messages per kind and thread, and longest request whose memory is kept: each of its bytes may
+/// decode to a number.
 const SPARES_MAX: usize = 64;
 const SPARE_BYTES_MAX: usize = 512;
 
@@ -146,7 +146,7 @@ pub(super) struct Decoded<M: UnaryRequest> {
 }
 
 impl<M: UnaryRequest> Decoded<M> {
-    /// Decodes a message as `decode` does.
+    /// Decodes a message, as `decode` does.
     ///
     /// # Errors
     /// As `decode`.
@@ -323,7 +323,7 @@ impl FetchRequest for v1::FetchObjectsRequest {
         }
     }
     fn if_match(&self) -> &str {
-        // Each object has one of its own.
+        // Each object has its own.
         ""
     }
     fn response(_: Kind, etags: Vec<String>, lengths: Lengths, errors: Vec<v1::ItemError>) -> Self::Response {
@@ -349,7 +349,7 @@ impl UnaryRequest for v1::ScoreVectorsRequest {
         let mut items = 0_usize;
         visit(message, |tag, field| {
             if let (2, FieldValue::Bytes(query)) = (tag, field) {
-                // A query without ids is refused later; until then it takes memory as an item does.
+                // A query without ids is refused later; until then it takes as much memory as an item.
                 let ids = longest_list(query, &[RepeatedField::varints(2)]);
                 items = items.saturating_add(ids.max(1));
             }
@@ -383,7 +383,7 @@ impl UnaryRequest for v1::ScoreVectorsRequest {
             limit: self.limit,
             threshold: self.threshold,
         };
-        // In a box: it is larger than all other state of a request.
+        // Boxed: it is larger than all other state of a request.
         let scoring = Box::pin(fetcher.score(&self.dataset, &self.if_match, &scoring, context));
         let (dataset, rankings) = scoring.await?;
         let mut errors = convert::ItemErrors::default();
@@ -407,7 +407,7 @@ mod tests {
 
     #[test]
     fn lengths_are_left_out_where_the_shape_implies_them() {
-        // Blocks that all came: no list. One failed: the list. Ranges always have theirs.
+        // Blocks that were all read: no list. One failed: the list. Ranges always have a list.
         let blocks = Kind::Blocks {
             block_bytes: 512,
             count: 10,

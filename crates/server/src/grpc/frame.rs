@@ -16,9 +16,9 @@ pub(super) const PREFIX_BYTES: usize = 5;
 /// Why bytes are not a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FrameError {
-    /// The prefix says more than a message may have.
+    /// The prefix announces more than a message may have.
     TooLarge { length: u32, max: u32 },
-    /// The compressed flag is set, and no encoding was agreed on.
+    /// The compressed flag is set, but no encoding was negotiated.
     Compressed,
     /// The flag is neither 0 nor 1.
     BadFlag(u8),
@@ -59,7 +59,7 @@ pub(super) struct FrameDecoder {
     message_bytes_max: u32,
     /// The beginning of an incomplete message. Empty when `piece` begins with a prefix.
     partial: BytesMut,
-    /// The last piece, as far as it is not parsed.
+    /// The unparsed rest of the last piece.
     piece: Bytes,
 }
 
@@ -106,12 +106,12 @@ impl FrameDecoder {
         Ok(Some(message))
     }
 
-    /// Bytes of an incomplete message.
+    /// Bytes held of an incomplete message.
     pub(super) fn held(&self) -> usize {
         self.partial.len() + self.piece.len()
     }
 
-    /// Call it at the end of the body, after `next` returned `None`.
+    /// Checks that no message is incomplete. Call it at the end of the body, after `next` returned `None`.
     pub(super) fn finish(&self) -> Result<(), FrameError> {
         if self.partial.is_empty() && self.piece.is_empty() {
             Ok(())
@@ -137,7 +137,7 @@ impl FrameDecoder {
                 length,
                 max: self.message_bytes_max,
             }),
-            // A u32 fits: the daemon needs a 64-bit platform.
+            // A u32 fits in a usize: the daemon needs a 64-bit platform.
             0 => Ok(Some(length as usize)),
             1 => Err(FrameError::Compressed),
             other => Err(FrameError::BadFlag(other)),
@@ -215,7 +215,7 @@ mod tests {
 
     #[test]
     fn a_prefix_alone_is_enough_to_refuse() {
-        // Five bytes that promise too much, or carry a flag: refused before any of the message arrives.
+        // Prefixes that announce too much, or have a flag set: refused before any of the message arrives.
         for (prefix, error) in [
             ([0, 0, 0, 0, 6], FrameError::TooLarge { length: 6, max: 5 }),
             (

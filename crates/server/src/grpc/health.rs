@@ -1,7 +1,8 @@
-//! grpc.health.v1 from the daemon's state: SERVING while it serves, NOT_SERVING before and while it drains.
+//! grpc.health.v1, from the daemon's state: SERVING while it serves, NOT_SERVING before that and while it
+//! drains.
 //!
-//! All services have the same health. A watch reports NOT_SERVING when the drain begins and ends, so that it does not keep the
-//! connection open.
+//! All services have the same health. A watch reports NOT_SERVING when the drain begins, and then ends, so
+//! that it does not keep the connection open.
 
 use crate::lifecycle::{Lifecycle, State};
 use futures_util::Stream;
@@ -19,7 +20,7 @@ pub(crate) struct HealthService {
 }
 
 impl HealthService {
-    /// Knows these services, and the empty name for the daemon as a whole.
+    /// Knows these services, and the empty name, which is the daemon as a whole.
     pub(crate) fn new(lifecycle: Lifecycle, services: &'static [&'static str]) -> Self {
         Self { lifecycle, services }
     }
@@ -74,7 +75,7 @@ impl Health for HealthService {
             }
             changes.changed().await.ok()?;
             let state = *changes.borrow_and_update();
-            // As the protocol requires for an unknown service: report it, and keep watching.
+            // The protocol requires this for an unknown service: report it, and keep watching.
             let status = if known {
                 serving(state)
             } else {
@@ -99,7 +100,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_watch_follows_the_daemon_to_its_end() {
-        // Starting, serving, draining: each change is reported, and after the drain the watch ends.
+        // Starting, serving, draining: each change is reported, and the watch ends after the drain began.
         let lifecycle = Lifecycle::new();
         let health = HealthService::new(lifecycle.clone(), &["ringfetch.v1.FetchService"]);
         let mut watch = health
@@ -118,7 +119,8 @@ mod tests {
 
     #[tokio::test]
     async fn only_services_that_are_there_have_health() {
-        // The daemon as a whole and a service by name answer; a name nobody serves is NOT_FOUND, and unknown to a watch.
+        // The daemon as a whole and a service by name have a status; an unknown name is NOT_FOUND, and
+        // SERVICE_UNKNOWN in a watch.
         let lifecycle = Lifecycle::new();
         lifecycle.start_serving();
         let health = HealthService::new(lifecycle, &["ringfetch.v1.FetchService"]);

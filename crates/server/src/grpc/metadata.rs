@@ -5,8 +5,8 @@ use std::time::Duration;
 use tonic::Status;
 use tonic::metadata::MetadataValue;
 
-/// Whether the body is protobuf in gRPC framing: `application/grpc` or `application/grpc+proto`, with or without
-/// parameters. Anything else gets HTTP 415, as the protocol asks for.
+/// Whether the body is protobuf in gRPC framing: `application/grpc` or `application/grpc+proto`, with or
+/// without parameters. Anything else gets HTTP 415, as the protocol requires.
 pub(super) fn is_grpc(headers: &HeaderMap) -> bool {
     let Some(value) = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()) else {
         return false;
@@ -110,7 +110,7 @@ mod tests {
 
     #[test]
     fn only_protobuf_in_grpc_framing_is_grpc() {
-        // gRPC-Web and JSON look alike and are refused.
+        // gRPC-Web and JSON look similar and are refused.
         for (value, expected) in [
             ("application/grpc", true),
             ("application/grpc+proto", true),
@@ -126,7 +126,7 @@ mod tests {
 
     #[test]
     fn a_compressed_call_learns_what_is_accepted() {
-        // gzip is answered UNIMPLEMENTED with grpc-accept-encoding; identity and silence pass.
+        // gzip gets UNIMPLEMENTED with grpc-accept-encoding; `identity` and no header are accepted.
         assert!(check_encoding(&HeaderMap::new()).is_ok());
         assert!(check_encoding(&header("grpc-encoding", "identity")).is_ok());
         let response = check_encoding(&header("grpc-encoding", "gzip"))

@@ -1,8 +1,8 @@
 //! The gRPC transport: the services on the public port.
 //!
-//! `service` is FetchService, written by hand to avoid copying responses; `datasets` and `health` implement services that
-//! tonic generates. Other methods are answered UNIMPLEMENTED. The listener has connections and HTTP/2 settings,
-//! `error_status` the codes.
+//! `service` is FetchService, written by hand to avoid copying responses; `datasets` and `health` implement
+//! services that tonic generates. Other methods get UNIMPLEMENTED. `listener` has connections and HTTP/2
+//! settings, `error_status` the codes.
 
 #[cfg(feature = "bench")]
 #[doc(hidden)]
@@ -30,13 +30,13 @@ use std::sync::Arc;
 use tonic::service::{Routes, RoutesBuilder};
 use tonic_health::pb::health_server::HealthServer;
 
-/// Services on the public port that health and reflection know.
+/// Services on the public port that health and reflection list.
 const SERVICES: &[&str] = &[service::NAME, "ringfetch.v1.DatasetService"];
 
 /// Longest request message of the services that tonic generates.
 const SMALL_REQUEST_BYTES_MAX: usize = 64 << 10;
 
-/// Everything the public gRPC port serves: FetchService, DatasetService, health and reflection.
+/// Everything that the public gRPC port serves: FetchService, DatasetService, health and reflection.
 ///
 /// Requests should have their [`Connection`] in their extensions; without one they are not charged to a caller.
 pub fn service(fetcher: Fetcher, lifecycle: Lifecycle, rpc: RpcMetrics) -> axum::Router {
@@ -53,7 +53,7 @@ pub fn service(fetcher: Fetcher, lifecycle: Lifecycle, rpc: RpcMetrics) -> axum:
     fetch_routes.merge(finish(routes, lifecycle, rpc, SERVICES))
 }
 
-/// FetchService without the router: the fast path of [`service`].
+/// FetchService without the router: the fast path for [`service`].
 pub fn fast_path(fetcher: Fetcher, lifecycle: Lifecycle, rpc: RpcMetrics) -> Arc<dyn FastPath> {
     Arc::new(service::FetchService::new(fetcher, lifecycle, rpc))
 }
@@ -69,7 +69,7 @@ pub(crate) fn finish(
         HealthServer::new(health::HealthService::new(lifecycle, services))
             .max_decoding_message_size(SMALL_REQUEST_BYTES_MAX),
     );
-    // Only a defect of the build could make the descriptor set invalid; serving goes on without reflection.
+    // Only a broken build could make the descriptor set invalid; the port then serves without reflection.
     match reflection(services).build_v1() {
         Ok(reflection) => {
             routes.add_service(reflection.max_decoding_message_size(SMALL_REQUEST_BYTES_MAX));

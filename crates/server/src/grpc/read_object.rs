@@ -1,7 +1,8 @@
 //! ReadObject: an object of any length, streamed in messages as its windows are read.
 //!
-//! Uses `WindowedBody` as HTTP does: the first window is read before the call is answered, so that a refusal has no body, and
-//! at most two windows are held, besides what HTTP/2 buffers. Each frame of a window becomes a message.
+//! Uses `WindowedBody` as HTTP does: the first window is read before the call is answered, so that a refusal
+//! has no body, and at most two windows are held, besides what HTTP/2 buffers. Each frame of a window becomes
+//! a message.
 
 use super::encode::EncodedMessage;
 use super::service::trailers_ok;
@@ -27,7 +28,8 @@ use std::time::{Duration, Instant};
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt as _};
 
-/// Look-ups of one call: an object that changes between look-up and read this often is being written to all the time.
+/// Most look-ups per call: an object that changes between look-up and read this often is being written all
+/// the time.
 const LOOK_UPS_MAX: usize = 3;
 
 /// An object whose first window has been read.
@@ -77,7 +79,7 @@ pub(super) async fn begin(
     Err(changing())
 }
 
-/// The extent requested of an object of `end` bytes; `None` if it is empty, at the end.
+/// The requested extent of an object of `end` bytes; `None` if it is empty, at the end.
 fn extent(request: &v1::ReadObjectRequest, end: u64) -> Result<Option<Extent>, FetchError> {
     let length = match request.length {
         0 if request.offset == end => return Ok(None),
@@ -97,12 +99,12 @@ fn changing() -> Status {
 
 /// The messages of the response and its trailers.
 pub(super) struct ObjectBody {
-    /// `None` once the end is decided.
+    /// `None` once the end status is known.
     windows: Option<WindowedBody>,
     deadline: Option<Pin<Box<tokio::time::Sleep>>>,
-    /// Of the next message with data.
+    /// Offset of the next message with data.
     offset: u64,
-    /// Sent next.
+    /// The message to send next.
     next: Option<FrameParts>,
     end: Result<(), Status>,
     trailers_sent: bool,
@@ -110,7 +112,7 @@ pub(super) struct ObjectBody {
 }
 
 impl ObjectBody {
-    /// Call it inside a runtime.
+    /// Must be called inside a runtime.
     pub(super) fn new(begun: ObjectStart, deadline: Option<Instant>, timer: CallTimer) -> Self {
         let ObjectStart { first, windows } = begun;
         let mut body = Self {
@@ -138,7 +140,7 @@ impl ObjectBody {
         self.end = end;
     }
 
-    /// Fills `next`, or decides the end.
+    /// Fills `next`, or sets the end status.
     fn poll_message(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let Some(windows) = &mut self.windows else {
             return Poll::Ready(());

@@ -1,8 +1,8 @@
 //! FetchService: HTTP requests in, encoded messages out.
 //!
-//! Written by hand because tonic's codec copies every response once more (TRAPS 24; MEASURED, "tonic, body of our own"). A
-//! request is read completely, within `limits.request_bytes`, before it is decoded; the deadline includes reading it. Every
-//! failure is a trailers-only response.
+//! Written by hand because tonic's codec copies every response once more (TRAPS 24; MEASURED, "tonic, body of
+//! our own"). A request is read completely, within `limits.request_bytes`, before it is decoded; the deadline
+//! includes reading it. Every failure is a trailers-only response.
 
 use super::encode::EncodedMessage;
 use super::fetch_request::{Decoded, UnaryRequest};
@@ -31,16 +31,16 @@ use std::time::Instant;
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt as _};
 
-/// The service's name, the first part of its methods' paths.
+/// The service's name: the first part of its methods' paths.
 pub(super) const NAME: &str = "ringfetch.v1.FetchService";
 
-/// Longest header map of a request whose memory is used for its response.
+/// Largest header map of a request that is reused for its response.
 const KEPT_HEADERS_MAX: usize = 24;
 
 /// FetchService as a tower service for the paths `/ringfetch.v1.FetchService/{method}`.
 #[derive(Debug, Clone)]
 pub(super) struct FetchService {
-    /// One for all parts: each call of each core counts its references, and those of `Lifecycle` are six.
+    /// One `Arc` for all parts: each call counts references, and those of `Lifecycle` alone would be six.
     shared: Arc<Shared>,
 }
 
@@ -86,11 +86,12 @@ trait BytesBody: http_body::Body<Data = Bytes, Error: std::fmt::Display> + Unpin
 
 impl<B: http_body::Body<Data = Bytes, Error: std::fmt::Display> + Unpin + Send + 'static> BytesBody for B {}
 
-/// A call, without the parts of the request already handled: its state is allocated, and copied, for each call.
+/// A call, without the parts of the request that are already handled: its state is allocated, and copied, for
+/// each call.
 struct GrpcRequest<B> {
     service: FetchService,
     body: B,
-    /// Of the request, and empty: memory for those of the response.
+    /// The request's header map, cleared: memory for the response's.
     headers: HeaderMap,
     deadline: Result<Option<Instant>, Status>,
     connection: Option<Arc<Connection>>,
@@ -108,7 +109,7 @@ impl FetchService {
         }
     }
 
-    /// A box for each method: their states differ in size.
+    /// Each method boxes its own future: they differ in size.
     fn respond<B: BytesBody>(
         &self,
         request: Request<B>,
@@ -167,7 +168,7 @@ impl<B: BytesBody> GrpcRequest<B> {
         let result = async {
             let to_status = |error: FetchError| error_status::to_status(&error, C::ITEMS_FIELD);
             let limits = fetcher.limits();
-            // From the arrival of the head, so that reading the request is included.
+            // Measured from the arrival of the head, so that it includes reading the request.
             let deadline = within(&limits, started, deadline?);
             let items_max = limits.items_per_request;
             let mut request_memory = RequestMemory::new(fetcher, connection.as_ref());
@@ -259,7 +260,8 @@ impl<B: BytesBody> GrpcRequest<B> {
     }
 
     async fn opened_object(mut self) -> Result<(read_object::ObjectStart, Option<Instant>), Status> {
-        // The client's deadline is for the whole response, the limit for its beginning, as over HTTP.
+        // The client's deadline applies to the whole response, the configured limit only to its beginning, as
+        // over HTTP.
         let deadline = self.deadline?;
         let (fetcher, connection) = (&self.service.shared.fetcher, self.connection);
         let limits = fetcher.limits();
@@ -321,7 +323,7 @@ where
     AnswerBody::Framed(Box::pin(body))
 }
 
-/// `headers`: empty, for the memory.
+/// `headers`: an empty map, whose memory is reused.
 fn ok(body: AnswerBody, mut headers: HeaderMap) -> Response<AnswerBody> {
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
     let mut response = Response::new(body);
@@ -329,10 +331,10 @@ fn ok(body: AnswerBody, mut headers: HeaderMap) -> Response<AnswerBody> {
     response
 }
 
-/// An upper bound of the items in a request: for a short request, its bytes.
+/// An upper bound on the number of items in a request: for a short request, its bytes.
 ///
 /// # Errors
-/// `TooManyItems`: refused before the items are decoded into memory.
+/// `TooManyItems`, before the items are decoded into memory.
 pub(super) fn items_of<C: UnaryRequest>(message: &[u8], max: u32) -> Result<usize, FetchError> {
     let most = usize::try_from(max).unwrap_or(usize::MAX);
     // An item has at least one byte.
@@ -351,7 +353,8 @@ pub(super) fn items_of<C: UnaryRequest>(message: &[u8], max: u32) -> Result<usiz
 
 /// Reads the one message of a unary call.
 ///
-/// Another number of messages is UNIMPLEMENTED, as gRPC's `doc/statuscodes.md` requires for a cardinality violation.
+/// Any other number of messages is UNIMPLEMENTED, as gRPC's `doc/statuscodes.md` requires for a cardinality
+/// violation.
 async fn read_one<B>(
     mut body: &mut B,
     message_bytes_max: u32,
@@ -394,7 +397,7 @@ where
 /// Decodes a request message.
 ///
 /// # Errors
-/// INVALID_ARGUMENT about the field `message`: not protobuf, or of another schema.
+/// INVALID_ARGUMENT for the field `message`: not protobuf, or of another schema.
 pub(super) fn decode<M: Message + Default>(message: Bytes) -> Result<M, Status> {
     decode_into(M::default(), message)
 }
@@ -448,7 +451,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_unary_call_has_exactly_one_message() {
-        // One message is read; none, two, half a one, one too long, one compressed, and garbage are refused.
+        // One message is read; none, two, half of one, one too long, one compressed, and garbage are refused.
         let one = framed(&blocks().encode_to_vec());
         assert_eq!(read(one.clone()).await.unwrap(), blocks());
         for (body, code) in [
@@ -475,7 +478,8 @@ mod tests {
 
     #[tokio::test]
     async fn an_answer_is_a_head_its_bytes_and_trailers() {
-        // One frame of the head and the very bytes of `data`, then grpc-status 0. Without data: the head alone.
+        // One frame with the head and the uncopied bytes of `data`, then grpc-status 0. Without data: the
+        // head alone.
         let data = Bytes::from(vec![7; 3 << 20]);
         let encoded = EncodedMessage::unary(&v1::FetchRangesResponse::default(), data.clone()).unwrap();
         let mut body = whole(encoded.clone());

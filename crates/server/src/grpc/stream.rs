@@ -1,12 +1,14 @@
-//! FetchStream: a response body that starts requests while there is room and sends responses as they complete, in any order.
+//! FetchStream: a response body that starts requests while there is room and sends responses as they
+//! complete, in any order.
 //!
-//! It has no task of its own: hyper's polls drive it, so that a client that does not read its responses stops its own stream.
-//! At most `requests_in_flight` requests are in flight, counting those completed but not sent; beyond that the request body
-//! is not polled, and HTTP/2 flow control stops the client. One more message is read, so that a cancel is seen while the
-//! stream is full.
-//! An invalid request gets an error response and the stream continues; bytes that are not a request end it. A drain ends it
-//! once the requests in flight are answered. The deadline holds even if the body is not polled, as when the client does not
-//! read: the requests in flight are then cancelled, so that they hold no memory.
+//! It has no task of its own: hyper's polls drive it, so a client that does not read its responses stops its
+//! own stream. At most `requests_in_flight` requests are in flight, counting those completed but not sent;
+//! beyond that the request body is not polled, and HTTP/2 flow control stops the client. One more message is
+//! read, so that a cancel is seen while the stream is full.
+//!
+//! An invalid request gets an error response and the stream continues; bytes that are not a request end it. A
+//! drain ends it once the requests in flight are answered. The deadline holds even if the body is not polled,
+//! as when the client does not read: the requests in flight are then cancelled, so that they hold no memory.
 
 use super::encode::{EncodedMessage, FrameBuffer};
 use super::fetch_request::UnaryRequest;
@@ -37,7 +39,7 @@ use std::time::{Duration, Instant};
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt as _};
 
-/// The fields of a request that are read before it is decoded.
+/// Fields of a request that are read before it is decoded.
 const ID_TAG: u32 = 1;
 const CANCEL_TAG: u32 = 7;
 
@@ -55,7 +57,7 @@ pub(super) struct StreamLimits {
     pub(super) deadline: Option<Instant>,
 }
 
-/// A request of a stream: its message, and when its last byte arrived, which its deadline is relative to.
+/// A request of a stream: its message, and when its last byte arrived, from which its deadline counts.
 #[derive(Debug)]
 pub(super) struct StreamRequest {
     pub(super) bytes: Bytes,
@@ -64,7 +66,7 @@ pub(super) struct StreamRequest {
 
 /// Answers one request of a stream.
 ///
-/// # Errors
+/// At once, if the message is not a request; this ends the stream.
 /// At once, if the message is not a request, which ends the stream.
 pub(super) fn respond(
     fetcher: Fetcher,
@@ -92,7 +94,7 @@ pub(super) fn respond(
         }
         Err(error) => Err((MessageHeader::of(&bytes).id, error)),
     };
-    // A refused request is not decoded, which would take the memory.
+    // A refused request is not decoded, which would take the very memory that was refused.
     let request = match &checked {
         Ok(_charge) => decode::<v1::FetchStreamRequest>(bytes)?,
         Err(_refused) => v1::FetchStreamRequest::default(),
@@ -120,7 +122,7 @@ pub(super) fn respond(
             Some(OneOf::Ranges(call)) => answer(&fetcher, id, call, context).await,
             Some(OneOf::Objects(call)) => answer(&fetcher, id, call, context).await,
             Some(OneOf::Scores(call)) => answer(&fetcher, id, call, context).await,
-            // Cancels are handled before (`MessageHeader`).
+            // Cancels are handled before this point (`MessageHeader`).
             Some(OneOf::Cancel(_)) | None => failed(id, &nothing_asked(), "request"),
         }
     }))
@@ -204,7 +206,7 @@ async fn answer<C: UnaryRequest>(
     }
 }
 
-/// The response to a failed request: with the status that a unary call would have.
+/// The response to a failed request, with the status that a unary call would have.
 fn failed(id: u64, error: &FetchError, items_field: &str) -> Result<EncodedMessage, Status> {
     let status = error_status::to_status(error, items_field);
     record::note(|facts| (facts.code, facts.batch) = (Some(grpc_code_name(status.code())), Some(id)));
@@ -234,7 +236,7 @@ pin_project! {
         // `None`: cancelled.
         #[pin]
         work: Option<F>,
-        // Of the last poll.
+        // The waker of the last poll.
         waker: Option<Waker>,
     }
 }
@@ -293,8 +295,8 @@ where
     S: Fn(StreamRequest) -> Result<Fut, Status> + Send + 'static,
     Fut: Future<Output = Result<EncodedMessage, Status>> + Send + 'static,
 {
-    /// `start` starts a request, `hold` charges the bytes of an incomplete one, `draining` resolves when the daemon drains,
-    /// `ended` is called once with the final code. Call it inside a runtime.
+    /// `start` starts a request, `hold` charges the bytes of an incomplete one, `draining` resolves when the
+    /// daemon drains, `ended` is called once with the final code. Must be called inside a runtime.
     pub(super) fn new(
         incoming: B,
         bounds: StreamLimits,
@@ -353,7 +355,7 @@ where
 /// Called once with the final code of the call.
 type OnEnd = Box<dyn FnOnce(Code) + Send>;
 
-/// Charges the bytes held.
+/// Charges the bytes of an incomplete request.
 type ChargeMemory = Box<dyn FnMut(usize) -> Result<(), FetchError> + Send>;
 
 struct StreamState<B, S, Fut> {
@@ -363,9 +365,9 @@ struct StreamState<B, S, Fut> {
     start: S,
     in_flight: FuturesUnordered<InFlightRequest<Fut>>,
     requests_in_flight_max: usize,
-    /// A request that was read to see whether it is a cancel while the stream is full.
+    /// A request that was read while the stream is full, to see whether it is a cancel.
     waiting: Option<(MessageHeader, StreamRequest)>,
-    /// Sent next: a response for which the last frame had no room.
+    /// Sent next: a response that did not fit in the last frame.
     next: Option<EncodedMessage>,
     /// The status to report when all requests in flight are answered.
     end: Result<(), Status>,
@@ -431,7 +433,7 @@ where
                 break;
             }
             if *cancels == 0 {
-                // Yield to others first.
+                // Yields to other tasks first.
                 cx.waker().wake_by_ref();
                 break;
             }
@@ -533,12 +535,13 @@ where
         let mut frame = FrameBuffer::default();
         let mut cancels = CANCELS_AT_ONCE;
         loop {
-            // Requests first, so that the disk is busy while responses are written.
+            // Requests first, so that the disk is busy while responses are encoded.
             if let Err(status) = self.take_up(cx, &mut cancels) {
                 self.cut(status);
             }
             match self.in_flight.poll_next_unpin(cx) {
-                // Small responses that are ready together share a frame; a large one follows them.
+                // Small responses that are ready together share a frame; the first one that does not fit
+                // follows.
                 Poll::Ready(Some(Ok(encoded))) => {
                     if let Err(next) = frame.push(encoded) {
                         self.next = Some(next);

@@ -22,7 +22,8 @@ impl RepeatedField {
     }
 }
 
-/// Entries of the longest of `lists` in an encoded message. Counts nothing after invalid bytes, which the decoder refuses.
+/// Number of entries in the longest of `lists` in an encoded message. Counts nothing after invalid bytes,
+/// which the decoder refuses.
 pub(super) fn longest_list(message: &[u8], lists: &[RepeatedField]) -> usize {
     let mut counts = vec![0_usize; lists.len()];
     visit(message, |tag, field| {
@@ -100,7 +101,8 @@ mod tests {
             offsets in prop::collection::vec(any::<u64>(), 0..40),
             lengths in prop::collection::vec(any::<u64>(), 0..40),
         ) {
-            // Any request: as many entries as its longest list has, also when it was sent twice (protobuf appends).
+            // Any request: as many entries as its longest list has, also when it is sent twice (protobuf
+            // appends).
             let longest = names.len().max(offsets.len()).max(lengths.len());
             let request = v1::FetchObjectsRequest { dataset: "d".into(), names, offsets, lengths, fail_fast: true, if_match: Vec::new() };
             let once = request.encode_to_vec();
@@ -110,7 +112,7 @@ mod tests {
 
         #[test]
         fn any_bytes_are_counted_without_harm(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            // Rubbish: no panic, and where it decodes, the count is right.
+            // Garbage: no panic, and if it decodes, the count is right.
             let counted = longest_list(&bytes, OBJECTS);
             if let Ok(request) = v1::FetchObjectsRequest::decode(&bytes[..]) {
                 let longest = request.names.len().max(request.offsets.len()).max(request.lengths.len());

@@ -93,7 +93,7 @@ async fn run<R: BatchRequest>(app: &AppState, name: &str, request: Request) -> R
         .await
         .ok_or_else(not_sent_in_time)??;
     let items_max = usize::try_from(limits.items_per_request).unwrap_or(usize::MAX);
-    // At most so many items are stored, however many there are, so charge for these before parsing.
+    // At most so many items are stored, however many are listed, so charge for them before parsing.
     request_memory.whole(body.len(), items_max.min(body.len()))?;
     let (request, listed) = parse::<R>(&body, items_max)?;
     let params = request.into_params()?;
@@ -109,7 +109,7 @@ async fn run<R: BatchRequest>(app: &AppState, name: &str, request: Request) -> R
     let kind = params.columns.items().required_kind();
     let dataset = app.fetcher.open(name, kind, connection.as_ref())?;
     check_form(&params, form, items_max)?;
-    // Objects have a version each.
+    // Objects have one version each.
     let etag =
         (params.columns.items().required_kind() != RequiredKind::Objects).then(|| ETag::new(dataset.etag()));
     match &etag {
@@ -145,7 +145,7 @@ async fn run<R: BatchRequest>(app: &AppState, name: &str, request: Request) -> R
     Ok(response)
 }
 
-/// Refuses a precondition on all of a batch of objects, which have a version each.
+/// Refuses a precondition on a batch of objects: each object has its own version.
 fn refuse_preconditions(headers: &HeaderMap) -> Result<(), Problem> {
     for name in ["If-Match", "If-None-Match"] {
         if headers.contains_key(name) {
@@ -159,7 +159,7 @@ fn refuse_preconditions(headers: &HeaderMap) -> Result<(), Problem> {
 /// Refuses items of differing lengths if their lengths do not fit a header.
 fn check_form(params: &BatchParams, form: ResponseFormat, items_max: usize) -> Result<(), Problem> {
     let items = params.columns.items().len();
-    // The fetcher reports too many items.
+    // Too many items are reported by the fetcher.
     if form == ResponseFormat::Json
         || items <= LENGTHS_LISTED_MAX
         || items > items_max
@@ -192,8 +192,8 @@ pub(super) async fn read_body(
             "request-too-large",
             format!("a request's body may have {bytes_max} bytes (limits.request_bytes): split the batch"),
         )
-        // The rest of the body is not read, so the connection closes. Without this header a client could send its next
-        // request on it, and not know whether it was executed.
+        // The rest of the body is not read, so the connection closes. Without this header a client could send
+        // its next request on it, and would not know whether that was executed.
         .with_header(header::CONNECTION, HeaderValue::from_static("close"))
     };
     if declared.is_some_and(|length| length > u64::from(bytes_max)) {
@@ -210,7 +210,7 @@ pub(super) async fn read_body(
         if first.len() + all.len() + piece.len() > most {
             return Err(too_large());
         }
-        // A body in one piece is not copied.
+        // A body that arrives in one piece is not copied.
         if first.is_empty() && all.is_empty() {
             first = piece;
         } else {
@@ -229,7 +229,7 @@ pub(super) fn not_sent_in_time() -> Problem {
     )
 }
 
-/// The fetcher's errors name columns; the client knows the members of its JSON.
+/// Translates an error: the fetcher names columns, but the client knows only the members of its JSON.
 fn in_terms_of(field: &'static str, error: FetchError) -> FetchError {
     if let FetchError::EmptyBatch { .. } = error {
         return FetchError::EmptyBatch { field };
@@ -250,7 +250,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_body_over_the_limit_is_refused() {
-        // Bodies below and above 8 bytes, with the length declared and not: 413 names the limit.
+        // Bodies below and above 8 bytes, with and without a declared length: 413 names the limit.
         let fetcher = without_datasets(Limits::default());
         let mut request_memory = RequestMemory::new(&fetcher, None);
         let body = |text: &'static str| Body::from(text);
@@ -294,7 +294,7 @@ mod tests {
 
     #[test]
     fn errors_name_the_member_of_the_request() {
-        // What a fetch says about its columns: told in the terms of the JSON.
+        // A fetcher's error about its columns: reported in terms of the JSON.
         let error = in_terms_of("ranges", FetchError::EmptyBatch { field: "offsets" });
         assert_eq!(error, FetchError::EmptyBatch { field: "ranges" });
         let error = in_terms_of(

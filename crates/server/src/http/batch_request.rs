@@ -1,5 +1,5 @@
-//! The four batch requests in JSON, converted to columns. Unknown members are refused: a misspelt `fail_fast` must not be
-//! ignored.
+//! The four batch requests in JSON, converted to columns. Unknown members are refused: a misspelt `fail_fast`
+//! must not be ignored.
 
 use super::bounded_list;
 use super::problem::Problem;
@@ -122,14 +122,14 @@ pub(super) struct BatchParams {
     pub(super) columns: Columns,
     /// The member that lists them.
     pub(super) field: &'static str,
-    /// Whether the first item error is the request's.
+    /// Whether the first item error fails the request.
     pub(super) fail_fast: bool,
-    /// 0: none.
+    /// 0: no deadline.
     pub(super) deadline_ms: u32,
 }
 
 impl Columns {
-    /// As the fetcher takes them.
+    /// The items in the fetcher's form.
     pub(super) fn items(&self) -> Items<'_> {
         match self {
             Self::Blocks(indices) => Items::Blocks(indices),
@@ -257,15 +257,16 @@ impl BatchRequest for ObjectsBatch {
     }
 }
 
-/// Parses a request's JSON, storing at most `items_max` items; returns also how many there are. Errors name the member
-/// (`ranges[3].length`) and the position in the text.
+/// Parses a request's JSON, storing at most `items_max` items; also returns how many there are. Errors name
+/// the member (`ranges[3].length`) and the position in the text.
 pub(super) fn parse<R: DeserializeOwned>(body: &[u8], items_max: usize) -> Result<(R, usize), Problem> {
     let mut json = serde_json::Deserializer::from_slice(body);
     let (value, listed) = bounded_list::with_bound(items_max, || serde_path_to_error::deserialize(&mut json));
     let bounded_list::Object(value) =
         value.map_err(|error: serde_path_to_error::Error<serde_json::Error>| {
             let path = error.path().to_string();
-            // serde_path_to_error writes `.` for the whole, and `?` where the text ends before a member's name.
+            // serde_path_to_error writes `.` for the whole value, and `?` if the text ends before a member's
+            // name.
             let path = path.trim_end_matches(['?', '.']);
             let field = if path.is_empty() { "body" } else { path };
             Problem::malformed(field, error.inner().to_string())
@@ -283,7 +284,7 @@ pub(super) mod tests {
     use http::Method;
     use http_body_util::BodyExt;
 
-    /// (status, field, detail) as a client sees them.
+    /// (status, field, detail) as clients see them.
     pub(in crate::http) async fn rendered(problem: Problem) -> (u16, String, String) {
         let response = render(problem.into_response(), "/", None, &Method::POST);
         let status = response.status().as_u16();
@@ -300,7 +301,7 @@ pub(super) mod tests {
 
     #[test]
     fn requests_become_columns() {
-        // Each of the four requests, with and without optional members: the columns that a fetch wants.
+        // Each of the four requests, with and without optional members: the columns for a fetch.
         let blocks = call::<BlocksBatch>(r#"{"indices":[3,1],"fail_fast":true,"deadline_ms":50}"#).unwrap();
         let expected = BatchParams {
             columns: Columns::Blocks(vec![3, 1]),
@@ -343,7 +344,7 @@ pub(super) mod tests {
 
     #[tokio::test]
     async fn mistakes_are_named_with_their_member_and_place() {
-        // Malformed and wrong JSON of every sort: 400, the member, and line and column in the message.
+        // Malformed and wrong JSON of every kind: 400, the member, and line and column in the message.
         for (json, field, part) in [
             (
                 r#"{"ranges":[{"offset":1,"length":1},{"offset":-1,"length":1}]}"#,
@@ -382,7 +383,7 @@ pub(super) mod tests {
 
     #[tokio::test]
     async fn objects_are_given_in_one_way() {
-        // Neither list, and both: a problem that says which to use.
+        // Neither list, and both: a problem that says which one to use.
         for json in ["{}", r#"{"names":["a"],"objects":[{"name":"a"}]}"#] {
             let (status, field, detail) = rendered(call::<ObjectsBatch>(json).unwrap_err()).await;
             assert_eq!((status, field.as_str()), (400, "objects"), "{detail}");
@@ -406,8 +407,8 @@ pub(super) mod tests {
 
     #[test]
     fn a_flood_of_items_is_counted_and_not_kept() {
-        // Lists longer than the bound, as long, and shorter: all are counted, at most so many are kept; what is beyond the
-        // bound need not make sense.
+        // Lists longer than the bound, of its length, and shorter: all entries are counted, at most so many
+        // are kept, and those beyond the bound need not be valid.
         let of = |json: &str| parse::<BlocksBatch>(json.as_bytes(), 3);
         for (json, kept, listed) in [
             (r#"{"indices": [1, 2, 3, 4, "five", 6]}"#, 3, 6),

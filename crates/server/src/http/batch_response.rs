@@ -1,11 +1,11 @@
 //! A fetched batch as an HTTP response.
 //!
-//! As bytes, the body is the good items back to back; the head describes how to split it:
-//! `Ringfetch-Items`, `Ringfetch-Errors` (how many failed), `Ringfetch-Error-Items` (which), and either
-//! `Ringfetch-Item-Bytes` (each good item has so many) or `Ringfetch-Lengths` (one an item, 0 for a failed one).
-//! A head lists at most 512 items: more items of differing lengths are refused before the read, and with more failed items
-//! the first error fails the request. JSON has everything, with the data in base64, encoded while it is sent so that there
-//! is never a complete second copy.
+//! As bytes, the body is the good items back to back; the head describes how to split it: `Ringfetch-Items`,
+//! `Ringfetch-Errors` (how many failed), `Ringfetch-Error-Items` (which), and either `Ringfetch-Item-Bytes`
+//! (the length of each good item) or `Ringfetch-Lengths` (one per item, 0 for a failed one). A head lists at
+//! most 512 items: more items of differing lengths are refused before the read, and with more failed items
+//! the first error fails the request. JSON contains everything, with the data in base64, encoded while it is
+//! sent so that there is never a complete second copy.
 
 use super::items::{RINGFETCH_DIM, RINGFETCH_DTYPE};
 use super::negotiate::ResponseFormat;
@@ -44,7 +44,7 @@ const CHUNK_BYTES: usize = 48 * 1024;
 /// The shape of the vectors in a batch.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Shape {
-    /// Elements a vector.
+    /// Elements per vector.
     pub(super) dim: u32,
     /// Element type.
     pub(super) dtype: Dtype,
@@ -128,7 +128,7 @@ fn item_count(lengths: &Lengths) -> usize {
     }
 }
 
-/// The common length of the items that did not fail, if there is one.
+/// The common length of the items that did not fail, if they have one.
 fn common_length(lengths: &Lengths, errors: &[ItemError]) -> Option<u32> {
     let each = match lengths {
         Lengths::Uniform { item_bytes, .. } => return Some(*item_bytes),
@@ -223,7 +223,7 @@ fn json(fetched: Fetched, etags: Vec<String>, shape: Option<Shape>) -> Response 
         etags,
         data: (),
     };
-    // Numbers and strings only: it cannot fail.
+    // Only numbers and strings, so it cannot fail.
     let mut before = serde_json::to_string(&answer).unwrap_or_default();
     if before.pop().is_some() {
         before.push_str(",\"data\":\"");
@@ -316,7 +316,8 @@ mod tests {
 
     #[test]
     fn bytes_of_equal_items_are_cut_by_one_number() {
-        // Two good items of two bytes, and the same with a failed one between: Item-Bytes tells how to cut.
+        // Two good items of two bytes, and the same with a failed one between them: Item-Bytes determines the
+        // split.
         let uniform = fetched(
             b"aabb",
             Lengths::Uniform {
@@ -358,7 +359,7 @@ mod tests {
 
     #[test]
     fn a_batch_of_failures_is_still_an_answer() {
-        // Both items failed: 200 with both listed and an empty body, as the gRPC API answers.
+        // Both items failed: 200 with both listed and an empty body, as in the gRPC API.
         let response = octets(
             fetched(b"", Lengths::Each(vec![0, 0]), vec![failed(0), failed(1)]),
             None,
@@ -410,7 +411,8 @@ mod tests {
     proptest! {
         #[test]
         fn the_json_body_has_the_length_it_declares(length in 0..200_000_usize, before in "[a-z]{0,20}") {
-            // Data of any length, over several chunks: the hint equals what comes, and it decodes to the data.
+            // Data of any length, over several chunks: the size hint equals what is sent, and that decodes to
+            // the data.
             let data: Vec<u8> = (0..length).map(|i| u8::try_from(i % 251).unwrap()).collect();
             let body = JsonBody { before: Some(Bytes::from(before.clone())), data: data.clone().into(), after: true };
             let declared = http_body::Body::size_hint(&body).exact().unwrap();

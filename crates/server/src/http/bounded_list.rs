@@ -1,6 +1,6 @@
-//! Lists in a request that are counted to their end but stored only up to a bound, so that too many items are refused before
-//! they take memory. serde cannot pass a setting to a field, so [`with_bound`] keeps the bound in a thread-local while it
-//! decodes. And objects that must be JSON objects.
+//! Lists in a request that are counted to their end but stored only up to a bound, so that too many items are
+//! refused before they take memory. serde cannot pass a setting to a field, so [`with_bound`] keeps the bound
+//! in a thread-local while it decodes. Also objects that must be JSON objects.
 
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{IgnoredAny, MapAccess, SeqAccess, Visitor};
@@ -13,7 +13,7 @@ thread_local! {
     static BOUND: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
 }
 
-/// Decodes, storing at most `most` entries of each list. Returns also the length of the longest list.
+/// Decodes, storing at most `most` entries of each list. Also returns the length of the longest list.
 pub(super) fn with_bound<T>(most: usize, decode: impl FnOnce() -> T) -> (T, usize) {
     BOUND.set((most, 0));
     let decoded = decode();
@@ -46,7 +46,8 @@ fn unwrapped<T>(objects: Vec<Object<T>>) -> Vec<T> {
     objects.into_iter().map(|object| object.0).collect()
 }
 
-/// What serde derives for a struct also takes an array of its members' values, in order; this takes only a JSON object.
+/// A struct that can be decoded only from a JSON object: what serde derives also accepts an array of the
+/// members' values.
 pub(super) struct Object<T>(pub(super) T);
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {

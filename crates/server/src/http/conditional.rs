@@ -23,7 +23,7 @@ pub(super) enum Precondition {
 pub(super) struct ETag(HeaderValue);
 
 impl ETag {
-    /// From the unquoted tag. Characters that a tag may not hold are left out.
+    /// From the unquoted tag. Characters that a tag may not contain are left out.
     pub(super) fn new(opaque: impl Display) -> Self {
         let mut quoted = Quoted(Vec::with_capacity(TAG_BYTES));
         quoted.0.push(b'"');
@@ -44,7 +44,7 @@ impl ETag {
     }
 }
 
-/// Room for most tags: four numbers in hexadecimal and an item's.
+/// Room for most tags: four hexadecimal numbers and an item's.
 const TAG_BYTES: usize = 96;
 
 /// Text, filtered to the characters that a tag may have.
@@ -67,8 +67,8 @@ pub(super) fn evaluate(headers: &HeaderMap, current: &ETag) -> Precondition {
     evaluate_part(headers, current, || None)
 }
 
-/// The same for a part of something that has a version itself, whose tag If-Match may name too: so many parts can be read of one
-/// version.
+/// The same for a part of something that itself has a version; If-Match may name that version's tag too, so
+/// that many parts can be read from one version.
 pub(super) fn evaluate_part(
     headers: &HeaderMap,
     current: &ETag,
@@ -84,8 +84,8 @@ pub(super) fn evaluate_part(
     Precondition::Holds
 }
 
-/// Whether a Range header applies: there is no If-Range, or it is the strong tag of this version. With a weak tag, a date, or
-/// anything else, the client gets the whole resource.
+/// Whether a Range header applies: there is no If-Range, or it has the strong tag of this version. With a
+/// weak tag, a date, or anything else, the client gets the whole resource.
 pub(super) fn if_range_holds(headers: &HeaderMap, current: &ETag) -> bool {
     let mut values = headers.get_all(header::IF_RANGE).iter();
     match (values.next(), values.next()) {
@@ -99,7 +99,7 @@ pub(super) fn if_range_holds(headers: &HeaderMap, current: &ETag) -> bool {
 enum Comparison {
     /// Both tags strong and the same.
     Strong,
-    /// The same but for `W/`.
+    /// The same, ignoring `W/`.
     Weak,
 }
 
@@ -210,14 +210,15 @@ mod tests {
 
     #[test]
     fn if_match_is_looked_at_first() {
-        // If-Match fails and If-None-Match would say 304: RFC 9110 13.2.2 wants 412.
+        // If-Match fails and If-None-Match would give 304: RFC 9110 13.2.2 requires 412.
         let map = headers(&[(header::IF_MATCH, "\"b\""), (header::IF_NONE_MATCH, "\"a\"")]);
         assert_eq!(evaluate(&map, &ETag::new("a")), Precondition::Failed);
     }
 
     #[test]
     fn if_range_holds_only_for_the_same_strong_tag() {
-        // If-Range in every form a client may send: weak, other, date, list, star and doubled headers all fail.
+        // If-Range in every form that clients send: weak, different, date, list, star and repeated headers
+        // all fail.
         let tag = ETag::new("a");
         assert!(if_range_holds(&headers(&[]), &tag));
         assert!(if_range_holds(&headers(&[(header::IF_RANGE, "\"a\"")]), &tag));

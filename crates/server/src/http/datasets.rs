@@ -1,4 +1,4 @@
-//! Datasets as JSON: the fields of the proto by their proto names, enums as in the configuration.
+//! Datasets as JSON: the proto's fields under their proto names, enums as in the configuration.
 
 use super::AppState;
 use super::problem::{PathParams, Problem};
@@ -49,7 +49,7 @@ struct PageQuery {
     page_token: String,
 }
 
-/// The page that a listing's query asks for.
+/// The page that the query of a listing requests.
 pub(super) fn page_of(uri: &Uri) -> Result<PageRequest, Problem> {
     let query = Query::<PageQuery>::try_from_uri(uri);
     let Query(query) = query.map_err(|error| Problem::malformed("query", error.body_text()))?;
@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn a_page_is_asked_for_as_over_grpc() {
-        // Queries with and without a size and a token; nonsense and unknown keys are refused.
+        // Queries with and without a size and a token; invalid ones and unknown keys are refused.
         let page = |uri: &'static str| page_of(&Uri::from_static(uri)).map(|page| (page.token, page.size));
         assert_eq!(page("/x").unwrap(), (String::new(), 0));
         assert_eq!(

@@ -1,8 +1,8 @@
 //! The most frequent requests, served without the router: GET of a block, a vector, or bytes (ADR 0012).
 //!
-//! Responses are the router's, from the same functions. Only requests that the path alone identifies are accepted: nothing
-//! percent-encoded, no HEAD, no body. Layers around the router that must see these requests have to be repeated here:
-//! currently `outer_layer`.
+//! Responses are the router's, from the same functions. Only requests that the path alone identifies are
+//! accepted: nothing percent-encoded, no HEAD, no body. A layer around the router that must see these
+//! requests has to be repeated here: currently `outer_layer`.
 
 use super::routes::{self, Route};
 use super::{items, objects, problem};
@@ -32,7 +32,7 @@ struct ReadFastPath {
 struct Target<'a> {
     operation: HttpOperation,
     dataset: &'a str,
-    /// Block or vector, as in the path; empty for bytes.
+    /// Block or vector as in the path; empty for bytes.
     item: &'a str,
 }
 
@@ -102,7 +102,8 @@ mod tests {
 
     #[test]
     fn only_what_a_glance_can_tell_is_taken() {
-        // Paths of the three reads; and the same with something to decode, to much, too little, or another operation.
+        // Paths of the three reads; and the same with something to decode, too much, too little, or another
+        // operation.
         let of = |path| Target::of(path).map(|target| (target.operation, target.dataset, target.item));
         for (path, expected) in [
             (

@@ -1,5 +1,5 @@
-//! One block or one vector. Items are small, so Range is ignored, as RFC 9110 allows; `/bytes` serves parts of an address
-//! space.
+//! One block or one vector. Items are small, so Range is ignored, as RFC 9110 allows; `/bytes` serves parts
+//! of an address space.
 
 use super::AppState;
 use super::conditional::{ETag, Precondition, evaluate_part};
@@ -19,7 +19,7 @@ use ringfetch_engine::error::ReadError;
 use serde::Serialize;
 use std::sync::Arc;
 
-/// Elements a vector.
+/// Elements per vector.
 pub(super) const RINGFETCH_DIM: HeaderName = HeaderName::from_static("ringfetch-dim");
 /// Element type: `f32`, `f16`, `bf16`, `f64`, `u8`, `i8` or `i32`.
 pub(super) const RINGFETCH_DTYPE: HeaderName = HeaderName::from_static("ringfetch-dtype");
@@ -46,7 +46,7 @@ pub(super) async fn get_block(
     block(&app.fetcher, &name, &index, &parts, connection).await
 }
 
-/// The answer to a request for a block.
+/// The response to a request for a block.
 pub(super) async fn block(
     fetcher: &Fetcher,
     name: &str,
@@ -100,7 +100,7 @@ pub(super) async fn get_vector(
     vector(&app.fetcher, &name, &id, &parts, connection).await
 }
 
-/// The answer to a request for a vector.
+/// The response to a request for a vector.
 pub(super) async fn vector(
     fetcher: &Fetcher,
     name: &str,
@@ -124,7 +124,7 @@ pub(super) async fn vector(
     if id >= count {
         return Err(not_there("vector", id, count));
     }
-    // A strong tag names one representation, and there are two.
+    // A strong tag identifies one representation, and a vector has two.
     let suffix = if form == ResponseFormat::Json { "-json" } else { "" };
     let etag = ETag::new(format_args!("{}-vector-{id}{suffix}", dataset.etag()));
     let mut head = match conditional_head(parts, &etag, &dataset)? {
@@ -149,9 +149,9 @@ pub(super) async fn vector(
     Ok(vary_by_accept(response))
 }
 
-/// A path segment that is an index.
+/// Parses a path segment as an index.
 fn number(field: &'static str, text: &str) -> Result<u64, Problem> {
-    // `parse` alone would take a sign.
+    // `parse` alone would accept a sign.
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     text.parse().ok().filter(|_| digits).ok_or_else(|| {
         Problem::malformed(
@@ -172,7 +172,7 @@ fn conditional_head(
     etag: &ETag,
     dataset: &DatasetHandle,
 ) -> Result<Result<HeaderMap, Response>, Problem> {
-    // Room for all headers of a block.
+    // Enough for all headers of a block.
     let mut head = HeaderMap::with_capacity(4);
     head.insert(header::ETAG, etag.value());
     match evaluate_part(&parts.headers, etag, || Some(ETag::new(dataset.etag()))) {
@@ -237,7 +237,7 @@ fn json_numbers(dtype: Dtype, data: &[u8]) -> String {
 fn array<const N: usize, T: Serialize>(data: &[u8], element: impl Fn([u8; N]) -> T) -> String {
     let (elements, _no_rest) = data.as_chunks::<N>();
     let elements: Vec<T> = elements.iter().map(|bytes| element(*bytes)).collect();
-    // Numbers only: it cannot fail.
+    // Only numbers, so it cannot fail.
     serde_json::to_string(&elements).unwrap_or_default()
 }
 
@@ -247,7 +247,8 @@ mod tests {
 
     #[test]
     fn elements_of_every_dtype_become_numbers() {
-        // Known bytes of each element type, NaN among the floats: the numbers they stand for, null for NaN.
+        // Known bytes of each element type, with NaN among the floats: the numbers that they encode, and null
+        // for NaN.
         let f32s: Vec<u8> = [0.1_f32, -2.0, f32::NAN]
             .iter()
             .flat_map(|x| x.to_le_bytes())
@@ -273,7 +274,7 @@ mod tests {
 
     #[test]
     fn an_index_is_decimal_digits() {
-        // Path segments that are a number, and others (signs, blanks, too large): only digits that fit pass.
+        // Path segments that are numbers, and others (signs, blanks, too large): only digits in range pass.
         assert_eq!(number("index", "0").unwrap(), 0);
         assert_eq!(number("index", "18446744073709551615").unwrap(), u64::MAX);
         for text in [

@@ -1,9 +1,9 @@
 //! The HTTP API, and endpoints for operators: the page at `/` with its status (`/v1/status`), `/metrics`, `/livez`,
 //! `/readyz`, `/openapi.json`.
 //!
-//! An outermost layer counts every request and writes problem details; inside it each operation has one route (`routes`).
-//! Bodies are slices of the response memory. There is no compression and no cache; the listener has the timeouts of
-//! connections, and judges who may ask.
+//! An outermost layer counts every request and writes problem details; inside it each operation has one route
+//! (`routes`). Bodies are slices of the response memory. There is no compression and no cache. The listener
+//! enforces the timeouts of connections and access control.
 
 mod batch;
 mod batch_request;
@@ -54,8 +54,8 @@ struct AppState {
     status: status::StatusCache,
 }
 
-/// The HTTP service: made once, cloned for each connection. Requests should carry their
-/// [`Connection`] in their extensions; without one they are not charged to a caller.
+/// The HTTP service: created once, cloned for each connection. Requests should carry their [`Connection`] in
+/// their extensions; without one they are not charged to a caller.
 pub fn service(
     fetcher: Fetcher,
     lifecycle: Lifecycle,
@@ -116,7 +116,7 @@ fn with_outer_layer<S: Clone + Send + Sync + 'static>(router: Router<S>, rpc: Rp
         .layer(from_fn_with_state(rpc, outer_layer))
 }
 
-/// Counts and times a request, and writes the body of its problem, if any.
+/// Counts and times a request, and writes the body of its problem, if it has one.
 async fn outer_layer(State(rpc): State<RpcMetrics>, request: Request, next: Next) -> Response {
     let arrival = Instant::now();
     let matched = request.extensions().get::<MatchedPath>().cloned();

@@ -1,4 +1,5 @@
-//! `multipart/byteranges` (RFC 9110 14.6): the text around the parts, so that the length is known before anything is read.
+//! `multipart/byteranges` (RFC 9110 14.6): the text around the parts, so that the length is known before
+//! anything is read.
 
 use super::range::content_range;
 use crate::fetch::BodyPart;
@@ -9,7 +10,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 /// A body of several parts.
 #[derive(Debug)]
 pub(super) struct Multipart {
-    /// Value of the answer's Content-Type.
+    /// Value of the response's Content-Type.
     pub(super) content_type: String,
     /// The body in order: text, extent, text, extent, ..., text.
     pub(super) pieces: Vec<BodyPart>,
@@ -56,7 +57,7 @@ mod tests {
     use crate::fetch::total_bytes;
     use proptest::prelude::*;
 
-    /// The body as a client sees it, with byte number `i` of the representation being `i % 251`.
+    /// The body as a client sees it, where byte `i` of the representation is `i % 251`.
     fn produce(pieces: &[BodyPart]) -> Vec<u8> {
         let mut body = Vec::new();
         for piece in pieces {
@@ -93,7 +94,8 @@ mod tests {
 
     #[test]
     fn boundaries_differ_and_are_legal() {
-        // Two answers: other boundaries, each within RFC 2046's 70 characters and without any that would need quotes.
+        // Two responses: different boundaries, each within RFC 2046's 70 characters, with none that would
+        // need quotes.
         let (a, b) = (boundary(), boundary());
         assert_ne!(a, b);
         assert!(
@@ -105,7 +107,7 @@ mod tests {
     proptest! {
         #[test]
         fn the_declared_length_is_the_produced_length(parts in prop::collection::vec((0..5000_u64, 1..300_u64), 1..8)) {
-            // Any parts: the length worked out beforehand equals the bytes produced.
+            // Any parts: the length computed beforehand equals the number of bytes produced.
             let extents: Vec<Extent> = parts.iter().map(|&(offset, length)| Extent { offset, length }).collect();
             let multipart = Multipart::new(&extents, 10_000, "application/octet-stream");
             prop_assert_eq!(total_bytes(&multipart.pieces), produce(&multipart.pieces).len() as u64);

@@ -27,7 +27,7 @@ impl ResponseFormat {
     }
 }
 
-/// The format that the Accept header prefers; bytes without a preference.
+/// The format that the Accept header prefers; bytes if it has no preference.
 ///
 /// # Errors
 /// 406 if it accepts neither.
@@ -47,7 +47,7 @@ pub(super) fn preferred(headers: &HeaderMap) -> Result<ResponseFormat, Problem> 
     }
 }
 
-/// Checks that the client accepts JSON, for an answer that has no other form.
+/// Checks that the client accepts JSON, for a response that has no other format.
 ///
 /// # Errors
 /// 406 if it does not.
@@ -64,10 +64,10 @@ pub(super) fn require_json_accepted(headers: &HeaderMap) -> Result<(), Problem> 
     .with_allowed(vec![JSON]))
 }
 
-/// Checks that a request's body is JSON, and not encoded.
+/// Checks that a request's body is JSON, without a content encoding.
 ///
 /// # Errors
-/// 415 for another type, or none; for any Content-Encoding but `identity`.
+/// 415 for another type, or none, and for any Content-Encoding except `identity`.
 pub(super) fn require_json(headers: &HeaderMap) -> Result<(), Problem> {
     let coded = |value: &&HeaderValue| !value.as_bytes().eq_ignore_ascii_case(b"identity");
     if let Some(coding) = headers.get_all(header::CONTENT_ENCODING).iter().find(coded) {
@@ -101,8 +101,8 @@ pub(super) fn require_json(headers: &HeaderMap) -> Result<(), Problem> {
     .with_allowed(vec![JSON]))
 }
 
-/// The weight of a media type in thousandths, from the most specific range that includes it. 1000 without a header; invalid
-/// elements are skipped.
+/// The weight of a media type in thousandths, from the most specific range that includes it. 1000 without a
+/// header; invalid elements are skipped.
 fn quality(headers: &HeaderMap, kind: &str, subtype: &str) -> u32 {
     let lines = headers
         .get_all(header::ACCEPT)
@@ -161,7 +161,7 @@ mod tests {
 
     #[test]
     fn bytes_unless_json_is_preferred() {
-        // Accept headers as clients send them: JSON only where it is wanted more than bytes.
+        // Accept headers as clients send them: JSON only if it is preferred to bytes.
         for (value, expected) in [
             ("*/*", ResponseFormat::Octets),
             ("application/json", ResponseFormat::Json),
@@ -184,7 +184,7 @@ mod tests {
 
     #[test]
     fn neither_form_is_not_acceptable() {
-        // Only foreign types, or both forms at weight 0: a problem.
+        // Only other types, or both formats at weight 0: a problem.
         for value in [
             "text/html",
             "image/*",
@@ -197,7 +197,7 @@ mod tests {
 
     #[test]
     fn only_json_bodies_are_taken() {
-        // Content types that are JSON, and others (among them none): parameters and case do not matter.
+        // Content types that are JSON, and others, including none: parameters and case do not matter.
         for (value, fine) in [
             ("application/json", true),
             ("Application/JSON; charset=utf-8", true),

@@ -1,7 +1,7 @@
-//! A dataset's bytes as a resource, objects as a resource each, and the list of objects.
+//! A dataset's bytes as one resource, each object as a resource, and the list of objects.
 //!
-//! An object may be replaced between its look-up and the first read. Then the response starts again with the new version: an
-//! ETag never labels bytes of another version.
+//! An object may be replaced between its look-up and the first read. Then the response starts again with the
+//! new version: an ETag never labels bytes of another version.
 
 use super::AppState;
 use super::datasets::page_of;
@@ -19,7 +19,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use utoipa::ToSchema;
 
-/// Look-ups of one request: an object replaced this often between look-up and read is being replaced all the time.
+/// Most look-ups per request: an object replaced this often between look-up and read is being replaced all
+/// the time.
 const LOOK_UPS_MAX: usize = 3;
 
 /// Serves a dataset's address space.
@@ -47,7 +48,7 @@ pub(super) async fn get_bytes(
     bytes(&app.fetcher, &name, &parts, connection).await
 }
 
-/// The answer to a request for (a part of) a dataset's address space.
+/// The response to a request for all or part of a dataset's address space.
 pub(super) async fn bytes(
     fetcher: &Fetcher,
     name: &str,

@@ -1,5 +1,5 @@
-//! The OpenAPI 3.1 document. Handlers have the descriptions of their operations; HEAD for every GET, and problem details as
-//! the default response of every operation, are added here.
+//! The OpenAPI 3.1 document. Handlers have the descriptions of their operations; HEAD for every GET, and
+//! problem details as the default response of every operation, are added here.
 
 use super::problem::{PROBLEM_JSON, ProblemBody};
 use super::{AppState, batch, datasets, items, objects, page, probes, score, status};
@@ -31,7 +31,7 @@ struct Document;
 
 /// The document as JSON.
 pub(super) fn document() -> Bytes {
-    // Strings and maps only: it cannot fail.
+    // Only strings and maps, so it cannot fail.
     Bytes::from(serde_json::to_vec(&complete(Document::openapi())).unwrap_or_default())
 }
 
@@ -73,7 +73,7 @@ fn add_problem(operation: &mut Operation, status: &str, description: &str) {
         .insert(status.to_owned(), RefOr::T(response));
 }
 
-/// The same operation without bodies. Range does not apply to HEAD, so there is no partial answer.
+/// The same operation without bodies. Range does not apply to HEAD, so there is no partial response.
 fn head_of(get: &Operation) -> Operation {
     let mut head = get.clone();
     head.operation_id = head.operation_id.map(|id| format!("Head{id}"));
@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn the_document_lists_exactly_the_routes() {
-        // Paths and methods of the router against those of the document: the same sets.
+        // Paths and methods of the router and of the document: the same sets.
         let document = parsed();
         let mut documented = BTreeSet::new();
         for (path, item) in document["paths"].as_object().unwrap() {
@@ -139,7 +139,8 @@ mod tests {
 
     #[test]
     fn operations_have_unique_ids_parameters_and_the_problem() {
-        // Every operation: an id of its own, each parameter of its path declared, problem+json as its other answer.
+        // Every operation: a unique id, each parameter of its path declared, problem+json as its default
+        // response.
         let document = parsed();
         let mut ids = BTreeSet::new();
         for (path, item) in document["paths"].as_object().unwrap() {
@@ -177,7 +178,7 @@ mod tests {
 
     #[test]
     fn every_reference_leads_somewhere() {
-        // All `$ref`s of the document: each names a schema that is there.
+        // All `$ref`s of the document: each names an existing schema.
         fn walk(value: &Value, found: &mut Vec<String>) {
             match value {
                 Value::Object(members) => {

@@ -1,8 +1,9 @@
 //! The page at `/`: datasets, backend and its reason, and live figures, for people without a dashboard.
 //!
-//! Markup, style, scripts and an icon are compiled in; figures come from `/v1/status`. The Content-Security-Policy allows
-//! nothing else, and nothing inline. All addresses are relative, so that the page works below a proxy's prefix. There are no
-//! templates and no frameworks, and the page changes nothing in the daemon.
+//! Markup, style, scripts and an icon are compiled in; figures come from `/v1/status`. The
+//! Content-Security-Policy allows nothing else, and nothing inline. All addresses are relative, so that the
+//! page works under a proxy's prefix. There are no templates and no frameworks, and the page changes nothing
+//! in the daemon.
 
 use super::AppState;
 use super::conditional::{ETag, Precondition, evaluate};
@@ -15,7 +16,7 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use std::sync::Arc;
 
-/// Nothing from elsewhere, nothing inline, no frames around it, no markup made from strings.
+/// Nothing from other origins, nothing inline, no framing, no markup made from strings.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
     base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'";
 
@@ -76,7 +77,8 @@ impl Page {
     }
 }
 
-/// FNV-1a, 64 bits (Fowler, Noll and Vo): distinguishes versions of our own files; the input is never a client's.
+/// FNV-1a, 64 bits (Fowler, Noll and Vo): distinguishes versions of our own files; the input never comes from
+/// a client.
 fn digest(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
@@ -96,7 +98,7 @@ impl Asset {
         let mut response = (status, body).into_response();
         let headers = response.headers_mut();
         headers.insert(header::ETAG, self.etag.value());
-        // Revalidated each time, so that after an upgrade no old script runs with the new status.
+        // Revalidated each time, so that no old script runs against the new status after an upgrade.
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
         if status == StatusCode::OK {
             headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(self.content_type));
@@ -151,8 +153,8 @@ mod tests {
 
     #[test]
     fn the_page_names_only_what_is_served_and_runs_nothing_inline() {
-        // The markup: each src and href is a file of the page or a resource of the daemon, relative; no script, style or
-        // handler is in it, which the policy would block.
+        // The markup: each src and href is a file of the page or a resource of the daemon, and relative. It
+        // contains no script, style or handler, which the policy would block.
         let page = Page::new();
         let markup = page.find(INDEX).unwrap().text;
         let mut named = 0;
@@ -192,7 +194,7 @@ mod tests {
 
     #[test]
     fn versions_of_a_file_have_tags_of_their_own() {
-        // FNV-1a's published test vectors, so that the tag is what it says; files of the page: no two tags alike.
+        // FNV-1a's published test vectors; and the files of the page, which all have different tags.
         assert_eq!(digest(b""), 0xcbf2_9ce4_8422_2325);
         assert_eq!(digest(b"a"), 0xaf63_dc4c_8601_ec8c);
         assert_eq!(digest(b"foobar"), 0x8594_4171_f739_67e8);

@@ -1,5 +1,6 @@
-//! Errors as RFC 9457 problem details. A handler's [`Problem`] becomes an empty response with the problem in its extensions;
-//! the outermost layer, which knows the path, writes the body ([`render`]). So errors of axum itself (404, 405) look the same.
+//! Errors as RFC 9457 problem details. A handler's [`Problem`] becomes an empty response with the problem in
+//! its extensions; the outermost layer, which knows the path, writes the body ([`render`]). So errors of axum
+//! itself (404, 405) look the same.
 //!
 //! `crate::error_status` maps errors of reads; only problems specific to HTTP are defined here.
 
@@ -78,7 +79,7 @@ impl Problem {
         }))
     }
 
-    /// An invalid part of the request; answered like a malformed gRPC request.
+    /// An invalid part of the request, reported like a malformed gRPC request.
     pub(super) fn malformed(field: impl Into<String>, problem: impl Into<String>) -> Self {
         FetchError::Malformed {
             field: field.into(),
@@ -105,7 +106,7 @@ impl Problem {
         self
     }
 
-    /// Adds a header to the answer.
+    /// Adds a header to the response.
     pub(super) fn with_header(mut self, name: HeaderName, value: HeaderValue) -> Self {
         self.0.headers.insert(name, value);
         self
@@ -132,7 +133,7 @@ impl Problem {
             retry_after_ms: retry_after.map(|after| u64::try_from(after.as_millis()).unwrap_or(u64::MAX)),
             allowed: allowed.as_deref(),
         };
-        // Strings and numbers only: it cannot fail.
+        // Only strings and numbers, so it cannot fail.
         let body = serde_json::to_vec(&body).unwrap_or_default();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(PROBLEM_JSON));
         headers.insert(header::CONTENT_LENGTH, HeaderValue::from(body.len()));
@@ -167,8 +168,8 @@ impl IntoResponse for Problem {
     }
 }
 
-/// Writes the body of a response with a problem, and of the errors of axum itself.
-/// `matched` is the route's pattern, if the path has one.
+/// Writes the body of a response with a problem, and of axum's own errors. `matched` is the route's pattern,
+/// if the path has one.
 pub(super) fn render(mut response: Response, path: &str, matched: Option<&str>, method: &Method) -> Response {
     if let Some(problem) = response.extensions_mut().remove::<Problem>() {
         return problem.into_answer(path);
@@ -179,12 +180,12 @@ pub(super) fn render(mut response: Response, path: &str, matched: Option<&str>, 
     response
 }
 
-/// Of a request's path that a refusal repeats.
+/// Most bytes of the request's path that a refusal repeats.
 const REFUSAL_PATH_BYTES: usize = 256;
 
 /// The response for a problem found before the router.
 pub(crate) fn refusal(status: StatusCode, slug: &'static str, detail: String, path: &str) -> Response {
-    // Nobody's memory is charged for it.
+    // Cut, because a refusal is charged to no one's memory.
     let path = &path[..path.floor_char_boundary(REFUSAL_PATH_BYTES)];
     Problem::new(status, slug, detail).into_answer(path)
 }
@@ -266,7 +267,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_problem_is_sent_with_every_member_it_has() {
-        // A problem with field, hint and allowed values: all of them in the body, Retry-After rounded up.
+        // A problem with a field, a hint and allowed values: all of them in the body, Retry-After rounded up.
         let problem = Problem::new(StatusCode::TOO_MANY_REQUESTS, "too-many-requests", "wait")
             .with_field("ids")
             .with_retry_after(Duration::from_millis(1500))
@@ -284,7 +285,7 @@ mod tests {
 
     #[tokio::test]
     async fn members_that_do_not_apply_are_absent() {
-        // A problem without field and hint: the body has exactly the five members of RFC 9457.
+        // A problem without a field and a hint: the body has exactly the five members of RFC 9457.
         let problem = Problem::new(StatusCode::NOT_FOUND, "not-found", "gone");
         let response = render(problem.into_response(), "/", None, &Method::GET);
         assert!(!response.headers().contains_key(header::RETRY_AFTER));

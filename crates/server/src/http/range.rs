@@ -1,7 +1,8 @@
-//! The Range header (RFC 9110 14): from its text and a length to extents, in the order requested.
+//! The Range header (RFC 9110 14): resolves it with a length to extents, in the requested order.
 //!
-//! A malformed header, or one with another unit, is ignored, as the RFC requires. A valid one that would be expensive (too
-//! many or overlapping ranges: RFC 9110 17.15) is refused, not ignored: the whole resource may be hundreds of gigabytes.
+//! A malformed header, or one with another unit, is ignored, as the RFC requires. A valid one that would be
+//! expensive (too many or overlapping ranges: RFC 9110 17.15) is refused rather than ignored: the whole
+//! resource may be hundreds of gigabytes.
 
 use ringfetch_engine::geometry::Extent;
 
@@ -29,7 +30,7 @@ enum RangeSpec {
 
 /// Resolves a Range header against a representation of `length` bytes.
 ///
-/// Positions beyond 64 bits saturate, which is past any end.
+/// Positions beyond 64 bits saturate, and so are past any end.
 pub(super) fn resolve(value: &[u8], length: u64, ranges_max: u32) -> Ranges {
     let Some(specs) = parse(value) else {
         return Ranges::Ignored;
@@ -46,7 +47,8 @@ pub(super) fn resolve(value: &[u8], length: u64, ranges_max: u32) -> Ranges {
             .iter()
             .any(|spec| matches!(spec, RangeSpec::Last { length: 1.. }))
     {
-        // Satisfiable (RFC 9110 14.1.2), but Content-Range cannot describe an empty part: send the whole.
+        // Satisfiable (RFC 9110 14.1.2), but Content-Range cannot describe an empty part: send the whole
+        // resource.
         return Ranges::Ignored;
     }
     let extents: Vec<Extent> = specs.into_iter().filter_map(|spec| place(spec, length)).collect();
@@ -146,7 +148,7 @@ fn overlapping(extents: &[Extent]) -> usize {
     let mut sorted: Vec<Extent> = extents.to_vec();
     sorted.sort_unstable();
     let mut count = 0;
-    // End of all extents before, and whether the one that ends there is counted already.
+    // End of all previous extents, and whether the one that ends there is already counted.
     let mut reach = 0;
     let mut counted = true;
     for extent in sorted {
@@ -183,7 +185,7 @@ mod tests {
 
     #[test]
     fn well_formed_ranges_are_placed() {
-        // Every form of RFC 9110 14.1.2 against 10 000 bytes: clamped to the end, in the order asked for.
+        // Every form in RFC 9110 14.1.2, against 10 000 bytes: clamped to the end, in the requested order.
         for (value, expected) in [
             ("bytes=0-499", send(&[(0, 500)])),
             ("bytes=500-999", send(&[(500, 500)])),
@@ -209,7 +211,7 @@ mod tests {
 
     #[test]
     fn malformed_and_foreign_headers_are_ignored() {
-        // Mistakes of every kind: the whole is sent, as if there were no header.
+        // Mistakes of every kind: the whole resource is sent, as if there were no header.
         for value in [
             "",
             "bytes",
@@ -238,7 +240,8 @@ mod tests {
 
     #[test]
     fn ranges_past_the_end_are_unsatisfiable() {
-        // Nothing of what is asked for exists: 416, also for a suffix of no bytes and for positions above 64 bits.
+        // None of the requested bytes exist: 416, also for a suffix of no bytes and for positions beyond 64
+        // bits.
         for value in [
             "bytes=100-",
             "bytes=100-200",
@@ -265,7 +268,7 @@ mod tests {
 
     #[test]
     fn the_whole_of_64_bits_can_be_asked_for() {
-        // The longest representation there can be: ends do not overflow.
+        // The longest possible representation: ends do not overflow.
         assert_eq!(resolve(b"bytes=0-", u64::MAX, 16), send(&[(0, u64::MAX)]));
         let last = format!("bytes={}-{}", u64::MAX - 1, u64::MAX);
         assert_eq!(resolve(last.as_bytes(), u64::MAX, 16), send(&[(u64::MAX - 1, 1)]));
@@ -273,7 +276,8 @@ mod tests {
 
     #[test]
     fn expensive_headers_are_refused() {
-        // Too many ranges, three that overlap, two that together exceed the length: refused, and the limit is named.
+        // Too many ranges, three that overlap, two that together exceed the length: refused, and the reason
+        // names the limit.
         let Ranges::Refused(many) = resolve(b"bytes=0-0,2-2,4-4", 100, 2) else {
             panic!("three ranges of two")
         };
@@ -302,7 +306,7 @@ mod tests {
         );
     }
 
-    /// The bytes a range means, by looking at each of them.
+    /// The bytes of a range, found by checking each position.
     fn model(spec: RangeSpec, length: u64) -> Vec<u64> {
         (0..length)
             .filter(|&byte| match spec {
@@ -337,7 +341,8 @@ mod tests {
     proptest! {
         #[test]
         fn placing_agrees_with_looking_at_every_byte(specs in prop::collection::vec(spec(), 1..6), length in 0..64_u64) {
-            // Any well-formed header: what is sent is byte for byte what each range names, and refusals are due.
+            // Any well-formed header: exactly the bytes that each range names are sent, and refusals are
+            // justified.
             let value = format!("bytes={}", specs.iter().map(text).collect::<Vec<_>>().join(","));
             let expected: Vec<Vec<u64>> =
                 specs.iter().map(|&spec| model(spec, length)).filter(|bytes| !bytes.is_empty()).collect();
@@ -360,7 +365,7 @@ mod tests {
 
         #[test]
         fn no_header_panics(value in prop::collection::vec(any::<u8>(), 0..64), length: u64) {
-            // Any bytes at all: an answer, and whatever is sent lies inside the length.
+            // Any bytes at all: there is a result, and everything sent lies within the length.
             if let Ranges::Send(extents) = resolve(&value, length, 16) {
                 for extent in extents {
                     prop_assert!(extent.length >= 1 && extent.offset.checked_add(extent.length).unwrap() <= length);

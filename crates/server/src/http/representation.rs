@@ -38,7 +38,7 @@ fn decide(method: &Method, headers: &HeaderMap, etag: &ETag, length: u64, ranges
     if method == Method::HEAD {
         return Decision::HeadOnly;
     }
-    // Range is not a list header: with several, sending the whole is always correct.
+    // Range is not a list header: if there are several, sending the whole resource is always correct.
     let mut values = headers.get_all(header::RANGE).iter();
     let (Some(value), None) = (values.next(), values.next()) else {
         return Decision::Whole;
@@ -59,8 +59,8 @@ fn decide(method: &Method, headers: &HeaderMap, etag: &ETag, length: u64, ranges
 
 /// Responds to a request for bytes.
 ///
-/// # Errors
-/// `Changed` if the bytes were replaced before the first window was read: look the version up again. Other errors are
+/// `Changed` if the bytes were replaced before the first window was read: the caller looks the version up
+/// again. Other errors are responses.
 /// responses.
 pub(super) async fn answer(
     fetcher: &Fetcher,
@@ -113,14 +113,14 @@ pub(super) async fn answer(
     }
 }
 
-/// The resource was replaced after its look-up.
+/// The resource was replaced after it was looked up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Changed;
 
-/// The preconditions of a request that is no GET: 412 unless they hold.
+/// Checks the preconditions of a request other than GET.
 ///
 /// # Errors
-/// 412, with the header that does not hold.
+/// 412, which names the header that does not hold.
 pub(super) fn require_version(headers: &HeaderMap, etag: &ETag) -> Result<(), Problem> {
     match evaluate(headers, etag) {
         Precondition::Holds => Ok(()),
@@ -135,7 +135,7 @@ pub(super) fn require_version(headers: &HeaderMap, etag: &ETag) -> Result<(), Pr
     }
 }
 
-/// 412.
+/// The problem for 412.
 pub(super) fn precondition_failed(etag: &ETag) -> Problem {
     Problem::new(
         StatusCode::PRECONDITION_FAILED,
@@ -160,7 +160,7 @@ fn unsatisfiable(etag: &ETag, length: u64) -> Problem {
     }
 }
 
-/// Inserts text that is known to be printable ASCII.
+/// Inserts text known to be printable ASCII.
 fn insert_text(headers: &mut HeaderMap, name: http::HeaderName, text: String) {
     if let Ok(value) = HeaderValue::try_from(text) {
         headers.insert(name, value);
@@ -181,7 +181,7 @@ mod tests {
 
     #[test]
     fn preconditions_come_before_ranges() {
-        // A range that could be served beside conditions that say otherwise: the conditions win, in their order.
+        // A valid range next to conditions that exclude it: the conditions win, in their order.
         let range = (header::RANGE, "bytes=0-9");
         let one = Decision::One(Extent {
             offset: 0,
@@ -204,7 +204,8 @@ mod tests {
 
     #[test]
     fn a_stale_if_range_also_hides_what_is_unsatisfiable() {
-        // If-Range of another version with a range past the end or a flood: the whole, since Range is not looked at.
+        // If-Range of another version, with a range past the end or a flood of ranges: the whole resource,
+        // since Range is ignored.
         let stale = (header::IF_RANGE, "\"v0\"");
         assert_eq!(
             decision(Method::GET, &[stale.clone(), (header::RANGE, "bytes=500-")]),
@@ -222,7 +223,7 @@ mod tests {
 
     #[test]
     fn head_ignores_ranges_and_keeps_conditions() {
-        // HEAD with a range, and with conditions: the head of the whole, 304 or 412.
+        // HEAD with a range, and with conditions: the head of the whole resource, 304 or 412.
         assert_eq!(
             decision(Method::HEAD, &[(header::RANGE, "bytes=0-9")]),
             Decision::HeadOnly
@@ -239,7 +240,8 @@ mod tests {
 
     #[test]
     fn one_satisfiable_range_of_several_is_a_single_part() {
-        // Two ranges, one past the end: 206 with Content-Range; two inside: multipart; five of four: refused.
+        // Two ranges, one past the end: 206 with Content-Range; two inside: multipart; five where four are
+        // allowed: refused.
         let range = |value| decision(Method::GET, &[(header::RANGE, value)]);
         assert_eq!(
             range("bytes=10-19,500-"),

@@ -1,5 +1,5 @@
-//! The routes: path, methods and operation of each resource. The router, the metrics' labels, the `Allow` header and the
-//! check that /openapi.json is complete are derived from this table.
+//! The routes: path, methods and operation of each resource. The router, the metrics' labels, the `Allow`
+//! header and the check that /openapi.json is complete are derived from this table.
 
 use crate::rpc_metrics::HttpOperation;
 use http::Method;
@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn methods_are_those_of_the_resource() {
-        // A resource that is read, one that is posted to, and none.
+        // A resource to read, one to post to, and an unknown one.
         assert_eq!(methods_of(BYTES), ["GET", "HEAD"]);
         assert_eq!(methods_of(BATCH), ["POST"]);
         assert!(methods_of(None).is_empty());
@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn each_operation_has_one_resource() {
-        // The whole table: no operation and no pattern is there twice.
+        // The whole table: no operation and no pattern occurs twice.
         for (i, route) in ROUTES.iter().enumerate() {
             for other in &ROUTES[i + 1..] {
                 assert!(

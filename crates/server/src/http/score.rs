@@ -1,4 +1,4 @@
-//! `POST .../vectors:score`: the best of each query's candidates, in JSON. The scores are the fetcher's.
+//! `POST .../vectors:score`: the best of each query's candidates, in JSON. The fetcher computes the scores.
 
 use super::AppState;
 use super::batch::{not_sent_in_time, read_body};
@@ -100,7 +100,8 @@ pub(super) async fn score(
     let body = timeout_at(within(&limits, arrival, None), pin!(reading))
         .await
         .ok_or_else(not_sent_in_time)??;
-    // An id of one digit and its comma are 8 bytes once they are parsed; a candidate is twice an item.
+    // An id of one digit and its comma take 8 bytes once parsed, four times their length; a candidate takes
+    // as much as two items.
     let items_max = usize::try_from(limits.items_per_request).unwrap_or(usize::MAX);
     let parsed_bytes = body.len().saturating_mul(4);
     let items = items_max.min(body.len()).saturating_mul(2);

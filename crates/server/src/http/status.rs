@@ -1,5 +1,5 @@
-//! `GET /v1/status`: the daemon's status as JSON. It is collected at most once in [`FRESH`], so that its cost does not grow
-//! with the number of open pages.
+//! `GET /v1/status`: the daemon's status as JSON. It is collected at most once per [`FRESH`], so that its
+//! cost does not grow with the number of open pages.
 
 use super::AppState;
 use crate::daemon_status::{StatusCollector, StatusView};
@@ -36,7 +36,8 @@ impl StatusCache {
         }
     }
 
-    /// The latest status if it is fresh, else a new one. Concurrent callers may both collect one; neither waits.
+    /// The latest status if it is fresh, otherwise a new one. Concurrent callers may both collect one;
+    /// neither waits.
     fn answer(&self, app: &AppState) -> Bytes {
         let (now, state) = (Instant::now(), app.lifecycle.state());
         let latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -46,7 +47,7 @@ impl StatusCache {
             return taken.body;
         }
         let view = self.collector.collect(&app.fetcher, state);
-        // Strings and finite numbers only: it cannot fail.
+        // Only strings and finite numbers, so it cannot fail.
         let body = Bytes::from(serde_json::to_vec(&view).unwrap_or_default());
         let taken = CachedStatus {
             at: now,

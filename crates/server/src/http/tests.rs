@@ -1,4 +1,4 @@
-//! The router without an engine: what is answered before an operation runs.
+//! The router without an engine: responses that do not depend on an operation.
 
 use super::*;
 use crate::http::problem::PathParams;
@@ -8,7 +8,7 @@ use http_body_util::BodyExt;
 use serde_json::Value;
 use tower::ServiceExt;
 
-/// The routes of the service, each answered with its parameters instead of by its operation.
+/// The routes of the service; each returns its parameters instead of running its operation.
 fn echo_router() -> (Router, prometheus::Registry) {
     async fn echo(PathParams(parameters): PathParams<Vec<(String, String)>>) -> String {
         parameters
@@ -45,13 +45,13 @@ async fn answer(method: Method, path: &str) -> (StatusCode, http::HeaderMap, Str
 
 #[test]
 fn the_routes_do_not_clash() {
-    // The router of the service is built: axum panics where two patterns conflict.
+    // Building the service's router is the test: axum panics if two patterns conflict.
     let _router = router();
 }
 
 #[tokio::test]
 async fn an_unknown_path_is_a_problem() {
-    // Paths that are no resource's, below known ones too: 404 as problem+json that names the path.
+    // Paths of no resource, also below known ones: 404 as problem+json that names the path.
     for path in [
         "/v1",
         "/index.html",
@@ -74,7 +74,8 @@ async fn an_unknown_path_is_a_problem() {
 
 #[tokio::test]
 async fn a_wrong_method_is_told_the_right_ones() {
-    // POST to what is read, and GET, HEAD and a made-up method to what is posted to: 405 with Allow, in the body too.
+    // POST to resources that are read; GET, HEAD and a made-up method to those that are posted to: 405 with
+    // Allow, also in the body.
     for (method, path, allow) in [
         (Method::POST, "/v1/datasets/a/bytes", "GET, HEAD"),
         (Method::DELETE, "/v1/datasets/a/objects/b", "GET, HEAD"),
@@ -106,7 +107,8 @@ async fn a_wrong_method_is_told_the_right_ones() {
 
 #[tokio::test]
 async fn object_names_are_decoded_once() {
-    // Names with escapes, nested with `/` plain and escaped, leading and doubled slashes: decoded, once, nothing tidied.
+    // Names with escapes, nested with `/` plain and escaped, leading and doubled slashes: decoded once, and
+    // not normalized.
     for (path, name) in [
         ("a", "a"),
         ("a/b/c", "a/b/c"),
@@ -128,7 +130,7 @@ async fn object_names_are_decoded_once() {
 
 #[tokio::test]
 async fn a_path_that_is_no_text_is_a_problem() {
-    // An escape that is no UTF-8: 400 as problem+json, no panic.
+    // An escape that is not UTF-8: 400 as problem+json, no panic.
     let (status, headers, body) = answer(Method::GET, "/v1/datasets/d/objects/%ff").await;
     assert_eq!(status, 400, "{body}");
     assert_eq!(headers[header::CONTENT_TYPE], "application/problem+json");

@@ -37,7 +37,7 @@ impl Addresses {
     }
 }
 
-/// A port that cannot be bound.
+/// Why a port cannot be bound.
 #[derive(Debug, thiserror::Error)]
 #[error("{key}: cannot listen on {address}: {error}; {}", self.remedy())]
 pub struct BindError {
@@ -86,7 +86,7 @@ pub struct BoundSocket {
 /// Binds an address; `key` is its configuration key.
 ///
 /// # Errors
-/// Another process has it, or it cannot be bound here.
+/// Another process uses it, or it cannot be bound on this host.
 pub fn bind(key: &'static str, address: SocketAddr) -> Result<BoundSocket, BindError> {
     let attempt = || {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
@@ -114,7 +114,7 @@ impl BoundSocket {
     /// Starts listening. Must be called inside a tokio runtime.
     ///
     /// # Errors
-    /// Two sockets can be bound to one address before either listens: the second one fails here.
+    /// Two sockets can be bound to one address before either listens; the second `listen` fails.
     pub(super) fn listen(self) -> Result<TcpListener, BindError> {
         let Self { key, socket, address } = self;
         let attempt = || {
@@ -131,7 +131,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_port_in_use_is_named_with_its_key_and_a_remedy() {
-        // Scenario: a port that somebody listens on. Expectation: the error names key, address and flag.
+        // Scenario: a port that already has a listener. Expectation: the error names key, address and flag.
         let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = taken.local_addr().expect("its address");
         let error = bind("grpc.listen", address).expect_err("taken").to_string();
@@ -144,8 +144,8 @@ mod tests {
 
     #[tokio::test]
     async fn two_that_bound_the_same_port_cannot_both_listen() {
-        // Scenario: the kernel lets two sockets bind one address while neither listens. Expectation: the second to
-        // listen gets the same clear error; before anybody listens, clients are refused.
+        // Scenario: the kernel lets two sockets bind one address while neither listens. Expectation: the
+        // second to listen gets the same clear error; before the first listens, clients are refused.
         let first = bind("http.listen", "127.0.0.1:0".parse().expect("an address")).expect("bind");
         let address = first.address();
         assert!(

@@ -64,7 +64,8 @@ impl Body for RequestBody {
     }
 }
 
-/// A request's body did not arrive in time, so there is no response. hyper resets the stream, with HTTP/1 the connection.
+/// A request's body did not arrive in time, so there is no response: hyper resets the stream (HTTP/2) or the
+/// connection (HTTP/1).
 #[derive(Debug, thiserror::Error)]
 #[error("the request's body did not arrive in time")]
 pub(super) struct BodyStalled;
@@ -110,16 +111,16 @@ where
 
 /// The body of a response before its progress is recorded.
 pub enum AnswerBody {
-    /// One frame at most, then trailers if there are any.
+    /// At most one frame, then trailers if there are any.
     Whole {
-        /// The frame.
+        /// The payload of the frame.
         data: Option<FrameParts>,
         /// Makes the trailers.
         trailers: Option<fn() -> HeaderMap>,
     },
     /// Any number of frames.
     Framed(Pin<Box<dyn Body<Data = FrameParts, Error = Infallible> + Send>>),
-    /// As the router makes them.
+    /// From the router.
     Routed(axum::body::Body),
 }
 

@@ -1,4 +1,4 @@
-//! Decisions of the daemon to close connections, counted and logged by reason.
+//! Why the daemon closes connections; counts and logs them by reason.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,7 +27,7 @@ pub(super) enum CloseReason {
     Send,
     /// No request for too long.
     Idle,
-    /// Its maximum age is reached.
+    /// Its maximum age has passed.
     Age,
     /// Many bytes but hardly any requests, or many cancelled requests.
     Flood,
@@ -35,7 +35,7 @@ pub(super) enum CloseReason {
     Evicted,
     /// The port was full.
     Refused,
-    /// A principal on it has lost its credential or rights.
+    /// Its principal lost its credential or its rights.
     Revoked,
 }
 
@@ -71,7 +71,7 @@ impl CloseReason {
         }
     }
 
-    /// Whether it is normal and not logged.
+    /// Whether the reason is routine and not logged.
     fn is_ordinary(self) -> bool {
         matches!(self, Self::Idle | Self::Age)
     }
@@ -80,13 +80,13 @@ impl CloseReason {
 /// How a connection is closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CloseDecision {
-    /// Gracefully: no further requests are accepted, and it closes when those in flight are answered.
+    /// Gracefully: no further requests are accepted; it closes once those in flight are answered.
     GoAway(CloseReason),
     /// At once.
     Close(CloseReason),
 }
 
-/// Above the codes of [`CloseDecision::GoAway`].
+/// Added to the codes of [`CloseDecision::GoAway`].
 const CLOSE: u8 = 0x80;
 
 impl CloseDecision {
@@ -125,7 +125,7 @@ impl CloseDecision {
 pub(super) struct CloseCounters {
     transport: &'static str,
     counters: [IntCounter; CloseReason::ALL.len()],
-    /// Connections since the last log line.
+    /// Connections closed since the last log line.
     unsaid: AtomicU64,
     last_line: Mutex<Option<Instant>>,
 }
@@ -153,7 +153,7 @@ impl CloseCounters {
         })
     }
 
-    /// Counts a connection.
+    /// Counts a closed connection.
     pub(super) fn count(&self, reason: CloseReason, caller: CallerKey) {
         if let Some(counter) = CloseReason::ALL
             .iter()
@@ -189,7 +189,8 @@ mod tests {
 
     #[test]
     fn decisions_are_encoded_as_numbers() {
-        // Scenario: each verdict as a number and back, and numbers that are none. Expectation: the same verdict, or none.
+        // Scenario: each decision as a number and back, and numbers that encode none. Expectation: the same
+        // decision, or `None`.
         for reason in CloseReason::ALL {
             for decision in [CloseDecision::GoAway(reason), CloseDecision::Close(reason)] {
                 assert_eq!(CloseDecision::of(decision.code()), Some(decision));

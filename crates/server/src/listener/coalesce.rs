@@ -1,11 +1,12 @@
-//! Combines all writes of a connection in one poll into one.
+//! Combines all writes that a connection makes in one poll into one system call.
 //!
 //! h2 writes a frame at a time, and a write to a socket costs more than the rest of a small response (a third of the
 //! server's CPU with one 4 KiB read per call). So what hyper writes and flushes while its connection is polled is buffered
-//! here and written after the poll. Large writes are not copied: they go to the socket directly, after the buffer. A
-//! connection buffers at most `GATHERED_BYTES_MAX`; then writing waits for the socket.
-//! A turn is bounded too: a connection that sends megabytes, or receives requests without pause, yields to the core's other
-//! connections. There are no timers: nothing is held back beyond the poll that wrote it.
+//! So what hyper writes and flushes while its connection is polled is buffered here and written after the
+//! poll. Large writes are not copied: they go to the socket directly, after the buffer. A connection buffers
+//! at most `GATHERED_BYTES_MAX`; then writing waits for the socket.
+//! A turn is bounded too: a connection that sends megabytes, or receives requests without pause, yields to
+//! the core's other connections. There are no timers: nothing is held back beyond the poll that wrote it.
 
 use super::progress::Progress;
 use hyper::rt::{Read, ReadBufCursor, Write};
@@ -21,25 +22,27 @@ use std::task::{Context, Poll, ready};
 /// Larger writes are not buffered: the copy would cost more than the write it saves.
 const COPIED_BYTES_MAX: usize = 20 << 10;
 
-/// Most bytes sent in one turn: some 60 us, since on loopback the receiver's work is done in the same call. The connection's
-/// next turn comes after those of all others. Half of a response of 256 KiB fits, with its envelope. With 320 KiB a reader
-/// beside eight of large scattered responses waited 3.5 to 5 times as long as beside well-behaved ones; with 128 KiB a
-/// response of 256 KiB took a third turn, and a read from memory 11 % more CPU.
+/// Most bytes sent in one turn: about 60 us, since on loopback the receiver's work is done in the same call.
+/// The connection's next turn comes after those of all others. Half of a response of 256 KiB fits, with its
+/// envelope. With 320 KiB, a reader next to eight readers of large scattered responses waited 3.5 to 5 times
+/// as long as next to well-behaved ones. With 128 KiB, a response of 256 KiB took a third turn, and a read
+/// from memory 11 % more CPU.
 const TURN_BYTES_MAX: usize = 144 << 10;
 
-/// Most bytes received in one turn. Processing requests is expensive: tokio lets a task read 128 times before it yields, and
-/// eight connections that sent only thousands of header fields blocked a core for 30 ms a round.
+/// Most bytes received in one turn. Processing requests is expensive: tokio lets a task read 128 times before
+/// it yields, and eight connections that sent only header fields, thousands of them, blocked a core for 30 ms
+/// per round.
 const TURN_RECEIVED_BYTES_MAX: u64 = 8 << 10;
 
-/// Most pieces of one write (as h2 and hyper have them).
+/// Most slices in one write, the same bound as in h2 and hyper.
 const PIECES_MAX: usize = 64;
 
 /// Most bytes buffered.
 const GATHERED_BYTES_MAX: usize = 64 << 10;
 
 thread_local! {
-    /// The buffer is empty after a turn, so one serves all of a core's connections; only a connection whose socket is full
-    /// keeps it.
+    /// An empty buffer. A connection's buffer is empty after its turn, so one buffer serves all of a core's
+    /// connections; only a connection whose socket is full keeps its own.
     static SPARE: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
@@ -273,14 +276,14 @@ mod tests {
     use super::*;
     use std::collections::VecDeque;
 
-    /// A socket that takes what its script says, counts calls, and keeps what it got. A real one cannot be told when
-    /// to be full or to fail.
+    /// A socket that accepts what its script says, counts calls, and keeps what it received: a real socket
+    /// cannot be made full, or made to fail, at a chosen moment.
     #[derive(Default)]
     struct Scripted {
-        /// `Some(n)`: takes at most n bytes; `None`: is full once. When it is over, takes everything.
+        /// `Some(n)`: accepts at most n bytes; `None`: is full once. After the script it accepts everything.
         script: VecDeque<Result<Option<usize>, io::ErrorKind>>,
         got: Rc<RefCell<Vec<Vec<u8>>>>,
-        /// Each read brings 1 KiB.
+        /// Each read returns 1 KiB.
         progress: Arc<Progress>,
     }
 
@@ -325,8 +328,8 @@ mod tests {
 
     type Script = Vec<Result<Option<usize>, io::ErrorKind>>;
 
-    /// Writes the pieces one after the other, flushing each, as one connection in one turn; returns what the socket
-    /// got, write by write, and how the connection ended.
+    /// Writes the pieces one after the other, flushing each, as one connection in one turn. Returns what the
+    /// socket received, write by write, and how the connection ended.
     async fn one_turn(script: Script, pieces: Vec<Vec<u8>>) -> (Vec<Vec<u8>>, io::Result<()>) {
         let got = Rc::default();
         let socket = Scripted {
@@ -358,7 +361,7 @@ mod tests {
         assert_eq!(got, [pieces.concat()]);
     }
 
-    /// A large piece is not copied: it follows what was gathered before it, in a write of its own.
+    /// A large piece is not copied: it follows the buffered bytes, in a write of its own.
     #[tokio::test]
     async fn a_large_write_goes_straight_through_in_order() {
         let pieces = vec![vec![1; 40], vec![2; COPIED_BYTES_MAX + 1], vec![3; 40]];
@@ -367,8 +370,8 @@ mod tests {
         assert_eq!(got, pieces);
     }
 
-    /// A socket that takes little and is full now and then gets every byte once, in order, and at most the bound is
-    /// gathered meanwhile.
+    /// A socket that accepts little, and is full now and then, receives every byte once, in order; meanwhile
+    /// at most the bound is buffered.
     #[tokio::test]
     async fn a_slow_socket_gets_everything_in_order() {
         let pieces: Vec<Vec<u8>> = (0..200_u8).map(|piece| vec![piece; 1000]).collect();
@@ -387,7 +390,8 @@ mod tests {
         assert_eq!(got.concat(), pieces.concat());
     }
 
-    /// A connection that is told "written" by the gathering learns of the socket's failure at its next write, and ends.
+    /// A write that was only buffered reports success; the connection sees the socket's failure at its next
+    /// write, and ends.
     #[tokio::test]
     async fn a_failed_write_is_not_lost() {
         let pieces: Vec<Vec<u8>> = (0..200_u8).map(|piece| vec![piece; 1000]).collect();
@@ -395,8 +399,8 @@ mod tests {
         assert_eq!(ended.unwrap_err().kind(), io::ErrorKind::BrokenPipe);
     }
 
-    /// Sixteen megabytes, for a socket that takes all it is offered, go out in turns: each is bounded, and after each the
-    /// connection asks for another one.
+    /// 16 MiB to a socket that accepts everything go out in bounded turns, and the connection asks for
+    /// another turn after each.
     #[tokio::test]
     async fn a_large_answer_gives_way_after_each_turn() {
         const BYTES: usize = 16 << 20;
@@ -434,8 +438,9 @@ mod tests {
 
     #[tokio::test]
     async fn who_sends_without_end_gives_way() {
-        // Scenario: a socket that always has something, and a connection that reads ten times as often as a turn allows, beside
-        // another task. Expectation: the other task has a turn in between each time; no read is lost.
+        // Scenario: a socket that always has data, and a connection that reads ten times as often as a turn
+        // allows, next to another task. Expectation: the other task runs between any two turns; no read is
+        // lost.
         let progress: Arc<Progress> = Arc::default();
         let socket = Scripted {
             progress: Arc::clone(&progress),

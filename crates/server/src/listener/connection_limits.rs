@@ -1,6 +1,7 @@
 //! Limits of connections: number, memory and timeouts. They can change while ports are open.
 //!
-//! A full port closes an inactive connection for a new one (`connection_table`). Lowering a limit closes none by itself.
+//! A full port closes an inactive connection for a new one (`connection_table`). Lowering a limit closes no
+//! connection by itself.
 
 use super::connection_table::{ConnectionTable, PortFull};
 use super::progress::Progress;
@@ -11,7 +12,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 
-/// Most connections that are closing: each still has a descriptor.
+/// Most connections that are closing at a time: each still has a descriptor.
 const CLOSING_MAX: usize = 256;
 
 /// Limits of the connections of all ports. Clones share them.
@@ -30,7 +31,7 @@ struct SharedLimits {
 }
 
 impl ConnectionLimits {
-    /// Connections a port and requests a connection of `limits`, and this much answer memory a connection.
+    /// The limits in `limits`, and `connection_bytes` of response memory per connection.
     pub fn new(limits: &Limits, connection_bytes: u64) -> Self {
         let connection_limits = Self {
             inner: Arc::new(SharedLimits {
@@ -45,7 +46,8 @@ impl ConnectionLimits {
         connection_limits
     }
 
-    /// Replaces the limits. Open connections keep theirs; the limit of their number applies at once.
+    /// Replaces the limits. Open connections keep theirs, except that the limit on their number applies at
+    /// once.
     pub fn set(&self, limits: &Limits, connection_bytes: u64) {
         let connection_limits = &*self.inner;
         let connections = usize::try_from(limits.connections).unwrap_or(usize::MAX);
@@ -73,7 +75,7 @@ impl ConnectionLimits {
         *self.inner.timeouts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Most answer memory of a new connection.
+    /// Most response memory of a new connection.
     pub fn connection_bytes(&self) -> u64 {
         self.inner.bytes.load(Ordering::Relaxed)
     }
@@ -88,7 +90,7 @@ impl ConnectionLimits {
         self.inner.streams.load(Ordering::Relaxed)
     }
 
-    /// Where the connections of one more port are counted.
+    /// Adds a port; returns the counter of its connections.
     pub(super) fn add_port(&self) -> Arc<PortConnections> {
         let connections = Arc::new(PortConnections::default());
         let mut ports = self.inner.ports.lock().unwrap_or_else(PoisonError::into_inner);
@@ -131,7 +133,7 @@ impl PortConnections {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a connection, with at most `most` in all; may close another one.
+    /// Adds a connection if the port then has at most `most`, or if another one can be closed for it.
     ///
     /// # Errors
     /// The port is full.
@@ -160,7 +162,7 @@ impl PortConnections {
         self.table().all().for_each(|progress| progress.set_state(state));
     }
 
-    /// Closes an inactive connection; whether there was one.
+    /// Closes an inactive connection; returns whether there was one.
     pub(super) fn evict(&self) -> bool {
         self.table().evict()
     }
@@ -174,7 +176,7 @@ impl PortConnections {
             .await;
     }
 
-    /// Resolves once the condition holds.
+    /// Resolves once `holds` returns true.
     ///
     /// # Cancel safety
     /// Dropping the future has no effect.
@@ -239,8 +241,9 @@ mod tests {
 
     #[tokio::test]
     async fn connections_that_do_not_close_hold_newcomers_up() {
-        // Scenario: one place; newcomers take it from one another, and nobody gives its own back. Expectation: after so many
-        // the port waits, until one is gone.
+        // Scenario: a port for one connection. Each new connection evicts the one before, and evicted
+        // connections stay open. Expectation: once too many are closing the port waits, until one of them is
+        // gone.
         let connections = Arc::new(PortConnections::default());
         let mut held = Vec::new();
         while connections.few_closing().now_or_never().is_some() {
@@ -254,7 +257,7 @@ mod tests {
 
     #[test]
     fn a_bound_that_changes_counts_for_the_next_connection() {
-        // Scenario: bounds and times are set anew. Expectation: they are what is asked for from then on.
+        // Scenario: limits and timeouts are replaced. Expectation: the new values are returned from then on.
         let connection_limits = ConnectionLimits::new(&Limits::default(), 4096);
         let limits = Limits {
             connections: 7,

@@ -1,8 +1,8 @@
 //! The connections of a port, and which one is closed for a new one when the port is full.
 //!
-//! First one that never sent a complete request, then an idle one; of the caller with the most connections, and of those the
-//! oldest. If all are busy, a caller with more than half of the connections loses its oldest to another caller. Otherwise
-//! the new connection is refused.
+//! Victims are, in this order: a connection that never completed a request, then an idle one; among those,
+//! the oldest of the caller with the most connections. If all are busy, a caller with more than half of the
+//! connections loses its oldest to another caller. Otherwise the new connection is refused.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -11,15 +11,15 @@ use super::close::{CloseDecision, CloseReason};
 use super::progress::{Activity, Progress};
 use crate::caller::CallerKey;
 
-/// Most connections examined by a search: the oldest ones of the callers with the most.
+/// Most connections examined in a search: the oldest ones of the callers with the most.
 const LOOKS_MAX: usize = 4096;
 
 /// The connections of a port that are not closing.
 #[derive(Debug, Default)]
 pub(super) struct ConnectionTable {
-    /// By age: numbers grow.
+    /// By age: numbers increase.
     callers: HashMap<CallerKey, BTreeMap<u64, Arc<Progress>>>,
-    /// Their numbers of connections.
+    /// How many connections each caller has.
     sizes: BTreeSet<(usize, CallerKey)>,
     taken: usize,
     next: u64,
@@ -35,7 +35,8 @@ impl ConnectionTable {
         self.taken
     }
 
-    /// Adds a connection of this caller, with at most `most` in all; returns its number.
+    /// Adds a connection of this caller and returns its number, if the port then has at most `most` or
+    /// another connection can be closed for it.
     ///
     /// # Errors
     /// The port is full.
@@ -60,7 +61,7 @@ impl ConnectionTable {
         Ok(number)
     }
 
-    /// Removes a connection; it may have been evicted before.
+    /// Removes a connection, which may already have been evicted.
     pub(super) fn leave(&mut self, caller: CallerKey, number: u64) {
         self.change(caller, |connections| {
             connections.remove(&number);
@@ -109,7 +110,8 @@ impl ConnectionTable {
         idle
     }
 
-    /// The oldest connection of a caller with more than half of the connections, unless it is this caller.
+    /// The oldest connection of the caller with more than half of all connections, unless that is the
+    /// newcomer itself.
     fn over_share(&self, newcomer: CallerKey) -> Option<(CallerKey, u64)> {
         let (count, caller) = *self.sizes.last()?;
         let (number, _) = self.callers.get(&caller)?.first_key_value()?;
@@ -168,9 +170,11 @@ mod tests {
 
     #[test]
     fn a_new_connection_evicts_the_least_useful_one() {
-        // Scenario: a caller with two busy connections, an idle and a half-open one; another with an older half-open and an
-        // older idle one. Newcomers one after the other. Expectation: the half-open one of the caller with most, the other
-        // caller's, then idle ones; then, with all busy, only what is above half of the places, and for others alone.
+        // Scenario: a caller with two busy connections, an idle and a half-open one; another with an older
+        // half-open and an older idle one; then new connections one after the other. Expectation: they
+        // replace the half-open one of the caller with the most, the other caller's half-open one, then the
+        // idle ones. Once all are busy, only a caller with more than half of the places loses one, and only
+        // to other callers.
         let mut table = ConnectionTable::default();
         let (few, many, third) = (caller(1), caller(2), caller(3));
         let (few_half, few_idle) = (unproven(), idle());
@@ -188,7 +192,7 @@ mod tests {
             assert!(is_closed(idle_victim));
             assert_eq!(table.taken(), 7);
         }
-        // Now 3 of many, 4 of third, all busy.
+        // Now `many` has 3 and `third` 4, all busy.
         assert_eq!(table.take(third, &busy(), 7), Err(PortFull));
         table.take(few, &busy(), 7).unwrap();
         assert_eq!(table.take(few, &busy(), 7), Err(PortFull));
@@ -197,7 +201,7 @@ mod tests {
 
     #[test]
     fn a_lower_bound_is_reached_with_the_next_newcomer() {
-        // Scenario: five idle connections, and a bound of two. Expectation: the next one closes four.
+        // Scenario: five idle connections, and a limit of two. Expectation: the next one closes four.
         let mut table = ConnectionTable::default();
         let idle: Vec<_> = (0..5).map(|_| idle()).collect();
         for progress in &idle {
@@ -211,7 +215,8 @@ mod tests {
 
     #[test]
     fn removed_connections_leave_nothing_behind() {
-        // Scenario: one caller takes the only place from another; both give it back. Expectation: nothing is remembered.
+        // Scenario: one caller takes the only place from another; both leave. Expectation: the table is
+        // empty.
         let mut table = ConnectionTable::default();
         let number = table.take(caller(1), &unproven(), 1).unwrap();
         let other = table.take(caller(2), &unproven(), 1).unwrap();

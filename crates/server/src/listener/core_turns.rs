@@ -1,15 +1,16 @@
-//! Turns of callers on a core.
+//! Shares the time of a core among its callers.
 //!
-//! The runtime polls what is ready in the order of arrival, so that a caller with 64 connections gets 64 turns to another's one,
-//! and does not look at its sockets before. While tasks of several callers run on a core, each caller may use it for [`PART_NS`],
-//! its weight times that, between two looks at the sockets. What is ready beyond that waits, in the order of arrival among
-//! the caller's own, and is let on one by one. While one caller is alone, nothing is timed and nobody waits.
+//! The runtime polls ready tasks in order of arrival and polls its sockets only after them, so a caller with
+//! 64 connections would get 64 turns for each turn of another. While tasks of several callers run on a core,
+//! each caller may use [`PART_NS`] times its weight between two polls of the sockets (a round). Its further
+//! ready tasks wait in a queue, in order of arrival, and are let on one at a time. While a core has one
+//! caller, nothing is timed and no task waits.
 //!
-//! A poll that refuses a request, for its credential or its rate, counts as the longest there is: who goes on asking for what it does
-//! not get uses less than its part.
+//! A poll that refuses a request, for its credential, its rights or its rate, is charged the maximum
+//! ([`POLL_NS_MAX`]): a client that keeps sending such requests gets less than its share.
 //!
-//! A task works for the caller of the requests that it dispatches ([`work_for`]), or of the task that spawned it. A connection with
-//! requests of several callers works for the address that it came from.
+//! A task works for the caller of the requests that it dispatches ([`work_for`]), or of the task that spawned
+//! it. A connection with requests of several callers works for the address that it came from.
 
 use ringfetch_engine::cores::{give_way, parks, take_charges};
 use ringfetch_engine::share::Account;
@@ -24,60 +25,60 @@ use std::time::{Duration, Instant};
 #[cfg(test)]
 mod tests;
 
-/// A caller's nanoseconds between two looks at the sockets. Twice as many brought no more: a poll that writes an answer takes some
-/// 80 us, and is made whole.
+/// Nanoseconds per round of a caller with weight 1. Twice as many gained nothing: a poll that writes a
+/// response takes about 80 us, and is never split.
 const PART_NS: i64 = 50_000;
 
-/// The most that a caller which uses less keeps for later: what arrives at once, for instance since this thread had no CPU for a
-/// while, is served at once.
+/// Most unused time that a caller keeps for later. Work that arrives in a burst, for instance after this
+/// thread had no CPU for a while, is then served at once.
 const CREDIT_NS_MAX: i64 = 20 * PART_NS;
 
-/// The most that is subtracted later from a caller whose tasks took longer.
+/// Most time over its share that is deducted from a caller's later rounds.
 const DEBT_NS_MAX: i64 = 20 * PART_NS;
 
-/// The most that one poll counts: those that take longer were mostly interrupted by another process.
+/// Most that one poll is charged: longer polls were mostly interrupted by another process.
 const POLL_NS_MAX: i64 = 4 * PART_NS;
 
-/// How long a core counts as shared after tasks of two callers have met.
+/// How long a core counts as shared after polling tasks of two callers.
 const SHARED_FOR: Duration = Duration::from_secs(1);
 
-/// Callers remembered before those that have no tasks are forgotten.
+/// Number of callers above which those without tasks are forgotten.
 const CALLERS_MIN: usize = 64;
 
 thread_local! {
     static CORE: Core = Core::default();
 }
 
-/// Who takes turns on this thread.
+/// The callers of this thread.
 #[derive(Default)]
 struct Core {
     callers: RefCell<HashMap<u64, Weak<Caller>>>,
-    /// Those that have used time, or wait.
+    /// Callers that have used time, or have waiting tasks.
     busy: RefCell<Vec<Rc<Caller>>>,
-    /// For whom the task that is polled now works.
+    /// The caller of the task that is being polled.
     current: RefCell<Option<Rc<Caller>>>,
-    /// The caller of the last poll, and until when others count as being there.
+    /// The caller of the last poll.
     last: Cell<Option<u64>>,
     shared_until: Cell<Option<Instant>>,
-    /// How often the core has had nothing to do.
+    /// How often the core had parked, by the last poll.
     parks: Cell<Option<u64>>,
     rounds: Cell<RoundState>,
     waker: RefCell<Option<Waker>>,
-    /// Whether the task that is polled now has refused a request.
+    /// Whether the task that is being polled has refused a request.
     refuses: Cell<bool>,
 }
 
-/// What the task that begins the rounds does.
+/// State of the task that begins rounds ([`Rounds`]).
 #[derive(Default, Clone, Copy, PartialEq, Eq)]
 enum RoundState {
-    /// There is none yet.
+    /// Not spawned yet.
     #[default]
     None,
-    /// Nobody waits.
+    /// No task waits.
     Asleep,
-    /// It is to be polled once before the core looks at its sockets.
+    /// Woken; its next poll still comes before the sockets are polled.
     Woken,
-    /// It is polled next after that.
+    /// Its next poll comes after the sockets were polled.
     Due,
 }
 
@@ -85,15 +86,15 @@ enum RoundState {
 #[derive(Debug)]
 pub(super) struct Caller {
     id: u64,
-    /// Nanoseconds that each round adds.
+    /// Nanoseconds added in each round.
     part: Cell<i64>,
-    /// Nanoseconds that it may use; negative: to be subtracted from later rounds.
+    /// Nanoseconds left; if negative, they are deducted from later rounds.
     balance: Cell<i64>,
     is_busy: Cell<bool>,
     waiting: RefCell<VecDeque<Rc<Ticket>>>,
 }
 
-/// A task that waits.
+/// A waiting task.
 #[derive(Debug)]
 struct Ticket {
     waker: RefCell<Waker>,
@@ -112,17 +113,17 @@ pub(super) fn caller(account: &Account) -> Rc<Caller> {
     CORE.with(|core| core.caller(account.caller(), account.weight()))
 }
 
-/// From now on the task that is polled works for this account, and so does what it spawns.
+/// Makes the task that is being polled, and what it spawns from now on, work for this account.
 pub(super) fn work_for(account: &Account) {
     CORE.with(|core| core.work_for(account.caller(), account.weight()));
 }
 
-/// The task that is polled now refuses a request that its caller need not have sent.
+/// Notes that the task being polled has refused a request that its client could have avoided.
 pub(crate) fn note_refusal() {
     CORE.with(|core| core.refuses.set(true));
 }
 
-/// For whom the task that is polled now works.
+/// The caller of the task that is being polled.
 pub(super) fn current() -> Option<Rc<Caller>> {
     CORE.with(|core| core.current.borrow().clone())
 }
@@ -156,7 +157,7 @@ impl Core {
         }
     }
 
-    /// Notes that a task of this caller is polled; returns the time if the core is shared.
+    /// Notes that a task of this caller is being polled; returns the time if the core is shared.
     fn shared_now(&self, caller: &Caller) -> Option<Instant> {
         let last = self.last.replace(Some(caller.id));
         let is_other = last.is_some_and(|last| last != caller.id);
@@ -177,7 +178,7 @@ impl Core {
         Some(now)
     }
 
-    /// The core has had nothing to do: what was used until then was nobody else's.
+    /// The core was idle since the last poll, so the time used before was taken from no other caller.
     fn forgive(&self) {
         self.busy.borrow_mut().retain(|caller| {
             let waits = !caller.waiting.borrow().is_empty();
@@ -189,7 +190,7 @@ impl Core {
         });
     }
 
-    /// One caller has been alone for a while: nobody waits any more.
+    /// One caller has been alone for a while: ends all waiting.
     fn end_turns(&self) {
         self.shared_until.set(None);
         take_charges(|_, _| {});
@@ -202,7 +203,7 @@ impl Core {
         }
     }
 
-    /// Whether a task may be polled; else it gets a ticket, or keeps the one it has.
+    /// Whether a task may be polled; otherwise it gets a ticket, or keeps the one it has.
     fn admits(&self, caller: &Rc<Caller>, ticket: &mut Option<Rc<Ticket>>, cx: &mut Context<'_>) -> bool {
         if let Some(waiting) = ticket {
             if waiting.state.get() == TicketState::MayRun {
@@ -232,7 +233,7 @@ impl Core {
         }
     }
 
-    /// Somebody waits.
+    /// Makes sure that the next round begins: a task waits.
     fn want_round(&self) {
         match self.rounds.get() {
             RoundState::None => {
@@ -257,7 +258,7 @@ impl Core {
         }
     }
 
-    /// The core has looked at its sockets. Returns whether somebody waits.
+    /// Begins a round, after the core has polled its sockets. Returns whether any task still waits.
     fn begin_round(&self) -> bool {
         let mut waits = false;
         take_charges(|id, time| {
@@ -295,7 +296,7 @@ impl Caller {
             .set(self.balance.get().saturating_sub(nanoseconds).max(-DEBT_NS_MAX));
     }
 
-    /// Lets the next task that waits on.
+    /// Lets the next waiting task on.
     fn let_on(&self) {
         let mut waiting = self.waiting.borrow_mut();
         while let Some(ticket) = waiting.pop_front() {
@@ -305,14 +306,14 @@ impl Caller {
         }
     }
 
-    /// The most that it may have saved.
+    /// The most time that it can have saved.
     fn full(&self) -> i64 {
         CREDIT_NS_MAX.max(self.part.get())
     }
 }
 
 impl Ticket {
-    /// Wakes its task, unless that is gone.
+    /// Wakes its task; returns false if the task is gone.
     fn let_on(&self) -> bool {
         let waits = self.state.get() == TicketState::Waits;
         if waits {
@@ -323,7 +324,7 @@ impl Ticket {
     }
 }
 
-/// Begins a round whenever the core has looked at its sockets, while somebody waits.
+/// Begins a round after each poll of the sockets, while any task waits.
 struct Rounds;
 
 impl Future for Rounds {
@@ -352,13 +353,13 @@ pin_project_lite::pin_project! {
     }
 }
 
-/// For whom a task works, and its ticket while it waits.
+/// The caller that a task works for, and its ticket while it waits.
 struct TaskTurns {
     caller: Rc<Caller>,
     ticket: Option<Rc<Ticket>>,
-    /// The caller that it began with.
+    /// The caller that it started with.
     own: Rc<Caller>,
-    /// It has worked for several others, and works for its own from then on.
+    /// It has worked for several other callers, and from then on works for its own.
     serves_several: bool,
 }
 
@@ -417,7 +418,7 @@ impl<F: Future> Future for InTurn<F> {
             let polled = this.task.poll(cx);
             let worked_for = core.current.replace(outer);
             if let Some(begun) = begun {
-                // Requests of others on the same connection are not to wait for it.
+                // Requests of other callers on the same connection must not wait for this refusal.
                 let is_refusal = core.refuses.take() && !turns.serves_several;
                 core.took(
                     &turns.caller,

@@ -1,8 +1,9 @@
 //! Checks every request on a port and passes it to the fast path or the router.
 //!
-//! Host names and media types are checked because pages in browsers can send requests to any port that their visitor can
-//! reach. Routing, extracting parameters and passing the layers cost a fifth of a small response (ADR 0012); a fast path
-//! avoids that for requests it recognizes by their head, and must give the router's responses.
+//! Host names and media types are checked because pages in browsers can send requests to any port that their
+//! visitor can reach. Routing, extracting parameters and passing the layers cost a fifth of a small response
+//! (ADR 0012). A fast path avoids that for requests that it recognizes by their head; its responses must be
+//! the same as the router's.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -32,16 +33,16 @@ use crate::error_status::{overloaded_call, refused_call};
 use crate::http::refusal;
 use ringfetch_engine::share::{Refused, Share};
 
-/// Open calls of the health and of reflection on a connection. Nothing ends a watch.
+/// Most open calls of the health and reflection services on a connection. A watch has no deadline.
 const SERVICES_MAX: usize = 4;
-/// Units of memory of a call that tonic serves.
+/// Units of memory for a call that tonic serves.
 const ROUTED_CALL_UNITS: usize = 3;
-/// And of a stream of requests, of which a window may wait to be read.
+/// Units of memory for a FetchStream: a window of its requests may wait to be read.
 const STREAM_UNITS: usize = 1 + (STREAM_WINDOW_BYTES as u64 / UNIT_BYTES) as usize;
 const FETCH_STREAM: &str = "/ringfetch.v1.FetchService/FetchStream";
-/// Open requests on a connection up to which a refusal has a body.
+/// A refusal has a body only while at most so many requests are open on the connection.
 const REFUSALS_WITH_BODY: usize = 8;
-/// Serves some requests in the router's place.
+/// Serves some requests instead of the router.
 pub trait FastPath: std::fmt::Debug + Send + Sync {
     /// Whether it serves this request.
     fn accepts(&self, request: &Request<RequestBody>) -> bool;
@@ -57,7 +58,7 @@ pub(super) struct RequestDispatcher {
     pub(super) fast_path: Option<Arc<dyn FastPath>>,
     pub(super) hosts: Option<AllowedHosts>,
     pub(super) role: Role,
-    /// Who may do what; `None`: clients are not told apart.
+    /// Access control; `None`: clients are not distinguished.
     pub(super) access: Option<Access>,
     pub(super) refusals: RefusalCounters,
 }
@@ -108,11 +109,11 @@ pub(super) enum DispatchFuture {
     Routed(Box<RoutedRequest>),
 }
 
-/// Marks a response of text that is made from data as it is sent.
+/// Marks a response whose text is made from data while it is sent.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct HoldsData;
 
-/// A request with the router, and what its response is charged to.
+/// A request that the router serves, and what its response is charged to.
 pub(super) struct RoutedRequest {
     response: RouteFuture<Infallible>,
     exchange: Arc<Exchange>,
@@ -120,8 +121,8 @@ pub(super) struct RoutedRequest {
 }
 
 impl DispatchFuture {
-    /// A refusal, which costs no memory of anybody's share. Its client may leave its body unread, so it has one only while few
-    /// requests are open on the connection; a head is not held back by windows.
+    /// A refusal is charged to no share of memory. Its client may leave its body unread, so it has one only
+    /// while few requests are open on the connection; flow control does not hold back a head.
     fn refused(response: Response<AnswerBody>, progress: &Progress) -> Self {
         let response = if progress.exchanges() <= REFUSALS_WITH_BODY {
             response
@@ -153,7 +154,7 @@ impl RequestDispatcher {
         }
         let by_address = connection.request_memory();
         let path = request.uri().path();
-        // Bounded by number: health must not depend on memory.
+        // Limited by number instead: health must not depend on memory.
         let is_service = !matches!(self.role, Role::DataAndProbes(_)) && is_service(path);
         let units = if path == FETCH_STREAM { STREAM_UNITS } else { 1 };
         if let Err(refused) = exchange.charge(units, by_address)
@@ -210,14 +211,15 @@ impl RequestDispatcher {
 }
 
 impl RequestDispatcher {
-    /// What a request needs; `None`: nothing, so that orchestrators need no credentials.
+    /// What a request needs; `None`: nothing, since orchestrators have no credentials.
     fn need(&self, path: &str) -> Option<Need> {
         match self.role {
             Role::Data | Role::Control if path.starts_with("/grpc.health.v1.Health/") => None,
             Role::Data => Some(Need::Known),
             Role::Control => Some(Need::Admin),
             Role::DataAndProbes(_) if matches!(path, "/livez" | "/readyz") => None,
-            // All that is not of one dataset, whether it exists or not, but the description of the API.
+            // Everything that does not concern one dataset, whether the path exists or not, except the API
+            // description.
             Role::DataAndProbes(is_operation) if is_operation(path) && path != "/openapi.json" => {
                 Some(Need::Operation)
             }
@@ -225,7 +227,7 @@ impl RequestDispatcher {
         }
     }
 
-    /// The connection as the request's principal may use it, or the response to a request that may not.
+    /// The connection as used by the request's principal, or the response to a request that is denied.
     fn admitted<B>(
         &self,
         access: &Access,
@@ -237,12 +239,12 @@ impl RequestDispatcher {
             None => Ok(Arc::clone(connection)),
             Some(need) => access.admit(request.headers(), need, connection, progress),
         };
-        // Nothing behind this needs it.
+        // Nothing after this point needs it.
         request.headers_mut().remove(header::AUTHORIZATION);
         admitted.map_err(|denied| Box::new(self.denied(denied, request)))
     }
 
-    /// The response to a request whose memory is not granted: no more than a head.
+    /// The response to a request whose memory is not granted: at most a head.
     fn no_memory<B>(&self, request: &Request<B>, refused: Refused, progress: &Progress) -> DispatchFuture {
         self.refusals.memory.inc();
         let own = refused != Refused::Budget;
@@ -294,7 +296,7 @@ impl RequestDispatcher {
         response.map(AnswerBody::Routed)
     }
 
-    /// The response to a request that is refused.
+    /// The response if the request is refused.
     fn refused<B>(&self, request: &Request<B>, is_late: bool) -> Option<Response<AnswerBody>> {
         let path = request.uri().path();
         let refuse = |status, slug, detail: &str| {
@@ -336,7 +338,7 @@ impl RequestDispatcher {
     }
 }
 
-/// Whether a call is of the health or of reflection.
+/// Whether a call is for the health or reflection service.
 fn is_service(path: &str) -> bool {
     path.starts_with("/grpc.health.v1.Health/") || path.starts_with("/grpc.reflection.")
 }
@@ -376,8 +378,8 @@ impl Future for DispatchFuture {
     }
 }
 
-/// Charges text that a response holds whole (lists, metrics, descriptions) as the request itself is: not as response memory, since
-/// metrics must be there when that is used up. Data is charged since it was read.
+/// Charges text that a response holds whole (lists, metrics, descriptions) as request memory, not as response
+/// memory: metrics must be available when that is used up. Data was charged when it was read.
 fn charged(
     response: axum::response::Response,
     exchange: &Exchange,
@@ -395,7 +397,7 @@ fn charged(
         .exact()
         .filter(|_| !holds_data)
         .unwrap_or(0);
-    // What is less is in the unit of the request.
+    // A smaller text is covered by the request's own unit.
     let units = usize::try_from(text_bytes / UNIT_BYTES).unwrap_or(usize::MAX);
     if units == 0 || exchange.charge(units, by_address).is_ok() {
         return response.map(AnswerBody::Routed);

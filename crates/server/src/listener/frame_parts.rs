@@ -1,13 +1,13 @@
-//! Bytes that are sent together and lie apart in memory.
+//! Bytes that are sent together but are not contiguous in memory.
 
 use bytes::{Buf, BufMut as _, Bytes, BytesMut};
 use smallvec::SmallVec;
 use std::io::IoSlice;
 
-/// The payload of one frame: usually the head of a message and its data, which nobody needs to copy next to each other.
+/// The payload of one frame: usually the head of a message and its data, which need not be copied together.
 #[derive(Debug, Default)]
 pub struct FrameParts {
-    /// None is empty from `next` on; those before are sent, and freed.
+    /// Parts before `next` are sent and freed; those from `next` on are not empty.
     parts: SmallVec<[Bytes; 2]>,
     next: usize,
     remaining: usize,
@@ -64,7 +64,7 @@ impl Buf for FrameParts {
             part.advance(taken);
             left -= taken;
             if part.is_empty() {
-                // Its memory goes back as soon as it is sent.
+                // Frees the memory as soon as it is sent.
                 *part = Bytes::new();
                 self.next += 1;
             }
@@ -96,8 +96,8 @@ mod tests {
             parts in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..20), 0..6),
             steps in prop::collection::vec((0usize..30, any::<bool>()), 0..12),
         ) {
-            // Any parts, advanced over or taken in any steps: the bytes that are left are the rest of all of them, in one
-            // chunk after the other and in slices.
+            // Any parts, advanced over or taken in any steps: what is left is the rest of all parts, as
+            // consecutive chunks and as slices.
             let mut model: Vec<u8> = parts.concat();
             let mut data = FrameParts::default();
             parts.into_iter().for_each(|part| data.push(Bytes::from(part)));

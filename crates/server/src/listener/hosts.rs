@@ -1,5 +1,6 @@
-//! The host names that a port accepts. A page in a browser on this host, or in its network, can send requests here under any
-//! name that its author points here (DNS rebinding); the request has that name in `Host`.
+//! The host names that a port accepts. A page in a browser on this host, or in its network, can send requests
+//! here under any name that its author resolves to this address (DNS rebinding); such a request has that name
+//! in `Host`.
 //!
 //! Loopback names are always accepted. Without configuration, a port on loopback accepts no others; any other port accepts
 //! every IP address, which is safe from rebinding, and the service name of the compose file.
@@ -45,10 +46,10 @@ impl AllowedHosts {
         }
     }
 
-    /// Checks the authority and the `Host` header.
+    /// Checks the request target's authority and the `Host` header.
     ///
     /// # Errors
-    /// Another host, or none.
+    /// A host that is not accepted, or none.
     pub(super) fn check<B>(&self, request: &Request<B>) -> Result<(), HostError> {
         if self.any {
             return Ok(());
@@ -167,8 +168,9 @@ mod tests {
 
     #[test]
     fn loopback_names_are_good_and_foreign_names_are_not() {
-        // Scenario: a loopback address, all interfaces, and a list. Expectation: loopback names everywhere; IP addresses and
-        // the compose service's name unless it is loopback; names of the list; nothing that only looks like these.
+        // Scenario: a loopback address, all interfaces, and a list. Expectation: loopback names are accepted
+        // everywhere; IP addresses and the compose service's name except on loopback; the names in the list;
+        // nothing that only looks like these.
         let (loopback, all) = (hosts("127.0.0.1:7411", None), hosts("0.0.0.0:7411", None));
         let listed = hosts("[::1]:7411", Some(&["Data.example", "*.pods.example"]));
         for host in LOCAL {
@@ -205,8 +207,8 @@ mod tests {
 
     #[test]
     fn every_name_in_a_request_counts() {
-        // Scenario: requests with a target and headers. Expectation: no foreign name in either, not two headers, and none
-        // left out but with HTTP/1.0; a star lets everything pass.
+        // Scenario: requests with a target and headers. Expectation: a foreign name in either is refused, as
+        // are two headers, and a missing one except with HTTP/1.0; `*` accepts everything.
         let check = |hosts: &AllowedHosts, target: &str, names: &[&str], version| {
             let mut request = Request::get(target).version(version);
             for name in names {

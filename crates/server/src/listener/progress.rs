@@ -1,5 +1,5 @@
-//! Counters of a connection, updated by its socket, requests and bodies, and read by `timeouts`. Each update is one relaxed
-//! addition; there are no clocks and no timers.
+//! Counters of a connection, updated by its socket, requests and bodies, and read by `timeouts`. Each update
+//! is one relaxed addition; there are no clocks and no timers.
 //!
 //! An `Exchange` is one request and its response, from the request's head to the last byte of the response written to the
 //! socket. HTTP/2 may buffer a response long after its body was produced; `TrackedBytes` counts those bytes.
@@ -29,14 +29,15 @@ const KEPT_EXCHANGES: usize = 4;
 
 /// Length of the HTTP/2 connection preface (RFC 9113 3.4); shorter than any HTTP/1 head with a host.
 pub(super) const PREFACE_BYTES: u64 = 24;
-/// The beginning of that preface, which no HTTP/1 request has.
+/// The start of that preface, which no HTTP/1 request begins with.
 const PREFACE_BEGIN: &[u8] = b"PRI";
 /// While draining, the time for an incomplete head to arrive.
 const HEAD_GRACE: Duration = Duration::from_secs(1);
 
-/// Bytes accounted for by a request, besides its body as far as it is read: its head, and a window of unread body.
+/// Bytes that one request explains, besides the body that was read: its head, and a window of unread body.
 const EXPLAINED_PER_REQUEST: u64 = BODY_WINDOW_BYTES as u64 + HEADER_LIST_BYTES as u64;
-/// A window update or an acknowledgement is 13 or 17 bytes; clients send one for at least a few KiB.
+/// Bytes sent that explain one received byte: a window update or an acknowledgement is 13 or 17 bytes, and
+/// clients send one for at least a few KiB.
 const SENT_PER_EXPLAINED: u64 = 16;
 /// Most unexplained bytes: a window that is not read yet, and a margin.
 const UNEXPLAINED_BYTES_MAX: i64 = MESSAGES_WINDOW_BYTES as i64 + (1 << 20);
@@ -61,11 +62,11 @@ pub(super) struct Progress {
     flood_base: AtomicI64,
     /// Exchanges started.
     begun: AtomicU64,
-    /// Exchanges whose request was complete, and admitted.
+    /// Exchanges whose request was complete and admitted.
     whole: AtomicU64,
     /// Exchanges that ended without a response.
     cancelled: AtomicU64,
-    /// Open exchanges, and those whose request was admitted and is complete or whose response has started.
+    /// Open exchanges, and those among them that count as `whole`.
     open: AtomicUsize,
     open_whole: AtomicUsize,
     /// Open exchanges that may last as long as the connection: see [`Exchange::is_service`].
@@ -73,9 +74,10 @@ pub(super) struct Progress {
     memory: ExchangeMemory,
     /// A drain does not wait for it.
     is_late: bool,
-    /// Its client's address, for records.
+    /// Its client's address, for the access log and traces.
     peer: Option<IpAddr>,
-    /// The decision to close the connection, and whether it has to drain. Its task is woken for either.
+    /// The decision to close the connection, and whether it has to drain. The connection's task is woken for
+    /// either.
     decision: AtomicU8,
     drains: AtomicBool,
     /// The daemon is about to drain.
@@ -110,11 +112,11 @@ pub(super) struct SeenEvents {
 /// The activity of a connection, to choose one to evict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Activity {
-    /// No complete request yet that was admitted.
+    /// No complete, admitted request yet.
     Unproven,
     /// No such request in flight.
     Idle,
-    /// One is, or bytes are pending.
+    /// Such a request is in flight, or bytes are pending.
     Busy,
 }
 
@@ -135,7 +137,7 @@ impl Progress {
         }
     }
 
-    /// The same, from this address.
+    /// Sets the client's address.
     pub(super) fn with_peer(self, peer: IpAddr) -> Self {
         Self {
             peer: Some(peer),
@@ -161,7 +163,7 @@ impl Progress {
         add(&self.read_bytes, bytes.len());
     }
 
-    /// TLS has agreed on HTTP/2.
+    /// Notes that TLS negotiated HTTP/2.
     pub(super) fn negotiated_http2(&self) {
         self.is_http2.store(true, Ordering::Relaxed);
     }
@@ -305,7 +307,8 @@ impl Progress {
         drop(found);
     }
 
-    /// Decides to close the connection. The first decision to close at once wins; a graceful one can be followed by it.
+    /// Decides to close the connection. The first decision to close at once wins; it can replace a graceful
+    /// one.
     pub(super) fn decide(&self, decision: CloseDecision) {
         let closes = |code| CloseDecision::of(code).is_some_and(CloseDecision::closes);
         let decided = self
@@ -318,19 +321,19 @@ impl Progress {
         }
     }
 
-    /// Whether a connection of HTTP/1 is too old, and closes after its next response.
+    /// Whether this is an HTTP/1 connection that is too old, and closes after its next response.
     pub(super) fn closes_by_response(&self) -> bool {
         let decision = CloseDecision::of(self.decision.load(Ordering::Relaxed));
         decision == Some(CloseDecision::GoAway(CloseReason::Age)) && !self.is_http2()
     }
 
-    /// Whether a response announces that the connection closes after it: HTTP/1, and it is too old, or the daemon is about to
-    /// drain, which closes what is idle.
+    /// Whether a response announces that the connection closes after it. Only on HTTP/1: when the connection
+    /// is too old, or when the daemon is about to drain and will close idle connections.
     fn announces_close(&self) -> bool {
         self.closes_by_response() || (self.is_lame.load(Ordering::Relaxed) && !self.is_http2())
     }
 
-    /// Reacts to the state of the daemon.
+    /// Reacts to the daemon's state.
     pub(super) fn set_state(&self, state: State) {
         if state >= State::LameDuck && !self.is_late {
             self.is_lame.store(true, Ordering::Relaxed);
@@ -345,7 +348,7 @@ impl Progress {
         }
     }
 
-    /// Ready with the next event that is not among the `seen`. One waiter at a time.
+    /// Ready with the next event that is not in `seen`. One waiter at a time.
     pub(super) fn poll_event(&self, cx: &Context<'_>, seen: &mut SeenEvents) -> Poll<ConnectionEvent> {
         let event = self.next_event(seen).or_else(|| {
             self.waker.register(cx.waker());
@@ -367,7 +370,8 @@ impl Progress {
         (self.drains.load(Ordering::Acquire) && !seen.drains).then_some(ConnectionEvent::Drain)
     }
 
-    /// While draining: resolves when the connection can be closed without losing a response. It must not start new requests.
+    /// While draining: resolves when the connection can be closed without losing a response. It must not
+    /// start new requests after that.
     pub(super) async fn drained(&self) {
         // An HTTP/2 client may have sent one more request before it received GOAWAY.
         let mut looks = if self.is_http2() { 2 } else { 1 };
@@ -396,15 +400,16 @@ mod tests {
     use super::*;
     use futures_util::FutureExt as _;
 
-    /// Whether a future is done by then, on the paused clock.
+    /// Whether a future completes within this time, on the paused clock.
     async fn done(within: Duration, future: impl Future<Output = ()>) -> bool {
         tokio::time::timeout(within, future).await.is_ok()
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_drain_keeps_a_connection_that_is_owed_something() {
-        // Scenario: an open request, a blocked write, half a request, the same of which more and more comes, and none of
-        // them, with HTTP/2 as well. Expectation: it is kept while something is owed or comes.
+        // Scenario: an open request, a blocked write, half a request, half a request that keeps arriving, and
+        // none of these; also with HTTP/2. Expectation: the connection is kept while it owes something or
+        // more arrives.
         let long = Duration::from_secs(60);
         let progress = Arc::new(Progress::default());
         let open = progress.open(true);
@@ -438,8 +443,8 @@ mod tests {
 
     #[test]
     fn a_connection_is_unproven_until_a_request_is_whole() {
-        // Scenario: nothing; a head whose body is missing; the body; the answer's end; bytes that are owed. Expectation: a
-        // half request is none.
+        // Scenario: nothing; a head whose body is missing; the body; the end of the response; bytes that are
+        // owed. Expectation: an incomplete request does not count.
         let progress = Arc::new(Progress::default());
         assert_eq!(progress.activity(), Activity::Unproven);
         let exchange = progress.open(false);
@@ -459,8 +464,8 @@ mod tests {
 
     #[test]
     fn a_decision_is_heard_once_and_closing_beats_leaving() {
-        // Scenario: told to go away for its age, then to close since it does not read, then to go away again. Expectation:
-        // each of the first two is seen, the third is not.
+        // Scenario: decisions to close gracefully for age, then at once for not reading, then gracefully
+        // again. Expectation: each of the first two is seen, the third is not.
         let progress = Progress::default();
         let mut seen = SeenEvents::default();
         let mut event = || std::future::poll_fn(|cx| progress.poll_event(cx, &mut seen)).now_or_never();

@@ -1,4 +1,5 @@
-//! The response to a request, in memory that the thread uses again: its state is most of what a small request allocates.
+//! The future of a response, in memory that its thread reuses: its state is most of what a small request
+//! allocates.
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -13,15 +14,15 @@ use super::bodies::AnswerBody;
 /// A future in a box.
 type Boxed = ReusableBoxFuture<'static, Response<AnswerBody>>;
 
-/// Most boxes that a thread keeps, of some 1.5 KiB each.
+/// Most boxes that a thread keeps, of about 1.5 KiB each.
 const SPARES_MAX: usize = 64;
 
 thread_local! {
-    /// Boxes of futures that have ended.
+    /// Boxes of completed futures.
     static SPARES: RefCell<Vec<Boxed>> = const { RefCell::new(Vec::new()) };
 }
 
-/// See the module.
+/// A boxed future of a response; its box is reused (see the module).
 #[derive(Debug)]
 pub struct ResponseFuture(Option<Boxed>);
 

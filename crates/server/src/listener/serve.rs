@@ -26,7 +26,8 @@ use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use hyper_util::server::conn::auto;
 
-/// Time for a silent connection to send a request when the daemon drains, so that it gets a response and not a reset.
+/// Time for a silent connection to send a request when the daemon drains, so that it gets a response instead
+/// of a reset.
 pub(super) const LAST_WORD: Duration = Duration::from_millis(500);
 const SEND_BUFFER_BYTES: usize = 1 << 20;
 const HTTP1_BUFFER_BYTES: usize = 64 << 10;
@@ -52,9 +53,9 @@ pub(super) struct AcceptedConnection {
     pub(super) guard: ConnectionGuard,
 }
 
-/// Runs the streams of HTTP/2 connections among the core's local tasks, as connections and shards are, in turn by the caller whose
-/// request it is. With `tokio::spawn` they would be in the runtime's own queue, and it polls epoll at every change from one queue
-/// to the other: twice a read.
+/// Runs the streams of HTTP/2 connections as local tasks of the core, like connections and shards, in the
+/// turn of the request's caller. With `tokio::spawn` they would be in the runtime's own queue, and it polls
+/// epoll at every change from one queue to the other: twice per read.
 #[derive(Debug, Clone, Copy)]
 struct LocalExecutor;
 
@@ -79,8 +80,9 @@ enum Next<E> {
 }
 
 impl PortServer {
-    /// Serves a connection until it ends, is closed, or, while draining, its requests are answered. Runs on a core. Not an
-    /// `async fn`, whose future would store each argument twice: its size is what an idle connection costs.
+    /// Serves a connection until it ends, is closed, or has sent its last response while draining. Runs on a
+    /// core. Not an `async fn`, whose future would store each argument twice: its size is what an idle
+    /// connection costs.
     pub(super) fn serve_connection(
         self: Arc<Self>,
         stream: AcceptedStream,
@@ -99,7 +101,7 @@ impl PortServer {
         );
         InTurn::new(turns, async move {
             let Ok(stream) = stream else { return };
-            // Captured completely, so that both live to the end.
+            // Captured whole, so that both live until the end.
             let (accepted, _watched) = (&accepted, &watched);
             let progress = &accepted.progress;
             let mut is_counted = false;
@@ -109,7 +111,8 @@ impl PortServer {
                 }
             };
             let mut seen = SeenEvents::default();
-            // Readable first: a client that has sent something gets a response below; closing here would reset it.
+            // Readable first: a client that has sent something gets a response below; closing here would
+            // reset its connection.
             let event = poll_fn(|cx| match stream.poll_read_ready(cx) {
                 Poll::Ready(()) => Poll::Ready(None),
                 Poll::Pending => progress.poll_event(cx, &mut seen).map(Some),
@@ -117,7 +120,7 @@ impl PortServer {
             match event.await {
                 None => {}
                 Some(ConnectionEvent::Close(decision)) => return count(decision),
-                // It may have connected just now and not sent its request yet.
+                // The client may have just connected and not sent its request yet.
                 Some(ConnectionEvent::Drain) => {
                     let readable = tokio::time::timeout(LAST_WORD, poll_fn(|cx| stream.poll_read_ready(cx)));
                     if Box::pin(readable).await.is_err() {
@@ -146,7 +149,8 @@ impl PortServer {
             let ended = loop {
                 let next = {
                     let mut driven = pin!(flusher.drive(connection.as_mut()));
-                    // The connection first: if it shuts down before it has read anything, it closes without a response.
+                    // The connection first: if it shuts down before it has read anything, it closes without a
+                    // response.
                     let next = poll_fn(|cx| {
                         if let Poll::Ready(ended) = driven.as_mut().poll(cx) {
                             return Poll::Ready(Next::Ended(ended));
@@ -165,7 +169,8 @@ impl PortServer {
                         if decision.closes() {
                             return flusher.with_io(|io| io.inner_mut().say_goodbye());
                         }
-                        // Its next response says so: what is closed without a word may cross with a request.
+                        // Its next response announces the close: closing without that could race with a
+                        // request.
                         if progress.closes_by_response() {
                             continue;
                         }
@@ -180,7 +185,7 @@ impl PortServer {
                 if is_flood(error.as_ref()) {
                     count(CloseDecision::Close(CloseReason::Flood));
                 }
-                // Mostly clients that went away.
+                // Mostly clients that disconnected.
                 tracing::debug!(
                     transport = self.transport,
                     error,
@@ -218,13 +223,14 @@ impl PortServer {
         builder
             .http1()
             .keep_alive(true)
-            // `timeouts` enforces the times of connections, without a timer for each request.
+            // `timeouts` enforces timeouts, without a timer per request.
             .header_read_timeout(None)
             // No `pipeline_flush`: with it hyper copies bodies into an unbounded buffer.
             .max_buf_size(HTTP1_BUFFER_BYTES);
         builder
             .http2()
-            // No pings, which would wake the core for each connection. TCP keepalive finds lost peers, `timeouts` stalled ones.
+            // No pings, which would wake the core for each connection. TCP keepalive finds lost peers,
+            // `timeouts` stalled ones.
             .max_header_list_size(HEADER_LIST_BYTES)
             .initial_stream_window_size(stream_window)
             .initial_connection_window_size(connection_window)
@@ -235,7 +241,8 @@ impl PortServer {
     }
 }
 
-/// Whether h2 ended the connection because of what its client sent: frames that wait to be read or resets, too many of them.
+/// Whether h2 ended the connection because its client sent too many resets, or too many frames that wait to
+/// be read.
 fn is_flood(error: &(dyn std::error::Error + 'static)) -> bool {
     std::iter::successors(Some(error), |error| error.source())
         .filter_map(|error| error.downcast_ref::<h2::Error>())

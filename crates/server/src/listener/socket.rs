@@ -1,8 +1,9 @@
 //! A connection's socket: counts its reads and writes, and closes it.
 //!
-//! If a socket is closed with unread bytes from the peer, the kernel resets the connection and discards written bytes that
-//! are not sent yet: the end of a response, for a client that sent a ping or a window update in between (RFC 9112 9.6). So
-//! the socket outlives the HTTP connection until the peer has closed its side too (lingering close).
+//! If a socket is closed with unread bytes from the peer, the kernel resets the connection and discards
+//! written bytes that are not sent yet: the end of a response, if the client sent a ping or a window update
+//! meanwhile (RFC 9112 9.6). So the socket outlives the HTTP connection until the peer has closed its side
+//! too (lingering close).
 
 use std::io;
 use std::pin::Pin;
@@ -39,12 +40,12 @@ impl Socket {
         self.stream.poll_read_ready(cx).map(|_readable_or_gone| ())
     }
 
-    /// Writes at once or not at all, and is not counted.
+    /// A writer that writes at once or not at all. It counts nothing.
     pub(super) fn writer_now(&self) -> impl io::Write {
         WriterNow(&self.stream)
     }
 
-    /// The socket, without its runtime.
+    /// The socket, removed from its runtime.
     pub(super) fn into_std(self) -> io::Result<std::net::TcpStream> {
         self.stream.into_std()
     }
@@ -132,15 +133,15 @@ mod tests {
 
     #[tokio::test]
     async fn an_answer_is_heard_to_its_end_though_the_peer_spoke_last() {
-        // Scenario: a peer that reads late has sent bytes that nobody read when the protocol ends and its socket is closed.
-        // Expectation: the peer gets all that was written and then an end, not a reset.
+        // Scenario: a peer that reads late has sent bytes that were not read when the protocol ends and its
+        // socket is closed. Expectation: the peer receives everything written, then end of file, not a reset.
         const BYTES: usize = 2 << 20;
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("its address");
         let peer = async {
             let mut peer = TcpStream::connect(address).await.expect("a connection");
             peer.write_all(b"never read").await.expect("sent");
-            // The other side writes meanwhile, as far as it can.
+            // Lets the other side write as much as it can.
             tokio::task::yield_now().await;
             let mut got = Vec::new();
             peer.read_to_end(&mut got).await.map(|_| got.len())

@@ -1,7 +1,7 @@
-//! Timeouts of connections, checked once a tick for all connections of a core.
+//! Timeouts of connections, checked once per tick for all connections of a core.
 //!
-//! There are no timers per connection or request, which cost a system call each (ADR 0012): a core with connections checks
-//! their counters (`progress`) once a tick. So a timeout is precise to a tick.
+//! There are no timers per connection or request, which cost a system call each (ADR 0012): a core with
+//! connections checks their counters (`progress`) once per tick, so a timeout is precise to one tick.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ fn is_over(time: Duration, limit: Duration) -> bool {
     !limit.is_zero() && time >= limit
 }
 
-/// Detects a counter that does not grow by `least` within a timeout although it should.
+/// Detects a counter that should grow, but grows by less than `least` within a timeout.
 #[derive(Debug, Default)]
 struct StallDetector(Option<(Instant, u64)>);
 
@@ -56,7 +56,7 @@ pub(super) struct ExchangeStalls {
 pub(super) struct TimeoutTracker {
     opened: Instant,
     last: Instant,
-    /// Spread over a fifth of the age, so that connections made together do not close together.
+    /// Spread over a fifth of the age, so that connections opened together do not close together.
     age_permille: u32,
     greeted: Option<Instant>,
     head: Option<Instant>,
@@ -78,7 +78,7 @@ pub(super) struct CheckResult {
 }
 
 impl TimeoutTracker {
-    /// A new connection; `salt` spreads the ages of connections made together.
+    /// Tracks a new connection; `salt` spreads the ages of connections opened together.
     pub(super) fn new(salt: u64) -> Self {
         let now = Instant::now();
         // 900 to 1099, well spread for consecutive numbers.
@@ -98,7 +98,7 @@ impl TimeoutTracker {
         }
     }
 
-    /// Checks the counters once a tick.
+    /// Checks the counters; called once per tick.
     pub(super) fn check(&mut self, times: &Timeouts, progress: &Progress) -> CheckResult {
         let now = Instant::now();
         let tick = now - self.last;
@@ -140,7 +140,7 @@ impl TimeoutTracker {
             None => self.next(now, times, progress),
         };
         look.decision = look.decision.or(waits);
-        // Other requests continue: the connection ends when they complete, or when its grace is over.
+        // Other requests continue: the connection ends when they complete, or when its grace period is over.
         if stalls_here && self.leaving.is_none() {
             look.decision
                 .get_or_insert(CloseDecision::GoAway(CloseReason::Send));
@@ -173,7 +173,7 @@ impl TimeoutTracker {
     ) -> Option<CloseDecision> {
         if progress.is_idle() && !progress.owes() {
             let quiet = *self.quiet.get_or_insert(now);
-            // Its client does not know yet.
+            // An HTTP/1 client learns of the close only with its next response.
             let patience = if progress.closes_by_response() {
                 times.idle
             } else {
@@ -214,7 +214,7 @@ impl TimeoutTracker {
             return None;
         }
         let (since, _) = *self.idle.get_or_insert((now, begun));
-        // With HTTP/2 these may be pings; an incomplete head ends with the idle connection.
+        // With HTTP/2 these bytes may be pings; an incomplete head is closed with the idle connection.
         if !progress.is_http2() && progress.head_bytes() > 0 {
             let begins = *self.head.get_or_insert(now);
             if is_over(now - begins, times.head) {
@@ -244,7 +244,7 @@ thread_local! {
     static CORE: RefCell<CoreConnections> = RefCell::default();
 }
 
-/// The calling core checks a connection while this exists. Made and dropped on that core.
+/// While this exists, the calling core checks a connection. Created and dropped on that core.
 #[derive(Debug)]
 pub(super) struct WatchGuard {
     key: usize,
@@ -338,7 +338,7 @@ mod tests {
     const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
     const HEAD: &[u8] = b"GET /v1/datasets HTTP/1.1\r\n";
 
-    /// Checks once a second, at most so many times, until there is a decision; returns when, and which.
+    /// Checks once a second, at most this many times, until there is a decision; returns when, and which.
     async fn until_decided(
         watch: &mut TimeoutTracker,
         times: &Timeouts,
@@ -371,8 +371,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_connection_that_does_not_begin_is_closed() {
-        // Scenario: 23 bytes; a head of HTTP/1 that stays half; a preface without a request. Expectation: closed for the
-        // handshake; for the head; told to go away for the head.
+        // Scenario: 23 bytes; an HTTP/1 head that stays incomplete; a preface without a request. Expectation:
+        // closed with reason handshake; closed with reason head; closed gracefully with reason head.
         let mut watch = TimeoutTracker::new(0);
         let progress = Progress::default();
         progress.read(&PREFACE[..23]);
@@ -388,7 +388,7 @@ mod tests {
             let decided = until_decided(&mut watch, &times(), &progress, 60).await;
             assert_eq!(decided, Some((11, decision)));
         }
-        // Without limits, never.
+        // Without timeouts, never.
         let off = Timeouts {
             handshake: Duration::ZERO,
             ..times()
@@ -402,7 +402,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_later_head_has_its_own_time_and_an_idle_connection_another() {
-        // Scenario: a request, then nothing; the same, then half a head. Expectation: told to go away, then closed; closed.
+        // Scenario: a request, then nothing; the same, then half a head. Expectation: closed gracefully, then
+        // at once; closed at once.
         let progress = Arc::new(Progress::default());
         progress.read(HEAD);
         let mut watch = TimeoutTracker::new(0);
@@ -421,8 +422,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_body_must_bring_bytes_and_a_stream_may_pause() {
-        // Scenario: a body that brings 10 bytes a second; one that brings 4; one whose answer has begun. Expectation: only
-        // the second is given up.
+        // Scenario: a body that arrives at 10 bytes a second; one at 4; one whose response has begun.
+        // Expectation: only the second is aborted.
         for (bytes_per_s, has_answer, stalls) in [(10, false, false), (4, false, true), (0, true, false)] {
             let progress = Arc::new(Progress::default());
             progress.read(HEAD);
@@ -450,8 +451,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_answer_must_be_taken() {
-        // Scenario: an answer that is taken at 10 bytes a second, at 4, at 4 beside another one that is taken fast, and a
-        // blocked socket. Expectation: goes on; closed; told to go away, and closed when its grace is over; closed.
+        // Scenario: a response that is read at 10 bytes a second; at 4; at 4 next to another one that is read
+        // fast; a blocked socket. Expectation: continues; closed; closed gracefully, then at once after the
+        // grace period; closed.
         for (bytes_per_s, fast, expected) in [
             (10, 0, None),
             (4, 0, Some((21, CloseDecision::Close(CloseReason::Send)))),
@@ -495,8 +497,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_old_connection_leaves_and_gets_its_grace() {
-        // Scenario: connections with a request that never ends. Expectation: told to go away at an age that is not the same
-        // for all, and closed once the grace is over.
+        // Scenario: connections with a request that never ends. Expectation: each is closed gracefully at a
+        // slightly different age, and at once after the grace period.
         let mut ages = Vec::new();
         for salt in 0..20 {
             let progress = Arc::new(Progress::default());
@@ -519,8 +521,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_old_connection_of_http1_may_ask_again_until_it_is_idle() {
-        // Scenario: a connection that gets too old and then sends nothing, with HTTP/1 and with HTTP/2. Expectation: closed
-        // when it was idle for too long, and soon after the GOAWAY.
+        // Scenario: a connection that becomes too old and then sends nothing, with HTTP/1 and with HTTP/2.
+        // Expectation: closed after the idle timeout, and soon after the GOAWAY.
         let times = Timeouts {
             connection_age_grace: Duration::from_secs(300),
             ..times()
@@ -541,8 +543,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn requests_that_are_given_up_by_the_thousand_are_a_flood() {
-        // Scenario: 500 requests a second that are given up; 5000, half of them answered; 5000. Expectation: only the last
-        // is a flood.
+        // Scenario: 500 cancelled requests a second; 5000 requests, half of them answered; 5000 cancelled.
+        // Expectation: only the last is a flood.
         for (given_up, answered, expected) in [
             (500, 0, None),
             (2500, 2500, None),

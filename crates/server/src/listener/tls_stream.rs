@@ -1,7 +1,8 @@
 //! A connection's stream, with or without TLS, and the handshakes of a port.
 //!
-//! Handshakes run on the main thread, so that their arithmetic (0.1 to 1 ms) delays no reads; then the connection moves to
-//! its core. A port has a bound of handshakes at a time: a further one ends the oldest of the caller with the most.
+//! Handshakes run on the main thread, so that their arithmetic (0.1 to 1 ms) delays no reads; then the
+//! connection moves to its core. The number of concurrent handshakes per port is limited: one too many ends
+//! the oldest of the caller with the most.
 
 use std::io::{self, IoSlice};
 use std::net::TcpStream as StdTcpStream;
@@ -23,10 +24,10 @@ use super::serve::{AcceptedConnection, LAST_WORD, PortServer};
 use super::socket::{LINGER, Socket};
 use crate::tls::{Tls, names_of};
 
-/// Longest handshake, also without `timeouts.handshake_ms`.
+/// Longest handshake, even if `timeouts.handshake_ms` is off.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(60);
 
-/// A connection's stream. What is counted are the bytes of the socket.
+/// A connection's stream. Counters count the bytes on the socket, encrypted if there is TLS.
 #[derive(Debug)]
 pub(super) enum Stream {
     Plain(Socket),
@@ -69,7 +70,8 @@ impl Stream {
         socket.map_or(Poll::Ready(()), |socket| socket.poll_read_ready(cx))
     }
 
-    /// Before a connection is dropped: ends TLS as far as the socket takes it now, so that clients do not see a truncation.
+    /// Call it before dropping a connection: sends TLS close_notify as far as the socket accepts it now, so
+    /// that clients do not see a truncation.
     pub(super) fn say_goodbye(&mut self) {
         if let Self::Tls(stream) = self {
             let (socket, session) = stream.get_mut();
@@ -81,7 +83,7 @@ impl Stream {
         }
     }
 
-    /// Says goodbye and closes the socket once the peer has closed its side, or is late.
+    /// Ends TLS, and closes the socket once the peer has closed its side, or after [`LINGER`].
     ///
     /// # Cancel safety
     /// Dropping the future closes the socket at once.
@@ -175,7 +177,7 @@ impl MovableSocket {
         }
     }
 
-    /// Leaves the calling thread's runtime.
+    /// Removes the socket from the calling thread's runtime.
     fn leave(&mut self) -> io::Result<()> {
         if let Self::Here(socket) = std::mem::replace(self, Self::Gone) {
             *self = Self::Moving(socket.into_std()?);
@@ -253,7 +255,7 @@ impl Handshakes {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The handshake of a connection; counts and logs one that fails.
+    /// Performs a connection's handshake; counts and logs a failure.
     pub(super) async fn shake(
         &self,
         stream: StdTcpStream,
@@ -264,7 +266,7 @@ impl Handshakes {
         let progress = &accepted.progress;
         let taken = self.table().take(caller, progress, self.tls.handshakes_max());
         let shaken = match taken {
-            // All of them are handshakes, so there is one to end.
+            // All entries are handshakes, so there is always one to end.
             Err(_full) => Err(CloseReason::Refused),
             Ok(number) => {
                 let shaken = self.shake_in_time(stream, accepted, server).await;
@@ -326,7 +328,7 @@ impl Handshakes {
                 }
                 event = event => match event {
                     ConnectionEvent::Close(decision) => return Err(decision.reason()),
-                    // Its first request gets an answer if it comes soon.
+                    // Its first request is answered if it arrives soon.
                     ConnectionEvent::Drain => late.as_mut().reset(Instant::now() + LAST_WORD.min(limit)),
                 },
                 () = &mut late => return Err(CloseReason::Handshake),

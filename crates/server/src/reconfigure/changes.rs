@@ -1,5 +1,5 @@
-//! Differences between the configuration in force and a new one, by key, and which of them a running daemon can apply. Pure.
-//! `catalogue` compares datasets.
+//! Differences between the configuration in force and a new one, by key, and which of them a running daemon
+//! can apply. Pure. `catalogue` compares datasets.
 
 use crate::config::Setting;
 use std::fmt;
@@ -9,9 +9,9 @@ use std::fmt;
 pub struct ConfigChange {
     /// Path of the key.
     pub key: String,
-    /// As it was.
+    /// The old value.
     pub before: String,
-    /// As it is now, or would be after a restart.
+    /// The new value, in force now or after a restart.
     pub after: String,
 }
 
@@ -83,7 +83,7 @@ impl ConfigDiff {
         changes
     }
 
-    /// Moves a key to those that need a restart, because its new value depends on one of them.
+    /// Moves a key to those that need a restart, because its new value depends on one of those.
     pub(super) fn hold_back(&mut self, key: &str) {
         if let Some(place) = self.live.iter().position(|change| change.key == key) {
             let change = self.live.remove(place);
@@ -138,8 +138,9 @@ mod tests {
 
     #[test]
     fn what_can_change_does_and_what_cannot_is_named() {
-        // Scenario: two limits, one of them kept by the shards, cores, an address and the timeout of the drain differ.
-        // Expectation: each in its list with both values as they would be written; what is the same is in neither.
+        // Scenario: two limits (one is fixed in the shards), cores, an address and the drain timeout differ.
+        // Expectation: each is in its list, with both values as written in a file; equal values are in
+        // neither.
         let before = settings(&[("engine.cores", "2")]);
         let after = settings(&[
             ("engine.cores", "4"),
@@ -169,8 +170,9 @@ mod tests {
 
     #[test]
     fn what_waits_for_a_restart_is_named_again() {
-        // Scenario: a reload takes over what it can; another one follows with the same file, then one with the first file.
-        // Expectation: the second names the waiting key again and nothing else; the third has nothing to say of it.
+        // Scenario: a reload applies what it can; another follows with the same file, then one with the first
+        // file. Expectation: the second reports the waiting key again and nothing else; the third reports
+        // nothing.
         let first = settings(&[]);
         let file = settings(&[("engine.pin", "false"), ("limits.connections", "7")]);
         let changes = ConfigDiff::new(&first, &file);
@@ -186,7 +188,8 @@ mod tests {
 
     #[test]
     fn a_key_that_is_held_back_waits() {
-        // Scenario: a live key that makes sense only with one that needs a restart. Expectation: it moves over, once.
+        // Scenario: a live key that makes sense only with a key that needs a restart. Expectation: it moves
+        // to those, once.
         let mut changes = ConfigDiff::new(
             &settings(&[]),
             &settings(&[
@@ -208,8 +211,8 @@ mod tests {
 
     #[test]
     fn every_live_key_is_a_key() {
-        // Scenario: the keys there are. Expectation: those that are named as live are among them; addresses, cores and
-        // memory are not live.
+        // Scenario: all keys. Expectation: every key declared as live exists; addresses, cores and memory are
+        // not live.
         let known = known_keys();
         let live = |key: &&String| effect_of(key) != Effect::Restart;
         let live: Vec<&str> = known.iter().filter(live).map(String::as_str).collect();

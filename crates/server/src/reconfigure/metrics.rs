@@ -24,7 +24,7 @@ pub(super) struct Metrics {
 }
 
 impl Metrics {
-    /// The start counts as the first load.
+    /// Startup counts as the first load.
     pub(super) fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
         let successful = IntGauge::new(
             "ringfetch_config_last_reload_successful",
@@ -83,7 +83,7 @@ impl Metrics {
     }
 
     pub(super) fn switched(&self, backend: BackendKind, ok: bool) {
-        // The simulated backend, which only tests have, is not among the labels.
+        // The simulated backend, which only tests use, is not among the labels.
         if BACKENDS.contains(&backend) {
             let result = if ok { OK } else { FAILED };
             self.switches.with_label_values(&[backend.as_str(), result]).inc();

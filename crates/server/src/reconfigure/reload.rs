@@ -1,5 +1,5 @@
-//! Reloads: the configuration is read and checked, its datasets opened and its backends started before anything takes
-//! effect. If a step fails, earlier ones are rolled back.
+//! Reloads: the configuration is read and checked, its datasets are opened and its backends started before
+//! anything takes effect. If a step fails, earlier ones are rolled back.
 
 use super::changes::{self, ConfigChange, ConfigDiff};
 use super::switches::BackendSwitches;
@@ -79,7 +79,7 @@ pub struct LastReload {
 
 impl Inner {
     pub(super) fn reload(&self, active: &mut ActiveConfig) -> Result<ReloadOutcome, ReloadError> {
-        // Whatever becomes of the configuration: the file may have been rotated.
+        // Regardless of the configuration: the file may have been rotated.
         self.access_log.iter().for_each(AccessLog::reopen);
         match self.lifecycle.state() {
             State::Serving => {}
@@ -106,7 +106,7 @@ impl Inner {
         result
     }
 
-    /// Counts, logs and remembers a failed reload.
+    /// Counts, logs and stores a failed reload.
     pub(super) fn failed(&self, refused: ReloadError) -> ReloadError {
         self.metrics.reload_failed();
         tracing::error!(problem = %refused, "the configuration is not reloaded: nothing has changed");
@@ -172,7 +172,7 @@ impl Inner {
         match self.telemetry.set_filter(filter) {
             Ok(before) if before != *filter => applied.push(ConfigChange::new("log.filter", before, filter)),
             Ok(_) => {}
-            // The configuration has validated it.
+            // It was validated with the configuration.
             Err(problem) => tracing::error!(filter, problem, "cannot replace the log filter"),
         }
         for name in &difference.removed {
@@ -198,7 +198,7 @@ impl Inner {
         })
     }
 
-    /// Keeps limits that need more memory than the engine has until a restart.
+    /// Holds back, until a restart, limits that need more memory than the engine has.
     fn hold_back(&self, config: &mut Config, changes: &mut ConfigDiff) {
         let engine = self.fetcher.engine();
         if config.limits.response_bytes > engine.response_bytes_max() {

@@ -1,5 +1,5 @@
-//! Datasets that are no longer served but still read. Once the last reader is gone, a task frees what the engine holds for
-//! them. The task runs only while there are any.
+//! Datasets that are no longer served but still being read. Once the last reader is gone, a task frees what
+//! the engine holds for them. The task runs only while there are such datasets.
 
 use ringfetch_engine::dataset::Dataset;
 use ringfetch_engine::engine::Engine;
@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 use tokio::runtime::Handle;
 
-/// The first check; the interval doubles up to the longest.
+/// Delay of the first check; it doubles up to the longest.
 const LOOK_FIRST: Duration = Duration::from_millis(20);
 const LOOK_LONGEST: Duration = Duration::from_secs(5);
 
@@ -30,7 +30,7 @@ impl RetiredDatasets {
         state.datasets.push(Arc::downgrade(dataset));
     }
 
-    /// Starts the task, unless it runs or there are no datasets.
+    /// Starts the task, unless it is running or there are no datasets.
     pub(super) fn watch(self: &Arc<Self>, runtime: &Handle, engine: &Engine) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.watched || state.datasets.is_empty() {
@@ -62,7 +62,7 @@ impl RetiredDatasets {
         }
     }
 
-    /// Removes datasets without readers; whether there were any.
+    /// Removes datasets without readers; returns whether there were any.
     fn drop_gone(&self) -> bool {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let before = state.datasets.len();

@@ -32,7 +32,7 @@ impl<'a> BackendSwitches<'a> {
     /// Makes the switches that the configuration requires.
     ///
     /// # Errors
-    /// A backend is unavailable; nothing has changed.
+    /// A backend is unavailable; then nothing has changed.
     pub(super) fn make(
         inner: &'a Inner,
         active: &ActiveConfig,
@@ -88,8 +88,9 @@ impl<'a> BackendSwitches<'a> {
         Ok(())
     }
 
-    /// `configured` is the previous configuration. If it is unchanged, this only reverts a switch made at run time, and a
-    /// backend that fell back at the start may fall back again: that is not a mistake in the new configuration.
+    /// `configured` is the backend in the previous configuration. If it is unchanged, this only reverts a
+    /// switch made at run time, and a backend that fell back at startup may fall back again: that is not a
+    /// mistake in the new configuration.
     fn engine(&mut self, wanted: BackendKind, configured: BackendKind) -> Result<(), StartError> {
         let engine = self.fetcher().engine();
         let before = engine.backend();

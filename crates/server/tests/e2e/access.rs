@@ -1,4 +1,5 @@
-//! Principals on the ports of a real daemon: who may read what, by every road, and what happens when that changes.
+//! Access control on the ports of a real daemon: who may read what over every interface, and what happens
+//! when that changes.
 
 mod careless;
 mod changes;
@@ -31,7 +32,7 @@ use tonic_reflection::pb::v1::ServerReflectionRequest;
 use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
 use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
 
-/// As the file of principals has it.
+/// The hash of a token, as the principals file has it.
 pub(crate) fn hash(token: &str) -> String {
     let mut text = String::new();
     for byte in digest(&SHA256, token.as_bytes()).as_ref() {
@@ -40,14 +41,14 @@ pub(crate) fn hash(token: &str) -> String {
     text
 }
 
-/// Lines of (principal, token, rights).
+/// Lines of the principals file, from (principal, token, rights).
 pub(crate) fn lines(of: &[(&str, &str, &str)]) -> String {
     let line =
         |(name, token, rights): &(&str, &str, &str)| format!("{name} sha256:{} {rights}\n", hash(token));
     of.iter().map(line).collect()
 }
 
-/// The datasets `blocks`, `hidden`, `vectors` and `objects`, and these principals.
+/// Serves the datasets `blocks`, `hidden`, `vectors` and `objects` to these principals.
 fn served(principals: &str) -> Setup {
     let (setup, _) = plain_blocks(Setup::new("pread"), 64);
     setup.file("objects/a", b"an object");
@@ -113,7 +114,7 @@ async fn read(daemon: &Daemon, token: &str, dataset: &str) -> Result<(), Code> {
     grpc
 }
 
-/// A request by every HTTP road to a dataset: the answers' status, headers and body, without the name.
+/// Sends every HTTP request for a dataset: the responses' status, headers and body, without the name.
 async fn http_roads(daemon: &Daemon, token: &str, dataset: &str) -> Vec<String> {
     let authorization = format!("Bearer {token}");
     let json = ("content-type", "application/json");
@@ -129,7 +130,7 @@ async fn http_roads(daemon: &Daemon, token: &str, dataset: &str) -> Vec<String> 
         let answer = daemon.http_client().send(method, &at(rest), headers, body).await;
         let mut headers = answer.headers.clone();
         headers.remove("date");
-        // Of the name in the body.
+        // It depends on the length of the name in the body.
         headers.remove("content-length");
         let body = String::from_utf8_lossy(&answer.body).replace(dataset, "NAME");
         seen.push(format!("{} {headers:?} {body}", answer.status));
@@ -176,7 +177,7 @@ async fn http_roads(daemon: &Daemon, token: &str, dataset: &str) -> Vec<String> 
     seen
 }
 
-/// A call by every gRPC road to a dataset: the answers' code and message, without the name.
+/// Makes every gRPC call for a dataset: the responses' code and message, without the name.
 async fn grpc_roads(daemon: &Daemon, token: &str, dataset: &str) -> Vec<(Code, String)> {
     let (mut fetch, mut datasets) = (daemon.fetch().await, daemon.datasets().await);
     let name = || dataset.to_owned();
@@ -261,10 +262,11 @@ async fn grpc_roads(daemon: &Daemon, token: &str, dataset: &str) -> Vec<(Code, S
 
 #[tokio::test]
 async fn a_principal_sees_its_datasets_and_no_other_by_any_road() {
-    // Scenario: a principal with two of four datasets, and with one that is not served; every road of both transports, to a
-    // dataset that it may not read and to one that does not exist; the same without a token and with a wrong one.
-    // Expectation: what it may read is served and listed, also in errors; the rest is refused, the same for both names, as it
-    // is for who is not known; no secret in the log, which says all that there is to say.
+    // Scenario: a principal with rights to two of four datasets, and to one that is not served. It uses every
+    // interface of both transports, on a dataset that it may not read and on one that does not exist; the
+    // same without a token and with a wrong one. Expectation: what it may read is served and listed, also in
+    // errors. Everything else is refused, in the same way for both names, as it is for unknown clients. No
+    // secret is in the log, which has all the expected lines.
     let principals = lines(&[
         ("reader", "reader's", "blocks,objects,gone"),
         ("all", "all's", "*"),
@@ -334,15 +336,16 @@ async fn a_principal_sees_its_datasets_and_no_other_by_any_road() {
 
 #[tokio::test]
 async fn metrics_status_and_administration_need_their_roles() {
-    // Scenario: principals with a dataset, with all, with each role, and nobody; the operators' resources of every port, those
-    // that exist and those that do not; the probes. Expectation: each is there for its roles alone; probes for everybody.
+    // Scenario: principals with one dataset, with all, with each role, and anonymous clients; the operators'
+    // resources on every port, existing and not; the probes. Expectation: each resource is only for its
+    // roles; probes are for everyone.
     let principals = lines(&[
         ("reader", "reader", "blocks"),
         ("all", "all", "*"),
         ("watcher", "watcher", "@metrics"),
         ("root", "root", "@admin"),
     ]);
-    // Anonymous or not, administration needs its principal.
+    // Administration needs its principal, whether or not anonymous clients are allowed.
     let daemon = served(&principals).start();
     for (token, metrics, admin) in [
         ("", 401, Code::Unauthenticated),
@@ -410,8 +413,8 @@ async fn metrics_status_and_administration_need_their_roles() {
 
 #[tokio::test]
 async fn anonymous_clients_are_those_that_a_key_names() {
-    // Scenario: principals, and anonymous clients on this host, or all of them. Expectation: they read everything, administer
-    // nothing, and a token that is not in force is no better than before.
+    // Scenario: principals, and anonymous access from this host or from everywhere. Expectation: anonymous
+    // clients read everything and administer nothing; an invalid token is still refused.
     for word in ["loopback", "everybody"] {
         let daemon = served(&lines(&[("reader", "reader", "blocks")]))
             .set("access.anonymous", word)
@@ -435,8 +438,8 @@ async fn anonymous_clients_are_those_that_a_key_names() {
 
 #[test]
 fn a_port_beyond_loopback_needs_a_word_about_who_may_read() {
-    // Scenario: ports on all interfaces with nothing said, with each thing that may be said, and `nobody` without principals.
-    // Expectation: exit code 2 with keys and remedies, or none.
+    // Scenario: ports on all interfaces without `access.anonymous`, with `everybody`, and with `nobody`,
+    // without and with principals. Expectation: exit code 2 with keys and remedies, or a valid configuration.
     let (setup, _) = plain_blocks(Setup::new("pread"), 4);
     setup.file("principals", lines(&[("a", "a", "*")]).as_bytes());
     let setup = setup
@@ -464,7 +467,7 @@ fn a_port_beyond_loopback_needs_a_word_about_who_may_read() {
     let daemon = setup.start();
     daemon.logged(&["tokens reach this port in plain text", "http"]);
     drop(daemon);
-    // Verified certificates are what a port asks for, if it has TLS.
+    // Verified client certificates are enough, on a port with TLS.
     let (setup, _) = plain_blocks(Setup::new("pread"), 4);
     let authority = Authority::new();
     setup.file("clients.pem", authority.pem().as_bytes());
@@ -475,7 +478,7 @@ fn a_port_beyond_loopback_needs_a_word_about_who_may_read() {
     setup.refused().with(2, &["http.listen: is reachable"]);
 }
 
-/// A stream of a principal that is answered.
+/// A principal's open stream.
 struct Stream {
     ask: UnboundedSender<v1::FetchStreamRequest>,
     answers: Streaming<v1::FetchStreamResponse>,
@@ -515,7 +518,7 @@ impl Stream {
         }
     }
 
-    /// Waits for the end, saying nothing.
+    /// Waits for the end without sending anything.
     async fn ends(mut self) {
         let end = timeout(PATIENCE, self.answers.message()).await;
         assert!(!matches!(end.expect("an end"), Ok(Some(_))));
@@ -524,9 +527,10 @@ impl Stream {
 
 #[tokio::test]
 async fn requests_on_one_connection_have_each_their_own_rights() {
-    // Scenario: a stream of one principal on a connection, and on the same connection calls of another, of nobody and of a
-    // stranger; the same over HTTP/1.1; then the first one's token goes. Expectation: each may what its own token may, whatever
-    // came before it; the stream ends, though others came after it.
+    // Scenario: a stream of one principal on a connection, and on the same connection calls by another
+    // principal, by an anonymous client and with an unknown token; the same over HTTP/1.1; then the first
+    // one's token is removed. Expectation: each request has the rights of its own token, whatever preceded
+    // it; the stream ends, although others have used the connection since.
     let (first, second) = (("first", "first's", "blocks"), ("second", "second's", "hidden"));
     let daemon = served(&lines(&[first, second])).start();
     let mut client = daemon.fetch().await;
@@ -580,9 +584,9 @@ async fn requests_on_one_connection_have_each_their_own_rights() {
 
 #[tokio::test]
 async fn certificates_are_principals_by_their_names() {
-    // Scenario: clients with a certificate that the file names, with one whose common name is an alternative name there, and
-    // with none; then the line goes. Expectation: the first reads what the line says and no more, the others nothing; then it
-    // reads nothing either.
+    // Scenario: clients with a certificate that the file names, with one whose common name equals an
+    // alternative name in the file, and without one; then the line is removed. Expectation: the first reads
+    // what its line allows and no more, the others nothing; then it reads nothing either.
     let (authority, clients) = (Authority::new(), Authority::new());
     let setup = served(
         &(lines(&[("root", "root", "*")])

@@ -1,4 +1,4 @@
-//! The access log: a line for each request by every road, and what happens when it cannot be written.
+//! The access log: a line for each request over every interface, and what happens when it cannot be written.
 
 use crate::access::hash;
 use crate::daemon::{Daemon, PATIENCE, Setup, any_backend, backends_and_auto, eventually, eventually_async};
@@ -15,18 +15,19 @@ use std::fs;
 
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const TRACEPARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
-/// Of several windows.
+/// Several windows.
 const LONG_BYTES: usize = (3 << 20) + 17;
 
 fn lines(daemon: &Daemon, name: &str) -> Vec<Value> {
     let text = fs::read_to_string(daemon.path(name)).unwrap_or_default();
-    // The last line may not be whole yet.
+    // The last line may be incomplete.
     let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
     let line = |line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{line}: {error}"));
     whole.lines().map(line).collect()
 }
 
-/// So many lines of a request, by its id. Asynchronous: a client that leaves needs the thread to say so.
+/// Waits for `count` lines with this request id. Asynchronous, because the disconnect of a client happens on
+/// this thread.
 async fn lines_of(daemon: &Daemon, id: &str, count: usize) -> Vec<Value> {
     eventually_async(&format!("{count} lines of {id}"), async || {
         let mut found = lines(daemon, "access.log");
@@ -50,7 +51,7 @@ fn frame(message: &impl Message) -> Vec<u8> {
     [&[0][..], &length, &message].concat()
 }
 
-/// A gRPC call with a request id, which comes back.
+/// A gRPC call with a request id, which the response must repeat.
 async fn call(daemon: &Daemon, id: &str, method: &str, body: Vec<u8>) {
     let mut narrow = Narrow::connect(daemon.grpc, 8 << 20).await;
     let headers = [
@@ -91,7 +92,7 @@ fn score() -> v1::ScoreVectorsRequest {
     }
 }
 
-/// What a line says, in the order of [`EXPECTED`].
+/// The contents of a line, in the order of [`EXPECTED`].
 type Said<'a> = (&'a str, Value, u64, u64, u64, &'a str);
 
 fn said(line: &Value) -> Said<'_> {
@@ -109,9 +110,9 @@ fn said(line: &Value) -> Said<'_> {
 
 #[tokio::test]
 async fn each_request_by_every_road_leaves_a_line() {
-    // Scenario: calls and resources of each kind, by the fast paths and through the router, and refusals; each with a request
-    // id, on each backend. Expectation: one line of each with what was asked for, what was read and how it ended; the id
-    // comes back.
+    // Scenario: calls and resources of each kind, over the fast paths and through the router, and refusals;
+    // each with a request id, on each backend. Expectation: one line for each, with what was requested, what
+    // was read and how it ended; the response repeats the id.
     let long = LONG_BYTES as u64;
     for backend in backends_and_auto() {
         let (setup, _) = everything(Setup::new(backend));
@@ -215,7 +216,7 @@ async fn each_request_by_every_road_leaves_a_line() {
                 (&json!("http"), &Value::Null)
             );
         }
-        // What the port refuses before anything else, without an id of its own.
+        // What the port refuses before anything else, without an id from the client.
         let foreign = daemon
             .http_client()
             .get_with("/livez", &[("host", "evil.example")])
@@ -225,7 +226,7 @@ async fn each_request_by_every_road_leaves_a_line() {
         assert_eq!(lines_of(&daemon, &made, 1).await[0]["code"], "421");
         for line in lines(&daemon, "access.log") {
             let number = |key: &str| line[key].as_u64().unwrap();
-            // Later windows of a long answer are read while it is sent.
+            // Later windows of a long response are read while it is sent.
             assert!(
                 number("bytes") > 1 << 20 || number("queue_us") + number("send_us") <= number("duration_us"),
                 "{line}"
@@ -236,7 +237,7 @@ async fn each_request_by_every_road_leaves_a_line() {
                 humantime::parse_rfc3339(time).is_ok() && time.ends_with('Z'),
                 "{time}"
             );
-            // The head of an answer over HEAD says more.
+            // A HEAD request reads no items, and its response has no body.
             assert!(number("sent_bytes") > 0 || number("items") == 0, "{line}");
         }
         daemon.stop().await;
@@ -245,8 +246,9 @@ async fn each_request_by_every_road_leaves_a_line() {
 
 #[tokio::test]
 async fn a_stream_leaves_a_line_a_batch_and_one_of_its_own() {
-    // Scenario: four requests on a stream: good, of two items, scores, of no dataset; and a stream that its client gives up.
-    // Expectation: a line of each with the stream's id and its own number, one of the stream; the last one was cancelled.
+    // Scenario: four requests on a stream: a good one, one of two items, scores, an unknown dataset; and a
+    // stream that its client cancels. Expectation: a line for each request with the stream's id and its own
+    // number, and one for the stream; the last one was cancelled.
     let (setup, _) = everything(Setup::new(any_backend()));
     let daemon = setup.set("access_log.path", "access.log").start();
     let requests = [
@@ -310,8 +312,8 @@ async fn a_stream_leaves_a_line_a_batch_and_one_of_its_own() {
 
 #[tokio::test]
 async fn a_line_names_the_principal_and_no_secret() {
-    // Scenario: a principal reads what it may and what it may not; somebody has another token. Expectation: the principal in
-    // the first two lines, nobody in the third, and no token anywhere.
+    // Scenario: a principal reads what it may and what it may not; a client sends an unknown token.
+    // Expectation: the principal is in the first two lines, none in the third, and no token anywhere.
     let (setup, _) = plain_blocks(Setup::new(any_backend()), 16);
     let principals = format!("alice sha256:{} blocks\n", hash("open-sesame"));
     setup.file("principals", principals.as_bytes());
@@ -344,8 +346,8 @@ async fn a_line_names_the_principal_and_no_secret() {
 
 #[tokio::test]
 async fn a_sample_leaves_out_only_what_is_good_and_fast() {
-    // Scenario: a reload says that one of four billion requests is logged; then good ones, one that fails, and one with an item
-    // that fails. Expectation: the two.
+    // Scenario: after a reload one in four billion requests is logged; then good requests, one that fails,
+    // and one with an item that fails. Expectation: only the latter two are logged.
     let (setup, _) = plain_blocks(Setup::new(any_backend()), 16);
     let daemon = setup.set("access_log.path", "access.log").start();
     let file = fs::read_to_string(daemon.path("ringfetchd.yaml")).unwrap();
@@ -371,8 +373,8 @@ async fn a_sample_leaves_out_only_what_is_good_and_fast() {
 
 #[tokio::test]
 async fn a_rotated_file_is_left_and_a_new_one_made() {
-    // Scenario: the file is renamed and the daemon gets SIGHUP, with a configuration that is good, and then with one that is
-    // not. Expectation: later requests are in a new file, and nothing more comes to the old one.
+    // Scenario: the file is renamed and the daemon gets SIGHUP, first with a valid configuration, then with
+    // an invalid one. Expectation: later requests are in a new file, and the old one gets no more.
     let (setup, _) = plain_blocks(Setup::new(any_backend()), 16);
     let daemon = setup.set("access_log.path", "access.log").start();
     for number in 0..2 {
@@ -399,8 +401,8 @@ async fn a_rotated_file_is_left_and_a_new_one_made() {
 
 #[tokio::test]
 async fn a_full_disk_costs_lines_and_no_request() {
-    // Scenario: the log's disk takes nothing. Expectation: requests are answered, the lines count as dropped, the daemon says
-    // so once, and ends in order.
+    // Scenario: the log's disk is full. Expectation: requests are answered, the lines count as dropped, the
+    // daemon reports it once, and exits cleanly.
     let (setup, _) = plain_blocks(Setup::new(any_backend()), 16);
     let daemon = setup.set("access_log.path", "/dev/full").start();
     for _ in 0..20 {
@@ -422,8 +424,8 @@ async fn a_full_disk_costs_lines_and_no_request() {
 
 #[tokio::test]
 async fn a_log_that_nobody_reads_stops_no_request() {
-    // Scenario: the log goes to a pipe that nobody reads, and there are more requests than it and the queue hold.
-    // Expectation: all are answered, some lines are dropped, and the daemon ends.
+    // Scenario: the log goes to a pipe that is not read, and there are more requests than fit in pipe and
+    // queue. Expectation: all are answered, some lines are dropped, and the daemon exits.
     let (setup, _) = plain_blocks(Setup::new(any_backend()), 16);
     let pipe = setup.path("pipe");
     rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::from_raw_mode(0o600)).unwrap();
@@ -435,7 +437,7 @@ async fn a_log_that_nobody_reads_stops_no_request() {
         .through(&["sh", "-c", &into_pipe, "sh"])
         .start();
     let mut fetch = daemon.fetch().await;
-    // 64 KiB are less than 300 lines; the queue holds 8,192.
+    // 64 KiB hold fewer than 300 lines; the queue holds 8,192.
     const REQUESTS: u64 = 10_000;
     let requests = (0..REQUESTS).map(|id| v1::FetchStreamRequest {
         id,
@@ -453,7 +455,8 @@ async fn a_log_that_nobody_reads_stops_no_request() {
 
 #[test]
 fn what_cannot_be_a_log_is_refused_at_the_start() {
-    // Scenario: a directory, a FIFO, and a directory that is not there. Expectation: exit code 2 with key, path and remedy.
+    // Scenario: a directory, a FIFO, and a directory that does not exist. Expectation: exit code 2 with key,
+    // path and remedy.
     for (path, problem) in [
         ("objects", "is a directory"),
         ("fifo", "is no regular file"),

@@ -1,5 +1,6 @@
-//! Careless and hostile clients (`crates/adversary`) against the daemon, from another address than the victim's and from the
-//! same one. What is asserted are counts, memory and who is served; times are `bench/adversary.py`'s.
+//! Careless and hostile clients (`crates/adversary`) against the daemon, from another address than the
+//! victim's and from the same one. Asserted are counts, memory and who is served; `bench/adversary.py`
+//! measures times.
 
 use crate::daemon::{Daemon, Setup, eventually_async};
 use crate::data::plain_blocks;
@@ -21,7 +22,7 @@ fn resident_mib(daemon: &Daemon) -> f64 {
     process.usage().expect("it runs").resident_mib
 }
 
-/// Attacks until `seen` says that it is at its height, then runs `meanwhile`, then ends the attack.
+/// Attacks until `seen` returns true for the tally, then runs `meanwhile`, then ends the attack.
 async fn during<Fut>(
     tally: &Tally,
     attack: impl FnOnce(Hold, Tally) -> Fut,
@@ -40,8 +41,9 @@ async fn during<Fut>(
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_that_never_end_hold_no_more_than_their_memory() {
-    // Scenario: 2,000 calls send 512 KiB each of a request and never end it, with 8 MiB for requests. Expectation: the daemon
-    // grows by little more than that, refuses what is over it, and serves others, also from the same address.
+    // Scenario: 2,000 calls send 512 KiB each of a request and never end it, with 8 MiB of request memory.
+    // Expectation: the daemon grows by little more than that, refuses what exceeds it, and serves others,
+    // also from the same address.
     for from in PLACES {
         let (setup, _) = plain_blocks(Setup::new("pread"), 1024);
         let daemon = setup
@@ -67,7 +69,7 @@ async fn requests_that_never_end_hold_no_more_than_their_memory() {
                     daemon.assert_serves("blocks").await;
                 }
                 let grown = resident_mib(&daemon) - before;
-                // Its memory for requests, and the windows and buffers of ten connections.
+                // Its request memory, and the windows and buffers of ten connections.
                 assert!(grown <= 8.0 + 32.0, "{from}: {grown} MiB");
             },
         )
@@ -78,8 +80,9 @@ async fn requests_that_never_end_hold_no_more_than_their_memory() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn readers_that_read_nothing_keep_nobody_out() {
-    // Scenario: 64 connections ask for answers of 4 MiB and read nothing, with 32 MiB of response memory. Expectation: what is
-    // over their share is refused; every single block that others ask for is served, also from the same address.
+    // Scenario: 64 connections request responses of 4 MiB and read nothing, with 32 MiB of response memory.
+    // Expectation: what exceeds their share is refused; every single block that others request is served,
+    // also from the same address.
     for from in PLACES {
         let (setup, _) = plain_blocks(Setup::new("pread"), 1024);
         let daemon = setup
@@ -122,8 +125,9 @@ async fn readers_that_read_nothing_keep_nobody_out() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn half_open_connections_keep_nobody_out() {
-    // Scenario: 64 connections a port are allowed, and 300 stay half open, of every kind. Expectation: newcomers are served,
-    // on the data ports and by the probes, since connections that never began give way; they are counted.
+    // Scenario: 64 connections per port are allowed, and 300 stay half open, of every kind. Expectation: new
+    // clients are served, data and probes, since connections that never began are closed for them; these are
+    // counted.
     for from in PLACES {
         let (setup, _) = plain_blocks(Setup::new("pread"), 8);
         let daemon = setup.set("limits.connections", "64").start();
@@ -158,8 +162,9 @@ async fn half_open_connections_keep_nobody_out() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs root, /dev/fuse and io_uring"]
 async fn a_herd_on_one_cold_block_is_one_read_a_shard() {
-    // Scenario: a disk that holds its reads; 1,000 calls for one block on 50 connections; once all have come, the disk goes on.
-    // Expectation: the disk has served at most one read for each of the two shards, and all answers are the same and right.
+    // Scenario: a disk that holds its reads; 1,000 calls for one block on 50 connections; once all have
+    // arrived, the disk continues. Expectation: the disk serves at most one read for each of the two shards,
+    // and all responses are the same and correct.
     for backend in ["uring", "auto"] {
         let directory = tempfile::tempdir().unwrap();
         let (source, mountpoint) = (directory.path().join("source"), directory.path().join("disk"));

@@ -1,4 +1,5 @@
-//! Both transports, every kind of dataset and layout, every backend: the same bytes, and the ones in the files.
+//! Both transports, every kind of dataset and layout, every backend: the same bytes, which are those of the
+//! files.
 
 use crate::daemon::setups;
 use crate::data::{Everything, Space, Unit, everything};
@@ -17,8 +18,8 @@ const JSON: &str = "application/json";
 
 #[tokio::test]
 async fn both_transports_serve_the_bytes_of_the_files() {
-    // Scenario: each dataset read as unary calls, as a stream, item by item and in batches over HTTP. Expectation: the
-    // files' bytes, every time, on each backend, and over TLS.
+    // Scenario: each dataset read with unary calls, on a stream, and item by item and in batches over HTTP.
+    // Expectation: the files' bytes every time, on each backend, and over TLS.
     for setup in setups() {
         let (setup, everything) = everything(setup);
         let daemon = setup.set("limits.response_bytes", "8MiB").start();
@@ -39,7 +40,7 @@ async fn both_transports_serve_the_bytes_of_the_files() {
     }
 }
 
-/// Items that are asked for in a batch: first, last, some out of order, one twice.
+/// Items of a batch: the first, the last, some out of order, one twice.
 fn indices(count: usize) -> Vec<u64> {
     let last = count as u64 - 1;
     vec![0, last, last / 2, 1, last / 2, 2, last - 1]
@@ -79,7 +80,7 @@ async fn units(fetch: &mut FetchServiceClient<Wire>, http: &Http, space: &Space)
     assert!(data == expected, "{name}: unary");
     assert!(streamed(fetch, request).await == expected, "{name}: stream");
 
-    // HTTP: one by one, and in batches of both forms.
+    // HTTP: one by one, and in batches in both formats.
     let (resource, member) = match space.unit {
         Unit::Blocks => ("blocks", "indices"),
         Unit::Vectors(..) => ("vectors", "ids"),
@@ -118,7 +119,8 @@ async fn units(fetch: &mut FetchServiceClient<Wire>, http: &Http, space: &Space)
 async fn ranges(fetch: &mut FetchServiceClient<Wire>, http: &Http, space: &Space) {
     let name = space.name;
     let length = space.bytes.len() as u64;
-    // The first byte, the last, an odd piece, one across 4 KiB and (in `joined`) across files, the whole.
+    // The first byte, the last, an odd piece, one across 4 KiB and (in `joined`) across files, and
+    // everything.
     let middle = length * 40_020 / 63_000;
     let wanted = [
         (0, 1),
@@ -228,7 +230,7 @@ async fn objects(fetch: &mut FetchServiceClient<Wire>, http: &Http, everything: 
         "octets of parts"
     );
 
-    // A link that stays inside is served, one that leaves is not there.
+    // A link that stays inside is served; one that leads outside is not found.
     let answer = fetch
         .fetch_objects(wire::objects("objects", &["stays", "leaves"]))
         .await
@@ -240,7 +242,7 @@ async fn objects(fetch: &mut FetchServiceClient<Wire>, http: &Http, everything: 
     assert_eq!(http.get("/v1/datasets/objects/objects/leaves").await.status, 404);
 }
 
-/// The descriptions of both transports agree, and are those of the files.
+/// The descriptions over both transports agree, with each other and with the files.
 async fn described(
     daemon: &crate::daemon::Daemon,
     http: &Http,
@@ -296,7 +298,8 @@ async fn described(
         assert_eq!(told["direct_io_reason"], path.direct_io_reason, "{name}");
         assert_eq!(told["offset_alignment_bytes"], path.offset_alignment_bytes);
         assert_eq!(told["memory_alignment_bytes"], path.memory_alignment_bytes);
-        // A mapping reads through the page cache whatever the file could do; the others do not, on this disk.
+        // mmap reads through the page cache, whatever the file supports; the others use direct I/O on this
+        // disk.
         assert_eq!(
             path.direct_io,
             path.backend() != v1::Backend::Mmap,
@@ -322,7 +325,7 @@ async fn described(
                     (dim, dtype)
                 );
                 assert_eq!(told["stride_bytes"], seen.stride_bytes);
-                // Vector 1 lies where the status says.
+                // Vector 1 is where the status says.
                 let begin = seen.base_offset + seen.stride_bytes;
                 let found = slice(&space.bytes, begin, shape.vector_bytes.into());
                 assert!(found == space.items[1], "{name}");
@@ -332,7 +335,7 @@ async fn described(
     }
 }
 
-/// The answer to one request on a stream of its own.
+/// The response to one request on its own stream.
 async fn streamed(fetch: &mut FetchServiceClient<Wire>, request: Request) -> Bytes {
     let request = v1::FetchStreamRequest {
         id: u64::MAX,

@@ -1,5 +1,5 @@
-//! A daemon that is busy for as long as a test wants: one thread that reads, and clients that keep more queued than it
-//! can read in the time of many requests.
+//! A daemon that is busy for as long as a test wants: one thread that reads, and clients that queue more than
+//! it can read during many requests.
 
 use crate::daemon::{Daemon, Setup, eventually_async};
 use crate::data::noise;
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use tokio::task::JoinHandle;
 use tonic::Code;
 
-/// Items of one batch of the load; as many device reads, since no two of them touch.
+/// Items in one batch of the load; as many device reads, since no two are adjacent.
 pub(crate) const ITEMS: u64 = 4096;
 const BLOCK_BYTES: usize = 512;
 
@@ -41,7 +41,7 @@ pub(crate) struct Load {
 }
 
 impl Load {
-    /// Starts the clients and waits until the daemon is behind.
+    /// Starts the clients and waits until the daemon has a backlog.
     pub(crate) async fn start(daemon: &Daemon, clients: usize) -> Self {
         let counts = Arc::new(Counts::default());
         let mut tasks = Vec::new();

@@ -1,5 +1,5 @@
-//! The bytes resource and objects over HTTP: ranges, several ranges, conditions, HEAD, on every backend; some of it as
-//! curl does it.
+//! The bytes resource and objects over HTTP: ranges, several ranges, conditions, HEAD, on every backend; some
+//! of it also with curl.
 
 use crate::daemon::{Daemon, Setup, backends, setups};
 use crate::data::everything;
@@ -8,8 +8,8 @@ use http::Method;
 
 #[tokio::test]
 async fn ranges_and_conditions_on_every_backend() {
-    // Scenario: an address space of many files and an object of 3 MiB, asked for in every way that HTTP has.
-    // Expectation: RFC 9110's answers, with the bytes of the files.
+    // Scenario: an address space of many files and an object of 3 MiB, requested in every way that HTTP has.
+    // Expectation: the responses that RFC 9110 requires, with the bytes of the files.
     for setup in setups() {
         let (setup, everything) = everything(setup);
         let daemon = setup.start();
@@ -30,7 +30,7 @@ async fn ranges_and_conditions_on_every_backend() {
     }
 }
 
-/// Satisfiable, past the end, and nonsense.
+/// Satisfiable, past the end, and malformed.
 async fn one_range(http: &Http, path: &str, bytes: &[u8]) {
     let length = bytes.len();
     for (range, from, to) in [
@@ -79,7 +79,7 @@ async fn one_range(http: &Http, path: &str, bytes: &[u8]) {
 
 async fn several_ranges(http: &Http, path: &str, bytes: &[u8]) {
     let length = bytes.len();
-    // Out of order, touching, across files, the last byte; one past the end, which is left out.
+    // Out of order, adjacent, across files, the last byte; one past the end, which is left out.
     let wanted = [(39_990, 40_020), (0, 1), (1, 5000), (length - 1, length)];
     let list: Vec<String> = wanted
         .iter()
@@ -94,7 +94,7 @@ async fn several_ranges(http: &Http, path: &str, bytes: &[u8]) {
         assert_eq!(content_range, format!("bytes {from}-{}/{length}", to - 1));
         assert!(data == bytes[from..to], "{content_range}");
     }
-    // Many small ones, as a client of chunks would ask.
+    // Many small ones, as from a client that reads chunks.
     let many: Vec<String> = (0..64).map(|i| format!("{}-{}", i * 900, i * 900 + 99)).collect();
     let answer = http
         .get_with(path, &[("range", &format!("bytes={}", many.join(",")))])
@@ -102,7 +102,7 @@ async fn several_ranges(http: &Http, path: &str, bytes: &[u8]) {
     for (index, (_, data)) in multipart(&answer).into_iter().enumerate() {
         assert!(data == bytes[index * 900..index * 900 + 100], "part {index}");
     }
-    // One more than is allowed, and a flood of overlapping ones: refused, with what to do.
+    // One more than is allowed, and a flood of overlapping ones: refused, with a remedy.
     let more = format!("bytes={},0-0", many.join(","));
     let answer = http.get_with(path, &[("range", &more)]).await;
     answer.is_problem(
@@ -150,7 +150,7 @@ async fn conditions(http: &Http, path: &str, bytes: &[u8]) {
 }
 
 async fn heads(http: &Http, path: &str, bytes: &[u8]) {
-    // HEAD takes no range, reads nothing, and has the head of the whole.
+    // HEAD ignores ranges, reads nothing, and has the head of the whole resource.
     for headers in [vec![], vec![("range", "bytes=0-0")]] {
         let answer = http.send(Method::HEAD, path, &headers, "").await;
         assert_eq!(answer.status, 200);
@@ -163,7 +163,7 @@ async fn heads(http: &Http, path: &str, bytes: &[u8]) {
 #[tokio::test]
 #[ignore = "needs curl"]
 async fn curl_reads_what_it_asks_for_on_every_backend() {
-    // Scenario: the same, by curl's own idea of ranges, of HEAD, of paths, and of HTTP/2. Expectation: the same.
+    // Scenario: the same with curl: its ranges, its HEAD, its paths, and HTTP/2. Expectation: the same.
     for &backend in backends() {
         let (setup, everything) = everything(Setup::new(backend));
         let daemon = setup.start();
@@ -205,7 +205,7 @@ fn by_curl(daemon: &Daemon, path: &str, bytes: &[u8]) {
     assert_eq!(curl(daemon, &[&code[..], &[climbing]].concat()), b"400");
 }
 
-/// An object of no bytes.
+/// An empty object.
 async fn emptiness(http: &Http) {
     let path = "/v1/datasets/objects/objects/empty";
     let answer = http.get(path).await;
@@ -228,7 +228,7 @@ async fn emptiness(http: &Http) {
     assert_eq!(http.get_with(path, &[("range", "bytes=-5")]).await.status, 200);
 }
 
-/// The parts of a multipart/byteranges answer, (Content-Range, bytes), read as RFC 2046 says.
+/// The parts of a multipart/byteranges response, (Content-Range, bytes), parsed according to RFC 2046.
 fn multipart(answer: &Answer) -> Vec<(String, Vec<u8>)> {
     let boundary = answer
         .header("content-type")

@@ -1,4 +1,4 @@
-//! The metrics are true: after a load whose every read was counted by its client, the daemon's numbers are the same.
+//! The metrics are true: after a load whose clients count every read, the daemon reports the same numbers.
 
 use crate::daemon::{Daemon, Setup, backends, eventually_async};
 use crate::data::plain_blocks;
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const COUNT: u64 = 2000;
 const ROUNDS: u64 = 30;
 
-/// What the clients counted.
+/// What the clients have counted.
 #[derive(Default)]
 struct Counted {
     good: AtomicU64,
@@ -81,7 +81,7 @@ async fn over_http(daemon: &Daemon, client: u64, counted: &Counted) {
             .await;
         let errors: usize = answer.header("ringfetch-errors").parse().unwrap();
         counted.add(20, errors, answer.body.len());
-        // One block by itself, and a range, which is one read as well.
+        // One block by itself, and a range, which also counts as one read.
         let answer = http.get(&format!("/v1/datasets/blocks/blocks/{round}")).await;
         counted.add(1, 0, answer.body.len());
         let range = format!("bytes={}-{}", round * 1000, round * 1000 + 5999);
@@ -94,9 +94,9 @@ async fn over_http(daemon: &Daemon, client: u64, counted: &Counted) {
 
 #[tokio::test]
 async fn the_metrics_are_what_the_clients_counted() {
-    // Scenario: clients of every transport at once, with known numbers of good and bad reads, on each backend.
-    // Expectation: reads, bytes and requests to the last one; nothing in flight; depth and latency observed as often as
-    // there were reads.
+    // Scenario: clients of every transport at once, with known numbers of good and bad reads, on each
+    // backend. Expectation: reads, bytes and requests match exactly; nothing is in flight; depth and latency
+    // were observed once per read.
     for &backend in backends() {
         let (setup, _) = plain_blocks(Setup::new(backend), usize::try_from(COUNT).unwrap());
         let daemon = setup.start();
@@ -114,8 +114,8 @@ async fn the_metrics_are_what_the_clients_counted() {
         let bad = counted.bad.into_inner();
         assert_eq!((good, bad), (7 * ROUNDS * 16 + 2 * ROUNDS * 2, 7 * ROUNDS * 4));
 
-        // A stream is counted when its end is written, which may be after its client has seen it; and a shard tells what
-        // it has in flight at the end of its turn, after it has answered.
+        // A stream is counted when its end is written, possibly after its client has seen it; and a shard
+        // reports what it has in flight at the end of its turn, after it has answered.
         let streams = &[("method", "FetchStream"), ("code", "OK")];
         let scrape = eventually_async("both streams are counted and the shards are idle", async || {
             let scrape = daemon.scrape().await;
@@ -183,7 +183,7 @@ async fn the_metrics_are_what_the_clients_counted() {
     }
 }
 
-/// What is between the engine and the device adds up.
+/// The counters between engine and device add up.
 fn of_the_device(scrape: &Scrape, backend: &str) {
     let reads = scrape.sum("ringfetch_device_reads_total", &[]);
     assert!(reads > 0.0);
@@ -203,7 +203,7 @@ fn of_the_device(scrape: &Scrape, backend: &str) {
             "{backend}: {metric} is {seen}, and there were {reads} device reads"
         );
     }
-    // Batches: more than one read was in flight at a time, and none saw itself left out.
+    // Batches: more than one read was in flight at a time, and each read counts itself.
     assert!(scrape.sum("ringfetch_queue_depth_sum", &[]) > reads, "{backend}");
     if backend == "uring" {
         let submissions = scrape.sum("ringfetch_submissions_total", &[]);
@@ -217,8 +217,8 @@ fn of_the_device(scrape: &Scrape, backend: &str) {
 #[tokio::test]
 #[ignore = "needs promtool"]
 async fn promtool_has_nothing_to_say_about_the_metrics() {
-    // Scenario: good and bad reads by unary calls, on streams and over HTTP, on each backend; then /metrics. Expectation:
-    // `promtool check metrics` accepts the page and has no remark.
+    // Scenario: good and bad reads by unary calls, on streams and over HTTP, on each backend; then /metrics.
+    // Expectation: `promtool check metrics` accepts the page without a remark.
     for &backend in backends() {
         let (setup, _) = plain_blocks(Setup::new(backend), usize::try_from(COUNT).unwrap());
         let daemon = setup.start();

@@ -1,5 +1,5 @@
-//! One `ringfetchd` process: configured, started, watched, stopped. Nothing outlives its test: a daemon that is still
-//! there when its value is dropped is killed, by its own process id.
+//! One `ringfetchd` process: configured, started, observed, stopped. No process outlives its test: a daemon
+//! that is still running when its value is dropped is killed, by its own process id.
 
 use crate::access::lines;
 use crate::seccomp::without_io_uring;
@@ -13,12 +13,12 @@ use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
-/// Free ports, as a configuration file says it.
+/// Free ports, as text for a configuration file.
 pub(crate) const LISTEN: &str =
     "grpc: {listen: 127.0.0.1:0}\nhttp: {listen: 127.0.0.1:0}\nadmin: {listen: 127.0.0.1:0}\n";
 
-/// Every backend that this host allows; what matters is shown on each. What is about io_uring alone is a test of its own,
-/// with `#[ignore = "needs io_uring"]`.
+/// Every backend that this host allows; whatever matters is tested on each. What concerns only io_uring has
+/// its own test, with `#[ignore = "needs io_uring"]`.
 pub(crate) fn backends() -> &'static [&'static str] {
     static URING: LazyLock<bool> = LazyLock::new(|| ringfetch_engine::probe::probe().is_ok());
     if *URING {
@@ -28,7 +28,7 @@ pub(crate) fn backends() -> &'static [&'static str] {
     }
 }
 
-/// [`backends`], and the one that chooses between two of them.
+/// [`backends`], and `auto`, which chooses between two of them, where io_uring is available.
 pub(crate) fn backends_and_auto() -> Vec<&'static str> {
     let uring = backends().iter().filter(|backend| **backend == "uring");
     backends().iter().copied().chain(uring.map(|_| "auto")).collect()
@@ -40,15 +40,15 @@ pub(crate) fn setups() -> impl Iterator<Item = Setup> {
     plain.chain([Setup::new(any_backend()).over_tls().with_token()])
 }
 
-/// For tests to which it does not matter.
+/// A backend, for tests where the choice does not matter.
 pub(crate) fn any_backend() -> &'static str {
     backends()[0]
 }
 
-/// For anything that is to happen at once, on a machine that is busy with other tests.
+/// For anything that should happen at once, on a machine that is busy with other tests.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Waits for a condition, up to a deadline, and says what did not happen.
+/// Waits for a condition, up to a deadline; the panic names what did not happen.
 pub(crate) fn eventually<T>(what: &str, within: Duration, mut condition: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + within;
     loop {
@@ -60,7 +60,7 @@ pub(crate) fn eventually<T>(what: &str, within: Duration, mut condition: impl Fn
     }
 }
 
-/// [`eventually`] for a condition that is asked over the network.
+/// [`eventually`] for a condition that is checked over the network.
 pub(crate) async fn eventually_async<T>(what: &str, mut condition: impl AsyncFnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -72,7 +72,7 @@ pub(crate) async fn eventually_async<T>(what: &str, mut condition: impl AsyncFnM
     }
 }
 
-/// A configuration to be, in a directory of its own on a real disk.
+/// The configuration of a future daemon, in its own directory on a real disk.
 pub(crate) struct Setup {
     directory: tempfile::TempDir,
     datasets: String,
@@ -82,7 +82,7 @@ pub(crate) struct Setup {
     io_uring_errno: Option<u32>,
     whole: Option<String>,
     disturb: Option<fn(Pid)>,
-    /// TLS on all ports, and doors without it in front of them.
+    /// TLS on all ports, with doors without TLS in front of them.
     authority: Option<Authority>,
     has_token: bool,
 }
@@ -105,11 +105,11 @@ impl Setup {
         };
         setup
             .set("engine.backend", backend)
-            // A test that means uring must not pass on mmap.
+            // A test meant for uring must not pass on mmap.
             .set("engine.on_unavailable", "fail")
             .set("engine.cores", "2")
             .set("engine.memory_budget", "32MiB")
-            // Hundreds of daemons are stopped here, and no load balancer watches them.
+            // Hundreds of daemons are stopped here, and no load balancer has to notice.
             .set("shutdown.lame_duck_ms", "0")
     }
 
@@ -118,7 +118,7 @@ impl Setup {
         self.directory.path().join(name)
     }
 
-    /// Writes a file into the directory, parents and all.
+    /// Writes a file into the directory, creating its parents.
     pub(crate) fn file(&self, name: &str, bytes: &[u8]) -> PathBuf {
         let path = self.path(name);
         fs::create_dir_all(path.parent().expect("a parent")).expect("directories");
@@ -126,7 +126,7 @@ impl Setup {
         path
     }
 
-    /// Adds a dataset: the lines of its entry. Paths are relative to the directory.
+    /// Adds a dataset, from the lines of its entry. Paths are relative to the directory.
     pub(crate) fn dataset(mut self, lines: &[&str]) -> Self {
         for (index, line) in lines.iter().enumerate() {
             let lead = if index == 0 { "  - " } else { "    " };
@@ -135,7 +135,7 @@ impl Setup {
         self
     }
 
-    /// Sets a key; the last word on it counts.
+    /// Sets a key; the last value wins.
     pub(crate) fn set(mut self, key: &str, value: &str) -> Self {
         let prefix = format!("{key}=");
         self.set.retain(|setting| !setting.starts_with(&prefix));
@@ -143,20 +143,20 @@ impl Setup {
         self
     }
 
-    /// Sets a variable of the daemon's environment, which is empty otherwise.
+    /// Sets a variable of the daemon's environment, which is otherwise empty.
     pub(crate) fn variable(mut self, name: &str, value: &str) -> Self {
         self.variables.push((name.to_owned(), value.to_owned()));
         self
     }
 
-    /// The whole configuration file, in place of whatever is set or added otherwise.
+    /// Sets the whole configuration file, in place of everything set or added before.
     pub(crate) fn whole(mut self, text: &str) -> Self {
         self.set.clear();
         self.whole = Some(text.to_owned());
         self
     }
 
-    /// TLS on all ports; clients without TLS reach them all the same, through doors that add it.
+    /// TLS on all ports; clients without TLS still reach them, through doors that add it.
     pub(crate) fn over_tls(self) -> Self {
         let authority = Authority::new();
         let mut setup = with_tls(self, &authority.pair("daemon"));
@@ -164,7 +164,7 @@ impl Setup {
         setup
     }
 
-    /// Serves nobody without [`wire::TOKEN`], which the clients of `wire` send.
+    /// Serves only clients with [`wire::TOKEN`], which the clients of `wire` send.
     pub(crate) fn with_token(mut self) -> Self {
         let principals = lines(&[("tests", wire::TOKEN, "*,@admin")]);
         self.file("principals", principals.as_bytes());
@@ -172,32 +172,32 @@ impl Setup {
         self.set("access.principals", "principals")
     }
 
-    /// Does this to the process again and again until it is ready.
+    /// Calls `disturb` on the process again and again until it is ready.
     pub(crate) fn disturbed(mut self, disturb: fn(Pid)) -> Self {
         self.disturb = Some(disturb);
         self
     }
 
-    /// Starts the daemon through a command that ends in replacing itself by its arguments.
+    /// Starts the daemon through a command that finally replaces itself with its arguments.
     pub(crate) fn through(mut self, command: &[&str]) -> Self {
         self.through = command.iter().map(|word| (*word).to_owned()).collect();
         self
     }
 
-    /// Starts the daemon where the kernel answers this errno to whoever asks for a ring.
+    /// Starts the daemon where the kernel returns this errno for io_uring_setup.
     pub(crate) fn without_io_uring(mut self, errno: u32) -> Self {
         self.io_uring_errno = Some(errno);
         self
     }
 
-    /// The directory and the daemon's binary made readable for everybody: for daemons of another user.
+    /// Makes the directory and the daemon's binary readable for everyone: for daemons of another user.
     pub(crate) fn open_to_all(self) -> Self {
         use std::os::unix::fs::PermissionsExt as _;
         let all = fs::Permissions::from_mode(0o777);
         fs::set_permissions(self.directory.path(), all).expect("chmod");
         let binary = self.path("ringfetchd");
-        // By a process of its own: a descriptor that this one has open for writing, another test's child would inherit,
-        // and the kernel executes no file that is open for writing.
+        // Copied by another process: a child of another test would inherit a descriptor that this process has
+        // open for writing, and the kernel does not execute a file that is open for writing.
         let copied = Command::new("cp")
             .arg(env!("CARGO_BIN_EXE_ringfetchd"))
             .arg(&binary)
@@ -206,7 +206,7 @@ impl Setup {
         self
     }
 
-    /// The configuration file, as it would be written by hand.
+    /// Writes the configuration file, as an operator would.
     fn configuration(&self) -> PathBuf {
         let text = match &self.whole {
             Some(text) => text.clone(),
@@ -235,7 +235,7 @@ impl Setup {
             command.args(["--set", setting]);
         }
         command.args(arguments);
-        // What the developer's shell has set must not decide a test.
+        // Variables of the developer's shell must not affect a test.
         command.env_clear();
         command.env("PATH", std::env::var_os("PATH").unwrap_or_default());
         command.envs(self.variables.iter().map(|(name, value)| (name, value)));
@@ -304,7 +304,7 @@ impl Setup {
         Ok(daemon)
     }
 
-    /// Runs the daemon to its end, which must be an error: its exit code and what it said.
+    /// Runs the daemon to its end, which must be an error: its exit code and its output.
     pub(crate) fn refused(&self) -> Refused {
         self.run(&[])
     }
@@ -337,7 +337,7 @@ impl Setup {
     }
 }
 
-/// A run that ended by itself.
+/// A run that has ended by itself.
 #[derive(Debug)]
 pub(crate) struct Refused {
     pub(crate) code: Option<i32>,
@@ -345,7 +345,7 @@ pub(crate) struct Refused {
 }
 
 impl Refused {
-    /// Fails unless it ended with this code and said all of these.
+    /// Fails unless it ended with this code and its output contains all of these.
     pub(crate) fn with(&self, code: i32, parts: &[&str]) {
         assert_eq!(self.code, Some(code), "{}", self.said);
         for part in parts {
@@ -355,7 +355,7 @@ impl Refused {
     }
 }
 
-/// A daemon that serves.
+/// A serving daemon.
 pub(crate) struct Daemon {
     child: Child,
     setup: Setup,
@@ -373,7 +373,7 @@ impl Daemon {
         let stderr = child.stderr.take().expect("a pipe");
         let log = Arc::new(Mutex::new(Vec::new()));
         let lines = Arc::clone(&log);
-        // Ends with the pipe, hence with the daemon.
+        // Ends with the pipe, so with the daemon.
         let reader = thread::spawn(move || {
             for line in std::io::BufRead::lines(std::io::BufReader::new(stderr)).map_while(Result::ok) {
                 lines.lock().expect("the log").push(line);
@@ -396,34 +396,34 @@ impl Daemon {
         [self.grpc, self.http, self.admin]
     }
 
-    /// A path in its directory.
+    /// A path in the daemon's directory.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.setup.path(name)
     }
 
-    /// Writes its configuration file anew, whole at once.
+    /// Replaces the configuration file atomically.
     pub(crate) fn rewrite(&self, text: &str) {
         let next = self.setup.file("ringfetchd.yaml.next", text.as_bytes());
         fs::rename(next, self.path("ringfetchd.yaml")).expect("a rename");
     }
 
-    /// Files that it has open.
+    /// Number of files that the daemon has open.
     pub(crate) fn open_files(&self) -> usize {
         let directory = format!("/proc/{}/fd", self.pid().as_raw_nonzero());
         fs::read_dir(directory).expect("the process").count()
     }
 
-    /// Its process.
+    /// Its process id.
     pub(crate) fn pid(&self) -> Pid {
         Pid::from_child(&self.child)
     }
 
-    /// The lines it logged so far.
+    /// The lines logged so far.
     pub(crate) fn log(&self) -> Vec<String> {
         self.log.lock().expect("the log").clone()
     }
 
-    /// All it logged; it must have ended.
+    /// Everything that it logged; it must have ended.
     fn last_words(&mut self) -> String {
         if let Some(reader) = self.reader.take() {
             reader.join().expect("the log's reader");
@@ -439,18 +439,18 @@ impl Daemon {
         })
     }
 
-    /// Sends it a signal.
+    /// Sends a signal to it.
     pub(crate) fn signal(&self, signal: Signal) {
         kill_process(self.pid(), signal).expect("the daemon is there");
     }
 
-    /// Whether it runs.
+    /// Whether it is running.
     pub(crate) fn is_alive(&mut self) -> bool {
         self.child.try_wait().expect("wait").is_none()
     }
 
-    /// Waits for its end. Asynchronous, like everything that a client's task must not be stopped by: a client that
-    /// does not hear the daemon's goodbye keeps it from draining.
+    /// Waits for its end. Asynchronous, so that it blocks no client's task: a client that does not see the
+    /// daemon's GOAWAY keeps it from draining.
     pub(crate) async fn ended(&mut self) -> ExitStatus {
         let child = &mut self.child;
         eventually_async("the daemon ends", async || child.try_wait().expect("wait")).await
@@ -469,11 +469,11 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // Others may get these ports.
+        // Other daemons may get these ports.
         if self.setup.has_token {
             wire::guard(self.addresses(), false);
         }
-        // Already gone, mostly.
+        // Mostly it is already gone.
         let _gone = self.child.kill();
         let _gone = self.child.wait();
         if thread::panicking() {

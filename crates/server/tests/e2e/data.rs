@@ -1,9 +1,9 @@
-//! Files to serve, and what each of their items must therefore be: worked out from the bytes written, by the formats'
-//! definitions, without the engine's arithmetic.
+//! Files to serve, and the expected bytes of each of their items: computed from the bytes written, by the
+//! formats' definitions, without the engine's arithmetic.
 
 use crate::daemon::Setup;
 
-/// Bytes that are the same for the same seed and differ everywhere else (splitmix64, Steele et al. 2014).
+/// Bytes that depend only on the seed, and differ for different seeds (splitmix64, Steele et al. 2014).
 pub(crate) fn noise(seed: u64, length: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x2545_f491_4f6c_dd1d);
     let mut bytes = Vec::with_capacity(length + 8);
@@ -18,7 +18,7 @@ pub(crate) fn noise(seed: u64, length: usize) -> Vec<u8> {
     bytes
 }
 
-/// What an address space is made of.
+/// The items of an address space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Unit {
     /// Blocks.
@@ -34,11 +34,11 @@ pub(crate) struct Space {
     pub(crate) unit: Unit,
     /// Every block or vector.
     pub(crate) items: Vec<Vec<u8>>,
-    /// The address space: what ranges are of.
+    /// The address space, which ranges refer to.
     pub(crate) bytes: Vec<u8>,
 }
 
-/// One dataset of every kind and layout, with a dataset `objects` beside them.
+/// One dataset of every kind and layout, and a dataset `objects`.
 #[derive(Debug)]
 pub(crate) struct Everything {
     pub(crate) spaces: Vec<Space>,
@@ -62,7 +62,7 @@ pub(crate) fn npy(descr: &str, rows: usize, columns: usize, data: &[u8]) -> Vec<
     [b"\x93NUMPY\x01\x00", &length[..], dict.as_bytes(), data].concat()
 }
 
-/// `.fvecs` and its kin: each vector after its dimension.
+/// `.fvecs` and the like: each vector after its dimension.
 fn records(dim: u32, vectors: &[Vec<u8>]) -> Vec<u8> {
     let head = dim.to_le_bytes();
     vectors
@@ -71,7 +71,7 @@ fn records(dim: u32, vectors: &[Vec<u8>]) -> Vec<u8> {
         .collect()
 }
 
-/// `.fbin` and its kin: count, dimension, elements.
+/// `.fbin` and the like: count, dimension, elements.
 pub(crate) fn counted(count: u32, dim: u32, data: &[u8]) -> Vec<u8> {
     [&count.to_le_bytes()[..], &dim.to_le_bytes(), data].concat()
 }
@@ -96,7 +96,7 @@ pub(crate) fn everything(setup: Setup) -> (Setup, Everything) {
         bytes,
     };
 
-    // Three files whose joints lie inside blocks and off every alignment; blocks that divide no sector.
+    // Three files whose boundaries lie inside blocks and are unaligned; block lengths that divide no sector.
     let joined = noise(1, 63_000);
     setup.file("a.bin", &joined[..40_001]);
     setup.file("b.bin", &joined[40_001..40_008]);
@@ -121,7 +121,7 @@ pub(crate) fn everything(setup: Setup) -> (Setup, Everything) {
     ]);
     spaces.push(blocks("tailed", tailed[..40 * 4096].to_vec(), 4096));
 
-    // A last block that ends off every alignment: it must be readable all the same.
+    // A last block with an unaligned end: it must be readable all the same.
     let ragged = noise(3, 17 * 1111);
     setup.file("ragged.bin", &ragged);
     setup = setup.dataset(&[
@@ -197,7 +197,7 @@ pub(crate) fn everything(setup: Setup) -> (Setup, Everything) {
     for (name, content) in &objects {
         setup.file(&format!("objects/{name}"), content);
     }
-    // What must not be reachable.
+    // A file that must not be reachable.
     setup.file("secret", b"secret");
     std::os::unix::fs::symlink("../secret", setup.path("objects/leaves")).expect("a link");
     std::os::unix::fs::symlink("one", setup.path("objects/stays")).expect("a link");
@@ -210,7 +210,7 @@ pub(crate) fn everything(setup: Setup) -> (Setup, Everything) {
     (setup, Everything { spaces, objects })
 }
 
-/// A dataset `blocks` of so many blocks of 4 KiB, and its bytes.
+/// A dataset `blocks` of `count` blocks of 4 KiB, and its bytes.
 pub(crate) fn plain_blocks(setup: Setup, count: usize) -> (Setup, Vec<u8>) {
     let bytes = noise(7, count * 4096);
     setup.file("blocks.bin", &bytes);

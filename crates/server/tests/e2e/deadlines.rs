@@ -1,4 +1,4 @@
-//! Deadlines end the wait, and what nobody waits for does not reach the disk.
+//! Deadlines end the wait, and reads that no one waits for do not reach the disk.
 
 use crate::backlog::{ITEMS, Load, slow};
 use crate::daemon::{Setup, any_backend, eventually_async};
@@ -12,11 +12,12 @@ use tonic_types::RpcStatusExt as _;
 
 #[tokio::test]
 async fn what_nobody_waits_for_is_not_read() {
-    // Scenario: a daemon with seconds of reads queued gets requests with short deadlines by unary call, stream and HTTP.
-    // Expectation: each is told that its deadline passed while the queue is still there, and afterwards the device has
-    // been read exactly as often as somebody waited for.
+    // Scenario: a daemon with seconds of reads queued gets requests with short deadlines by unary call, on a
+    // stream and over HTTP. Expectation: each fails with its deadline while the queue is still there, and
+    // afterwards the device has been read only for requests that were waited for.
     let (setup, _) = plain_blocks(slow(Setup::new("pread")), 8);
-    // So few that the stream stays within what a connection may always hold, beside a load of the same caller.
+    // Few enough that the stream stays within what a connection may always hold, next to a load from the same
+    // caller.
     let daemon = setup.set("limits.stream_requests_in_flight", "16").start();
     let load = Load::start(&daemon, 10).await;
     let mut narrow = Narrow::connect(daemon.grpc, 1 << 20).await;
@@ -36,7 +37,7 @@ async fn what_nobody_waits_for_is_not_read() {
                 status if status.code() == Code::DeadlineExceeded => {
                     assert!(status.message().contains("deadline passed"), "{status:?}");
                     late += 1;
-                    // It was told before it was its turn: behind ten batches.
+                    // It failed before its turn, which was behind ten batches.
                     (load.finished() < before + 9).then_some(())
                 }
                 status => {
@@ -64,8 +65,8 @@ async fn what_nobody_waits_for_is_not_read() {
         .await;
     }
 
-    // On one stream, with more requests than have their turn in a millisecond: of every second one, which has so long, most are
-    // late; the others are answered in the end, and the stream goes on.
+    // On one stream, more requests than get their turn within a millisecond. Every second one has a deadline
+    // of 1 ms, which most of these miss; the others are answered in the end, and the stream continues.
     let requests = (0..400).map(move |id| v1::FetchStreamRequest {
         id,
         request: Some(Request::Blocks(request.clone())),
@@ -98,7 +99,7 @@ async fn what_nobody_waits_for_is_not_read() {
     assert!(late > before);
 
     let (batches, _) = load.stop().await;
-    // Those that were given up are still to be taken out of the inbox.
+    // Abandoned reads still have to be removed from the inbox.
     let scrape = eventually_async("the queue is empty", async || {
         let scrape = daemon.scrape().await;
         (scrape.sum("ringfetch_queued_reads", &[]) < 0.5).then_some(scrape)
@@ -118,8 +119,8 @@ async fn what_nobody_waits_for_is_not_read() {
         &[("dataset", "blocks"), ("result", "ok")],
         in_time,
     );
-    // A read of what is being read joins that read, and does not reach the device a second time. A late one may have had
-    // its turn, and was in flight when its deadline passed; not all of them had.
+    // A read of bytes already being read joins that read, and does not reach the device a second time. A late
+    // request may have been in flight when its deadline passed, but not all of them were.
     let read =
         scrape.sum("ringfetch_device_reads_total", &[]) + scrape.sum("ringfetch_joined_reads_total", &[]);
     #[expect(clippy::cast_precision_loss, reason = "small counts")]
@@ -137,8 +138,8 @@ async fn what_nobody_waits_for_is_not_read() {
 
 #[tokio::test]
 async fn a_deadline_that_has_passed_touches_nothing() {
-    // Scenario: an idle daemon, and calls whose deadline is over when they arrive. Expectation: DEADLINE_EXCEEDED, and
-    // not one read of the device; a timeout that is none is INVALID_ARGUMENT.
+    // Scenario: an idle daemon, and calls whose deadline has passed when they arrive. Expectation:
+    // DEADLINE_EXCEEDED, and no read of the device; an invalid timeout is INVALID_ARGUMENT.
     let (setup, _) = plain_blocks(Setup::new(any_backend()), 8);
     let daemon = setup.start();
     let mut narrow = Narrow::connect(daemon.grpc, 1 << 20).await;

@@ -29,7 +29,7 @@ impl LoopDevice {
 
 impl Drop for LoopDevice {
     fn drop(&mut self) {
-        // A test that fails already must not fail here a second time.
+        // A test that is already failing must not panic here a second time.
         let _stays_attached = Command::new("losetup").arg("--detach").arg(&self.0).status();
     }
 }
@@ -37,13 +37,14 @@ impl Drop for LoopDevice {
 #[tokio::test]
 #[ignore = "needs root"]
 async fn devices_of_both_sector_sizes_are_served() {
-    // Scenario: two loop devices, sectors of 512 and of 4096 bytes, as blocks and as raw vectors, read by every backend.
-    // Expectation: their bytes over both transports, directly (but for mmap), and the alignment that each needs.
+    // Scenario: two loop devices, with sectors of 512 and 4096 bytes, as blocks and as raw vectors, read by
+    // every backend. Expectation: their bytes over both transports, with direct I/O (except mmap), and the
+    // alignment that each needs.
     let bytes = noise(30, 2 << 20);
     for &backend in backends() {
         let mut setup = Setup::new(backend);
         let file = setup.file("disk", &bytes);
-        // Attached in the same order that they stand in: the files beneath differ, since a device locks nothing.
+        // A backing file for each: a loop device does not lock the file beneath it.
         let other = setup.file("disk4k", &bytes);
         let (small, large) = (LoopDevice::attach(&file, 512), LoopDevice::attach(&other, 4096));
         for (name, device) in [("s512", &small), ("s4096", &large)] {
@@ -69,7 +70,7 @@ async fn devices_of_both_sector_sizes_are_served() {
         ]);
         let wasted = (bytes.len() - 512) % 192;
         if wasted != 0 {
-            // 2 MiB - 512 bytes are 10 920 vectors of 192 bytes: nothing is left over.
+            // 2 MiB - 512 bytes are 10 920 vectors of 192 bytes, without remainder.
             panic!("{wasted} bytes are left over");
         }
         let daemon = setup.start();
@@ -123,8 +124,9 @@ async fn devices_of_both_sector_sizes_are_served() {
 
 #[tokio::test]
 async fn files_beyond_4_gib_are_read_where_they_are() {
-    // Scenario: a sparse file of 5 GiB and a bit, with data around 4 GiB and at its end. Expectation: the right bytes at
-    // offsets that do not fit 32 bits, zeroes in the holes, and an end where it is.
+    // Scenario: a sparse file of slightly more than 5 GiB, with data around 4 GiB and at its end.
+    // Expectation: the right bytes at offsets beyond 32 bits, zeroes in the holes, and the end in the right
+    // place.
     const GIB: u64 = 1 << 30;
     let length = 5 * GIB + 4096;
     let (around, end) = (noise(31, 12_288), noise(32, 4096));

@@ -1,8 +1,9 @@
-//! The way down under load: nobody sees a broken answer, everybody learns to go elsewhere, and the process is gone in
-//! time. What one signal does to an idle daemon is shown beside the binary (`drain`).
+//! Draining under load: no client gets a broken response, each learns to go elsewhere, and the process ends
+//! in time. `drain` tests what one signal does to an idle daemon.
 //!
-//! Clients run on one thread: a request that is handed to a connection of hyper's while that ends on another thread may neither be
-//! answered nor fail (hyperium/hyper#2312), which held this up without end once in some hundred runs on a busy machine.
+//! Clients run on one thread: a request handed to a hyper connection that is just ending on another thread
+//! may neither complete nor fail (hyperium/hyper#2312); on a busy machine that hung this test about once in a
+//! hundred runs.
 
 use crate::backlog::{batch, slow};
 use crate::daemon::{Daemon, PATIENCE, Setup, any_backend, backends, eventually, eventually_async};
@@ -23,7 +24,7 @@ use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
 const COUNT: u64 = 512;
 
-/// Reads until told to go elsewhere; every answer before that is whole and right.
+/// Reads until refused; every response before that is complete and correct.
 async fn unary(daemon: &Daemon, bytes: &[u8], answered: &AtomicU64, seed: u64) {
     let mut fetch = daemon.fetch().await;
     for round in seed.. {
@@ -49,8 +50,8 @@ async fn unary(daemon: &Daemon, bytes: &[u8], answered: &AtomicU64, seed: u64) {
     }
 }
 
-/// Whether a call was never sent, because its connection was told to go away first. Clients may try it elsewhere; what
-/// tonic makes of that is CANCELLED or INTERNAL, by where the two met.
+/// Whether a call was never sent, because its connection got a GOAWAY first. Clients may retry it elsewhere;
+/// tonic reports CANCELLED or INTERNAL, depending on where the two crossed.
 fn was_not_sent(status: &tonic::Status) -> bool {
     let sources = std::iter::successors(std::error::Error::source(status), |error| error.source());
     let mut hyper = sources.filter_map(|error| error.downcast_ref::<hyper::Error>());
@@ -97,12 +98,12 @@ async fn streamed(daemon: &Daemon, bytes: &[u8], answered: &AtomicU64) {
     }
 }
 
-/// The same over HTTP/1.1, with long answers.
+/// The same over HTTP/1.1, with long responses.
 async fn over_http(http: Http, bytes: &[u8], answered: &AtomicU64) {
     for round in 0.. {
         let from = round * 4097 % 1_000_000;
         let range = format!("bytes={from}-{}", from + 999_999);
-        // A body that breaks off fails the client itself.
+        // A truncated body fails the client itself.
         let Some(answer) = http
             .try_get("/v1/datasets/blocks/bytes", &[("range", &range)])
             .await
@@ -124,7 +125,7 @@ async fn readiness(http: Http, signalled: &AtomicU64) {
     loop {
         let late = signalled.load(Ordering::Acquire) > 0;
         match http.try_get("/readyz", &[]).await {
-            // A daemon that is told to stop may answer once more as ready: the signal is on its way.
+            // A signalled daemon may report ready once more: the signal is still on its way.
             Some(answer) if answer.status == 200 && !late => {}
             Some(answer) if answer.status == 200 => eventually_ends(&http).await,
             Some(answer) => assert_eq!(answer.status, 503, "{answer:?}"),
@@ -164,16 +165,16 @@ async fn watched_to_the_end(mut changes: Streaming<HealthCheckResponse>) {
 
 #[tokio::test]
 async fn a_drain_under_load_breaks_no_answer() {
-    // Scenario: clients of every kind read without pause when SIGTERM or SIGINT comes. Expectation: every answer that
-    // arrives is whole and right; then UNAVAILABLE, 503, or a refused connection; the watch sees NOT_SERVING; exit 0
-    // long before the drain's timeout.
+    // Scenario: clients of every kind read without pause when SIGTERM or SIGINT arrives. Expectation: every
+    // response that arrives is complete and correct; then UNAVAILABLE, 503, or a refused connection; the
+    // watch sees NOT_SERVING; exit 0 long before the drain's timeout.
     let signals = [Signal::TERM, Signal::INT, Signal::TERM];
     for (&backend, signal) in backends().iter().zip(signals) {
         let (setup, bytes) = plain_blocks(Setup::new(backend), usize::try_from(COUNT).unwrap());
         let mut daemon = setup.set("shutdown.drain_timeout_ms", "60000").start();
         let (answered, signalled) = (AtomicU64::new(0), AtomicU64::new(0));
         let http = || daemon.http_client();
-        // Opened before the others may get their answers: the signal comes when they have.
+        // Opened before the clients get their first responses, after which the signal is sent.
         let changes = watch(&daemon).await;
         let stopper = async {
             eventually_async("the load is under way", async || {
@@ -205,8 +206,8 @@ async fn a_drain_under_load_breaks_no_answer() {
 
 #[tokio::test]
 async fn what_is_in_flight_is_answered_however_long_the_queue() {
-    // Scenario: four batches of 4096 reads wait for one reading thread when SIGTERM comes, twice over for good measure.
-    // Expectation: all of them are answered whole; exit 0.
+    // Scenario: four batches of 4096 reads wait for one reading thread when SIGTERM arrives; run twice.
+    // Expectation: all of them are answered completely; exit 0.
     for _ in 0..2 {
         let setup = slow(Setup::new("pread")).set("shutdown.drain_timeout_ms", "60000");
         let mut daemon = setup.start();
@@ -241,8 +242,9 @@ async fn what_is_in_flight_is_answered_however_long_the_queue() {
 
 #[tokio::test]
 async fn a_client_that_does_not_read_cannot_hold_the_daemon() {
-    // Scenario: gRPC answers that are not read, on each backend, and a drain timeout of half a second. Expectation: gone
-    // soon after, with exit code 1 and a line that names the key and what was cut off.
+    // Scenario: gRPC responses that are not read, on each backend, and a drain timeout of half a second.
+    // Expectation: the daemon ends soon after it, with exit code 1 and a line that names the key and what was
+    // aborted.
     for &backend in backends() {
         let (setup, _) = plain_blocks(Setup::new(backend), 1024);
         let mut daemon = setup.set("shutdown.drain_timeout_ms", "500").start();
@@ -261,8 +263,8 @@ async fn a_client_that_does_not_read_cannot_hold_the_daemon() {
 
 #[tokio::test]
 async fn a_second_signal_ends_it_at_once() {
-    // Scenario: a drain that waits for a client for ten minutes, and a second signal of the other kind. Expectation: the
-    // process is gone at once, with the exit code of an interrupted one.
+    // Scenario: a drain that may wait ten minutes for a client, and a second signal of the other kind.
+    // Expectation: the process ends at once, with the exit code for an interrupt.
     let (setup, _) = plain_blocks(Setup::new(any_backend()), 1024);
     let mut daemon = setup.set("shutdown.drain_timeout_ms", "600000").start();
     let mut narrow = Narrow::connect(daemon.grpc, 65_535).await;
@@ -275,16 +277,16 @@ async fn a_second_signal_ends_it_at_once() {
     assert_eq!(daemon.ended().await.code(), Some(130));
 }
 
-/// How a client that asks on a connection of its own each time found the daemon gone.
+/// How a client that opens a new connection for each request found the daemon gone.
 #[derive(Debug, PartialEq, Eq)]
 enum Farewell {
-    /// Nobody listens.
+    /// Nothing listens.
     Refused,
-    /// It was let in and not answered.
+    /// The connection was accepted and got no response.
     Reset,
 }
 
-/// Asks on a connection of its own each time until nobody is there; answers are whole reads or refusals.
+/// Opens a new connection for each request until that fails; responses are complete reads or refusals.
 fn knock_until_nobody_is_there(address: SocketAddr, answered: &AtomicU64) -> Farewell {
     const HEAD: &[u8] = b"GET /v1/datasets/blocks/bytes HTTP/1.1\r\nhost: localhost\r\n\
         range: bytes=0-999999\r\nconnection: close\r\n\r\n";
@@ -309,9 +311,9 @@ fn knock_until_nobody_is_there(address: SocketAddr, answered: &AtomicU64) -> Far
 
 #[test]
 fn who_asks_again_and_again_is_answered_until_nobody_listens() {
-    // Scenario: eight clients without any pause between requests, each on a connection of its own, when SIGTERM comes.
-    // Expectation: answers, refusals, then a refused connection; at most one meets the instant between the last look at
-    // who knocked and the closing of the port.
+    // Scenario: eight clients without any pause between requests, each on a new connection, when SIGTERM
+    // arrives. Expectation: responses, refusals, then a refused connection; at most one client connects in
+    // the instant between the last accept and the closing of the port.
     let (setup, _) = plain_blocks(Setup::new("mmap"), 2048);
     let mut daemon = setup.start();
     let (address, answered) = (daemon.http, AtomicU64::new(0));

@@ -1,4 +1,4 @@
-//! Prometheus' text format, as far as a test reads it: series with their labels, summed.
+//! Prometheus' text format, as far as the tests need it: series with their labels, summed.
 
 /// One scrape.
 #[derive(Debug)]
@@ -7,12 +7,12 @@ pub(crate) struct Scrape {
 }
 
 impl Scrape {
-    /// The sum over a metric's series that have all of these labels; 0 without any.
+    /// The sum over a metric's series with all of these labels; 0 if there are none.
     pub(crate) fn sum(&self, metric: &str, labels: &[(&str, &str)]) -> f64 {
         self.series(metric, labels).map(|(_, value)| value).sum()
     }
 
-    /// A metric's series that have all of these labels: (text of the labels, value).
+    /// A metric's series with all of these labels: (text of the labels, value).
     pub(crate) fn series<'a>(
         &'a self,
         metric: &'a str,
@@ -33,7 +33,8 @@ impl Scrape {
 
 #[test]
 fn series_are_summed_by_their_labels() {
-    // Scenario: a metric with labels, one whose name begins like it, one without labels. Expectation: only the asked.
+    // Scenario: a metric with labels, one whose name begins with its name, one without labels. Expectation:
+    // only the requested series.
     let text = "# HELP a x\na{k=\"1\",r=\"ok\"} 3\na{k=\"2\",r=\"ok\"} 4\na{k=\"2\",r=\"bad\"} 1\na_total 9\nb 2.5\n";
     let scrape = Scrape {
         text: text.to_owned(),

@@ -1,4 +1,5 @@
-//! The engine is flipped while clients read: no read fails and none is wrong, and what is unavailable changes nothing.
+//! Switches of the engine's backend while clients read: no read fails or is wrong, and an unavailable backend
+//! changes nothing.
 
 use crate::daemon::{Daemon, Setup};
 use crate::data::{noise, plain_blocks};
@@ -31,13 +32,13 @@ async fn clear(daemon: &Daemon, dataset: &str) -> Result<v1::ClearBackendRespons
     answer.map(tonic::Response::into_inner)
 }
 
-/// (backend, requested, whether it is its own) of a dataset.
+/// A dataset's (backend, requested backend, whether it has its own).
 async fn reads(daemon: &Daemon, dataset: &str) -> (v1::Backend, v1::Backend, bool) {
     let path = daemon.read_path(dataset).await;
     (path.backend(), path.requested(), path.own_backend)
 }
 
-/// A second dataset beside `blocks`.
+/// A second dataset next to `blocks`.
 fn with_other(setup: Setup) -> Setup {
     setup.file("other.bin", &noise(8, 64 * 4096));
     setup.dataset(&[
@@ -64,9 +65,9 @@ async fn a_flip_to_or_from_rings_under_load_fails_no_read() {
     flips_under_load(&["uring", "mmap", "auto", "pread"], &way).await;
 }
 
-/// Scenario: calls, a pipelined stream and long HTTP answers on one dataset while the engine goes through every pair of
-/// `backends`, three times to each. Expectation: every answer whole and right; the status, the dataset and the metrics
-/// follow; the reads of each backend are counted separately.
+/// Scenario: calls, a pipelined stream and long HTTP responses on one dataset while the engine goes through
+/// every pair of `backends`, three times to each. Expectation: every response is complete and correct;
+/// status, dataset and metrics follow; the reads of each backend are counted separately.
 async fn flips_under_load(backends: &[&str], way: &[v1::Backend]) {
     let (setup, bytes) = plain_blocks(Setup::new(backends[0]), 1024);
     let daemon = setup.start();
@@ -130,8 +131,9 @@ async fn flips_under_load(backends: &[&str], way: &[v1::Backend]) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_dataset_is_flipped_by_itself() {
-    // Scenario: one of two datasets gets a backend of its own under load, the engine is flipped, the dataset's is cleared.
-    // Expectation: each switch reaches what it names and nothing else, and says what it did not reach; no read fails.
+    // Scenario: one of two datasets gets its own backend under load, the engine is switched, the dataset's
+    // backend is cleared. Expectation: each switch affects exactly what it names, and reports the datasets
+    // that it did not affect; no read fails.
     use v1::Backend::{Mmap, Pread};
     let (setup, bytes) = plain_blocks(Setup::new("mmap"), 256);
     let daemon = with_other(setup).start();
@@ -178,8 +180,8 @@ async fn a_dataset_is_flipped_by_itself() {
 
 #[tokio::test]
 async fn a_switch_that_cannot_be_meant_is_refused() {
-    // Scenario: no backend, an unknown one, a dataset that is not there, an empty name. Expectation: INVALID_ARGUMENT or
-    // NOT_FOUND that names the field; nothing is switched.
+    // Scenario: no backend, an unknown one, a dataset that does not exist, an empty name. Expectation:
+    // INVALID_ARGUMENT or NOT_FOUND that names the field; nothing is switched.
     let (setup, _) = plain_blocks(Setup::new("mmap"), 16);
     let daemon = setup.start();
     let mut admin = daemon.admin_client().await;
@@ -212,8 +214,9 @@ async fn a_switch_that_cannot_be_meant_is_refused() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_backend_that_cannot_be_had_leaves_the_old_one() {
-    // Scenario: io_uring is forbidden, mmap serves under load, and uring and auto are asked for, for all and for one.
-    // Expectation: FAILED_PRECONDITION with the cause; mmap goes on without a failed read; metric and log say so.
+    // Scenario: io_uring is forbidden, mmap serves under load, and uring and auto are requested, for all
+    // datasets and for one. Expectation: FAILED_PRECONDITION with the cause; mmap continues without a failed
+    // read; metric and log report it.
     use v1::Backend::{Auto, Mmap, Uring};
     let (setup, bytes) = plain_blocks(Setup::new("mmap"), 64);
     let daemon = setup.without_io_uring(EPERM).start();
@@ -247,7 +250,7 @@ async fn a_backend_that_cannot_be_had_leaves_the_old_one() {
     daemon.stop().await;
 }
 
-/// The engine on mmap, one dataset on pread and one on uring by the configuration.
+/// The engine on mmap; by the configuration one dataset on pread and one on uring.
 fn own_backends(on_unavailable: &str) -> Setup {
     let setup = Setup::new("mmap").set("engine.on_unavailable", on_unavailable);
     let (setup, _) = plain_blocks(setup, 16);
@@ -266,7 +269,7 @@ fn own_backends(on_unavailable: &str) -> Setup {
 #[tokio::test]
 #[ignore = "needs io_uring"]
 async fn a_dataset_has_a_backend_of_its_own_from_the_start() {
-    // Scenario: datasets with backends of their own, uring among them. Expectation: each is read by its own.
+    // Scenario: datasets with their own backends, uring among them. Expectation: each is read by its own.
     use v1::Backend::{Mmap, Pread, Uring};
     let daemon = own_backends("fail").start();
     assert_eq!(reads(&daemon, "blocks").await, (Mmap, Mmap, false));
@@ -292,9 +295,9 @@ async fn a_dataset_has_a_backend_of_its_own_from_the_start() {
 
 #[tokio::test]
 async fn a_datasets_own_backend_falls_back_or_is_refused() {
-    // Scenario: io_uring is forbidden, and a dataset asks for it; it is switched, and a reload goes back to the file. Expectation:
-    // by `on_unavailable` it falls back to mmap for all to see, which is no switch that succeeded; or the start is refused with
-    // its key.
+    // Scenario: io_uring is forbidden, and a dataset requests it; it is switched, and a reload returns to the
+    // file. Expectation: depending on `on_unavailable`, it falls back to mmap, which is visible everywhere
+    // and not counted as a successful switch; or startup fails and names its key.
     use v1::Backend::{Mmap, Pread, Uring};
     let daemon = own_backends("mmap").without_io_uring(EPERM).start();
     assert_eq!(reads(&daemon, "pread").await, (Pread, Pread, true));

@@ -1,4 +1,4 @@
-//! Bytes that are no requests: they cost their sender a connection, and nobody else anything.
+//! Bytes that are not requests: they cost their sender a connection, and affect no other client.
 
 use crate::daemon::{Daemon, Setup, any_backend, eventually_async};
 use crate::data::{noise, plain_blocks};
@@ -43,8 +43,8 @@ fn volleys() -> Vec<Vec<u8>> {
         PREFACE[..10].to_vec(),
         PREFACE.to_vec(),
         http2(&[]),
-        // A frame longer than any may be, one of an unknown type, DATA on stream 0, HEADERS that are no HPACK,
-        // CONTINUATION out of place, WINDOW_UPDATE of 0, a PRIORITY of itself.
+        // An oversized frame, one of an unknown type, DATA on stream 0, HEADERS that are not HPACK,
+        // CONTINUATION out of place, WINDOW_UPDATE of 0, a PRIORITY that depends on itself.
         http2(&[0xff, 0xff, 0xff, 0, 0, 0, 0, 0, 1]),
         http2(&[0, 0, 1, 0xee, 0, 0, 0, 0, 1, 0]),
         http2(&[0, 0, 1, 0, 0, 0, 0, 0, 0, 0]),
@@ -62,7 +62,7 @@ fn volleys() -> Vec<Vec<u8>> {
                 })
                 .collect::<Vec<u8>>(),
         ),
-        // TLS, to a port that speaks none.
+        // TLS, to a port without it.
         vec![0x16, 3, 1, 2, 0, 1, 0, 1, 0xfc, 3, 3],
     ];
     volleys.extend((0..20).map(|seed| noise(100 + seed, 1 << (seed % 12))));
@@ -70,7 +70,7 @@ fn volleys() -> Vec<Vec<u8>> {
     volleys
 }
 
-/// Sends all of it, and hears out whatever comes back while that is on its way.
+/// Sends everything, and reads whatever is returned meanwhile.
 async fn fire(address: SocketAddr, bytes: &[u8]) {
     let Ok(stream) = TcpStream::connect(address).await else {
         panic!("{address} does not accept any more")
@@ -80,13 +80,13 @@ async fn fire(address: SocketAddr, bytes: &[u8]) {
         let mut sink = [0; 4096];
         while matches!(read.read(&mut sink).await, Ok(1..)) {}
     });
-    // The daemon may well have hung up meanwhile.
+    // The daemon may well have closed the connection meanwhile.
     let _refused = write.write_all(bytes).await;
     drop(write);
     hear.await.expect("the other half");
 }
 
-/// Open connections on a port, that of the question not counted.
+/// Open connections on a port, without that of this request.
 async fn open(daemon: &Daemon, transport: &str) -> f64 {
     let asking = if transport == "http" { 1.0 } else { 0.0 };
     daemon
@@ -98,8 +98,8 @@ async fn open(daemon: &Daemon, transport: &str) -> f64 {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn garbage_ends_its_connection_and_nothing_else() {
-    // Scenario: every port gets every volley, some at the same time, and then real requests. Expectation: no panic, real
-    // requests are served in between, no connection and no memory is left behind.
+    // Scenario: every port gets every volley, some of them concurrently, and then real requests. Expectation:
+    // no panic; real requests are served in between; no connection and no memory is leaked.
     let (setup, _) = plain_blocks(Setup::new(any_backend()), 16);
     let mut daemon = setup.start();
     for volley in volleys() {
@@ -123,8 +123,9 @@ async fn garbage_ends_its_connection_and_nothing_else() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_that_never_finish_a_request_do_not_hold_the_others() {
-    // Scenario: two hundred connections a port that say nothing, half a preface, half a head, or a byte of a body now and
-    // then. Expectation: others are served meanwhile; a drain does not wait for them: exit 0 soon after the signal.
+    // Scenario: two hundred connections per port that send nothing, half a preface, half a head, or a byte of
+    // a body now and then. Expectation: others are served meanwhile; a drain does not wait for them: exit 0
+    // soon after the signal.
     let (setup, _) = plain_blocks(Setup::new(any_backend()), 16);
     let mut daemon = setup.set("shutdown.drain_timeout_ms", "20000").start();
     let beginnings: [&[u8]; 5] = [
@@ -147,7 +148,7 @@ async fn clients_that_never_finish_a_request_do_not_hold_the_others() {
     }
     for _ in 0..10 {
         for stream in held.iter_mut().skip(3).step_by(5) {
-            // To the port that speaks HTTP/2 only, this was garbage from the beginning.
+            // For the port that speaks only HTTP/2, this was garbage from the beginning.
             let _hung_up = stream.write_all(b"x").await;
         }
         daemon.assert_serves("blocks").await;

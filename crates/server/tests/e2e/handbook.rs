@@ -1,4 +1,4 @@
-//! The metrics that a daemon exports against those that docs/METRICS.md explains.
+//! Compares the metrics that a daemon exports with those that docs/METRICS.md explains.
 
 use crate::daemon::Setup;
 use crate::data::plain_blocks;
@@ -18,12 +18,12 @@ fn explained() -> BTreeSet<String> {
 #[tokio::test]
 #[ignore = "needs io_uring"]
 async fn every_metric_is_explained_and_no_other() {
-    // Scenario: a daemon on each backend, after a read and a refusal by each transport. Expectation: together they export
-    // exactly the metrics that the document explains.
+    // Scenario: a daemon on each backend, after a read and a refusal over each transport. Expectation:
+    // together they export exactly the metrics that the document explains.
     let mut exported = BTreeSet::new();
     for backend in ["uring", "mmap", "pread", "auto"] {
         let (setup, _) = plain_blocks(Setup::new(backend), 16);
-        // TLS and principals bring metrics of their own.
+        // TLS and principals have metrics of their own.
         setup.file(
             "principals",
             format!("a sha256:{} *\n", "5a".repeat(32)).as_bytes(),

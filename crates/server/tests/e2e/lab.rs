@@ -1,4 +1,4 @@
-//! The studies of `ringfetch lab` that ask a daemon, small and forced.
+//! The studies of `ringfetch lab` that measure a daemon, small and with `--force`.
 
 use crate::access::lines;
 use crate::daemon::{Daemon, PATIENCE, Setup, eventually};
@@ -18,11 +18,12 @@ struct Line {
     lab: Lab,
 }
 
-/// A directory on a disk (temporary ones are often memory, which may have no direct I/O), and who is asked.
+/// A directory on a disk (temporary ones are often in memory, which may not support direct I/O), and the
+/// daemon to measure.
 struct Bed {
     directory: tempfile::TempDir,
     daemon: Option<Daemon>,
-    /// How the daemon is reached.
+    /// How the study connects to the daemon.
     scheme: &'static str,
     clients: Clients,
 }
@@ -43,7 +44,7 @@ impl Bed {
         self.directory.path().join(name)
     }
 
-    /// Serves a file as the dataset `data`, in place of what was served before.
+    /// Serves a file as the dataset `data`, in place of the previous one.
     async fn serve(&mut self, kind: &str, file: &str) -> &Daemon {
         self.stop().await;
         let (line, path) = (
@@ -64,7 +65,8 @@ impl Bed {
         }
     }
 
-    /// Runs a study, or, `stopped`, until its first step is made; its report, or what is wrong.
+    /// Runs a study to its end, or, if `stopped`, until its first step is done; returns its report, or the
+    /// error.
     async fn run(&self, words: &str, stopped: bool) -> Result<Report, String> {
         let of = |port: fn(&Daemon) -> std::net::SocketAddr| {
             let address = self.daemon.as_ref().map(|daemon| port(daemon).to_string());
@@ -107,7 +109,7 @@ impl Bed {
         self.run(words, false).await.unwrap()
     }
 
-    /// What is wrong with a study that must fail, and has to begin with the option.
+    /// The error of a study that must fail; it has to begin with the option.
     async fn refused(&self, words: &str, option: &str) -> String {
         let problem = self.run(words, false).await.unwrap_err();
         assert!(problem.starts_with(option), "{words}: {problem}");
@@ -124,8 +126,9 @@ fn rows(report: &Report, name: &str) -> usize {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs direct I/O"]
 async fn act_is_measured_over_grpc_and_in_process() {
-    // Scenario: the daemon reads the file that the study has made; no such dataset; no daemon; another file of the same length.
-    // Expected: an N for both ways, and its shares; an error that names the option, each; wrong bytes.
+    // Scenario: the daemon reads the file that the study has made; no such dataset; no daemon; another file
+    // of the same length. Expectation: an N for both ways, with its shares; an error that names the option,
+    // for each; wrong bytes.
     let mut bed = Bed::new();
     let act = "act --path DIR --size 4MiB --hold 100ms --step 50ms --most 2";
     let alone = bed.report(&format!("{act} --only engine-pread")).await;
@@ -158,9 +161,9 @@ async fn act_is_measured_over_grpc_and_in_process() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_daemon_gets_back_the_backend_that_it_had() {
-    // Scenario: a study of two backends, with random items and with a trace at a rate; one that is stopped in its second step; one
-    // of a dataset with a backend of its own; a trace that is past the end. Expected: a verdict; each time the backend that
-    // there was; an error that names the option.
+    // Scenario: a study of two backends, with random items and with a trace at a rate; one that is stopped in
+    // its second step; one of a dataset with its own backend; a trace that goes past the end. Expectation: a
+    // verdict; each time the original backend afterwards; an error that names the option.
     let mut bed = Bed::new();
     fs::write(bed.path("data"), vec![7; 2 << 20]).unwrap();
     fs::write(bed.path("trace"), "3\n1\n511\n").unwrap();
@@ -196,8 +199,9 @@ async fn a_daemon_gets_back_the_backend_that_it_had() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_study_asks_with_tls_and_a_token() {
-    // Scenario: a daemon behind TLS with principals is measured and switched by one who may; by others, without a token and
-    // with one that may not administer. Expected: a verdict; errors that name the address which refused.
+    // Scenario: a daemon with TLS and principals is measured and switched with a token that may do so, with
+    // one that may not administer, and with an unknown one. Expectation: a verdict; errors that name the
+    // option of the address that refused.
     let authority = Authority::new();
     let (setup, _) = plain_blocks(Setup::new("pread"), 512);
     let may = [("lab", "a-token", "*,@admin"), ("reader", "another", "*")];
@@ -223,8 +227,8 @@ async fn a_study_asks_with_tls_and_a_token() {
     bed.stop().await;
 }
 
-/// Writes candidates for vectors of 768 f32 as bench/candidates.py does: 6 queries, 5 results, oversampling 1 and 4; every
-/// best score is off by `off`.
+/// Writes candidates for vectors of 768 f32 as bench/candidates.py does: 6 queries, 5 results, oversampling 1
+/// and 4; every best score is off by `off`.
 fn candidates(vectors: &Path, off: f32) -> PathBuf {
     let bytes = fs::read(vectors).unwrap();
     let words = bytes.as_chunks::<4>().0.iter();
@@ -287,8 +291,9 @@ async fn rescored(strategies: &[&str]) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rescoring_gives_the_right_scores() {
-    // Scenario: candidates that are missing, whole, wrong, cut short; oversampling that was not prepared; a dataset of another
-    // kind. Expected: every strategy and the daemon give the scores that are stored; errors name the option and the remedy.
+    // Scenario: candidates that are missing, complete, wrong, truncated; oversampling that was not prepared;
+    // a dataset of another kind. Expectation: every strategy and the daemon give the stored scores; errors
+    // name the option and the remedy.
     rescored(&["mmap-plain", "mmap", "engine-pread", "daemon"]).await;
 }
 

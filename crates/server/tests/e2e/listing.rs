@@ -1,11 +1,11 @@
-//! Lists, a page at a time, alike over both transports.
+//! Lists, a page at a time, the same over both transports.
 
 use crate::daemon::{Daemon, Setup};
 use crate::wire;
 use ringfetch_proto::v1;
 use serde_json::Value;
 
-/// What one page has: names, and the next page's token.
+/// A page: its names, and the next page's token.
 type Page = (Vec<String>, String);
 
 async fn datasets(daemon: &Daemon, page_size: u32, page_token: &str) -> Page {
@@ -57,7 +57,7 @@ async fn mirrored(daemon: &Daemon, path: &str, member: &str, page_size: u32, pag
     )
 }
 
-/// Every page of a list, over both transports: the names and how many pages there were.
+/// All pages of a list, over both transports: the names, and the number of pages.
 async fn pages(daemon: &Daemon, path: &str, page_size: u32) -> (Vec<String>, usize) {
     let (mut seen, mut token) = (Vec::new(), String::new());
     for page in 1.. {
@@ -82,9 +82,9 @@ const OBJECTS: &str = "/v1/datasets/objects/objects";
 
 #[tokio::test]
 async fn both_transports_page_alike() {
-    // Scenario: datasets and 1,100 objects in pages of the default, of a few, of more than there may be, and after a name that
-    // is not there; sizes that are no numbers. Expectation: the same pages over gRPC and HTTP; all names, once, in order; over
-    // HTTP nonsense is refused with its field.
+    // Scenario: datasets and 1,100 objects in pages of the default size, of a few, of more than the maximum,
+    // and after a name that does not exist; sizes that are not numbers. Expectation: the same pages over gRPC
+    // and HTTP; all names, once, in order; over HTTP invalid sizes are refused with their field.
     let setup = Setup::new("pread");
     setup.file("one", &[7; 512]);
     for number in 0..1100 {

@@ -26,7 +26,7 @@ fn request(name: &str) -> v1::ReadObjectRequest {
     }
 }
 
-/// The first message, and the data: every message begins where the one before it ended.
+/// The first message, and the data: every message begins where the previous one ended.
 fn put_together(messages: &[v1::ReadObjectResponse]) -> (v1::ReadObjectResponse, Vec<u8>) {
     let (first, rest) = messages.split_first().unwrap();
     assert!(first.data.is_empty() && first.etag.len() == 32, "{first:?}");
@@ -40,12 +40,12 @@ fn put_together(messages: &[v1::ReadObjectResponse]) -> (v1::ReadObjectResponse,
     (first.clone(), data)
 }
 
-/// Reads to the end: the messages, and how it ended.
+/// Reads to the end: the messages, and the final status.
 async fn read(
     daemon: &Daemon,
     request: v1::ReadObjectRequest,
 ) -> (Vec<v1::ReadObjectResponse>, Result<(), Status>) {
-    // A client with gRPC's usual bound of 4 MiB a message.
+    // A client with gRPC's default limit of 4 MiB per message.
     let mut fetch = v1::fetch_service_client::FetchServiceClient::new(wire::channel(daemon.grpc).await);
     let mut messages = Vec::new();
     let mut answer = match fetch.read_object(request).await {
@@ -61,7 +61,7 @@ async fn read(
     }
 }
 
-/// Messages out of a body that was read whole.
+/// The messages in a complete body.
 fn messages(mut body: &[u8]) -> Vec<v1::ReadObjectResponse> {
     let mut found = Vec::new();
     while let Some((head, rest)) = body.split_at_checked(5) {
@@ -76,8 +76,9 @@ fn messages(mut body: &[u8]) -> Vec<v1::ReadObjectResponse> {
 
 #[tokio::test]
 async fn objects_of_any_length_are_read_whole_and_in_part() {
-    // Scenario: objects of no byte, of a few and of many windows, whole and in part, on each backend. Expectation: their
-    // bytes, in order, with the length and the version that HTTP names; one call counted as OK each.
+    // Scenario: objects of no bytes, of a few and of many windows, whole and in part, on each backend.
+    // Expectation: their bytes, in order, with the length and the version that HTTP reports; each counts as
+    // one call with OK.
     for setup in setups() {
         let (setup, everything) = everything(setup);
         let long = noise(91, LENGTH);
@@ -129,8 +130,8 @@ async fn objects_of_any_length_are_read_whole_and_in_part() {
 
 #[tokio::test]
 async fn what_cannot_be_read_is_refused_before_the_first_message() {
-    // Parts past the end, names and datasets there are not, another kind, another version: each with its code and field, as
-    // from FetchObjects; and a compressed call.
+    // Parts past the end, unknown names and datasets, another kind, another version: each has its code and
+    // field, as from FetchObjects; and a compressed call.
     let (setup, _) = everything(Setup::new("pread"));
     let daemon = setup.start();
     let one = |change: fn(&mut v1::ReadObjectRequest)| {
@@ -188,8 +189,9 @@ async fn what_cannot_be_read_is_refused_before_the_first_message() {
 
 #[tokio::test]
 async fn an_object_that_is_replaced_is_read_to_its_end() {
-    // Scenario: an answer has begun, over gRPC and over HTTP, and is not read; the object is replaced by rename, and removed.
-    // Expectation: both answers hold a few windows and end in old bytes; new calls find the new object, then none.
+    // Scenario: a response has begun, over gRPC and over HTTP, and is not read; the object is replaced by
+    // rename, and removed. Expectation: both responses hold a few windows and end with old bytes; new calls
+    // find the new object, then none.
     for backend in backends() {
         let (old, new) = (noise(92, LENGTH), noise(93, LENGTH));
         let daemon = setup(backend, &old)
@@ -226,8 +228,9 @@ async fn an_object_that_is_replaced_is_read_to_its_end() {
 
 #[tokio::test]
 async fn an_object_that_is_written_to_ends_the_call() {
-    // Scenario: an answer has begun and is not read; the object is written to in place. Expectation: the call ends with
-    // ABORTED and its reason, and no message has new bytes; the next call reads the object as it is now.
+    // Scenario: a response has begun and is not read; the object is written to in place. Expectation: the
+    // call ends with ABORTED and its reason, and no message has new bytes; the next call reads the object as
+    // it is now.
     for backend in backends() {
         let old = noise(94, LENGTH);
         let daemon = setup(backend, &old).start();
@@ -256,8 +259,9 @@ async fn an_object_that_is_written_to_ends_the_call() {
 
 #[tokio::test]
 async fn a_deadline_is_for_the_whole_answer() {
-    // Scenario: calls that have 20 ms for 12 MiB, through a narrow window. Expectation: sooner or later one has begun when its
-    // time is over, and ends with DEADLINE_EXCEEDED; one without any time is refused.
+    // Scenario: calls with a deadline of 20 ms for 12 MiB, through a small window. Expectation: sooner or
+    // later one has begun when its deadline passes, and ends with DEADLINE_EXCEEDED; one with no time at all
+    // is refused.
     let daemon = setup("pread", &noise(95, LENGTH)).start();
     let mut narrow = Narrow::connect(daemon.grpc, 65_535).await;
     let gone = narrow
@@ -280,7 +284,8 @@ async fn a_deadline_is_for_the_whole_answer() {
 
 #[tokio::test]
 async fn an_answer_that_has_begun_is_sent_while_it_drains() {
-    // Scenario: an answer has begun and is not read when a drain begins. Expectation: it is sent whole, and the daemon ends.
+    // Scenario: a response has begun and is not read when a drain begins. Expectation: it is sent completely,
+    // and the daemon exits.
     let bytes = noise(96, LENGTH);
     for setup in [setup("pread", &bytes), setup("pread", &bytes).over_tls()] {
         let patient = setup.set("shutdown.drain_timeout_ms", "60000");
@@ -302,9 +307,9 @@ async fn an_answer_that_has_begun_is_sent_while_it_drains() {
 
 #[tokio::test]
 async fn what_is_sent_by_default_is_what_stock_clients_take() {
-    // Scenario: without a limit of its own, blocks of 3 MiB in all, by clients that take 4 MiB a message, and one block more.
-    // Expectation: the first arrive, by a call and by a stream; the others are refused with the remedy, over HTTP as well;
-    // a longer range over HTTP arrives.
+    // Scenario: with the default limit, 3 MiB of blocks, by clients that accept 4 MiB per message, and one
+    // block more. Expectation: the first arrive, by a call and on a stream; the others are refused with the
+    // remedy, over HTTP as well; a longer range over HTTP arrives.
     let bytes = noise(97, LENGTH);
     let setup = Setup::new("pread");
     setup.file("blocks.bin", &bytes);

@@ -1,9 +1,9 @@
-//! The daemon as its clients meet it: the real binary on real files, over sockets. Each test has a daemon, ports and a
-//! directory of its own, so that they run side by side. Some need root (loop devices, another user) and are
-//! ignored otherwise.
+//! The daemon as its clients see it: the real binary on real files, over sockets. Each test has its own
+//! daemon, ports and directory, so that they run concurrently. Some need root (loop devices, another user)
+//! and are otherwise ignored.
 //!
-//! Deliberately absent: anything that can be shown without a process (unit tests beside the code), and README's
-//! sessions with grpcurl and Python (`.ci/readme-session`).
+//! What needs no process is in unit tests next to the code; README's sessions with grpcurl and Python are in
+//! `.ci/readme-session`.
 
 #![forbid(unsafe_code)]
 #![expect(

@@ -1,5 +1,5 @@
-//! Configurations and files that cannot be served: each ends the daemon at once with its exit code and a message that
-//! names the field and the remedy.
+//! Configurations and files that cannot be served: each ends the daemon at once with its exit code and a
+//! message that names the field and the remedy.
 
 use crate::daemon::Setup;
 use crate::data::{counted, noise, npy};
@@ -19,8 +19,8 @@ fn vectors<'a>(name: &'a str, path: &'a str, more: &[&'a str]) -> Vec<String> {
 
 #[test]
 fn files_that_contradict_their_entry_are_told_all_at_once() {
-    // Scenario: one daemon over datasets of which each has something wrong. Expectation: exit code 2, and every dataset
-    // named with its field, what is wrong and how to fix it.
+    // Scenario: one daemon with several datasets, each with a mistake. Expectation: exit code 2, and every
+    // dataset is named with its field, the problem and the remedy.
     let setup = Setup::new("uring");
     let array = npy("<f4", 10, 16, &noise(1, 640));
     setup.file("f32.npy", &array);
@@ -109,8 +109,8 @@ fn files_that_contradict_their_entry_are_told_all_at_once() {
 #[test]
 #[ignore = "needs root"]
 fn a_file_without_permission_names_the_file_and_the_remedy() {
-    // Scenario: a daemon of another user over a file that only its owner may read. Expectation: exit code 2 and the
-    // path, "permission denied" and what to do.
+    // Scenario: the daemon runs as another user, with a file that only its owner may read. Expectation: exit
+    // code 2 and the path, "permission denied" and the remedy.
     let setup = Setup::new("pread").open_to_all();
     let file = setup.file("private.bin", &noise(1, 4096));
     std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).unwrap();
@@ -143,9 +143,9 @@ fn a_file_without_permission_names_the_file_and_the_remedy() {
 
 #[test]
 fn mistakes_in_the_configuration_are_told_all_at_once() {
-    // Scenario: an unknown key in a dataset, one on the command line, a wrong word, a number out of range, a size with a
-    // unit that means two things, a limit that contradicts another. Expectation: exit code 2, each with its key path
-    // and what is allowed; nothing else, since no file was opened.
+    // Scenario: an unknown key in a dataset, one on the command line, a wrong word, a number out of range, a
+    // size with an ambiguous unit, a limit that contradicts another. Expectation: exit code 2, each with its
+    // key path and what is allowed; nothing else, since no file was opened.
     let setup = Setup::new("uring")
         .set("engine.backend", "io_uring")
         .set("engine.uring.que_depth", "4")
@@ -179,7 +179,8 @@ fn mistakes_in_the_configuration_are_told_all_at_once() {
 
 #[test]
 fn a_port_in_use_is_named_with_its_key() {
-    // Scenario: another process listens where gRPC or HTTP is to. Expectation: exit code 3, key, address and remedy.
+    // Scenario: another process listens on the gRPC or HTTP address. Expectation: exit code 3, key, address
+    // and remedy.
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     for (key, flag) in [

@@ -1,5 +1,5 @@
-//! Where io_uring is unavailable, or not all of it: the cause and the remedy are named, the fallback is seen everywhere,
-//! and what is a fault of the set-up does not fall back.
+//! Where io_uring is unavailable, or parts of it: the cause and the remedy are named, the fallback is visible
+//! everywhere, and a mistake in the setup does not fall back.
 
 use crate::daemon::{Daemon, Setup};
 use crate::data::plain_blocks;
@@ -53,8 +53,9 @@ async fn assert_falls_back(daemon: &Daemon, reason: &str) {
 
 #[tokio::test]
 async fn a_seccomp_filter_means_mmap_for_all_to_see() {
-    // Scenario: a filter that answers EPERM (Docker's) or ENOSYS (Podman's) to io_uring_setup, and `on_unavailable:
-    // mmap`. Expectation: mmap serves; the log warns; metric, status and dataset say what was asked for and why not.
+    // Scenario: a filter that returns EPERM (like Docker) or ENOSYS (like Podman) for io_uring_setup, and
+    // `on_unavailable: mmap`. Expectation: mmap serves; the log warns; metric, status and dataset report what
+    // was requested and the reason.
     for (errno, reason) in [
         (EPERM, "a seccomp filter forbids io_uring"),
         (ENOSYS, "a seccomp filter answers ENOSYS"),
@@ -67,8 +68,8 @@ async fn a_seccomp_filter_means_mmap_for_all_to_see() {
 
 #[test]
 fn an_engine_asked_for_by_name_fails_with_the_remedy() {
-    // Scenario: the same filters, and `on_unavailable: fail`. Expectation: exit code 3 at once, the key, the cause, and
-    // how to allow io_uring.
+    // Scenario: the same filters, and `on_unavailable: fail`. Expectation: exit code 3 at once, the key, the
+    // cause, and how to allow io_uring.
     for errno in [EPERM, ENOSYS] {
         let setup = under_seccomp(errno).set("engine.on_unavailable", "fail");
         setup
@@ -79,7 +80,8 @@ fn an_engine_asked_for_by_name_fails_with_the_remedy() {
 
 #[tokio::test]
 async fn backends_without_a_ring_do_not_mind() {
-    // Scenario: the filter, and mmap or pread asked for by name. Expectation: they serve, and nothing is a fallback.
+    // Scenario: the filter, and mmap or pread configured. Expectation: they serve, and nothing counts as a
+    // fallback.
     for backend in ["mmap", "pread"] {
         let daemon = under_seccomp(EPERM).set("engine.backend", backend).start();
         assert!(!daemon.status().await.fallback);
@@ -93,9 +95,9 @@ async fn backends_without_a_ring_do_not_mind() {
 #[tokio::test]
 #[ignore = "needs io_uring"]
 async fn a_limit_of_open_files_that_is_too_low_never_falls_back() {
-    // Scenario: every limit of open files from too few for anything to enough, with `on_unavailable: mmap`. Expectation:
-    // either the daemon serves on uring, or it ends with a message about descriptors; never a quiet mmap. At some
-    // limit it is the ring that is unavailable.
+    // Scenario: every limit of open files from too few for anything to enough, with `on_unavailable: mmap`.
+    // Expectation: either the daemon serves on uring, or it ends with a message about descriptors; it never
+    // falls back silently. At some limit it is the ring that is unavailable.
     let mut refused_by_ring = 0;
     let mut served = false;
     for limit in 4..64 {
@@ -147,10 +149,10 @@ async fn a_limit_of_open_files_that_is_too_low_never_falls_back() {
 #[tokio::test]
 #[ignore = "needs root and io_uring"]
 async fn without_lockable_memory_it_goes_on_unregistered_and_says_so() {
-    // Scenario: a user without privileges, 64 KiB of lockable memory and 32 MiB of response memory to register.
-    // Expectation: uring serves, and the log says that the memory is not registered and how to fix it; with
-    // `registered_buffers: false` there is nothing to say.
-    // What a user has locked is counted over all of the user's processes: nobody else may be this one.
+    // Scenario: a user without privileges, 64 KiB of lockable memory and 32 MiB of response memory to
+    // register. Expectation: uring serves, and the log says that the memory is not registered and how to fix
+    // it; with `registered_buffers: false` it says nothing.
+    // Locked memory is counted over all processes of a user, so no other process may run as this one.
     let user = (100_000 + std::process::id()).to_string();
     for registered in ["true", "false"] {
         let (setup, bytes) = plain_blocks(Setup::new("uring").open_to_all(), 16);

@@ -1,4 +1,5 @@
-//! Every bound that holds now: who is over it is told at once, with when to retry, and the service recovers.
+//! Every limit that depends on load: what exceeds it is refused at once, with a retry hint, and the service
+//! recovers.
 
 use crate::backlog::{Load, batch, slow};
 use crate::daemon::{Daemon, Setup, backends, eventually_async};
@@ -12,7 +13,7 @@ use serde_json::json;
 use tonic::{Code, Status};
 use tonic_types::{RpcStatusExt as _, StatusExt as _};
 
-/// RESOURCE_EXHAUSTED with RetryInfo and without a field to mend.
+/// RESOURCE_EXHAUSTED with RetryInfo and without a field to fix.
 fn check(status: &Status, part: &str) {
     assert_eq!(status.code(), Code::ResourceExhausted, "{status:?}");
     assert!(status.message().contains(part), "{part:?} is not in {status:?}");
@@ -23,7 +24,7 @@ fn check(status: &Status, part: &str) {
     assert_eq!(reason.as_deref(), Some("OVERLOADED"));
 }
 
-/// The same in HTTP's words.
+/// The same over HTTP.
 fn check_http(answer: &Answer, code: u16, part: &str) {
     answer.is_problem(code, "overloaded", None, &[part]);
     assert!(
@@ -41,7 +42,8 @@ fn check_http(answer: &Answer, code: u16, part: &str) {
     );
 }
 
-/// Asks until it is refused while no batch of the load came to its end: so nobody was waited for.
+/// Sends requests until one is refused while no batch of the load completed: the refusal did not wait for
+/// any.
 async fn refused_at_once<T>(load: &Load, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
     eventually_async("a request is refused at once", async || {
         let before = load.finished();
@@ -51,7 +53,7 @@ async fn refused_at_once<T>(load: &Load, mut ask: impl AsyncFnMut() -> Option<T>
     .await
 }
 
-/// Asks over every transport until refused.
+/// Sends requests over every transport until refused.
 async fn refused_everywhere(daemon: &Daemon, load: &Load, dataset: &str, indices: &[u64], part: &str) {
     let (mut fetch, http) = (daemon.fetch().await, daemon.http_client());
     let request = wire::blocks(dataset, indices);
@@ -98,8 +100,9 @@ async fn refused_everywhere(daemon: &Daemon, load: &Load, dataset: &str, indices
 
 #[tokio::test]
 async fn more_requests_than_may_be_in_flight_are_refused() {
-    // Scenario: two requests are allowed in flight and two clients always have one each; others ask. Expectation: told at
-    // once over gRPC, stream and HTTP, with a hint; counted; served again once the load is over.
+    // Scenario: two requests may be in flight, and two clients always have one each; others send requests.
+    // Expectation: they are refused at once over gRPC, stream and HTTP, with a hint; refusals are counted;
+    // they are served again once the load is over.
     let (setup, _) = plain_blocks(slow(Setup::new("pread")), 8);
     let daemon = setup.set("limits.requests_in_flight", "2").start();
     let load = Load::start(&daemon, 2).await;
@@ -115,8 +118,8 @@ async fn more_requests_than_may_be_in_flight_are_refused() {
 
 #[tokio::test]
 async fn more_reads_than_may_be_queued_are_refused() {
-    // Scenario: 4096 reads are allowed in the queue, which a client keeps filled. Expectation: another batch of 4096 is
-    // refused at once on every transport; served once the load is over.
+    // Scenario: 4096 reads may be queued, and a client keeps the queue full. Expectation: another batch of
+    // 4096 is refused at once on every transport, and served once the load is over.
     let (setup, _) = plain_blocks(slow(Setup::new("pread")), 8);
     let daemon = setup.set("limits.queued_reads", "4096").start();
     let load = Load::start(&daemon, 1).await;
@@ -141,9 +144,10 @@ async fn more_reads_than_may_be_queued_are_refused() {
 
 #[tokio::test]
 async fn memory_that_slow_clients_hold_is_bounded_by_connection_and_by_caller() {
-    // Scenario: 8 MiB of memory, 2 MiB a connection, answers of 2 MiB that connections of three callers ask for and do not
-    // read. Expectation: a connection that has its share, and a caller that has its own, get RESOURCE_EXHAUSTED (429 over
-    // HTTP); small answers are served all the time, to the greedy callers too; the memory is whole once the clients are gone.
+    // Scenario: 8 MiB of memory, 2 MiB per connection, and responses of 2 MiB that connections of three
+    // callers request and do not read. Expectation: a connection that has used its share, and a caller that
+    // has used its own, get RESOURCE_EXHAUSTED (429 over HTTP); small responses are served all the time, to
+    // the greedy callers too; all memory is free once the clients are gone.
     const ANSWER: u64 = 2 << 20;
     for &backend in backends() {
         let (setup, _) = plain_blocks(Setup::new(backend), 1024);
@@ -191,7 +195,7 @@ async fn memory_that_slow_clients_hold_is_bounded_by_connection_and_by_caller() 
         }
         assert!(scrape.sum("ringfetch_rejected_total", &[("reason", "memory")]) < 1.0);
 
-        // One reads its answer after all, and it is whole; the others hang up.
+        // One of them reads its response after all, which is complete; the others disconnect.
         let (_, (body, status)) = {
             let (narrow, held) = holding.remove(0);
             (narrow, held.rest().await)

@@ -1,5 +1,5 @@
-//! How long clients are waited for, and which of them: what does not come on is closed for a reason that is counted, and
-//! whoever does come on is served meanwhile.
+//! Which clients are waited for, and how long: a connection that makes no progress is closed for a reason
+//! that is counted, and clients that make progress are served meanwhile.
 
 use crate::daemon::{Daemon, Setup, eventually_async};
 use crate::data::{noise, plain_blocks};
@@ -20,7 +20,7 @@ async fn saying(address: SocketAddr, words: &[u8]) -> TcpStream {
     stream
 }
 
-/// Reads until the daemon closes, however it does.
+/// Reads until the daemon closes the connection, in any way.
 async fn hear_out(mut stream: TcpStream) {
     let mut bytes = [0; 4096];
     while stream.read(&mut bytes).await.is_ok_and(|read| read > 0) {}
@@ -44,8 +44,9 @@ impl Daemon {
 
 #[tokio::test]
 async fn whoever_does_not_come_on_is_closed_for_a_reason_that_is_counted() {
-    // Scenario: each phase has a short limit, and a connection stops in each: nothing, half a head, a preface alone, half a
-    // body, nothing after a request, an answer that is not read. Expectation: each is closed, and its reason counted.
+    // Scenario: each phase has a short timeout, and a connection stalls in each: nothing, half a head, a
+    // preface alone, half a body, nothing after a request, a response that is not read. Expectation: each is
+    // closed, and its reason counted.
     let (setup, _) = plain_blocks(Setup::new("pread"), 8192);
     let daemon = setup
         .set("timeouts.handshake_ms", "300")
@@ -93,8 +94,9 @@ async fn whoever_does_not_come_on_is_closed_for_a_reason_that_is_counted() {
 
 #[tokio::test]
 async fn a_stream_may_pause_and_a_slow_reader_may_be_slow() {
-    // Scenario: short limits; a stream of gRPC that has been answered and asks nothing, and a reader that takes a little
-    // more than it must, until idle connections beside them have been closed three times. Expectation: both go on.
+    // Scenario: short timeouts; a gRPC stream that was answered and sends nothing, and a reader that takes
+    // slightly more than it must, until idle connections have been closed three times meanwhile. Expectation:
+    // both continue.
     let (setup, bytes) = plain_blocks(Setup::new("pread"), 8192);
     let daemon = setup
         .set("timeouts.body_ms", "400")
@@ -138,8 +140,8 @@ async fn a_stream_may_pause_and_a_slow_reader_may_be_slow() {
 
 #[tokio::test]
 async fn an_old_connection_is_told_to_go_away() {
-    // Scenario: connections may get 300 ms old, and a client asks again and again. Expectation: every answer is right, and
-    // its connection was replaced.
+    // Scenario: connections may reach an age of 300 ms, and a client sends one request after the other.
+    // Expectation: every response is correct, and its connection was replaced.
     let (setup, _) = plain_blocks(Setup::new("pread"), 16);
     let daemon = setup
         .set("timeouts.connection_age_ms", "300")
@@ -163,15 +165,15 @@ async fn an_old_connection_is_told_to_go_away() {
 
 #[tokio::test]
 async fn an_old_connection_of_http1_gets_one_more_answer() {
-    // Scenario: a connection of HTTP/1 that has been answered is idle when it gets too old, and then its client asks again.
-    // Expectation: it is answered, told that the connection closes, and closed.
+    // Scenario: an idle HTTP/1 connection, after a response, becomes too old, and then its client sends
+    // another request. Expectation: the response announces that the connection closes, and it closes.
     let (setup, bytes) = plain_blocks(Setup::new("pread"), 16);
     let daemon = setup
         .set("timeouts.connection_age_ms", "300")
         .set("timeouts.connection_age_grace_ms", "60000")
         .start();
     let old = kept_alive(daemon.http).await;
-    // Asked by connections that are younger.
+    // Checked on younger connections.
     daemon.has_closed("http", "age").await;
     gets_its_last_answer(old, &bytes[4096..8192]).await;
     daemon.stop().await;
@@ -179,8 +181,8 @@ async fn an_old_connection_of_http1_gets_one_more_answer() {
 
 #[tokio::test]
 async fn a_connection_of_http1_gets_one_more_answer_before_a_drain() {
-    // Scenario: the daemon is about to drain, and a client asks on a connection that it had before, and on a new one.
-    // Expectation: both are answered, told that the connection closes, and closed.
+    // Scenario: the daemon is about to drain, and a client sends requests on a connection that it had before,
+    // and on a new one. Expectation: both responses announce that the connection closes, and both close.
     let (setup, bytes) = plain_blocks(Setup::new("pread"), 16);
     let daemon = setup.set("shutdown.lame_duck_ms", "600000").start();
     let old = kept_alive(daemon.http).await;
@@ -194,7 +196,7 @@ async fn a_connection_of_http1_gets_one_more_answer_before_a_drain() {
     gets_its_last_answer(new, &bytes[4096..8192]).await;
 }
 
-/// A connection of HTTP/1.1 that has been answered.
+/// An HTTP/1.1 connection after one response.
 async fn kept_alive(address: SocketAddr) -> TcpStream {
     let mut stream = saying(address, b"HEAD /livez HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     let head = next_head(&mut stream).await;
@@ -213,7 +215,7 @@ async fn next_head(stream: &mut TcpStream) -> String {
     String::from_utf8_lossy(&head).to_lowercase()
 }
 
-/// Asks for block 1 until an answer says that the connection closes; then it must be closed.
+/// Requests block 1 until a response announces that the connection closes; then it must close.
 async fn gets_its_last_answer(mut stream: TcpStream, block: &[u8]) {
     eventually_async("an answer says that the connection closes", async || {
         stream
@@ -232,8 +234,8 @@ async fn gets_its_last_answer(mut stream: TcpStream, block: &[u8]) {
 
 #[tokio::test]
 async fn frames_without_a_purpose_close_their_connection() {
-    // Scenario: pings, settings and frames of unknown types without end. Expectation: their connections are closed as
-    // floods, or by the protocol itself, and others are served.
+    // Scenario: endless pings, settings and frames of unknown types. Expectation: their connections are
+    // closed as floods, or by the protocol itself, and others are served.
     let (setup, _) = plain_blocks(Setup::new("pread"), 16);
     let daemon = setup.start();
     let ping = [&[0, 0, 8, 6, 0, 0, 0, 0, 0][..], &[7; 8]].concat();
@@ -257,9 +259,9 @@ async fn frames_without_a_purpose_close_their_connection() {
 
 #[tokio::test]
 async fn half_connections_do_not_keep_others_out() {
-    // Scenario: 40 places a port, and 150 half-sent POSTs, half heads and silent connections on HTTP; 150 silent ones on
-    // gRPC and admin. Expectation: probes, metrics, reads and the admin service answer each time, and the oldest of the
-    // half ones have been closed for it.
+    // Scenario: 40 connections per port, and 150 half-sent POSTs, half heads and silent connections on HTTP;
+    // 150 silent ones on gRPC and admin. Expectation: probes, metrics, reads and the admin service respond
+    // each time, and the oldest of the half-open ones have been closed for it.
     let (setup, _) = plain_blocks(Setup::new("pread"), 16);
     let daemon = setup.set("limits.connections", "40").start();
     let mut half = Vec::new();
@@ -284,16 +286,16 @@ async fn half_connections_do_not_keep_others_out() {
         })
         .await;
     }
-    // Those that were closed hear of it.
+    // The evicted ones see the close.
     hear_out(half.remove(0)).await;
     daemon.stop().await;
 }
 
 #[tokio::test]
 async fn busy_connections_keep_their_places() {
-    // Scenario: two places, taken by answers that one caller does not read. Another one asks from another address; a third
-    // connection of the first does, too. Expectation: the other caller gets the place of the oldest; the first caller's
-    // own newcomer is refused.
+    // Scenario: a port for two connections, both with responses that one caller does not read. Another caller
+    // connects from another address; then the first caller a third time. Expectation: the other caller
+    // replaces the oldest connection; the first caller's new connection is refused.
     let (setup, _) = plain_blocks(Setup::new("pread"), 8192);
     let daemon = setup.set("limits.connections", "2").start();
     let request = b"GET /v1/datasets/blocks/bytes HTTP/1.1\r\nhost: localhost\r\n\r\n";
@@ -320,9 +322,10 @@ async fn busy_connections_keep_their_places() {
 
 #[tokio::test]
 async fn pages_in_browsers_reach_nothing() {
-    // Scenario: what a page can send: a foreign name, on a path of the shortcut, of the router, and of nobody, over HTTP/1.1
-    // and HTTP/2; and to the admin port a POST in HTTP/1.1, and one in HTTP/2 that is not gRPC. Expectation: 421 with the
-    // key's name; no answer of the service, and nothing is reloaded.
+    // Scenario: what a page in a browser can send: a foreign host name, on a path of the fast path, of the
+    // router, and on an unknown one, over HTTP/1.1 and HTTP/2; and to the admin port a POST in HTTP/1.1, and
+    // one in HTTP/2 that is not gRPC. Expectation: 421 that names the key; no response from the service, and
+    // nothing is reloaded.
     let (setup, _) = plain_blocks(Setup::new("pread"), 16);
     let daemon = setup.start();
     let http = daemon.http_client();
@@ -393,9 +396,10 @@ async fn a_configured_name_is_accepted() {
 
 #[tokio::test]
 async fn readiness_ends_before_service_and_probes_after_it() {
-    // Scenario: SIGTERM with a lame duck's time; then a drain that an unread answer holds up. Expectation: first not ready
-    // while both transports still serve new connections; then the gRPC port is closed, HTTP answers probes, metrics and
-    // status to new connections and refuses data, and the admin service answers; exit 1 for the answer that was cut off.
+    // Scenario: SIGTERM with time as a lame duck; then a drain that an unread response holds up. Expectation:
+    // first it is not ready while both transports still serve new connections; then the gRPC port is closed,
+    // HTTP serves probes, metrics and status on new connections and refuses data, and the admin service
+    // responds; exit 1 for the aborted response.
     let setup = Setup::new("pread");
     setup.file("large.bin", &noise(7, 16 << 20));
     let setup = setup.dataset(&[

@@ -1,4 +1,4 @@
-//! FetchStream: many requests at once, answers in any order, and a client that does not read.
+//! FetchStream: many requests at once, responses in any order, and a client that does not read.
 
 use crate::backlog::{Load, batch, slow};
 use crate::daemon::{Setup, backends, eventually_async, setups};
@@ -16,8 +16,9 @@ use tonic_types::RpcStatusExt as _;
 
 #[tokio::test]
 async fn five_hundred_requests_are_answered_by_their_ids() {
-    // Scenario: 500 requests of all four kinds on one stream, with an unknown dataset and an empty request in the middle,
-    // on each backend. Expectation: each id once, with its bytes; the two bad ones have their errors; the rest goes on.
+    // Scenario: 500 requests of all four kinds on one stream, with an unknown dataset and an empty request in
+    // the middle, on each backend. Expectation: each id once, with its bytes; the two bad ones get their
+    // errors; the rest continues.
     for setup in setups() {
         let (setup, everything) = everything(setup);
         let daemon = setup.start();
@@ -26,7 +27,7 @@ async fn five_hundred_requests_are_answered_by_their_ids() {
         let small = &everything.objects[3];
         let (mut requests, mut expected) = (Vec::new(), BTreeMap::new());
         for number in 0..500_u64 {
-            // Far apart, over all of 64 bits: an odd factor keeps them different.
+            // Spread over all 64 bits: an odd factor keeps them distinct.
             let id = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
             let (request, bytes) = match number % 4 {
                 _ if number == 250 => (
@@ -102,9 +103,10 @@ async fn five_hundred_requests_are_answered_by_their_ids() {
 
 #[tokio::test]
 async fn cancelled_requests_are_answered_once_and_hold_nothing() {
-    // Scenario: a busy daemon; a stream sends four requests of 4,096 reads, as many as it may have in flight, and cancels
-    // them, and an id that it never used; again, until one was cancelled in time. Expectation: each is answered once, with
-    // CANCELLED and its reason or with its bytes; the stream goes on; reads that were not submitted are never made.
+    // Scenario: a busy daemon; a stream sends four requests of 4,096 reads, as many as may be in flight, and
+    // cancels them, and also an unused id; repeated until one was cancelled in time. Expectation: each is
+    // answered once, with CANCELLED and its reason or with its bytes; the stream continues; reads that were
+    // not submitted are never made.
     let daemon = slow(Setup::new("pread"))
         .set("limits.stream_requests_in_flight", "4")
         .start();
@@ -172,9 +174,10 @@ async fn cancelled_requests_are_answered_once_and_hold_nothing() {
 
 #[tokio::test]
 async fn a_client_that_does_not_read_holds_its_share_and_no_more() {
-    // Scenario: 600 requests of 64 KiB on a stream whose answers are not read, at most 8 of a stream in flight.
-    // Expectation: the daemon takes up what is in flight and what the windows hold, then no more; it keeps no more memory
-    // than that; others are served meanwhile; once the client reads, it gets all 600, whole.
+    // Scenario: 600 requests of 64 KiB on a stream whose responses are not read, at most 8 of a stream in
+    // flight. Expectation: the daemon starts those in flight and those that fit in the windows, then no more;
+    // it holds no more memory than that; others are served meanwhile; once the client reads, it gets all 600,
+    // complete.
     const REQUESTS: u64 = 600;
     const BYTES: u64 = 64 << 10;
     // 8 in flight; the client's window of 1 MiB and the daemon's send buffer of 1 MiB hold 16 answers each.
@@ -204,7 +207,7 @@ async fn a_client_that_does_not_read_holds_its_share_and_no_more() {
         .await;
         assert!(taken <= TAKEN_MAX, "{backend}: {taken} requests were taken up");
         let held = daemon.status().await.memory_in_use_bytes;
-        // Unaligned ranges need scratch beside their place: at most a page more on either side, twice.
+        // Unaligned ranges need scratch memory next to their data: at most a page more on either side, twice.
         assert!(
             held <= 42 * 2 * (BYTES + 8192),
             "{backend}: {held} bytes are held"
@@ -235,7 +238,7 @@ async fn a_client_that_does_not_read_holds_its_share_and_no_more() {
     }
 }
 
-/// A FetchStream whose client says which bytes a frame has.
+/// A FetchStream whose client decides which bytes are in each frame.
 async fn fetch_stream(sender: &SendRequest<Bytes>) -> (ResponseFuture, h2::SendStream<Bytes>) {
     let request = http::Request::post("http://localhost/ringfetch.v1.FetchService/FetchStream")
         .header("content-type", "application/grpc")
@@ -246,9 +249,10 @@ async fn fetch_stream(sender: &SendRequest<Bytes>) -> (ResponseFuture, h2::SendS
 
 #[tokio::test]
 async fn a_burst_of_small_requests_waits_and_ends_no_connection() {
-    // Scenario: four streams of one connection, each with 2,000 requests in a frame each, as gRPC's clients send them; all that
-    // the windows allow is sent before the client reads. Expectation: every request is answered. (h2 ends a connection on which
-    // too many small frames wait: the window has to stop the client before that.)
+    // Scenario: four streams on one connection, each with 2,000 requests in one frame each, as gRPC's clients
+    // send them; everything that the windows allow is sent before the client reads. Expectation: every
+    // request is answered. (h2 closes a connection on which too many small frames wait, so the window has to
+    // stop the client before that.)
     const REQUESTS: u64 = 2000;
     let (setup, bytes) = crate::data::plain_blocks(Setup::new("mmap"), 256);
     let daemon = setup.start();
@@ -272,7 +276,8 @@ async fn a_burst_of_small_requests_waits_and_ends_no_connection() {
         }
         calls.push(response);
     }
-    // What the windows allow goes out with the first ping; whoever answers the third has seen that.
+    // Everything that the windows allow is sent by the first ping, so the daemon has received it once it
+    // answers the third.
     for _ in 0..3 {
         pings.ping(h2::Ping::opaque()).await.unwrap();
     }
@@ -307,8 +312,9 @@ async fn a_burst_of_small_requests_waits_and_ends_no_connection() {
 
 #[tokio::test]
 async fn who_sends_bytes_in_frames_of_their_own_is_counted() {
-    // Scenario: a client sends its stream byte by byte, each in a frame of its own, and reads nothing. Expectation: the
-    // connection ends (h2's rule, which bounds the memory of such frames), and the end is counted as a flood.
+    // Scenario: a client sends its stream byte by byte, each in its own frame, and reads nothing.
+    // Expectation: the connection is closed (h2's rule, which bounds the memory of such frames), and counted
+    // as a flood.
     let (setup, _) = crate::data::plain_blocks(Setup::new("mmap"), 256);
     let daemon = setup.set("limits.stream_requests_in_flight", "1").start();
     let stream = tokio::net::TcpStream::connect(daemon.grpc).await.unwrap();

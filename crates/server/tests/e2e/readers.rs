@@ -8,10 +8,10 @@ use ringfetch_proto::v1::fetch_stream_response::Response;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// A dataset as its readers know it.
+/// A dataset as its readers expect it.
 pub(crate) struct Known<'a> {
     pub(crate) name: &'a str,
-    /// What it may hold: the oldest version first. They have the same length.
+    /// The bytes that it may have: the oldest version first. All have the same length.
     pub(crate) versions: &'a [Vec<u8>],
 }
 
@@ -20,7 +20,7 @@ impl Known<'_> {
         (self.versions[0].len() / 4096) as u64
     }
 
-    /// The version that an answer is of: whole, or it is wrong.
+    /// The version that a response is of; a mixture of versions is an error.
     fn version(&self, pieces: &[std::ops::Range<usize>], answer: &[u8]) -> usize {
         let is = |version: &Vec<u8>| {
             let mut rest = answer;
@@ -43,12 +43,12 @@ fn block(index: u64) -> std::ops::Range<usize> {
     start..start + 4096
 }
 
-/// What readers have done, and whether to go on.
+/// What readers have done, and whether to continue.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     stop: AtomicBool,
     answers: AtomicU64,
-    /// Answers of the newest version.
+    /// Responses of the newest version.
     newest: AtomicU64,
     /// (dataset, version, etag) of every version seen, over any transport.
     etags: Mutex<Vec<(String, usize, String)>>,
@@ -67,12 +67,12 @@ impl Tally {
         self.answers.load(Ordering::Relaxed)
     }
 
-    /// Answers of the newest version.
+    /// Responses of the newest version.
     pub(crate) fn newest(&self) -> u64 {
         self.newest.load(Ordering::Relaxed)
     }
 
-    /// An answer of a version, which bears this etag and no other version does.
+    /// Counts a response of a version, whose etag no other version has.
     fn count(&self, known: &Known<'_>, version: usize, etag: &str) {
         let mut etags = self.etags.lock().expect("the tags seen");
         let of_this = etags.iter().filter(|(name, ..)| name == known.name);
@@ -93,7 +93,7 @@ impl Tally {
         }
     }
 
-    /// Waits until so many more answers are there.
+    /// Waits for this many more responses.
     pub(crate) async fn more(&self, answers: u64) {
         let enough = self.answers() + answers;
         eventually_async("the readers go on", async || {
@@ -103,7 +103,7 @@ impl Tally {
     }
 }
 
-/// One call after the other; never sees an older version again once it saw a newer one.
+/// One call after the other; never sees an older version again after a newer one.
 pub(crate) async fn unary(daemon: &Daemon, known: &Known<'_>, tally: &Tally, salt: u64) {
     let mut fetch = daemon.fetch().await;
     let mut latest = 0;
@@ -134,7 +134,8 @@ pub(crate) async fn unary(daemon: &Daemon, known: &Known<'_>, tally: &Tally, sal
 /// Requests that a stream has in flight.
 const PIPELINED: u64 = 32;
 
-/// One stream with many requests in flight. It is ended as a client should: no more requests, and every answer read.
+/// One stream with many requests in flight. It ends as a client should end it: no more requests, and every
+/// response read.
 pub(crate) async fn streamed(daemon: &Daemon, known: &Known<'_>, tally: &Tally) {
     let count = known.count();
     let request = |id: u64| v1::FetchStreamRequest {
@@ -182,7 +183,7 @@ pub(crate) async fn streamed(daemon: &Daemon, known: &Known<'_>, tally: &Tally) 
     }
 }
 
-/// Long ranges over HTTP/1.1, each of one version, and of the one that its ETag names.
+/// Long ranges over HTTP/1.1, each of the one version that its ETag names.
 pub(crate) async fn ranges(daemon: &Daemon, known: &Known<'_>, tally: &Tally) {
     let http = daemon.http_client();
     let path = format!("/v1/datasets/{}/bytes", known.name);

@@ -1,5 +1,5 @@
-//! Bad requests over both transports: the code, a message that names the field and the remedy, details that decode, and
-//! a daemon that goes on.
+//! Bad requests over both transports: the code, a message that names the field and the remedy, details that
+//! decode, and a daemon that continues.
 
 use crate::daemon::{Daemon, PATIENCE, Setup, any_backend, backends};
 use crate::data::{everything, plain_blocks};
@@ -48,14 +48,14 @@ fn check(status: &Status, code: Code, reason: &str, field: Option<&str>, parts: 
         .map(|request| request.field_violations);
     let found = violations.as_ref().map(|violations| violations[0].field.as_str());
     assert_eq!(found, field, "{status:?}");
-    // What a retry cannot help must not say that it does.
+    // There is no retry hint where a retry cannot help.
     assert!(status.get_details_retry_info().is_none(), "{status:?}");
 }
 
 #[tokio::test]
 async fn a_request_that_is_wrong_as_a_whole_is_told_so_over_grpc() {
-    // Scenario: each mistake that a request as a whole can have. Expectation: gRPC's code for it, google.rpc details
-    // that name the field, a message with the remedy; the daemon serves on.
+    // Scenario: each mistake that a request as a whole can have. Expectation: gRPC's code for it, google.rpc
+    // details that name the field, a message with the remedy; the daemon continues to serve.
     let daemon = serve(any_backend());
     let mut fetch = daemon.fetch().await;
 
@@ -242,8 +242,9 @@ const BAD_NAMES: [(&str, Code, &str, &str); 8] = [
 
 #[tokio::test]
 async fn a_bad_item_is_told_alike_by_both_transports() {
-    // Scenario: batches with good items and each kind of bad one, on every backend. Expectation: the good items' bytes,
-    // and for each bad one the same code and the same words over gRPC and HTTP; with fail_fast, the first is the call's.
+    // Scenario: batches with good items and each kind of bad one, on every backend. Expectation: the good
+    // items' bytes, and for each bad one the same code and message over gRPC and HTTP; with fail_fast, the
+    // first fails the call.
     for &backend in backends() {
         let daemon = serve(backend);
         let (mut fetch, http) = (daemon.fetch().await, daemon.http_client());
@@ -280,7 +281,7 @@ async fn a_bad_item_is_told_alike_by_both_transports() {
             &["block 300 is out of range"],
         );
 
-        // Ranges: past the end, overflow, nothing, too large.
+        // Ranges: past the end, overflow, empty, too large.
         let end = 300 * 4096;
         let wanted = [
             (end - 1, 1),
@@ -366,7 +367,7 @@ fn items(errors: &[v1::ItemError], expected: &[(u32, Code, &str)]) {
     }
 }
 
-/// The mirror's errors: the same items and words, and these types.
+/// The errors over HTTP: the same items and messages, with these types.
 fn alike(mirrored: &Answer, errors: &[v1::ItemError], slugs: &[&str]) {
     assert_eq!(mirrored.status, 200, "{mirrored:?}");
     let body = mirrored.json();
@@ -381,8 +382,9 @@ fn alike(mirrored: &Answer, errors: &[v1::ItemError], slugs: &[&str]) {
 
 #[tokio::test]
 async fn a_request_that_is_wrong_as_a_whole_is_told_so_over_http() {
-    // Scenario: each mistake that an HTTP request can have. Expectation: its status, problem+json with the field and the
-    // remedy, Allow and the like where they belong; the daemon serves on, on the same connections.
+    // Scenario: each mistake that an HTTP request can have. Expectation: its status, problem+json with the
+    // field and the remedy, Allow and similar headers where they apply; the daemon continues to serve, on the
+    // same connections.
     let daemon = serve("mmap");
     let http = daemon.http_client();
     let get = async |path: &str| http.get(path).await;
@@ -480,10 +482,11 @@ async fn a_request_that_is_wrong_as_a_whole_is_told_so_over_http() {
     let long = json!({"indices": vec![1_000_000; 20_000]});
     let answer = http.batch(batch, &long, JSON).await;
     answer.is_problem(413, "request-too-large", None, &["limits.request_bytes"]);
-    // Its body was not read, so that no request can follow on the same connection.
+    // Its body was not read, so no request can follow on the same connection.
     assert_eq!(answer.header("connection"), "close");
 
-    // A body of 24 MiB that the daemon does not read: the client, still sending, hears why all the same.
+    // A body of 24 MiB that the daemon does not read: the client, still sending, gets the reason all the
+    // same.
     hears_out_a_sender(&daemon, batch);
 
     let answer = http
@@ -511,8 +514,8 @@ async fn a_request_that_is_wrong_as_a_whole_is_told_so_over_http() {
 #[tokio::test]
 #[ignore = "needs root"]
 async fn an_object_that_may_not_be_read_is_permission_denied() {
-    // Scenario: a daemon of another user; one object is its owner's alone, one lies in a closed directory. Expectation:
-    // PERMISSION_DENIED and 403 for those, the rest is served.
+    // Scenario: the daemon runs as another user; one object only its owner may read, one is in a closed
+    // directory. Expectation: PERMISSION_DENIED and 403 for those; the rest is served.
     use std::os::unix::fs::PermissionsExt as _;
     let setup = Setup::new("pread").open_to_all();
     let closed = |path: &std::path::Path, mode| {
@@ -557,7 +560,7 @@ async fn an_object_that_may_not_be_read_is_permission_denied() {
     daemon.stop().await;
 }
 
-/// A client whose body is on its way when the answer comes, as curl's is without Expect.
+/// A client that is still sending its body when the response arrives, as curl does without Expect.
 fn hears_out_a_sender(daemon: &Daemon, batch: &str) {
     const BODY_BYTES: usize = 24 << 20;
     let mut connection = TcpStream::connect(daemon.http).unwrap();
@@ -569,11 +572,11 @@ fn hears_out_a_sender(daemon: &Daemon, batch: &str) {
     );
     let sender = std::thread::spawn(move || {
         sending.write_all(head.as_bytes()).unwrap();
-        // The daemon may hang up once it has answered.
+        // The daemon may close the connection once it has responded.
         let _cut = sending.write_all(&vec![b' '; BODY_BYTES]);
     });
     let mut answer = Vec::new();
-    // To its end, or to where the daemon hangs up on the rest of the body.
+    // To its end, or until the daemon closes the connection on the rest of the body.
     let _ended = connection.read_to_end(&mut answer);
     drop(connection);
     sender.join().unwrap();

@@ -1,5 +1,4 @@
-//! The configuration is read again while clients read: what can change does at once, and nobody notices but by what is
-//! served.
+//! Reloads while clients read: what can change changes at once, and clients notice only by what is served.
 
 use crate::daemon::{
     Daemon, LISTEN, PATIENCE, Setup, backends, backends_and_auto, eventually, eventually_async,
@@ -14,7 +13,8 @@ use rustix::process::Signal;
 use std::fs;
 use tonic::{Code, Status};
 
-/// A configuration file: keys beside the addresses, and datasets of 4 KiB blocks, each in a file of its name.
+/// A configuration file: keys besides the addresses, and datasets of 4 KiB blocks, each in a file of its
+/// name.
 pub(crate) fn file(keys: &str, datasets: &[&str]) -> String {
     let entry =
         |name: &&str| format!("  - {{name: {name}, kind: blocks, block_bytes: 4KiB, path: {name}.bin}}\n");
@@ -22,7 +22,7 @@ pub(crate) fn file(keys: &str, datasets: &[&str]) -> String {
     format!("{LISTEN}{keys}\ndatasets:\n{datasets}")
 }
 
-/// The keys that every daemon here is started with.
+/// The keys that every daemon here starts with.
 pub(crate) fn engine(backend: &str) -> String {
     format!("engine: {{backend: {backend}, on_unavailable: fail, cores: 2, memory_budget: 32MiB}}")
 }
@@ -32,13 +32,13 @@ pub(crate) async fn reload(daemon: &Daemon) -> Result<v1::ReloadResponse, Status
     answer.map(tonic::Response::into_inner)
 }
 
-/// Reloads that ended, by their result.
+/// Completed reloads, by their result.
 pub(crate) async fn reloads(daemon: &Daemon, result: &str) -> f64 {
     let scrape = daemon.scrape().await;
     scrape.sum("ringfetch_config_reloads_total", &[("result", result)])
 }
 
-/// SIGHUP, and until it was acted upon.
+/// Sends SIGHUP and waits until the reload has ended.
 pub(crate) async fn hang_up(daemon: &Daemon) {
     let before = reloads(daemon, "ok").await + reloads(daemon, "failed").await;
     daemon.signal(Signal::HUP);
@@ -49,7 +49,7 @@ pub(crate) async fn hang_up(daemon: &Daemon) {
     .await;
 }
 
-/// (key, before, after) of each.
+/// (key, before, after) of each change.
 pub(crate) fn told(changes: &[v1::ConfigChange]) -> Vec<(&str, &str, &str)> {
     changes
         .iter()
@@ -59,10 +59,11 @@ pub(crate) fn told(changes: &[v1::ConfigChange]) -> Vec<(&str, &str, &str)> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn datasets_come_and_go_while_they_are_read() {
-    // Scenario: of three datasets under load, one is left alone, one's file is replaced by rename, one is taken out, and a
-    // new one comes; by SIGHUP, on each backend. Meanwhile an answer of the replaced one has begun and is not read.
-    // Expectation: no read fails; every answer is of one version, and calls in order never go back to the old one; the
-    // begun answer ends in old bytes; listings, tags and names follow; as many files are open as before.
+    // Scenario: of three datasets under load, one is unchanged, one's file is replaced by rename, one is
+    // removed, and a new one is added; by SIGHUP, on each backend. Meanwhile a response of the replaced one
+    // has begun and is not read. Expectation: no read fails; every response is of one version, and successive
+    // calls never return to the old one; the response that had begun ends with old bytes; listings, tags and
+    // names follow; as many files are open as before.
     for backend in backends_and_auto() {
         let setup = Setup::new(backend).whole(&file(&engine(backend), &["same", "renamed", "gone"]));
         let length = 2048 * 4096;
@@ -143,9 +144,9 @@ async fn datasets_come_and_go_while_they_are_read() {
 
 #[tokio::test]
 async fn what_is_left_alone_keeps_its_file_and_no_file_is_leaked() {
-    // Scenario: twenty reloads, each with one dataset replaced by rename, one added or taken out again, and one left alone,
-    // all of them read in between. Expectation: in the end as many files are open as after the first read; only those that
-    // changed are opened anew; the counters go on.
+    // Scenario: twenty reloads, each with one dataset replaced by rename, one added or removed again, and one
+    // unchanged, all of them read in between. Expectation: in the end as many files are open as after the
+    // first read; only those that changed are opened again; the counters continue.
     for backend in backends_and_auto() {
         let setup = Setup::new(backend).whole(&file(&engine(backend), &["same", "renamed"]));
         for name in ["same", "renamed", "extra"] {
@@ -210,8 +211,9 @@ async fn what_is_left_alone_keeps_its_file_and_no_file_is_leaked() {
 
 #[tokio::test]
 async fn a_dataset_that_was_removed_leaves_the_metrics() {
-    // Scenario: two datasets are read, one of them also in vain; a reload removes that one. Expectation: no series names it
-    // any more; the other's go on, and the totals of the status keep its reads.
+    // Scenario: two datasets are read, one of them also with failures; a reload removes that one.
+    // Expectation: no series names it any more; the other's continue, and the totals of the status keep its
+    // reads.
     for &backend in backends() {
         let setup = Setup::new(backend).whole(&file(&engine(backend), &["same", "gone"]));
         for name in ["same", "gone"] {
@@ -245,9 +247,9 @@ async fn a_dataset_that_was_removed_leaves_the_metrics() {
 
 #[tokio::test]
 async fn limits_change_at_once_and_what_cannot_is_named() {
-    // Scenario: limits of a request, of the connections, of a connection's memory; the log filter; beside them cores, an
-    // address and the shards' queue. Expectation: the first hold for the next request, and the answer lists them; the others
-    // are listed as waiting for a restart, now, again next time, and in the status.
+    // Scenario: limits of requests, of connections and of a connection's memory, and the log filter change;
+    // also cores, an address and the shards' queue. Expectation: the first apply to the next request, and the
+    // response lists them; the others are listed as waiting for a restart: now, next time, and in the status.
     let setup = Setup::new("mmap").whole(&file(&engine("mmap"), &["blocks"]));
     setup.file("blocks.bin", &noise(9, 64 * 4096));
     let daemon = setup.start();
@@ -289,7 +291,8 @@ async fn limits_change_at_once_and_what_cannot_is_named() {
         .get_with("/v1/datasets/blocks/bytes", &[("range", "bytes=0-1,5-6")])
         .await;
     assert_eq!(refused.status, 400, "{refused:?}");
-    // One connection a port: another one takes the place of the idle `held`. (Which is not used again: it may not have heard yet.)
+    // One connection per port: a new one replaces the idle `held`, which is not used again, since it may not
+    // have seen the close yet.
     let second = daemon.http_client();
     assert_eq!(second.get("/livez").await.status, 200);
     daemon.logged(&["closed by a limit", "evicted", "\"transport\":\"http\""]);
@@ -313,9 +316,9 @@ async fn reload_on_held_connection(daemon: &Daemon, keys: &str) -> v1::ReloadRes
 
 #[tokio::test]
 async fn the_files_word_ends_what_was_set_at_run_time() {
-    // Scenario: the backend of the engine and of a dataset and the log filter are set at run time; the file is reloaded
-    // unchanged; then with another backend for each. Expectation: the file's word is in force each time, and the answer says
-    // what ended.
+    // Scenario: the backend of the engine and of a dataset and the log filter are set at run time; the file
+    // is reloaded unchanged, then with another backend for each. Expectation: the file's values are in force
+    // each time, and the response lists what was reverted.
     use v1::Backend::{Mmap, Pread};
     let setup = Setup::new("mmap").whole(&file(&engine("mmap"), &["a", "b"]));
     setup.file("a.bin", &noise(9, 8 * 4096));
@@ -371,8 +374,9 @@ async fn the_files_word_ends_what_was_set_at_run_time() {
 
 #[tokio::test]
 async fn an_objects_directory_that_grows_stays_and_one_that_is_replaced_does_not() {
-    // Scenario: a file comes into a directory; then the directory itself is replaced; each with a reload. Expectation: left
-    // alone at first, opened anew then, and the new directory's files are served.
+    // Scenario: a file is added to a directory; then the directory itself is replaced; each with a reload.
+    // Expectation: the dataset stays open at first, is then opened again, and the new directory's files are
+    // served.
     let datasets = "datasets:\n  - {name: objects, kind: objects, path: objects, revalidate_ms: 0}\n";
     let setup = Setup::new("mmap").whole(&format!("{LISTEN}{}\n{datasets}", engine("mmap")));
     setup.file("objects/one", b"one");

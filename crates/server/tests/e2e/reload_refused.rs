@@ -1,4 +1,4 @@
-//! Reloads that change nothing, and signals that come when they are not expected.
+//! Reloads that change nothing, and signals at unexpected times.
 
 use crate::daemon::{LISTEN, PATIENCE, Setup, eventually, eventually_async};
 use crate::data::{noise, plain_blocks};
@@ -14,9 +14,10 @@ use tonic_types::StatusExt as _;
 
 #[tokio::test]
 async fn an_invalid_file_changes_nothing_and_is_reported() {
-    // Scenario: a file with a slip, a wrong type and a changed limit; one with a dataset that does not open beside a new
-    // one; one that is no YAML; none at all; by SIGHUP and by call; then a good one. Expectation: everything as it was;
-    // every mistake named, with its key, in log, answer and status; the metric is 0 until the good one.
+    // Scenario: a file with a misspelling, a wrong type and a changed limit; one with a dataset that does not
+    // open next to a new one; one that is not YAML; no file; by SIGHUP and by call; then a good one.
+    // Expectation: everything stays as it was; every mistake is named, with its key, in log, response and
+    // status; the metric is 0 until the good one.
     let good = file(&engine("mmap"), &["blocks"]);
     let setup = Setup::new("mmap").whole(&good);
     setup.file("blocks.bin", &noise(9, 8 * 4096));
@@ -64,7 +65,7 @@ async fn an_invalid_file_changes_nothing_and_is_reported() {
         let last = daemon.status().await.last_reload.unwrap();
         assert!(!last.successful && !successful().await, "{last:?}");
         for key in keys {
-            // An open error is told as at the start: with the dataset's name.
+            // An open error is reported as at startup, with the dataset's name.
             let name = key.split('.').nth(1).unwrap_or(key);
             assert!(
                 last.problem.contains(name) && status.message().contains(name),
@@ -94,9 +95,10 @@ async fn an_invalid_file_changes_nothing_and_is_reported() {
 
 #[tokio::test]
 async fn a_backend_that_cannot_be_had_refuses_the_whole_reload() {
-    // Scenario: where io_uring is forbidden, a file that asks for it, for the engine or for one dataset (after another
-    // that goes to pread), with a new dataset and a changed limit. Expectation: FAILED_PRECONDITION with key and cause; the
-    // engine, both datasets, the list and the limit are as before; the file without it is taken over.
+    // Scenario: io_uring is forbidden, and a file requests it, for the engine or for one dataset (after
+    // another that changes to pread), with a new dataset and a changed limit. Expectation:
+    // FAILED_PRECONDITION with key and cause; the engine, both datasets, the list and the limit are as
+    // before; the file without it is applied.
     use v1::Backend::{Mmap, Pread};
     let setup = Setup::new("mmap").whole(&file(&engine("mmap"), &["a", "b"]));
     for name in ["a", "b", "new"] {
@@ -148,9 +150,9 @@ async fn a_backend_that_cannot_be_had_refuses_the_whole_reload() {
 
 #[tokio::test]
 async fn a_fallback_of_the_start_is_no_mistake_of_a_reload() {
-    // Scenario: where io_uring is forbidden, a daemon that fell back to mmap, for the engine and for a dataset; a reload; a
-    // switch to pread of both at run time; another reload of the same file. Expectation: both reloads are made, and mmap
-    // reads after each.
+    // Scenario: io_uring is forbidden, and a daemon fell back to mmap, for the engine and for a dataset; a
+    // reload; a switch of both to pread at run time; another reload of the same file. Expectation: both
+    // reloads succeed, and mmap reads after each.
     use v1::Backend::{Mmap, Pread};
     let keys = "engine: {backend: uring, on_unavailable: mmap, cores: 2, memory_budget: 32MiB}";
     let text =
@@ -186,8 +188,8 @@ async fn a_fallback_of_the_start_is_no_mistake_of_a_reload() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_reloads_at_once_come_one_after_the_other() {
-    // Scenario: thirty calls at once beside a burst of SIGHUPs. Expectation: each is made, or told that the daemon is busy
-    // and when to retry; the daemon serves, and the next reload is made.
+    // Scenario: thirty concurrent calls during a burst of SIGHUPs. Expectation: each reloads, or is refused
+    // as busy with a retry hint; the daemon serves, and the next reload succeeds.
     let setup = Setup::new("mmap").whole(&file(&engine("mmap"), &["blocks"]));
     setup.file("blocks.bin", &noise(9, 8 * 4096));
     let daemon = setup.start();
@@ -216,21 +218,22 @@ async fn many_reloads_at_once_come_one_after_the_other() {
     daemon.stop().await;
 }
 
-/// SIGHUP, once the process does not die of it: the set of caught signals in proc_pid_status(5) has it.
+/// Sends SIGHUP once the process catches it, according to the set of caught signals in proc_pid_status(5):
+/// before that it would be killed.
 fn hang_up_once_caught(pid: Pid) {
     let status = fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero())).unwrap_or_default();
     let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
     let caught = caught.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
     if caught.is_some_and(|mask| mask & 1 == 1) {
-        // It may have ended meanwhile, which the test then says.
+        // It may have ended meanwhile, which the test reports then.
         let _gone = kill_process(pid, Signal::HUP);
     }
 }
 
 #[tokio::test]
 async fn signals_before_it_serves_and_while_it_drains_do_no_harm() {
-    // Scenario: SIGHUP again and again during the start; and while a drain waits for a client. Expectation: it starts,
-    // serves, and has reloaded; the drain goes on to its end, and nothing is reloaded.
+    // Scenario: SIGHUP again and again during startup, and while a drain waits for a client. Expectation: it
+    // starts, serves, and has reloaded; the drain continues to its end, and nothing is reloaded.
     let setup = Setup::new("mmap").whole(&file(
         &(engine("mmap") + "\nshutdown: {lame_duck_ms: 0, drain_timeout_ms: 3000}"),
         &["blocks"],
@@ -244,7 +247,7 @@ async fn signals_before_it_serves_and_while_it_drains_do_no_harm() {
     let _held = narrow
         .call("FetchRanges", &[], &wire::ranges("blocks", &[(0, 3 << 20)]))
         .await;
-    // Whatever the start's signals left is done.
+    // Waits for reloads that the signals during startup left.
     hang_up(&daemon).await;
     daemon.signal(Signal::TERM);
     daemon.logged(&["draining", "SIGTERM"]);
@@ -257,8 +260,8 @@ async fn signals_before_it_serves_and_while_it_drains_do_no_harm() {
 
 #[tokio::test]
 async fn a_reload_takes_environment_and_flags_as_at_the_start() {
-    // Scenario: a flag says mmap; the file comes to say pread, and another limit. Expectation: the flag holds; the limit is
-    // taken over.
+    // Scenario: a flag sets mmap; the file changes to pread, and to another limit. Expectation: the flag
+    // wins; the limit is applied.
     let (setup, _) = plain_blocks(Setup::new("mmap"), 8);
     let daemon = setup.start();
     let text = fs::read_to_string(daemon.path("ringfetchd.yaml")).unwrap();

@@ -1,5 +1,5 @@
-//! ScoreVectors: both transports, every layout and element type, every backend: the same scores, and those that the files'
-//! elements have.
+//! ScoreVectors: both transports, every layout and element type, every backend: the same scores, which match
+//! the files' elements.
 
 use crate::daemon::{Setup, any_backend, backends_and_auto};
 use crate::data::{Space, Unit, everything};
@@ -22,9 +22,9 @@ const METRICS: [(v1::Metric, &str); 4] = [
 
 #[tokio::test]
 async fn both_transports_score_alike_on_each_backend() {
-    // Scenario: two queries that share candidates, with an id that is there twice and one past the end, as a unary call, in a
-    // stream and over HTTP. Expectation: one answer, bit by bit, on every backend, and that of plain sums over the files'
-    // elements; noise as f32 has NaN and infinities, which are left out and counted.
+    // Scenario: two queries that share candidates, with a repeated id and one past the end, as a unary call,
+    // on a stream and over HTTP. Expectation: the same response, bit by bit, on every backend, equal to plain
+    // sums over the files' elements; noise as f32 has NaN and infinities, which are left out and counted.
     let mut seen: BTreeMap<String, v1::ScoreVectorsResponse> = BTreeMap::new();
     for backend in backends_and_auto() {
         let (setup, everything) = everything(Setup::new(backend));
@@ -46,7 +46,7 @@ async fn both_transports_score_alike_on_each_backend() {
                 by_client(&format!("http://{}", daemon.grpc), &request, &answer).await;
                 over_http(&http, &request, word, &answer).await;
                 right(space, dtype, word, &request, &answer);
-                // Files of this run.
+                // The etag differs between runs.
                 answer.etag.clear();
                 let first = seen
                     .entry(format!("{} {word}", space.name))
@@ -105,7 +105,7 @@ async fn in_stream(fetch: &mut FetchServiceClient<Wire>, request: v1::ScoreVecto
     answer.response.expect("content")
 }
 
-/// The Rust client's answer is the same.
+/// The Rust client's response is the same.
 async fn by_client(url: &str, request: &v1::ScoreVectorsRequest, expected: &v1::ScoreVectorsResponse) {
     let client = Client::builder(url).connect_lazy().unwrap();
     let metric = match request.metric() {
@@ -159,7 +159,7 @@ async fn over_http(
         .zip(&expected.results)
     {
         assert_eq!(result["ids"], json!(expected.ids));
-        // As text: serde_json reads numbers with an error in the last bit.
+        // Compared as text: serde_json parses numbers with an error in the last bit.
         let scores = format!(r#""scores":{}"#, json!(expected.scores));
         assert!(text.contains(&scores), "{text}");
         assert_eq!(result["scores"].as_array().unwrap().len(), expected.scores.len());
@@ -183,7 +183,7 @@ async fn over_http(
     );
 }
 
-/// i32 vectors are lists of neighbours.
+/// Scores of i32 vectors, which are lists of neighbours, are refused.
 async fn refused(
     fetch: &mut FetchServiceClient<Wire>,
     http: &Http,
@@ -201,7 +201,7 @@ async fn refused(
     assert!(status.message().starts_with("metric: "), "{status}");
 }
 
-/// Checks an answer against plain sums.
+/// Checks a response against plain sums.
 fn right(
     space: &Space,
     dtype: &str,
@@ -224,7 +224,7 @@ fn right(
         assert_eq!(result.scores.len(), result.ids.len());
         for (id, score) in result.ids.iter().zip(&result.scores) {
             let expected = expected[id];
-            // Noise has numbers of every size, and so does the error.
+            // Noise has numbers of every magnitude, and so does the error.
             let near = (score - expected).abs() <= 1e-9 * expected.abs().max(f64::MIN_POSITIVE)
                 || score == &expected
                 || cancels(word);
@@ -256,7 +256,8 @@ fn right(
     }
 }
 
-/// Whether terms of both signs are added, which leaves no relative precision; `score` has tests of these.
+/// Whether terms of both signs are added, which leaves no relative precision; the tests of `score` cover
+/// these.
 fn cancels(word: &str) -> bool {
     matches!(word, "dot" | "cosine")
 }
@@ -309,7 +310,7 @@ fn plain_score(word: &str, query: &[f32], elements: &[f64]) -> f64 {
     }
 }
 
-/// A way to spoil a request; the gRPC code and HTTP status that follow, the field, and a part of the remedy.
+/// A way to break a request; the resulting gRPC code and HTTP status, the field, and a part of the remedy.
 type Mistake = (
     fn(&mut v1::ScoreVectorsRequest),
     (Code, u16),
@@ -391,7 +392,7 @@ const MISTAKES: [Mistake; 11] = [
 
 #[tokio::test]
 async fn each_mistake_is_answered_with_its_field_and_remedy() {
-    // Every mistake that a request can have, on every backend, as a unary call, in a stream and over HTTP.
+    // Every mistake that a request can have, on every backend, as a unary call, on a stream and over HTTP.
     for backend in backends_and_auto() {
         let (setup, _everything) = everything(Setup::new(backend));
         let daemon = setup.set("limits.items_per_request", "100").start();
@@ -434,7 +435,7 @@ async fn each_mistake_is_answered_with_its_field_and_remedy() {
                 problem["field"].as_str().unwrap_or("").starts_with(field),
                 "{problem}"
             );
-            // JSON has no NaN and no infinity: what stands for them is not a number.
+            // JSON has no NaN and no infinity: their replacement is not a number.
             if !remedy.contains("finite") {
                 assert!(problem["detail"].as_str().unwrap().contains(remedy), "{problem}");
             }
@@ -445,7 +446,7 @@ async fn each_mistake_is_answered_with_its_field_and_remedy() {
 
 #[tokio::test]
 async fn bad_json_is_answered_with_its_member() {
-    // Everything that a body can have wrong, one at a time; and a client that does not take JSON.
+    // Every mistake that a body can have, one at a time; and a client that does not accept JSON.
     let (setup, _everything) = everything(Setup::new(any_backend()));
     let daemon = setup.start();
     let http = daemon.http_client();

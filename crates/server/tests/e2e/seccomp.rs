@@ -1,19 +1,19 @@
-//! Programs on a host that refuses io_uring, as the profiles of container runtimes do. The tests of `ringfetch` use it
-//! too.
+//! Runs programs as on a host that refuses io_uring, as the profiles of container runtimes do. The tests of
+//! `ringfetch` use this too.
 
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, apply_filter};
 use std::panic::resume_unwind;
 use std::thread;
 
-/// What Docker's profile answers.
+/// What Docker's profile returns.
 pub(crate) const EPERM: u32 = 1;
-/// What Podman's profile answers.
+/// What Podman's profile returns.
 pub(crate) const ENOSYS: u32 = 38;
 
 /// The number of the system call, the same on every architecture.
 const IO_URING_SETUP: i64 = 425;
 
-/// Runs on a thread to which io_uring_setup answers `errno`. Processes that are started there inherit that.
+/// Runs on a thread where io_uring_setup returns `errno`. Processes started there inherit that.
 pub(crate) fn without_io_uring<T: Send>(errno: u32, run: impl FnOnce() -> T + Send) -> T {
     let filter = SeccompFilter::new(
         [(IO_URING_SETUP, Vec::new())].into(),

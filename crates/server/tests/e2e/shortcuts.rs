@@ -1,11 +1,11 @@
-//! The shortcut past the router answers as the router does.
+//! The fast path responds exactly as the router does.
 
 use crate::daemon::Setup;
 use crate::data::everything;
 use crate::wire::Answer;
 use http::Method;
 
-/// An answer without what tells the time and the path that was asked for.
+/// A response without what depends on the time or the requested path.
 fn comparable(answer: &Answer) -> (u16, Vec<(String, String)>, Vec<u8>) {
     let mut headers: Vec<(String, String)> = answer
         .headers
@@ -17,7 +17,7 @@ fn comparable(answer: &Answer) -> (u16, Vec<(String, String)>, Vec<u8>) {
     if answer.header("content-type") != "application/problem+json" {
         return (answer.status.as_u16(), headers, answer.body.to_vec());
     }
-    // It is as long as the path that it repeats.
+    // It depends on the length of the repeated path.
     headers.retain(|(name, _)| name != "content-length");
     if answer.body.is_empty() {
         return (answer.status.as_u16(), headers, Vec::new());
@@ -29,9 +29,10 @@ fn comparable(answer: &Answer) -> (u16, Vec<(String, String)>, Vec<u8>) {
 
 #[tokio::test]
 async fn both_ways_give_the_same_answer() {
-    // Scenario: blocks, vectors and bytes, good and bad, with and without conditions, ranges, Accept and a body; each
-    // asked for by its plain path, which the shortcut takes, and by one with a letter percent-encoded, which only the
-    // router can read. Expectation: the same status, headers and bytes, and each request counted as the same operation.
+    // Scenario: blocks, vectors and bytes, good and bad, with and without conditions, ranges, Accept and a
+    // body; each requested by its plain path, which the fast path accepts, and by one with a percent-encoded
+    // letter, which only the router decodes. Expectation: the same status, headers and bytes, and each
+    // request counted as the same operation.
     let (setup, _) = everything(Setup::new("mmap"));
     let daemon = setup.start();
     let http = daemon.http_client();
@@ -93,7 +94,7 @@ async fn both_ways_give_the_same_answer() {
             "ringfetch_rpc_requests_total",
             &[("transport", "http"), ("method", operation)],
         );
-        // The request for the tag was one, too.
+        // The request for the tag counts, too.
         let tags = if operation == "GetBlock" { 1.0 } else { 0.0 };
         assert_eq!(counted, f64::from(resources * 10 * 3 * 2) + tags, "{operation}");
     }

@@ -1,4 +1,4 @@
-//! Clients that read as slowly as they can: they slow themselves.
+//! Clients that read very slowly slow only themselves.
 
 use crate::daemon::{Setup, backends, eventually_async};
 use crate::data::noise;
@@ -10,9 +10,10 @@ const LENGTH: usize = 24 << 20;
 
 #[tokio::test]
 async fn slow_readers_hold_two_windows_each_and_stop_nobody() {
-    // Scenario: six clients ask for 24 MiB and read a kibibyte now and then, while others ask for blocks. Expectation:
-    // each holds at most two windows of 1 MiB, the process stays small, every block is served promptly; a slow reader
-    // that goes on gets all of its bytes, and those that hang up leave nothing behind.
+    // Scenario: six clients request 24 MiB and read 1 KiB now and then, while others request blocks.
+    // Expectation: each holds at most two windows of 1 MiB, the process stays small, every block is served
+    // promptly; a slow reader that continues gets all of its bytes, and those that disconnect leave nothing
+    // behind.
     let bytes = noise(90, LENGTH);
     for &backend in backends() {
         let setup = Setup::new(backend).set("limits.connection_bytes", "8MiB");
@@ -58,7 +59,7 @@ async fn slow_readers_hold_two_windows_each_and_stop_nobody() {
             "{backend}: a block took {longest:?}"
         );
         let resident = daemon.scrape().await.sum("process_resident_memory_bytes", &[]);
-        // A mapping's pages are the page cache's, and count all the same.
+        // Mapped pages belong to the page cache, but count as the process's memory.
         #[expect(clippy::cast_precision_loss, reason = "megabytes")]
         let mapped = if backend == "mmap" { LENGTH as f64 } else { 0.0 };
         assert!(
@@ -77,7 +78,7 @@ async fn slow_readers_hold_two_windows_each_and_stop_nobody() {
                 .scrape()
                 .await
                 .sum("ringfetch_connections", &[("transport", "http")]);
-            // The one that asks is one itself.
+            // One of them is the connection of this request.
             (daemon.status().await.memory_in_use_bytes == 0 && open < 1.5).then_some(())
         })
         .await;

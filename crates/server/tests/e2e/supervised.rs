@@ -1,5 +1,5 @@
-//! The daemon under a service manager, as far as sd_notify(3) goes: a datagram socket stands for systemd's. Threads are
-//! stopped with ptrace(2), one at a time, which the parent of a process may do.
+//! The daemon under a service manager, as far as sd_notify(3) goes: a datagram socket plays systemd's.
+//! Threads are stopped with ptrace(2), one at a time, which the parent of a process may do.
 
 use crate::daemon::{Daemon, PATIENCE, Setup, backends, eventually};
 use crate::data::plain_blocks;
@@ -14,12 +14,12 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
-/// A watchdog that is fed at least once a second.
+/// The watchdog's timeout: the daemon sends a message at least once a second.
 const WATCHDOG: Duration = Duration::from_secs(2);
 
-/// A thread of the daemon that does not run until this is dropped.
+/// A thread of the daemon, stopped until this is dropped.
 struct Stopped {
-    /// Dropped to let it go on.
+    /// Dropped to resume the thread.
     hold: Option<mpsc::Sender<()>>,
     tracer: Option<thread::JoinHandle<()>>,
 }
@@ -39,7 +39,7 @@ impl Stopped {
         let task = nix::unistd::Pid::from_raw(task.expect("a thread's number"));
         let (hold, held) = mpsc::channel();
         let (tell, told) = mpsc::channel();
-        // What a thread traces, it alone can let go.
+        // Only the tracing thread can resume the thread that it traces.
         let tracer = thread::spawn(move || {
             tell.send(stop(task)).expect("the test waits");
             // Until the other end is dropped.
@@ -72,11 +72,11 @@ impl Drop for Stopped {
     }
 }
 
-/// What a service manager hears.
+/// The service manager's end of the socket.
 struct Manager(UnixDatagram);
 
 impl Manager {
-    /// One listens in the set-up's directory, and the daemon is told so.
+    /// Listens in the setup's directory, and sets NOTIFY_SOCKET.
     fn beside(setup: Setup) -> (Self, Setup) {
         let path = setup.path("notify");
         let socket = UnixDatagram::bind(&path).expect("a socket");
@@ -84,7 +84,7 @@ impl Manager {
         (Self(socket), setup)
     }
 
-    /// The next message's lines, if one comes in time.
+    /// The next message's lines, if one arrives in time.
     fn hears(&self, within: Duration) -> Option<Vec<String>> {
         let mut buffer = [0; 4096];
         self.0.set_read_timeout(Some(within)).expect("a timeout");
@@ -93,7 +93,8 @@ impl Manager {
         Some(text.lines().map(str::to_owned).collect())
     }
 
-    /// Waits for a message with a line that begins like this; answers it, and how many signs of life came before.
+    /// Waits for a message with a line that begins like this; returns it, and the number of watchdog messages
+    /// before it.
     fn waits_for(&self, beginning: &str) -> (Vec<String>, usize) {
         let mut beats = 0;
         let deadline = Instant::now() + PATIENCE;
@@ -108,7 +109,7 @@ impl Manager {
         }
     }
 
-    /// Signs of life within a time.
+    /// Number of watchdog messages within a time.
     fn beats(&self, within: Duration) -> usize {
         let deadline = Instant::now() + within;
         let mut beats = 0;
@@ -129,9 +130,10 @@ fn usec(duration: Duration) -> String {
 
 #[tokio::test]
 async fn ready_is_told_once_every_port_answers() {
-    // Scenario: a daemon with NOTIFY_SOCKET and no watchdog, on every backend; whoever hears READY connects to all three
-    // ports at once. Expectation: they take the connection; the status names backend and reason; no signs of life
-    // that nobody asked for; SIGTERM is told as STOPPING with the drain's time, and the exit code is 0.
+    // Scenario: a daemon with NOTIFY_SOCKET and no watchdog, on every backend; on READY a client connects to
+    // all three ports at once. Expectation: they accept the connections; the status names backend and reason;
+    // no watchdog messages, which were not requested; SIGTERM sends STOPPING with the drain's time, and the
+    // exit code is 0.
     for &backend in backends() {
         let (setup, _) = plain_blocks(Setup::new(backend), 16);
         let (manager, setup) = Manager::beside(setup.set("shutdown.drain_timeout_ms", "20000"));
@@ -183,9 +185,9 @@ async fn the_watchdog_is_fed_by_the_shards_on_the_cores() {
     the_watchdog_notices(&[("uring", "rf-core-1", "shard 1")]).await;
 }
 
-/// Scenario: a watchdog of two seconds; then one thread that has a shard is stopped, all others run on, and later it
-/// goes on. Expectation: signs of life while all is well; none while one shard is stuck, whatever the others do, but
-/// a status and a line in the log that name it; signs of life again afterwards.
+/// Scenario: a watchdog of two seconds; then one thread with a shard is stopped while all others run, and
+/// resumed later. Expectation: watchdog messages while all is well; none while one shard is stuck, whatever
+/// the others do, but a status and a log line that name it; watchdog messages again afterwards.
 async fn the_watchdog_notices(stuck: &[(&str, &str, &str)]) {
     for &(backend, thread, part) in stuck {
         let (setup, _) = plain_blocks(Setup::new(backend), 16);
@@ -195,7 +197,7 @@ async fn the_watchdog_notices(stuck: &[(&str, &str, &str)]) {
         manager.waits_for("WATCHDOG=1");
         let stopped = Stopped::thread(&daemon, thread);
         let (_, before) = manager.waits_for(&format!("STATUS={part} gives no sign of life"));
-        // One may have been on its way.
+        // One may already have been on its way.
         assert!(before <= 1, "{backend}: {before} after {thread} was stopped");
         daemon.logged(&["ERROR", "no sign of life", part]);
         assert_eq!(manager.beats(WATCHDOG * 2), 0, "{backend}: {thread} is stopped");
@@ -210,9 +212,9 @@ async fn the_watchdog_notices(stuck: &[(&str, &str, &str)]) {
 
 #[tokio::test]
 async fn a_reload_is_told_from_its_beginning_to_its_end() {
-    // Scenario: SIGHUP with a configuration that is as it was, with one that is invalid, and with a good one again.
-    // Expectation: each time RELOADING with the time it began, no earlier than the signal, then READY; after the
-    // invalid one the status says so, and after the good one no more.
+    // Scenario: SIGHUP with an unchanged configuration, with an invalid one, and with a valid one again.
+    // Expectation: each time RELOADING with the time at which it began, not before the signal, then READY;
+    // the status reports the invalid one, and no longer after the valid one.
     let (setup, _) = plain_blocks(Setup::new("mmap"), 16);
     let (manager, setup) = Manager::beside(setup);
     let daemon = setup.start();
@@ -247,7 +249,8 @@ async fn a_reload_is_told_from_its_beginning_to_its_end() {
 
 #[tokio::test]
 async fn only_the_process_that_the_watchdog_names_feeds_it() {
-    // Scenario: WATCHDOG_PID names the daemon, or another process. Expectation: fed in the first case only; READY in both.
+    // Scenario: WATCHDOG_PID names the daemon, or another process. Expectation: watchdog messages only in the
+    // first case; READY in both.
     for (pid, fed) in [("$$", true), ("1", false)] {
         let (setup, _) = plain_blocks(Setup::new("mmap"), 16);
         let (manager, setup) = Manager::beside(setup);
@@ -269,7 +272,8 @@ async fn only_the_process_that_the_watchdog_names_feeds_it() {
 
 #[tokio::test]
 async fn an_abstract_socket_is_a_socket_too() {
-    // Scenario: NOTIFY_SOCKET names an abstract socket, as inside some containers. Expectation: READY arrives.
+    // Scenario: NOTIFY_SOCKET names an abstract socket, as inside some containers. Expectation: READY
+    // arrives.
     let name = format!("ringfetch-test-{}", std::process::id());
     let address = SocketAddr::from_abstract_name(&name).expect("a name");
     let manager = Manager(UnixDatagram::bind_addr(&address).expect("a socket"));
@@ -281,9 +285,9 @@ async fn an_abstract_socket_is_a_socket_too() {
 
 #[tokio::test]
 async fn nobody_to_tell_is_no_reason_not_to_serve() {
-    // Scenario: NOTIFY_SOCKET unset; set to a path where nobody is; set to something that is no address; a socket that
-    // is full, since nobody reads it. Expectation: the daemon serves and stops with 0 each time, with one warning that
-    // names the variable where there is something to warn of.
+    // Scenario: NOTIFY_SOCKET unset; a path without a listener; not an address; a socket that is full, since
+    // it is not read. Expectation: the daemon serves and stops with 0 each time, with one warning that names
+    // the variable in all cases but the first.
     fn full(setup: Setup) -> (Option<Manager>, Setup) {
         let (manager, setup) = Manager::beside(setup);
         let path = setup.path("notify");
@@ -295,7 +299,7 @@ async fn nobody_to_tell_is_no_reason_not_to_serve() {
         (Some(manager), setup)
     }
     fn named(setup: Setup, socket: &str) -> (Option<Manager>, Setup) {
-        // Many messages, of which only the first may be complained of.
+        // Many messages, of which only the first failure is logged.
         let setup = setup.variable("WATCHDOG_USEC", &usec(WATCHDOG / 20));
         (None, setup.variable("NOTIFY_SOCKET", socket))
     }

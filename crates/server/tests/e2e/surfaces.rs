@@ -1,4 +1,4 @@
-//! What is there beside the data: health, reflection, OpenAPI, probes, and the admin service.
+//! Everything besides the data: health, reflection, OpenAPI, probes, and the admin service.
 
 use crate::daemon::{Setup, backends, eventually_async};
 use crate::data::{everything, plain_blocks};
@@ -28,8 +28,8 @@ async fn health(address: SocketAddr, service: &str) -> Result<ServingStatus, Cod
 
 #[tokio::test]
 async fn each_service_has_its_health() {
-    // Scenario: both gRPC ports are asked about the whole, their own services, the other port's and nonsense.
-    // Expectation: SERVING for what they serve, NOT_FOUND for the rest.
+    // Scenario: both gRPC ports are checked for the daemon as a whole, their own services, the other port's
+    // and unknown names. Expectation: SERVING for what they serve, NOT_FOUND for the rest.
     let (setup, _) = plain_blocks(Setup::new("mmap"), 1);
     let daemon = setup.start();
     for (address, own, others) in [
@@ -52,8 +52,8 @@ async fn each_service_has_its_health() {
 
 #[tokio::test]
 async fn reflection_lists_all_services_in_both_versions() {
-    // Scenario: server reflection v1 and v1alpha on both ports: list the services, ask for the file of one. Expectation:
-    // every service that the port serves, and a file that defines it.
+    // Scenario: server reflection v1 and v1alpha on both ports: list the services, get the file of one.
+    // Expectation: every service that the port serves, and a file that defines it.
     let (setup, _) = plain_blocks(Setup::new("mmap"), 1);
     let daemon = setup.start();
     let served = [
@@ -121,8 +121,8 @@ async fn reflection_lists_all_services_in_both_versions() {
 
 #[tokio::test]
 async fn openapi_has_every_path_and_each_is_there() {
-    // Scenario: the document, and a request to each path in it by each of its methods. Expectation: JSON of OpenAPI 3,
-    // all of the contract's paths, and none that the daemon does not know.
+    // Scenario: the document, and a request to each path in it by each of its methods. Expectation: OpenAPI 3
+    // in JSON, with all documented paths, and none that the daemon does not serve.
     let (setup, everything) = everything(Setup::new("mmap"));
     let daemon = setup.start();
     let document = daemon.http_client().get("/openapi.json").await.json();
@@ -189,8 +189,8 @@ async fn openapi_has_every_path_and_each_is_there() {
 
 #[tokio::test]
 async fn the_status_is_plausible_after_a_load() {
-    // Scenario: a few hundred reads with some errors, on each backend. Expectation: facts of the configuration, exact
-    // totals, rates above zero, percentiles in order, shards that are idle again.
+    // Scenario: a few hundred reads with some errors, on each backend. Expectation: the values of the
+    // configuration, exact totals, rates above zero, percentiles in order, shards that are idle again.
     for &backend in backends() {
         let (setup, _) = plain_blocks(Setup::new(backend), 256);
         let daemon = setup.start();
@@ -201,7 +201,7 @@ async fn the_status_is_plausible_after_a_load() {
                 .await
                 .unwrap();
         }
-        // A shard tells what it has in flight at the end of its turn, after it has answered.
+        // A shard reports what it has in flight at the end of its turn, after it has answered.
         let status = eventually_async("the shards are idle again", async || {
             let status = daemon.status().await;
             let mut shards = status.shards.iter();
@@ -252,8 +252,9 @@ async fn the_status_is_plausible_after_a_load() {
 
 #[tokio::test]
 async fn the_log_level_changes_while_it_runs() {
-    // Scenario: the filter is set to debug and back; then nonsense. Expectation: debug lines appear only in between; the
-    // previous filter is answered; nonsense is INVALID_ARGUMENT that names the field, and changes nothing.
+    // Scenario: the filter is set to debug and back; then to an invalid one. Expectation: debug lines appear
+    // only in between; the response has the previous filter; the invalid one is INVALID_ARGUMENT that names
+    // the field, and changes nothing.
     let (setup, _) = plain_blocks(Setup::new("pread"), 4);
     let daemon = setup.start();
     let mut admin = daemon.admin_client().await;
@@ -266,7 +267,7 @@ async fn the_log_level_changes_while_it_runs() {
             .await
             .map(|answer| answer.into_inner().previous)
     };
-    // A connection that breaks off is told at level debug.
+    // A connection that ends with an error is logged at level debug.
     let break_off = async || {
         use tokio::io::AsyncWriteExt as _;
         let mut stream = tokio::net::TcpStream::connect(daemon.http).await.unwrap();

@@ -1,5 +1,5 @@
-//! System calls of a read on an idle daemon: counted, so that they do not creep back. Times are too noisy for a test, counts
-//! are not.
+//! Counts the system calls per read on an idle daemon, so that they do not creep back. Times are too noisy
+//! for a test, counts are not.
 
 use crate::daemon::{Setup, eventually_async};
 use crate::data::plain_blocks;
@@ -11,17 +11,17 @@ const BLOCKS: u64 = 512;
 const FEW: u64 = 300;
 const MANY: u64 = 2300;
 
-/// What one daemon did in its life, in which it was asked for so many blocks, one at a time.
+/// The calls that one daemon made in its life, in which it read this many blocks, one at a time.
 async fn calls_of(backend: &str, reads: u64) -> BTreeMap<String, u64> {
     let directory = tempfile::tempdir().unwrap();
     let summary = directory.path().join("strace");
     let path = summary.to_str().unwrap();
     let (setup, bytes) = plain_blocks(Setup::new(backend), usize::try_from(BLOCKS).unwrap());
-    // -D: the daemon stays this process's child.
+    // -D: the daemon stays a child of this process.
     let strace = ["strace", "-D", "-f", "-qq", "-c", "-o", path];
     let daemon = setup.set("engine.cores", "1").through(&strace).start();
-    // A client that sends a request in one piece: of one that sends head and message apart (tonic's) the second may come
-    // while the first is read, and then wakes the core for nothing, by chance.
+    // A client that sends a request in one piece: if head and message are sent separately, as tonic does, the
+    // second may arrive while the first is read, and then sometimes wakes the core in vain.
     let client = Client::builder(format!("http://{}", daemon.grpc)).connect().await;
     let client = client.unwrap();
     for number in 0..reads {
@@ -35,8 +35,8 @@ async fn calls_of(backend: &str, reads: u64) -> BTreeMap<String, u64> {
     eventually_async("strace writes its summary", async || counts(&summary)).await
 }
 
-/// The calls in strace's summary, by name: the fourth column, and as `interrupted` the fifth, errors, of `epoll_wait`, which
-/// may be absent.
+/// The calls in strace's summary by name: the fourth column; and as `interrupted` the fifth column, errors,
+/// of `epoll_wait`, which may be absent.
 fn counts(summary: &Path) -> Option<BTreeMap<String, u64>> {
     let text = std::fs::read_to_string(summary).ok()?;
     let rows: Vec<Vec<&str>> = text
@@ -51,11 +51,11 @@ fn counts(summary: &Path) -> Option<BTreeMap<String, u64>> {
     counts.contains_key("total").then_some(counts)
 }
 
-/// Fails if a read takes more than `limit` calls, but for those by chance: a completion that finds the thread asleep
-/// interrupts its wait, and it enters the ring and waits once more.
+/// Fails if a read takes more than `limit` calls, apart from occasional ones: a completion that finds the
+/// thread asleep interrupts its wait, and it enters the ring and waits once more.
 async fn assert_few(backend: &str, limit: f64) {
     let (few, many) = (calls_of(backend, FEW).await, calls_of(backend, MANY).await);
-    // What the start and the end take is in both.
+    // Both include the calls of startup and shutdown.
     let each = |name: &str| {
         let of = |counts: &BTreeMap<String, u64>| counts.get(name).copied().unwrap_or(0);
         #[expect(clippy::cast_precision_loss, reason = "small counts")]
@@ -65,11 +65,12 @@ async fn assert_few(backend: &str, limit: f64) {
     let found: Vec<_> = many.keys().map(|name| (name.as_str(), each(name))).collect();
     let found: Vec<_> = found.iter().filter(|(_, each)| *each > 0.02).collect();
     eprintln!("{backend}: {found:?}");
-    // An strace that knows cachestat(2) counts it, others leave it out.
-    // getrusage(2) is called once in 16 ms, however many reads there are.
+    // Some versions of strace count cachestat(2), others do not know it. getrusage(2) is called once in 16
+    // ms, however many reads there are.
     let calls = each("total") - 2.0 * each("interrupted") - each("cachestat") - each("getrusage");
-    // What would be more: streams in another queue than connections (`LocalExecutor`), 2.0; a lone read that is submitted at
-    // once and again when the thread sleeps (`submit_left`), 1.0; a copy by way of a shard's thread, 6.
+    // What would exceed the limit: streams in another queue than connections (`LocalExecutor`), 2.0; a lone
+    // read that is submitted at once and again when the thread sleeps (`submit_left`), 1.0; a copy on a
+    // shard's own thread, 6.
     assert!(
         calls <= limit,
         "{backend}: {calls} calls a read, at most {limit} expected: {found:?}"
@@ -79,24 +80,26 @@ async fn assert_few(backend: &str, limit: f64) {
 #[tokio::test]
 #[ignore = "needs strace, io_uring and direct I/O"]
 async fn a_cold_read_takes_few_system_calls() {
-    // Scenario: blocks are read past the page cache through a ring, one at a time. Expectation: 6 calls: twice the
-    // thread enters the ring and sleeps, for the request and for the device; and it receives and sends.
+    // Scenario: blocks are read past the page cache through a ring, one at a time. Expectation: 6 calls:
+    // twice the thread enters the ring and sleeps, for the request and for the device; and it receives and
+    // sends.
     assert_few("uring", 6.2).await;
 }
 
 #[tokio::test]
 #[ignore = "needs strace and io_uring"]
 async fn a_warm_read_takes_few_system_calls() {
-    // Scenario: blocks that were just written are read one at a time, copied from the page cache. Expectation: 4 calls beside
-    // those that do not come with each read: the thread receives, sends, enters the ring and sleeps.
+    // Scenario: recently written blocks are read one at a time, copied from the page cache. Expectation: 4
+    // calls, besides those that do not occur with each read: the thread receives, sends, enters the ring and
+    // sleeps.
     assert_few("auto", 4.2).await;
 }
 
 #[tokio::test]
 #[ignore = "needs strace and io_uring"]
 async fn a_warm_read_of_a_mapping_takes_few_system_calls() {
-    // Scenario: blocks that were just written are read one at a time from a dataset that a mapping serves; the cores have
-    // rings, for a switch. Expectation: 6 calls, as by `auto`, the copy, which the core makes itself, and
-    // one for the length of the file.
+    // Scenario: recently written blocks are read one at a time from a dataset that mmap serves; the cores
+    // have rings, for a switch. Expectation: 6 calls: those of `auto`, the copy, which the core makes itself,
+    // and one for the length of the file.
     assert_few("mmap", 6.2).await;
 }

@@ -1,4 +1,4 @@
-//! TLS on the ports of a real daemon: who is served and who is not, and files that are bad or change.
+//! TLS on the ports of a real daemon: who is served and who is not, and files that are invalid or change.
 
 use crate::daemon::{Daemon, PATIENCE, Setup, eventually_async};
 use crate::data::plain_blocks;
@@ -58,7 +58,7 @@ impl Authority {
         self.signs(name, 2200)
     }
 
-    /// Handshakes by hand, to choose versions and protocols.
+    /// Handshakes with chosen versions and protocols.
     fn connector(&self, versions: &[&'static SupportedProtocolVersion], alpn: &[&str]) -> TlsConnector {
         let mut roots = RootCertStore::empty();
         roots
@@ -81,13 +81,13 @@ impl Authority {
     }
 }
 
-/// A port without TLS in front of one that has it. Closed when dropped.
+/// A port without TLS in front of one with TLS. Closed when dropped.
 pub(crate) struct Door {
     _open: oneshot::Sender<()>,
 }
 
 impl Door {
-    /// The door to a port, and its address.
+    /// Opens a door to a port; returns it and its address.
     pub(crate) fn open(port: SocketAddr, authority: &Authority, is_http2: bool) -> (Self, SocketAddr) {
         let alpn = if is_http2 { "h2" } else { "http/1.1" };
         let connector = authority.connector(&[&version::TLS13], &[alpn]);
@@ -114,7 +114,7 @@ impl Door {
     }
 }
 
-/// Connections that fail are closed, as they would be without the door.
+/// Passes a connection through. One that fails is closed, as it would be without the door.
 async fn pass(mut stream: TcpStream, port: SocketAddr, connector: TlsConnector) {
     let Ok(behind) = TcpStream::connect(port).await else {
         return;
@@ -173,7 +173,7 @@ async fn metric(daemon: &Daemon, tls: &Tls, line: &str) -> bool {
     get(daemon.http, tls, "/metrics", "").await.contains(line)
 }
 
-/// A handshake by hand, to choose versions and to see what was agreed.
+/// A handshake with chosen versions; returns what was negotiated.
 async fn handshake(
     address: SocketAddr,
     authority: &Authority,
@@ -193,9 +193,9 @@ async fn handshake(
 
 #[tokio::test]
 async fn every_port_speaks_tls_and_nothing_else() {
-    // Scenario: a daemon with a certificate; clients of each port with its authority, with another one, without TLS, with
-    // an older version, with and without ALPN. Expectation: the first are served, small and large; the others are not, and
-    // are counted; the health check passes.
+    // Scenario: a daemon with a certificate; clients of each port with its authority, with another one,
+    // without TLS, with an older version, with and without ALPN. Expectation: the first are served, small and
+    // large responses; the others are not, and are counted; the health check passes.
     let authority = Authority::new();
     let (setup, blocks) = plain_blocks(Setup::new("pread"), 1024);
     let daemon = with_tls(setup, &authority.pair("daemon"))
@@ -267,8 +267,9 @@ async fn every_port_speaks_tls_and_nothing_else() {
 
 #[tokio::test]
 async fn a_drain_ends_tls_in_order() {
-    // Scenario: connections that are idle after an answer, one over each protocol, when the daemon drains. Expectation: each
-    // sees the end of TLS, not of the socket alone, which would be a truncation; the drain is clean.
+    // Scenario: connections that are idle after a response, one over each protocol, when the daemon drains.
+    // Expectation: each sees the end of TLS, not only of the socket, which would be a truncation; the drain
+    // is clean.
     let authority = Authority::new();
     let (setup, _) = plain_blocks(Setup::new("pread"), 16);
     let daemon = with_tls(setup, &authority.pair("daemon")).start();
@@ -296,8 +297,9 @@ async fn a_drain_ends_tls_in_order() {
 
 #[tokio::test]
 async fn a_client_needs_a_certificate_where_it_is_required() {
-    // Scenario: an authority of clients, required and optional; clients with none, with one of another authority, and with
-    // theirs. Expectation: only the last; where it is optional, the first too.
+    // Scenario: an authority for clients, required and optional; clients with no certificate, with one from
+    // another authority, and with one from this authority. Expectation: only the last is served, and if it is
+    // optional the first too.
     for (word, without) in [("required", false), ("optional", true)] {
         let (authority, clients) = (Authority::new(), Authority::new());
         let (setup, _) = plain_blocks(Setup::new("pread"), 16);
@@ -315,9 +317,10 @@ async fn a_client_needs_a_certificate_where_it_is_required() {
 
 #[tokio::test]
 async fn files_that_change_are_used_and_no_connection_notices() {
-    // Scenario: new certificates, by SIGHUP and without being told; then bad files of each sort. Expectation: handshakes see
-    // the new certificate, a connection from before goes on; a reload with bad files fails whole, names the key, and the old
-    // certificate stays, as it does when nobody asked for the reload.
+    // Scenario: new certificates, by SIGHUP and by the daemon's own check; then invalid files of each kind.
+    // Expectation: handshakes see the new certificate, an older connection continues; a reload with invalid
+    // files fails completely and names the key, and the old certificate stays, as it does when the daemon
+    // checks by itself.
     let authority = Authority::new();
     let (setup, _) = plain_blocks(Setup::new("pread"), 16);
     let daemon = with_tls(setup, &authority.pair("first"))
@@ -374,8 +377,9 @@ async fn files_that_change_are_used_and_no_connection_notices() {
 
 #[test]
 fn bad_files_are_refused_at_the_start() {
-    // Scenario: files that are missing, empty, expired, not valid yet, twice the same, of another key, two keys, no PEM; and
-    // a certificate without a key. Expectation: exit code 2, before a port is bound; key, file and remedy; no byte of a key.
+    // Scenario: files that are missing, empty, expired, not valid yet, with a certificate twice, of another
+    // key, with two keys, not PEM; and a certificate without a key. Expectation: exit code 2, before a port
+    // is bound; key, file and remedy; no byte of a key.
     let authority = Authority::new();
     let good = authority.pair("daemon");
     let twice = good.chain.repeat(2);
@@ -417,8 +421,9 @@ fn bad_files_are_refused_at_the_start() {
 
 #[tokio::test]
 async fn handshakes_that_do_not_come_on_are_ended_and_bounded() {
-    // Scenario: three silent connections where two handshakes are allowed, while a client connects; nobody speaks after
-    // that. Expectation: the oldest one goes for a newer one, the client is served, the rest is late.
+    // Scenario: three silent connections with a limit of two handshakes, while a client connects; after that
+    // nobody sends anything. Expectation: the oldest is closed for a newer one, the client is served, the
+    // rest time out.
     let authority = Authority::new();
     let (setup, _) = plain_blocks(Setup::new("pread"), 16);
     let daemon = with_tls(setup, &authority.pair("daemon"))
@@ -429,7 +434,7 @@ async fn handshakes_that_do_not_come_on_are_ended_and_bounded() {
     let mut silent = Vec::new();
     for _ in 0..3 {
         let mut stream = TcpStream::connect(daemon.grpc).await.unwrap();
-        // Half a head of a record.
+        // Half of a record header.
         stream.write_all(&[22, 3]).await.unwrap();
         silent.push(stream);
     }

@@ -1,4 +1,4 @@
-//! Spans, as a collector of OpenTelemetry receives them.
+//! Spans, as an OpenTelemetry collector receives them.
 
 use crate::daemon::{Daemon, Setup, any_backend, eventually_async};
 use crate::data::plain_blocks;
@@ -52,7 +52,7 @@ impl Collector {
         (collector, address)
     }
 
-    /// So many spans, by name.
+    /// Waits for `count` spans; returns them by name.
     async fn spans(&self, count: usize) -> Vec<Span> {
         let mut spans = eventually_async(&format!("{count} spans"), async || {
             let spans = self.0.lock().unwrap().clone();
@@ -80,9 +80,9 @@ async fn made(daemon: &Daemon, result: &str) -> f64 {
 
 #[tokio::test]
 async fn traced_requests_leave_spans_with_the_collector() {
-    // Scenario: requests that belong to a sampled trace (a call, a resource that is not there, a stream of one), to one that
-    // is not sampled, and to none. Expectation: spans of the first, below their client's, that of the stream's request
-    // below the stream's; none of the others.
+    // Scenario: requests in a sampled trace (a call, a resource that does not exist, a stream of one
+    // request), in one that is not sampled, and without a trace. Expectation: spans of the first, below their
+    // client's span, that of the stream's request below the stream's; none of the others.
     let (collector, address) = Collector::serve().await;
     let (setup, _) = plain_blocks(Setup::new(any_backend()), 16);
     let daemon = setup
@@ -149,7 +149,8 @@ async fn traced_requests_leave_spans_with_the_collector() {
 
 #[tokio::test]
 async fn what_is_in_the_queue_is_sent_at_the_end() {
-    // Scenario: with `sample: 1` a request without a trace, and the daemon stops. Expectation: its span, the root of a trace.
+    // Scenario: with `sample: 1` a request without a trace, and the daemon stops. Expectation: its span, the
+    // root of a trace.
     let (collector, address) = Collector::serve().await;
     let (setup, _) = plain_blocks(Setup::new(any_backend()), 16);
     let setup = setup.set("tracing.otlp_endpoint", &format!("http://{address}"));
@@ -164,8 +165,8 @@ async fn what_is_in_the_queue_is_sent_at_the_end() {
 
 #[tokio::test]
 async fn a_collector_that_is_gone_costs_no_request() {
-    // Scenario: nobody listens at the endpoint. Expectation: requests are answered, spans count as failed, the log says so
-    // once, and the daemon ends in order.
+    // Scenario: nothing listens at the endpoint. Expectation: requests are answered, spans count as failed,
+    // the log reports it once, and the daemon exits cleanly.
     let (setup, _) = plain_blocks(Setup::new(any_backend()), 16);
     let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let endpoint = format!("http://{}", gone.local_addr().unwrap());

@@ -1,5 +1,5 @@
-//! Files that are cut short, replaced or removed while they are served: the reads of what is gone are errors, everything
-//! else goes on, on every backend (a mapping included, where a lost page is a SIGBUS).
+//! Files that are truncated, replaced or removed while they are served: reads of lost bytes are errors,
+//! everything else continues, on every backend (including mmap, where a lost page is a SIGBUS).
 
 use crate::daemon::{Setup, backends, eventually_async};
 use crate::data::{noise, plain_blocks};
@@ -14,9 +14,9 @@ const COUNT: u64 = 1024;
 
 #[tokio::test]
 async fn a_file_cut_short_under_load_loses_only_what_is_gone() {
-    // Scenario: clients read random blocks while the file is truncated to half, in the middle of a block. Expectation:
-    // never a wrong byte; blocks below the cut go on, those above are DATA_LOSS; the process lives; another dataset is
-    // untouched.
+    // Scenario: clients read random blocks while the file is truncated to half, in the middle of a block.
+    // Expectation: never a wrong byte; blocks before the cut are served, those after it are DATA_LOSS; the
+    // process survives; another dataset is not affected.
     for &backend in backends() {
         let setup = Setup::new(backend);
         let (setup, bytes) = plain_blocks(setup, usize::try_from(COUNT).unwrap());
@@ -55,7 +55,7 @@ async fn a_file_cut_short_under_load_loses_only_what_is_gone() {
                         "{error:?}"
                     );
                 }
-                // Block 512 was cut in its middle: it is lost as well.
+                // Block 512 was cut in the middle, so it is lost as well.
                 assert!(failed.iter().all(|index| *index >= COUNT / 2), "{failed:?}");
                 let good = indices.iter().filter(|index| !failed.contains(index));
                 let expected: Vec<u8> = good.flat_map(|index| block(&bytes, *index)).collect();
@@ -89,7 +89,7 @@ async fn a_file_cut_short_under_load_loses_only_what_is_gone() {
         tokio::join!(reader(1), reader(2), reader(3), cutter);
         assert!(lost.load(Ordering::Relaxed) > 0);
 
-        // The rest of the block that was cut is still readable; HTTP says the same of the lost part.
+        // The rest of the block that was cut is still readable; HTTP reports the lost part in the same way.
         let mut fetch = daemon.fetch().await;
         let ranges = [(COUNT / 2 * 4096, 1000), (COUNT / 2 * 4096, 1001)];
         let answer = fetch
@@ -131,8 +131,8 @@ async fn a_file_cut_short_under_load_loses_only_what_is_gone() {
 
 #[tokio::test]
 async fn a_file_that_grows_back_is_readable_again() {
-    // Scenario: a file is cut to nothing and written anew with the same length. Expectation: all lost, then the new
-    // bytes, on every backend; no old byte.
+    // Scenario: a file is truncated to nothing and written again with the same length. Expectation: all lost,
+    // then the new bytes, on every backend; no old byte.
     for &backend in backends() {
         let (setup, _) = plain_blocks(Setup::new(backend), 64);
         let daemon = setup.start();
@@ -165,8 +165,9 @@ async fn a_file_that_grows_back_is_readable_again() {
 
 #[tokio::test]
 async fn an_object_replaced_by_rename_is_read_anew() {
-    // Scenario: an object is replaced by another file of another length, under load, and then removed. Expectation: after
-    // `revalidate_ms` the new bytes and a new tag, never a mixture; after the removal NOT_FOUND and 404.
+    // Scenario: an object is replaced by a file of another length, under load, and then removed. Expectation:
+    // after `revalidate_ms` the new bytes and a new tag, never a mixture; after the removal NOT_FOUND and
+    // 404.
     for &backend in backends() {
         let setup = Setup::new(backend);
         let (old, new) = (noise(60, 70_000), noise(61, 90_001));
@@ -233,8 +234,9 @@ async fn an_object_replaced_by_rename_is_read_anew() {
 
 #[tokio::test]
 async fn an_object_cut_short_is_lost_once_and_then_what_it_is() {
-    // Scenario: an open object is truncated. Expectation: a read of the lost part is DATA_LOSS on every backend, and the
-    // object is opened anew at once, without waiting for `revalidate_ms`: whole at its new length.
+    // Scenario: an open object is truncated. Expectation: a read of the lost part is DATA_LOSS on every
+    // backend, and the object is opened again at once, without waiting for `revalidate_ms`: complete at its
+    // new length.
     for &backend in backends() {
         let setup = Setup::new(backend);
         let bytes = noise(70, 50_000);
@@ -284,7 +286,7 @@ fn block(bytes: &[u8], index: u64) -> Vec<u8> {
     bytes[usize::try_from(index * 4096).unwrap()..][..4096].to_vec()
 }
 
-/// Numbers that differ by seed (xorshift, Marsaglia 2003).
+/// Numbers that depend on the seed (xorshift, Marsaglia 2003).
 fn fastrand_like(seed: u64) -> impl FnMut() -> u64 {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     move || {

@@ -1,4 +1,4 @@
-//! Versions of the data: every answer names the one it is of, and a request may insist on one.
+//! Versions of the data: every response names its version, and a request may require one.
 
 use crate::daemon::{Setup, eventually_async};
 use crate::data::{everything, noise, plain_blocks};
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, RpcStatusExt as _, StatusExt as _};
 
-/// The details of a request for another version than `etag`.
+/// Checks the details of a request for another version than `etag`.
 fn check(code: Code, details: &ErrorDetails, etag: &str) {
     assert_eq!(code, Code::FailedPrecondition, "{details:?}");
     let info = details.error_info().unwrap();
@@ -37,9 +37,9 @@ fn refused<T: std::fmt::Debug>(result: Result<tonic::Response<T>, Status>, etag:
 
 #[tokio::test]
 async fn a_request_is_answered_from_the_version_it_names_or_not_at_all() {
-    // Scenario: blocks, vectors and ranges without a version, of the one there is, and of another, by calls, by a stream and
-    // over HTTP. Expectation: every answer names the version, the same everywhere; the other one is refused with the
-    // version there is.
+    // Scenario: blocks, vectors and ranges without a required version, with the current one, and with
+    // another, by calls, on a stream and over HTTP. Expectation: every response names the version, the same
+    // everywhere; the other one is refused with the current version.
     let (setup, everything) = everything(Setup::new("pread"));
     let daemon = setup.start();
     let (mut fetch, http) = (daemon.fetch().await, daemon.http_client());
@@ -142,9 +142,9 @@ async fn a_request_is_answered_from_the_version_it_names_or_not_at_all() {
 
 #[tokio::test]
 async fn each_object_of_a_batch_has_a_version() {
-    // Scenario: objects whose versions are asked for: of the first the one there is, of the second another, of the third any,
-    // and one that does not exist. Expectation: the second fails alone, and its version is in the answer; with fail_fast it
-    // fails the call; lists that differ are refused.
+    // Scenario: objects with required versions: for the first the current one, for the second another, for
+    // the third any; and one that does not exist. Expectation: the second fails alone, and its version is in
+    // the response; with fail_fast it fails the call; lists that differ are refused.
     let (setup, everything) = everything(Setup::new("pread"));
     let daemon = setup.start();
     let (mut fetch, http) = (daemon.fetch().await, daemon.http_client());
@@ -219,8 +219,9 @@ async fn each_object_of_a_batch_has_a_version() {
 
 #[tokio::test]
 async fn a_version_that_a_reload_replaced_is_refused() {
-    // Scenario: a file is replaced by rename while it is served, and the configuration is read again. Expectation: requests
-    // for the old version are answered until then, and refused from then on, with the new version.
+    // Scenario: a file is replaced by rename while it is served, and the configuration is reloaded.
+    // Expectation: requests for the old version are answered until then, and refused from then on, with the
+    // new version.
     let (setup, _) = plain_blocks(Setup::new("pread"), 8);
     let daemon = setup.start();
     let mut fetch = daemon.fetch().await;
@@ -251,8 +252,9 @@ async fn a_version_that_a_reload_replaced_is_refused() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_name_that_stands_twice_is_of_one_version() {
-    // Scenario: an object that is replaced without pause is asked for 32 times in one batch; every open looks the name up.
-    // Expectation: its 32 copies are the same bytes with one etag, whichever version they are of.
+    // Scenario: one batch requests an object 32 times while it is replaced without pause; every open looks
+    // the name up. Expectation: its 32 copies are the same bytes with one etag, whichever version they are
+    // of.
     let setup = Setup::new("pread");
     setup.file("objects/o", &[0; 100]);
     let setup = setup.dataset(&[
@@ -301,8 +303,9 @@ async fn a_name_that_stands_twice_is_of_one_version() {
 
 #[tokio::test]
 async fn items_over_http_may_be_asked_for_by_the_version_of_their_dataset() {
-    // Scenario: blocks and vectors with `If-Match`: their own tag, their dataset's, another item's, another version; conditions on
-    // batches. Expectation: the first two hold, also for other items; the others do not, and the header that does not hold is named.
+    // Scenario: blocks and vectors with `If-Match`: their own tag, their dataset's, another item's, another
+    // version; conditions on batches. Expectation: the first two hold, also for other items; the others do
+    // not, and the failing header is named.
     let (setup, everything) = everything(Setup::new("pread"));
     let daemon = setup.start();
     let http = daemon.http_client();

@@ -1,4 +1,5 @@
-//! Clients of the daemon: gRPC by the generated stubs, HTTP/1.1 by hyper (which checks the framing), and curl.
+//! Clients of the daemon: gRPC with the generated stubs, HTTP/1.1 with hyper (which checks the framing), and
+//! curl.
 
 use crate::daemon::Daemon;
 use crate::exposition::Scrape;
@@ -23,13 +24,13 @@ use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Status};
 
-/// Addresses of daemons that want a token.
+/// Addresses of daemons that require a token.
 static GUARDED: Mutex<BTreeSet<SocketAddr>> = Mutex::new(BTreeSet::new());
 
-/// The token that they want.
+/// The token that they require.
 pub(crate) const TOKEN: &str = "the-token-of-these-tests";
 
-/// Clients made here send the token to these addresses, or no longer.
+/// Makes clients send the token to these addresses, or no longer.
 pub(crate) fn guard(addresses: [SocketAddr; 3], is_guarded: bool) {
     let mut guarded = GUARDED.lock().expect("addresses");
     for address in addresses {
@@ -46,7 +47,7 @@ fn authorization(address: SocketAddr) -> Option<String> {
     is_guarded.then(|| format!("Bearer {TOKEN}"))
 }
 
-/// A connection whose calls have the token, if the daemon wants one.
+/// A connection whose calls have the token, if the daemon requires it.
 pub(crate) type Wire = InterceptedService<Channel, WithToken>;
 
 /// Adds `authorization` to calls.
@@ -76,13 +77,13 @@ pub(crate) async fn channel(address: SocketAddr) -> Wire {
     InterceptedService::new(channel, WithToken(value))
 }
 
-/// A fetch client on a connection, without a bound of its own on answers.
+/// A fetch client on a connection, without a limit of its own on responses.
 pub(crate) fn fetch_client(channel: Wire) -> FetchServiceClient<Wire> {
     FetchServiceClient::new(channel).max_decoding_message_size(usize::MAX)
 }
 
 impl Daemon {
-    /// A fetch client on a connection of its own.
+    /// A fetch client on a new connection.
     pub(crate) async fn fetch(&self) -> FetchServiceClient<Wire> {
         fetch_client(channel(self.grpc).await)
     }
@@ -97,7 +98,7 @@ impl Daemon {
         AdminServiceClient::new(channel(self.admin).await)
     }
 
-    /// An HTTP client with connections of its own.
+    /// An HTTP client with its own connections.
     pub(crate) fn http_client(&self) -> Http {
         Http {
             client: Client::builder(TokioExecutor::new()).build_http(),
@@ -105,7 +106,7 @@ impl Daemon {
         }
     }
 
-    /// An HTTP client with connections of its own, from this address.
+    /// An HTTP client with its own connections, from this address.
     pub(crate) fn http_client_from(&self, local: std::net::IpAddr) -> Http {
         let mut connector = HttpConnector::new();
         connector.set_local_address(Some(local));
@@ -115,7 +116,7 @@ impl Daemon {
         }
     }
 
-    /// The metrics as they are now.
+    /// The current metrics.
     pub(crate) async fn scrape(&self) -> Scrape {
         let answer = self.http_client().get("/metrics").await;
         assert_eq!(answer.status, 200);
@@ -143,7 +144,7 @@ impl Daemon {
         found.read_path.expect("a read path")
     }
 
-    /// Fails unless a plain read of block 0 of a dataset works over both transports: the daemon goes on.
+    /// Fails unless a plain read of block 0 of a dataset works over both transports: the daemon still serves.
     pub(crate) async fn assert_serves(&self, dataset: &str) {
         let request = blocks(dataset, &[0]);
         let answer = self
@@ -199,7 +200,7 @@ pub(crate) fn objects(dataset: &str, names: &[&str]) -> v1::FetchObjectsRequest 
     }
 }
 
-/// An HTTP answer, read whole.
+/// A complete HTTP response.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: StatusCode,
@@ -208,7 +209,7 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    /// A header as text; empty without it.
+    /// A header as text; empty if it is missing.
     pub(crate) fn header(&self, name: &str) -> &str {
         self.headers
             .get(name)
@@ -220,7 +221,7 @@ impl Answer {
         serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 
-    /// Fails unless this is a problem of this status and type whose field and text are these.
+    /// Fails unless this is a problem with this status and type, with this field and these parts in its text.
     pub(crate) fn is_problem(&self, status: u16, slug: &str, field: Option<&str>, parts: &[&str]) {
         assert_eq!(self.status.as_u16(), status, "{self:?}");
         assert_eq!(
@@ -247,7 +248,7 @@ pub(crate) struct Http {
 }
 
 impl Http {
-    /// Sends a request and reads the answer whole.
+    /// Sends a request and reads the complete response.
     pub(crate) async fn send(
         &self,
         method: Method,
@@ -279,8 +280,8 @@ impl Http {
         }
     }
 
-    /// A GET of a daemon that may be going: `None` when there is no connection, or it was closed without a word. An
-    /// answer that breaks off is a failure.
+    /// A GET to a daemon that may be ending: `None` if the connection fails, or is closed without a response.
+    /// A truncated response is a failure.
     pub(crate) async fn try_get(&self, path: &str, headers: &[(&str, &str)]) -> Option<Answer> {
         let mut request = http::Request::get(format!("http://{}{path}", self.address));
         for (name, value) in headers {
@@ -309,14 +310,14 @@ impl Http {
         self.send(Method::GET, path, headers, "").await
     }
 
-    /// A batch: JSON in, the form that `accept` names out.
+    /// Sends a batch as JSON; the response is in the format that `accept` names.
     pub(crate) async fn batch(&self, path: &str, body: &Value, accept: &str) -> Answer {
         let headers = [("content-type", "application/json"), ("accept", accept)];
         self.send(Method::POST, path, &headers, body.to_string()).await
     }
 }
 
-/// Runs curl; what it wrote to stdout. `{http}` in an argument is the daemon's address.
+/// Runs curl and returns its stdout. `{http}` in an argument is the daemon's address.
 pub(crate) fn curl(daemon: &Daemon, arguments: &[&str]) -> Vec<u8> {
     let output = Command::new("curl")
         .args(["--silent", "--show-error", "--max-time", "60"])
@@ -335,7 +336,7 @@ pub(crate) fn curl(daemon: &Daemon, arguments: &[&str]) -> Vec<u8> {
     output.stdout
 }
 
-/// A name as one path: every byte that needs it escaped, `/` left as it is.
+/// A name as one path: every byte that needs it is escaped, `/` is kept.
 pub(crate) fn escaped(name: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
     name.bytes()
@@ -349,13 +350,13 @@ pub(crate) fn escaped(name: &str) -> String {
         .collect()
 }
 
-/// An HTTP/2 connection on which answers wait in the daemon: `window_bytes` is all that it may send unread.
+/// An HTTP/2 connection on which responses wait in the daemon: it may send at most `window_bytes` unread.
 pub(crate) struct Narrow {
     sender: hyper::client::conn::http2::SendRequest<Full<Bytes>>,
     address: SocketAddr,
 }
 
-/// An answer whose head is there and whose body is not read.
+/// A response whose head has arrived and whose body is not read.
 pub(crate) struct Held {
     pub(crate) head: http::response::Parts,
     body: hyper::body::Incoming,
@@ -366,7 +367,7 @@ impl Narrow {
         Self::connect_from("127.0.0.1", address, window_bytes).await
     }
 
-    /// From another loopback address, which is another caller.
+    /// Connects from another loopback address, which is another caller.
     pub(crate) async fn connect_from(from: &str, address: SocketAddr, window_bytes: u32) -> Self {
         let socket = tokio::net::TcpSocket::new_v4().expect("a socket");
         let from = SocketAddr::new(from.parse().expect("an address"), 0);
@@ -379,12 +380,12 @@ impl Narrow {
             .handshake(hyper_util::rt::TokioIo::new(stream))
             .await
             .expect("a handshake");
-        // Ends with the sender and the answers.
+        // Ends with the sender and the responses.
         tokio::spawn(connection);
         Self { sender, address }
     }
 
-    /// A GET: waits for the head of its answer, and leaves the rest.
+    /// Sends a GET, waits for the head of its response, and leaves the rest.
     pub(crate) async fn ask_get(&mut self, path: &str) -> Held {
         let mut request = http::Request::get(format!("http://{}{path}", self.address));
         if let Some(value) = authorization(self.address) {
@@ -397,7 +398,7 @@ impl Narrow {
         Held { head, body }
     }
 
-    /// Sends a request, waits for the head of its answer, and leaves the rest.
+    /// Sends a request, waits for the head of its response, and leaves the rest.
     pub(crate) async fn ask(&mut self, path: &str, headers: &[(&str, &str)], body: Bytes) -> Held {
         let mut request = http::Request::post(format!("http://{}{path}", self.address));
         for (name, value) in headers {
@@ -417,7 +418,7 @@ impl Narrow {
         Held { head, body }
     }
 
-    /// A unary gRPC call as bytes, so that no client's own deadline or bound comes first.
+    /// A unary gRPC call as bytes, so that no client-side deadline or limit applies first.
     pub(crate) async fn call(
         &mut self,
         method: &str,
@@ -440,7 +441,7 @@ impl Narrow {
 }
 
 impl Held {
-    /// Reads what is left: the body, and a gRPC call's status.
+    /// Reads the rest: the body, and a gRPC call's status.
     pub(crate) async fn rest(self) -> (Bytes, Option<Status>) {
         let body = self.body.collect().await.expect("a whole body");
         let status = Status::from_header_map(&self.head.headers)

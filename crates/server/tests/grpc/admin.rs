@@ -9,7 +9,8 @@ use tonic_types::StatusExt as _;
 
 #[tokio::test]
 async fn the_status_counts_what_was_read() {
-    // Five good blocks and a bad one: the status has six reads, one error, a latency, the backend and the datasets.
+    // Five good blocks and a bad one: the status has six reads, one error, a latency, the backend and the
+    // datasets.
     let served = serve(Limits::default());
     let request = v1::FetchBlocksRequest {
         dataset: "blocks".into(),
@@ -37,7 +38,7 @@ async fn the_status_counts_what_was_read() {
 
 #[tokio::test]
 async fn the_log_filter_is_replaced_or_refused() {
-    // A filter that parses replaces the one of the configuration; one that does not is INVALID_ARGUMENT on `filter`.
+    // A valid filter replaces the configured one; an invalid one is INVALID_ARGUMENT on `filter`.
     let served = serve(Limits::default());
     let mut admin = AdminServiceClient::new(served.admin.clone());
     for filter in ["", "ringfetch=nonsense"] {
@@ -71,7 +72,8 @@ async fn a_daemon_without_a_file_cannot_reload_and_says_so() {
 
 #[tokio::test]
 async fn a_switch_is_made_between_two_reads() {
-    // pread, then mmap for one dataset, then its own taken away: each answer says what was and what is.
+    // pread, then mmap for one dataset, then its own backend is cleared: each response has the backends
+    // before and after.
     let served = serve(Limits::default());
     let mut admin = AdminServiceClient::new(served.admin.clone());
     let request = v1::SetBackendRequest {

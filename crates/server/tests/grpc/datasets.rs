@@ -15,7 +15,7 @@ use tonic_reflection::pb::v1alpha as alpha;
 
 #[tokio::test]
 async fn datasets_describe_themselves() {
-    // Three datasets by name: kind, shape and read path of each; a name that is not there is NOT_FOUND.
+    // Three datasets by name: kind, shape and read path of each; an unknown name is NOT_FOUND.
     let served = serve(Limits::default());
     let listed = served
         .datasets()
@@ -63,7 +63,8 @@ async fn datasets_describe_themselves() {
 
 #[tokio::test]
 async fn objects_are_listed_page_by_page() {
-    // Three objects in pages of two: byte order of names, a token on the first page only; blocks cannot be listed.
+    // Three objects in pages of two: byte order of names, a token on the first page only; blocks cannot be
+    // listed.
     let served = serve(Limits::default());
     let mut request = v1::ListObjectsRequest {
         dataset: "objects".into(),
@@ -110,7 +111,8 @@ async fn objects_are_listed_page_by_page() {
 
 #[tokio::test]
 async fn walks_are_bounded_over_all_transports() {
-    // Four walks are under way, whoever asked for them: one more is refused with a hint, and served when one is over.
+    // Four walks are running, requested by any caller: one more is refused with a hint, and served when one
+    // has ended.
     let served = serve(Limits::default());
     let mut walks: Vec<_> = std::iter::from_fn(|| served.fetcher.try_walk()).collect();
     assert_eq!(walks.len(), 4);

@@ -1,4 +1,4 @@
-//! The four unary calls: the right bytes, and what is wrong with single items.
+//! The four unary calls: the right bytes, and errors of single items.
 
 use super::served::{BLOCK_BYTES, BLOCKS, DIM, VECTORS, serve, vector};
 use ringfetch_proto::v1;
@@ -8,7 +8,8 @@ use tonic_types::StatusExt as _;
 
 #[tokio::test]
 async fn blocks_come_in_the_order_of_the_request() {
-    // Any order, one twice, the first and the last: the file's bytes, and no lengths since each has the block's.
+    // Any order, one twice, the first and the last: the file's bytes, and no lengths, since each has the
+    // block's.
     let served = serve(Limits::default());
     let wanted = [BLOCKS - 1, 0, 7, 7, 8];
     let request = v1::FetchBlocksRequest {
@@ -35,7 +36,7 @@ async fn blocks_come_in_the_order_of_the_request() {
 
 #[tokio::test]
 async fn vectors_come_without_their_record_headers() {
-    // .fvecs keeps a dimension before each vector: the answer has elements only, with shape and type beside them.
+    // .fvecs has a dimension before each vector: the response has only the elements, with shape and type.
     let served = serve(Limits::default());
     let request = v1::FetchVectorsRequest {
         dataset: "vectors".into(),
@@ -51,7 +52,7 @@ async fn vectors_come_without_their_record_headers() {
 
 #[tokio::test]
 async fn ranges_see_the_file_as_it_is() {
-    // Ranges of any length of blocks and of vectors (with their headers): bytes and lengths as asked for.
+    // Ranges of any length in blocks and in vectors (with their headers): the requested bytes and lengths.
     let served = serve(Limits::default());
     let offsets = vec![49_999, 0, 998];
     let lengths = vec![1, 3, 5];
@@ -86,7 +87,7 @@ async fn ranges_see_the_file_as_it_is() {
 
 #[tokio::test]
 async fn objects_come_whole_or_in_part() {
-    // Whole, an empty one, one in a directory, and parts with and without an end.
+    // A whole object, an empty one, one in a directory, and parts with and without an end.
     let served = serve(Limits::default());
     let names = ["one", "empty", "deep/two", "one", "one"]
         .map(String::from)
@@ -118,7 +119,8 @@ async fn objects_come_whole_or_in_part() {
 
 #[tokio::test]
 async fn a_bad_item_does_not_fail_the_rest() {
-    // Past the end, overflowing, empty, and names that lead nowhere or out: each told at its place, the rest delivered.
+    // Past the end, overflowing, empty, and names that lead nowhere or outside: each is an error at its
+    // position, the rest is delivered.
     let served = serve(Limits::default());
     let request = v1::FetchRangesRequest {
         dataset: "blocks".into(),
@@ -179,7 +181,7 @@ async fn a_bad_item_does_not_fail_the_rest() {
 
 #[tokio::test]
 async fn fail_fast_makes_the_first_bad_item_the_answer() {
-    // The same request with fail_fast: the item's code is the call's, with a reason to branch on.
+    // The same request with fail_fast: the item's code becomes the call's, with a reason to branch on.
     let served = serve(Limits::default());
     let request = v1::FetchBlocksRequest {
         dataset: "blocks".into(),
@@ -206,7 +208,8 @@ async fn fail_fast_makes_the_first_bad_item_the_answer() {
 
 #[tokio::test]
 async fn an_item_larger_than_an_answer_is_that_items_error() {
-    // Answers of at most 1500 bytes: a range of 1501 is told at its place; two blocks together fail the request.
+    // Responses of at most 1500 bytes: a range of 1501 is an error at its position; two blocks together fail
+    // the request.
     let served = serve(Limits {
         response_bytes: 1500,
         ..Limits::default()
@@ -237,7 +240,8 @@ async fn an_item_larger_than_an_answer_is_that_items_error() {
 
 #[tokio::test]
 async fn an_object_that_was_replaced_is_read_anew_after_its_error() {
-    // Cut short after it was opened: DATA_LOSS once; the next call opens the name again and gets what is there.
+    // Truncated after it was opened: DATA_LOSS once; the next call opens the name again and gets what is
+    // left.
     let served = serve(Limits::default());
     let request = || v1::FetchObjectsRequest {
         dataset: "objects".into(),

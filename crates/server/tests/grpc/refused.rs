@@ -1,4 +1,5 @@
-//! Whole requests that are refused: each with the right code, field and remedy, and without harm to the next one.
+//! Whole requests that are refused: each with the right code, field and remedy, and without affecting the
+//! next one.
 
 use super::served::{Served, serve};
 use bytes::{BufMut as _, Bytes};
@@ -23,7 +24,8 @@ fn blocks(indices: Vec<u64>) -> v1::FetchBlocksRequest {
 
 #[tokio::test]
 async fn a_wrong_request_is_told_its_field() {
-    // Unknown dataset, wrong kind, nothing asked for, too much asked for: code and field; then a good one passes.
+    // Unknown dataset, wrong kind, nothing requested, too much requested: code and field; then a good one
+    // succeeds.
     let served = serve(Limits {
         items_per_request: 3,
         ..Limits::default()
@@ -67,7 +69,7 @@ async fn a_wrong_request_is_told_its_field() {
 
 #[tokio::test]
 async fn a_deadline_that_has_passed_reads_nothing() {
-    // grpc-timeout 0: DEADLINE_EXCEEDED, whether the wait or the check met it first, and no read was made.
+    // grpc-timeout 0: DEADLINE_EXCEEDED, whether the wait or the check found it first, and no read was made.
     let served = serve(Limits::default());
     let mut request = tonic::Request::new(blocks(vec![0]));
     request.set_timeout(Duration::ZERO);
@@ -89,7 +91,7 @@ async fn a_draining_daemon_says_unavailable_and_when_to_retry() {
 
 #[tokio::test]
 async fn no_place_in_flight_is_refused_at_once() {
-    // Room for no request at all: RESOURCE_EXHAUSTED with a hint, without a read.
+    // No request may be in flight: RESOURCE_EXHAUSTED with a hint, without a read.
     let served = serve(Limits {
         requests_in_flight: 0,
         ..Limits::default()
@@ -168,7 +170,7 @@ async fn bytes_that_are_no_call_get_a_status() {
 
 #[tokio::test]
 async fn what_is_not_served_is_unimplemented() {
-    // A method that is not there, a service that is not there, the admin service on the public port.
+    // An unknown method, an unknown service, and the admin service on the public port.
     let served = serve(Limits::default());
     for path in [
         "/ringfetch.v1.FetchService/FetchEverything",
@@ -193,7 +195,7 @@ async fn what_is_not_served_is_unimplemented() {
 
 #[tokio::test]
 async fn a_message_of_any_text_travels() {
-    // A dataset's name with a line break and letters beyond ASCII: the status arrives whole.
+    // A dataset name with a line break and non-ASCII letters: the status arrives intact.
     let served = serve(Limits::default());
     let request = v1::FetchBlocksRequest {
         dataset: "näme\n%00".into(),

@@ -1,4 +1,4 @@
-//! ScoreVectors: what is answered, and what bad input gets.
+//! ScoreVectors: its responses, and its errors for bad input.
 
 use super::served::{DIM, VECTORS, serve, vector};
 use ringfetch_proto::v1;
@@ -6,7 +6,7 @@ use ringfetch_server::config::Limits;
 use tonic::{Code, Status};
 use tonic_types::StatusExt as _;
 
-/// One query of ones for a request that is in order.
+/// A valid request: one query of ones.
 fn request() -> v1::ScoreVectorsRequest {
     v1::ScoreVectorsRequest {
         dataset: "vectors".into(),
@@ -63,7 +63,7 @@ async fn the_best_candidates_come_best_first() {
 
 #[tokio::test]
 async fn a_threshold_leaves_out_what_does_not_reach_it() {
-    // At least the second best: two results, fewer than the limit.
+    // At least the second best score: two results, fewer than the limit.
     let served = serve(Limits::default());
     let mut scores: Vec<f64> = sums().into_iter().map(|(sum, _)| sum).collect();
     scores.sort_by(|one, other| other.total_cmp(one));
@@ -77,7 +77,7 @@ async fn a_threshold_leaves_out_what_does_not_reach_it() {
 
 #[tokio::test]
 async fn bad_input_is_answered_with_its_field() {
-    // Everything that can be wrong with a request, one at a time: the code, and the field that is to blame.
+    // Every mistake that a request can have, one at a time: the code, and the field at fault.
     let served = serve(Limits {
         items_per_request: 40,
         ..Limits::default()
@@ -196,7 +196,7 @@ async fn bad_input_is_answered_with_its_field() {
 
 #[tokio::test]
 async fn an_id_past_the_end_is_an_item_error() {
-    // Listed with its position, and the others have scores; with fail_fast it is the call's.
+    // It is listed with its position, and the others have scores; with fail_fast it fails the call.
     let served = serve(Limits::default());
     let mut with_bad = request();
     with_bad.queries[0].ids = vec![4, VECTORS as u64, 5, u64::MAX];
@@ -220,7 +220,8 @@ async fn an_id_past_the_end_is_an_item_error() {
 
 #[tokio::test]
 async fn candidates_beyond_an_answers_bytes_are_scored() {
-    // Answers of at most 100 bytes, and 20 candidates of 12 that fifty queries share: only ids and scores are the answer.
+    // Responses of at most 100 bytes, and 20 candidates of 12 bytes that fifty queries share: only ids and
+    // scores are in the response.
     let served = serve(Limits {
         response_bytes: 100,
         ..Limits::default()
@@ -234,7 +235,7 @@ async fn candidates_beyond_an_answers_bytes_are_scored() {
 
 #[tokio::test]
 async fn a_passed_deadline_is_told() {
-    // Draining and deadlines are the door's: as for a fetch.
+    // Draining and deadlines are checked as for a fetch.
     let served = serve(Limits::default());
     let mut late = tonic::Request::new(request());
     late.metadata_mut().insert("grpc-timeout", "1n".parse().unwrap());

@@ -1,4 +1,4 @@
-//! A daemon's insides without its ports: three datasets, an engine, and the two routers.
+//! The inner parts of a daemon without its ports: three datasets, an engine, and the two routers.
 
 use ringfetch_engine::config::{BackendKind, DirectIo, EngineConfig};
 use ringfetch_engine::dataset::{DatasetSpec, KindSpec, Layout, PartialTail};
@@ -22,7 +22,7 @@ pub(crate) const BLOCKS: usize = 50;
 pub(crate) const DIM: usize = 3;
 pub(crate) const VECTORS: usize = 20;
 
-/// Everything a test needs; the files go with it.
+/// Everything that a test needs; its files are removed with it.
 pub(crate) struct Served {
     pub(crate) fetcher: Fetcher,
     pub(crate) lifecycle: Lifecycle,
@@ -93,7 +93,7 @@ pub(crate) fn serve(limits: Limits) -> Served {
         memory_budget_bytes: 64 << 20,
         ..EngineConfig::default()
     };
-    // Starting waits for the engine's threads, which a runtime's own thread must not.
+    // Starting waits for the engine's threads, which must not block a runtime's thread.
     let engine = std::thread::spawn(move || Engine::start(&config))
         .join()
         .unwrap()
@@ -184,7 +184,7 @@ impl Served {
         &self.blocks[index * BLOCK_BYTES..][..BLOCK_BYTES]
     }
 
-    /// Whether a line stands in the scrape.
+    /// Whether the scrape has this line.
     pub(crate) fn scraped(&self, line: &str) -> bool {
         let text = prometheus::TextEncoder::new()
             .encode_to_string(&self.registry.gather())
@@ -192,7 +192,7 @@ impl Served {
         text.lines().any(|found| found == line)
     }
 
-    /// Waits until a line stands in the scrape.
+    /// Waits until the scrape has this line.
     pub(crate) async fn await_scraped(&self, line: &str) {
         let deadline = Instant::now() + Duration::from_secs(10);
         while !self.scraped(line) {

@@ -1,4 +1,4 @@
-//! The same services over HTTP/2 on loopback: what only a connection shows.
+//! The same services over HTTP/2 on loopback: what only a real connection shows.
 
 use super::served::{Served, serve};
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use tonic::Code;
 use tonic::transport::{Channel, Endpoint};
 
-/// Serves what `served` has on a port of its own.
+/// Serves `served` on its own port.
 async fn listen(served: &Served) -> SocketAddr {
     let listener = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -22,7 +22,7 @@ async fn listen(served: &Served) -> SocketAddr {
             let service = service.clone();
             tokio::spawn(async move {
                 let builder = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new()).http2_only();
-                // The connection's end is the client's business.
+                // How the connection ends is up to the client.
                 let _ended = builder.serve_connection(TokioIo::new(socket), service).await;
             });
         }
@@ -76,8 +76,8 @@ async fn bytes_and_statuses_cross_a_connection() {
 
 #[tokio::test]
 async fn an_oversize_request_is_refused_by_name_while_it_is_sent() {
-    // A message of 8 MB where 1 KiB is the limit: the status arrives although the server read only its beginning, and
-    // the connection goes on.
+    // A message of 8 MB with a limit of 1 KiB: the status arrives although the server read only its
+    // beginning, and the connection continues.
     let served = serve(Limits {
         request_bytes: 1024,
         ..Limits::default()
@@ -102,8 +102,9 @@ async fn an_oversize_request_is_refused_by_name_while_it_is_sent() {
 
 #[tokio::test]
 async fn a_client_that_does_not_read_stops_its_own_stream() {
-    // 2000 requests of 50 kB each, and nobody reads: the server takes up what fits the windows and the room in flight,
-    // a small part of them; other calls go on; once the client reads, all are answered.
+    // 2000 requests of 50 kB each, and the client does not read: the server starts those that fit in the
+    // windows and the limit in flight, a small part of them; other calls continue; once the client reads, all
+    // are answered.
     const REQUESTS: u64 = 2000;
     let served = serve(Limits {
         stream_requests_in_flight: 4,
@@ -126,7 +127,7 @@ async fn a_client_that_does_not_read_stops_its_own_stream() {
         assert!(Instant::now() < deadline, "the stream never began");
         tokio::task::yield_now().await;
     }
-    // Calls on another connection take long enough for a server that did not stop to run away.
+    // Calls on another connection take long enough that a server which did not stop would show.
     let mut other = connect(&served).await;
     for _ in 0..50 {
         assert_eq!(
@@ -152,10 +153,10 @@ async fn a_client_that_does_not_read_stops_its_own_stream() {
 
 #[tokio::test]
 async fn a_client_that_hangs_up_is_counted_as_cancelled() {
-    // A client with an open stream goes away with its connection: the call is counted once, as CANCELLED.
+    // A client with an open stream disconnects: the call is counted once, as CANCELLED.
     let served = serve(Limits::default());
     let address = listen(&served).await;
-    // The runtime of the client's own thread takes the connection with it.
+    // The client's thread has its own runtime, which drops the connection when it ends.
     let client = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()

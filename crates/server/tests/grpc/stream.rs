@@ -1,4 +1,4 @@
-//! FetchStream over datasets, by tonic's client.
+//! FetchStream over datasets, with tonic's client.
 
 use super::served::{Served, serve, vector};
 use ringfetch_proto::v1;
@@ -26,7 +26,7 @@ fn blocks(indices: Vec<u64>) -> Ask {
     })
 }
 
-/// Sends every request, and reads every answer.
+/// Sends every request, and reads every response.
 async fn all(served: &Served, requests: Vec<v1::FetchStreamRequest>) -> BTreeMap<u64, Answer> {
     let requests = tokio_stream::iter(requests);
     let mut answers = served.fetch().fetch_stream(requests).await.unwrap().into_inner();
@@ -43,7 +43,8 @@ async fn all(served: &Served, requests: Vec<v1::FetchStreamRequest>) -> BTreeMap
 
 #[tokio::test]
 async fn every_request_of_a_stream_gets_its_answer() {
-    // All four kinds and two bad requests on one stream: each answered under its id, the stream ends with OK.
+    // All four kinds and two bad requests on one stream: each is answered under its id, and the stream ends
+    // with OK.
     let served = serve(Limits {
         stream_requests_in_flight: 2,
         ..Limits::default()
@@ -136,7 +137,7 @@ async fn a_long_stream_is_answered_whole() {
 
 #[tokio::test]
 async fn a_drain_ends_an_idle_stream() {
-    // The client keeps its half open and says nothing: the drain ends the call with UNAVAILABLE.
+    // The client keeps its side open and sends nothing: the drain ends the call with UNAVAILABLE.
     let served = serve(Limits::default());
     let requests = tokio_stream::pending::<v1::FetchStreamRequest>();
     let mut answers = served.fetch().fetch_stream(requests).await.unwrap().into_inner();

@@ -1,4 +1,4 @@
-//! What goes wrong while an answer is on its way: files that change, memory that is full, a drain.
+//! What can go wrong while a response is being sent: files that change, memory that is full, a drain.
 
 use super::served::{BLOCKS_BYTES, MIB, Served, bytes_of, data, json_of, text};
 use axum::body::Body;
@@ -11,7 +11,8 @@ use std::task::Poll;
 
 #[tokio::test]
 async fn a_listing_waits_for_no_other_transport() {
-    // As many directories are being walked as may be, whoever asked: a listing is refused, and served when one is over.
+    // As many directories are being walked as allowed, for any caller: a listing is refused, and served
+    // when one has ended.
     let served = Served::new();
     let mut walks: Vec<_> = std::iter::from_fn(|| served.fetcher.try_walk()).collect();
     let refused = served.get("o/objects", &[]).await;
@@ -23,8 +24,8 @@ async fn a_listing_waits_for_no_other_transport() {
 
 #[tokio::test]
 async fn an_object_that_is_replaced_is_sent_as_it_was() {
-    // The object is replaced after the first window is sent: the body ends in old bytes, and the next GET is of the new. Of one
-    // that is written to in place, the body ends in an error.
+    // The object is replaced after the first window is sent: the body ends with old bytes, and the next GET
+    // gets the new object. If the object is written to in place, the body ends with an error.
     let served = Served::new();
     let response = served.get("o/objects/a/long", &[]).await;
     let old_tag = text(&response, "etag");
@@ -55,7 +56,8 @@ async fn an_object_that_is_replaced_is_sent_as_it_was() {
 
 #[tokio::test]
 async fn a_file_that_is_cut_short_breaks_its_answer_off() {
-    // The file loses its end after the first window is sent: the body ends in an error, what is left is still served.
+    // The file is truncated after the first window is sent: the body ends with an error; what is left is
+    // still served.
     let served = Served::new();
     let mut body = served.get("b/bytes", &[]).await.into_body();
     body.frame().await.unwrap().unwrap();
@@ -88,7 +90,8 @@ async fn fill(served: &Served, blocks: u32, held: &mut Vec<Response>) -> Respons
 
 #[tokio::test]
 async fn full_memory_refuses_new_answers_and_delays_begun_ones() {
-    // Unread answers fill the memory: a new one is refused with Retry-After; a begun one waits, and goes on after.
+    // Unread responses fill the memory: a new one is refused with Retry-After; one that has begun waits, and
+    // continues afterwards.
     let served = Served::new();
     let mut held = Vec::new();
     let refused = fill(&served, 128, &mut held).await;
@@ -96,7 +99,7 @@ async fn full_memory_refuses_new_answers_and_delays_begun_ones() {
     assert_eq!(text(&refused, "retry-after"), "1");
     assert_eq!(json_of(refused).await["type"], "/problems/overloaded");
 
-    // Room for the first window, whose sending begins; then none again.
+    // Room for the first window, which is being sent; then none again.
     drop(held.pop());
     let mut body = served.get("b/bytes", &[]).await.into_body();
     fill(&served, 1, &mut held).await;
@@ -115,7 +118,8 @@ async fn full_memory_refuses_new_answers_and_delays_begun_ones() {
 
 #[tokio::test]
 async fn a_begun_answer_is_finished_while_draining() {
-    // The drain begins after the first window: the rest comes; a new request is refused and readiness is gone.
+    // The drain begins after the first window: the rest arrives; a new request is refused, and the daemon is
+    // not ready.
     let served = Served::new();
     served.lifecycle.start_serving();
     let ready = || served.send(Request::builder().uri("/readyz").body(Body::empty()).unwrap());

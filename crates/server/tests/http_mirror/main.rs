@@ -14,7 +14,7 @@ use served::{BLOCKS_BYTES, MIB, Served, bytes_of, data, json_of, request, text};
 
 #[tokio::test]
 async fn long_answers_are_whole() {
-    // Datasets, objects and ranges of many windows: every byte, and the Content-Length that was announced.
+    // Datasets, objects and ranges of many windows: every byte, and the announced Content-Length.
     let served = Served::new();
     let blocks = data(BLOCKS_BYTES, 0);
     let object = data(5 * MIB + 17, 1);
@@ -47,7 +47,8 @@ async fn long_answers_are_whole() {
 
 #[tokio::test]
 async fn several_ranges_are_parts_in_the_order_asked_for() {
-    // Three ranges, the first longer than a window and the last at the front: each part has its bytes and its place.
+    // Three ranges, the first longer than a window and the last at the front: each part has its bytes and its
+    // position.
     let served = Served::new();
     let blocks = data(BLOCKS_BYTES, 0);
     let response = served
@@ -77,7 +78,8 @@ async fn several_ranges_are_parts_in_the_order_asked_for() {
 
 #[tokio::test]
 async fn head_has_the_head_of_get_and_reads_nothing() {
-    // HEAD of every resource with bytes: GET's status, length, tag and type; the engine's read count stands still.
+    // HEAD of every resource with bytes: GET's status, length, tag and type; the engine's read count does not
+    // change.
     let served = Served::new();
     for path in [
         "b/bytes",
@@ -105,7 +107,8 @@ async fn head_has_the_head_of_get_and_reads_nothing() {
 
 #[tokio::test]
 async fn tags_guard_every_resource() {
-    // The tag of an answer sent back: If-None-Match 304, If-Match of another 412, If-Range of another the whole.
+    // The tag of a response, sent back: If-None-Match 304; another tag in If-Match 412, in If-Range the whole
+    // resource.
     let served = Served::new();
     for path in ["b/bytes", "b/blocks/3", "v/vectors/7", "o/objects/one"] {
         let tag = text(&served.get(path, &[]).await, "etag");
@@ -140,7 +143,8 @@ async fn tags_guard_every_resource() {
 
 #[tokio::test]
 async fn items_come_one_by_one_and_in_batches_alike() {
-    // Blocks, vectors, ranges and objects, alone and in a batch, as bytes and in JSON: the same bytes everywhere.
+    // Blocks, vectors, ranges and objects, alone and in a batch, as bytes and in JSON: the same bytes
+    // everywhere.
     let served = Served::new();
     let blocks = data(BLOCKS_BYTES, 0);
     let one = bytes_of(served.get("b/blocks/3", &[]).await).await;
@@ -192,7 +196,8 @@ async fn items_come_one_by_one_and_in_batches_alike() {
 
 #[tokio::test]
 async fn mistakes_are_answered_with_their_status() {
-    // Wrong names, kinds, numbers, bodies and deadlines: a problem each, with the status and the member to look at.
+    // Wrong names, kinds, numbers, bodies and deadlines: each is a problem with its status and the member at
+    // fault.
     let served = Served::new();
     for (path, status, slug, field) in [
         ("x", 404, "dataset-not-found", "dataset"),
@@ -272,7 +277,7 @@ async fn mistakes_are_answered_with_their_status() {
 
 #[tokio::test]
 async fn objects_are_listed_in_pages() {
-    // Three objects, two a page: byte order, and `next_page_token` only where there is more.
+    // Three objects, two per page: byte order, and `next_page_token` only if there is a next page.
     let served = Served::new();
     let page = json_of(served.get("o/objects?page_size=2", &[]).await).await;
     let long = json!({"name": "a/long", "length_bytes": 5 * MIB + 17});
@@ -314,7 +319,7 @@ async fn datasets_are_described() {
         (&blocks["kind"], &blocks["block_bytes"]),
         (&json!("blocks"), &json!(4096))
     );
-    // How it is read is the operators' to know.
+    // How it is read is only for operators.
     assert_eq!(
         (&blocks["read_path"], &blocks["files"]),
         (&json!(null), &json!(null))

@@ -1,4 +1,4 @@
-//! The page at `/` and the figures that it draws.
+//! The page at `/` and the figures that it shows.
 
 use super::served::{Served, bytes_of, json_of, text};
 use axum::body::Body;
@@ -28,7 +28,7 @@ async fn status(served: &Served) -> Value {
     json_of(response).await
 }
 
-/// Asks until the figures are as wanted: an answer may be 200 ms old.
+/// Polls until the figures are as expected: a response may be 200 ms old.
 async fn status_when(served: &Served, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
     let deadline = Instant::now() + Duration::from_secs(30);
     loop {
@@ -49,8 +49,9 @@ fn number(value: &Value) -> u64 {
 
 #[tokio::test]
 async fn the_page_may_load_only_itself() {
-    // Scenario: the page and each of its files, by GET, by HEAD, with the tag sent back, with another one. Expectation:
-    // their types; a policy that lets nothing else in; kept copies are confirmed (304) or refused (412 as a problem).
+    // Scenario: the page and each of its files, by GET, by HEAD, with its tag sent back, with another tag.
+    // Expectation: their types; a policy that allows nothing else; cached copies are confirmed (304) or
+    // refused (412 as a problem).
     let served = Served::new();
     for (path, content_type) in [
         ("/", "text/html; charset=utf-8"),
@@ -101,8 +102,8 @@ async fn the_page_may_load_only_itself() {
 
 #[tokio::test]
 async fn what_is_no_part_of_the_page_is_a_problem() {
-    // Scenario: files that the page does not have, and methods that it does not take. Expectation: problem details that
-    // name the path, or the methods.
+    // Scenario: files that the page does not have, and methods that it does not support. Expectation: problem
+    // details that name the path, or the methods.
     let served = Served::new();
     for path in [
         "/page/other.js",
@@ -131,9 +132,9 @@ async fn what_is_no_part_of_the_page_is_a_problem() {
 
 #[tokio::test]
 async fn figures_count_what_was_read() {
-    // Scenario: figures of an idle daemon, then three reads of one dataset, one of another and one past the end.
-    // Expectation: what is served is named with its backend and reason; counters grow by just that, per dataset and in
-    // sum; the histogram is cumulative and its last bucket holds every read.
+    // Scenario: figures of an idle daemon, then three reads of one dataset, one of another and one past the
+    // end. Expectation: what is served is listed with its backend and reason; counters grow by exactly that,
+    // per dataset and in total; the histogram is cumulative and its last bucket has every read.
     let served = Served::new();
     let before = status(&served).await;
     assert_eq!(
@@ -218,8 +219,8 @@ async fn figures_count_what_was_read() {
 
 #[tokio::test]
 async fn refusals_are_counted_and_draining_is_told() {
-    // Scenario: the daemon drains and refuses a read; then the page and the figures are asked for. Expectation: both are
-    // answered, at once with the new state, and the refusal is counted.
+    // Scenario: the daemon drains and refuses a read; then the page and the figures are requested.
+    // Expectation: both respond, at once with the new state, and the refusal is counted.
     let served = Served::new();
     served.lifecycle.start_serving();
     assert_eq!(status(&served).await["state"], "serving");

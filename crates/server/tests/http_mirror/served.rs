@@ -105,7 +105,7 @@ impl Served {
             connections: 8,
             http_ranges: 8,
         };
-        // Starting blocks until the threads are there, so not on the test's runtime.
+        // Starting blocks until the threads exist, so not on the test's runtime.
         let engine = std::thread::spawn(move || Engine::start(&config).unwrap())
             .join()
             .unwrap();

@@ -1,5 +1,5 @@
-//! Rules that keep documents true: the architecture's map against the tree, the decisions' shape, and the metrics that
-//! dashboards and rules ask for against those that the code registers.
+//! Rules that keep documents true: the architecture's map against the tree, links and paths, and the metrics
+//! in dashboards and rules against those that the code registers.
 
 use super::tree::{Source, report, root, tree};
 
@@ -19,10 +19,10 @@ fn paths_named(text: &str) -> Vec<&str> {
         .collect()
 }
 
-/// Paths that a document names and the tree has not.
+/// Paths that a document names and that are not in the tree.
 fn paths_missing(text: &str, tree: &[Source]) -> Vec<String> {
     let exists = |path: &str| {
-        // A module may be `a.rs` or `a/mod.rs`; the map names it without saying which.
+        // A module may be `a.rs` or `a/mod.rs`; the map does not say which.
         let module = format!("{path}.rs");
         let inside = format!("{path}/");
         tree.iter()
@@ -56,7 +56,8 @@ fn modules_unnamed(text: &str, tree: &[Source]) -> Vec<String> {
 
 #[test]
 fn the_map_of_the_code_is_true_and_whole() {
-    // Scenario: ARCHITECTURE.md against the tree. Expectation: what it names exists, and every module is named.
+    // Scenario: ARCHITECTURE.md against the tree. Expectation: every path that it names exists, and it names
+    // every module.
     let sample = [
         Source::new("crates/x/src/a.rs", "//! a\n"),
         Source::new("crates/x/src/b/mod.rs", "//! b\n"),
@@ -115,7 +116,7 @@ fn every_document_names_files_that_exist() {
     report("A reader who follows a path must arrive somewhere.", &found);
 }
 
-/// Targets of a Markdown text's links and pictures, those in fenced code left out.
+/// Targets of a Markdown text's links and images, except in fenced code.
 fn links(text: &str) -> Vec<&str> {
     let mut fenced = false;
     let mut found = Vec::new();
@@ -128,7 +129,7 @@ fn links(text: &str) -> Vec<&str> {
     found
 }
 
-/// The anchors that GitHub gives a document's headings.
+/// The anchors that GitHub generates for a document's headings.
 fn anchors(text: &str) -> Vec<String> {
     let headings = text.lines().filter(|line| line.starts_with('#'));
     let kept = |c: char| c.is_alphanumeric() || " -_".contains(c);
@@ -158,9 +159,9 @@ fn joined(document: &str, target: &str) -> String {
     parts.join("/")
 }
 
-/// Links of a document that lead to no file, or to no heading of it.
+/// Links of a document that lead to no file, or to no heading in it.
 fn links_broken(document: &Source, tree: &[Source]) -> Vec<String> {
-    // Pictures that are not text are not in the tree.
+    // Images that are not text are not in the tree.
     let on_disk = |path: &str| root().join(path).exists();
     let has =
         |text: &str, anchor: &str| anchor.is_empty() || anchors(text).iter().any(|known| known == anchor);
@@ -189,7 +190,7 @@ fn links_broken(document: &Source, tree: &[Source]) -> Vec<String> {
 
 #[test]
 fn every_link_leads_to_a_file_and_a_heading() {
-    // Scenario: links between documents, anchors included. Expectation: each leads somewhere.
+    // Scenario: links between documents, with anchors. Expectation: each target exists.
     let tree_of_samples = [
         Source::new("docs/A.md", "# A b `c`\n"),
         Source::new("README.md", "## Try it, now\n"),
@@ -215,7 +216,7 @@ fn every_link_leads_to_a_file_and_a_heading() {
     );
 }
 
-/// Metric names in a text, without what Prometheus appends to a histogram's.
+/// Metric names in a text, without the suffixes that Prometheus adds for a histogram.
 fn metrics_named(text: &str) -> Vec<String> {
     let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
     let words = text
@@ -234,7 +235,7 @@ fn metrics_named(text: &str) -> Vec<String> {
 
 #[test]
 fn dashboards_and_rules_ask_for_metrics_that_exist() {
-    // Scenario: metric names below deploy/. Expectation: each stands as a literal in the engine's or server's source.
+    // Scenario: metric names below deploy/. Expectation: each is a literal in the source of some crate.
     let unknown = |asked: &str, code: &str| -> Vec<String> {
         let known = |name: &String| code.contains(&format!("\"{name}\""));
         metrics_named(asked)

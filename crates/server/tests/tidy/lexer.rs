@@ -1,7 +1,7 @@
-//! Just enough of Rust's lexical grammar to tell code from comments and string literals, so that a rule about code is
-//! not broken by a sentence about it. Not a parser: it knows no items and no macros.
+//! Just enough of Rust's lexical grammar to tell code from comments and string literals, so that a sentence
+//! about code cannot break a rule about code. Not a parser: it knows no items and no macros.
 
-/// `text` with literals of strings and characters, and comments, replaced by spaces. Lines stay where they are.
+/// `text` with comments and the literals of strings and characters replaced by spaces. Line breaks are kept.
 pub(super) fn blank(text: &str) -> String {
     let source: Vec<char> = text.chars().collect();
     let mut out = String::with_capacity(text.len());
@@ -17,7 +17,7 @@ pub(super) fn blank(text: &str) -> String {
     out
 }
 
-/// The end of the comment or literal that begins at `at`; one character of code else.
+/// The end of the comment or literal that begins at `at`; otherwise of one character of code.
 fn token_end(source: &[char], at: usize) -> usize {
     let next = source.get(at + 1).copied();
     match (source[at], next) {
@@ -35,7 +35,8 @@ fn token_end(source: &[char], at: usize) -> usize {
     }
 }
 
-/// Whether the `r` at `at` begins a raw string's prefix: `r"`, `br"`, `cr"`, and not the end of an identifier.
+/// Whether the `r` at `at` begins a raw string's prefix (`r"`, `br"`, `cr"`) and is not the end of an
+/// identifier.
 fn begins_word(source: &[char], at: usize) -> bool {
     let is_name = |c: char| c.is_alphanumeric() || c == '_';
     match at.checked_sub(1).map(|before| source[before]) {
@@ -85,7 +86,7 @@ fn string_end(source: &[char], mut i: usize) -> usize {
     source.len()
 }
 
-/// `hashes_at` is just behind the `r`. `None`: a raw identifier (`r#type`), not a string.
+/// `hashes_at` is just after the `r`. `None`: a raw identifier (`r#type`), not a string.
 fn raw_string_end(source: &[char], hashes_at: usize) -> Option<usize> {
     let hashes = source[hashes_at..].iter().take_while(|c| **c == '#').count();
     if source.get(hashes_at + hashes) != Some(&'"') {
@@ -110,7 +111,7 @@ fn char_end(source: &[char], from: usize) -> usize {
         .map_or(source.len(), |length| from + length + 1)
 }
 
-/// Lines (from 1) of `text` that hold `word` with no part of a name on either side.
+/// Lines (from 1) of `text` that contain `word` as a whole word.
 pub(super) fn lines_with_word(text: &str, word: &str) -> Vec<usize> {
     let is_name = |c: char| c.is_alphanumeric() || c == '_';
     let holds = |line: &str| {
@@ -129,7 +130,8 @@ pub(super) fn lines_with_word(text: &str, word: &str) -> Vec<usize> {
 
 #[test]
 fn literals_and_comments_are_blanked_and_lines_stay() {
-    // Scenario: the same word in code, comments and every kind of literal. Expectation: only the code's stays.
+    // Scenario: the same word in code, comments and every kind of literal. Expectation: only those in code
+    // are kept.
     let text = "unsafe a; // unsafe\n/* unsafe /* unsafe */ */ b(\"unsafe \\\" unsafe\", r#\"unsafe\"#, 'u', '\\'', &'a x)\nunsafe";
     let code = blank(text);
     assert_eq!(lines_with_word(&code, "unsafe"), [1, 3]);
@@ -139,7 +141,7 @@ fn literals_and_comments_are_blanked_and_lines_stay() {
 
 #[test]
 fn a_word_is_found_only_as_a_whole() {
-    // Scenario: a word beside longer names that contain it. Expectation: the longer names do not count.
+    // Scenario: a word, and longer names that contain it. Expectation: the longer names do not count.
     assert_eq!(
         lines_with_word("my_sleep(1)\nsleeper\n", "sleep"),
         Vec::<usize>::new()

@@ -1,8 +1,8 @@
-//! Rules about Cargo.toml: which crate may stand on which.
+//! Rules about Cargo.toml: which crates may depend on which.
 
 use super::tree::{Source, hold};
 
-/// Our crates, and the crates of ours that each may stand on.
+/// Our crates, and those of our crates that each may depend on.
 const ARROWS: [(&str, &[&str]); 15] = [
     ("ringfetch-proto", &[]),
     ("ringfetch-command", &[]),
@@ -50,18 +50,18 @@ const ARROWS: [(&str, &[&str]); 15] = [
             "ringfetch-score",
         ],
     ),
-    // A disk for tests: others may have it only among their dev-dependencies.
+    // A disk for tests: allowed only among the dev-dependencies of others.
     ("ringfetch-slowdisk", &[]),
     // Clients for tests: the same.
     ("ringfetch-adversary", &["ringfetch-client", "ringfetch-proto"]),
-    // Pieces of the path of a read, to be measured.
+    // Pieces of a read's path, for benchmarks.
     (
         "ringfetch-pieces",
         &["ringfetch-engine", "ringfetch-proto", "ringfetch-server"],
     ),
 ];
 
-/// What the data plane must know nothing of.
+/// What the data plane must not depend on.
 const NOT_IN_ENGINE: [&str; 9] = [
     "tonic",
     "tonic-prost",
@@ -78,7 +78,7 @@ fn is_crate_manifest(source: &Source) -> bool {
     source.path.starts_with("crates/") && source.path.ends_with("/Cargo.toml")
 }
 
-/// The package's name and what it depends on outside its own tests.
+/// The package's name and its dependencies, except dev-dependencies.
 fn dependencies(manifest: &str) -> (String, Vec<String>) {
     let mut section = "";
     let mut name = String::new();
@@ -86,7 +86,7 @@ fn dependencies(manifest: &str) -> (String, Vec<String>) {
     for line in manifest.lines().map(str::trim) {
         if let Some(header) = line.strip_prefix('[') {
             section = header.trim_end_matches(']');
-            // `[dependencies.foo]` is one more way to write it.
+            // `[dependencies.foo]` is another way to write it.
             let table = section
                 .split_once("dependencies.")
                 .filter(|(before, _)| !before.ends_with("dev-"));

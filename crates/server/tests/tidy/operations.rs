@@ -1,12 +1,12 @@
-//! Rules that keep docs/OPERATIONS.md whole: what an operator can be called by, an alert or a line in the log, is
-//! explained there, and nothing else is. Metrics are held by the end-to-end tests, which ask a daemon for them.
+//! Rules that keep docs/OPERATIONS.md complete: it explains every alert and every log line at warn or error,
+//! and no others. The end-to-end tests check metrics, for which they need a daemon.
 
 use super::lexer::blank;
 use super::tree::{Source, report, tree};
 
 const HANDBOOK: &str = "docs/OPERATIONS.md";
 const ALERTS: &str = "deploy/prometheus/rules.yml";
-/// A row of the handbook may cut a message off after this much.
+/// A row of the handbook may truncate a message after this many bytes.
 const MESSAGE_BYTES_MIN: usize = 20;
 
 /// A section of a document: from its heading to the next of the same level.
@@ -21,7 +21,7 @@ fn section<'a>(text: &'a str, heading: &str) -> &'a str {
     &rest[..end]
 }
 
-/// A string literal's text, from its opening quote; lines that are continued are joined.
+/// A string literal's text, from its opening quote; continued lines are joined.
 fn literal(text: &str) -> String {
     let mut value = String::new();
     let mut chars = text.chars().skip(1).peekable();
@@ -39,9 +39,9 @@ fn literal(text: &str) -> String {
     value
 }
 
-/// What is logged at warn and error in a file, its tests left out. `Err`: a message that is no constant.
+/// What a file logs at warn and error, without its tests. `Err`: a message that is not a constant.
 fn messages(source: &Source) -> Vec<Result<String, String>> {
-    // Where a character has one byte, places in the code are places in the text.
+    // With one byte per character, positions in the code are positions in the text.
     let ascii = |c: char| if c.is_ascii() { c } else { '?' };
     let source = &Source::new(&source.path, &source.text.chars().map(ascii).collect::<String>());
     let code = blank(&source.text);
@@ -55,7 +55,7 @@ fn messages(source: &Source) -> Vec<Result<String, String>> {
     found
 }
 
-/// The message of a call whose arguments begin at `from`: the last literal that is an argument of its own.
+/// The message of a call whose arguments begin at `from`: the last literal that is an argument by itself.
 fn message(source: &Source, code: &str, from: usize) -> Result<String, String> {
     let (mut depth, mut argument, mut last) = (0_u32, from, None);
     for (offset, c) in code[from..].char_indices() {
@@ -87,7 +87,7 @@ fn message(source: &Source, code: &str, from: usize) -> Result<String, String> {
     }
 }
 
-/// The first cells of a section's tables, where they are code.
+/// The first cells of a section's tables, if they are code.
 fn keys(section: &str) -> Vec<&str> {
     let cell = |line: &'_ str| -> Option<(usize, usize)> {
         let rest = line.strip_prefix("| `")?;
@@ -120,8 +120,8 @@ fn log_lines_wrong(handbook: &str, messages: &[String]) -> Vec<String> {
 
 #[test]
 fn every_warning_and_error_is_explained() {
-    // Scenario: what server and engine log at warn and error, against the handbook's table. Expectation: a row for each
-    // message, which is its beginning or all of it, and a message for each row.
+    // Scenario: what server and engine log at warn and error, against the handbook's table. Expectation: a
+    // row for each message, with its beginning or all of it, and a message for each row.
     let sample = Source::new(
         "crates/x/src/a.rs",
         "fn f() { tracing::warn!(a = g(\"x, y\"), %b, \"a disk \\\n  (or two) is gone for good\"); }\n\
@@ -224,8 +224,9 @@ fn runbooks_wrong(handbook: &str, rules: &str) -> Vec<String> {
 
 #[test]
 fn every_alert_has_its_runbook() {
-    // Scenario: the alerts and the handbook. Expectation: for each alert a heading of its name, with what it means, where to
-    // look, what to do and whom to wake; a link to it; no runbook for an alert that is none.
+    // Scenario: the alerts and the handbook. Expectation: each alert has a heading with its name, which says
+    // what it means, where to look, what to do and whom to wake, and a link to it; no runbook is without an
+    // alert.
     let rules = "  - alert: AbcDown\n    annotations:\n      runbook_url: docs/OPERATIONS.md#abcdown\n";
     let book =
         "# A\n\n## Alerts\n\n### AbcDown\n**Means.** a **Look.** b **Do.** c **Wake.** d\n\n## B\n### Xyz\n";

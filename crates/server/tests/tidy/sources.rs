@@ -1,4 +1,4 @@
-//! Rules about source files: where things may be named, and how tests wait.
+//! Rules about source files: where names may occur, and how tests wait.
 
 use super::lexer::{blank, lines_with_word};
 use super::tree::{Source, at_lines, hold};
@@ -9,7 +9,8 @@ fn rust(path: &str, text: &str) -> Source {
 
 #[test]
 fn the_ring_crate_is_named_only_in_its_adapter() {
-    // Scenario: every Rust file, comments included. Expectation: the name only in crates/engine/src/backend/uring*.
+    // Scenario: every Rust file, comments included. Expectation: the name occurs only in
+    // crates/engine/src/backend/uring*.
     let name = concat!("tokio", "_uring");
     let rule = |source: &Source| {
         if !source.is_rust() || source.path.starts_with("crates/engine/src/backend/uring") {
@@ -37,7 +38,8 @@ fn the_ring_crate_is_named_only_in_its_adapter() {
     );
 }
 
-/// The lines (from 1) of a file that are tests: all of a tests directory's, else those after `#[cfg(test)]`.
+/// The first line (from 1) of a file's tests: line 1 in a tests directory or file, otherwise that of
+/// `#[cfg(test)]`.
 fn first_test_line(source: &Source, code: &str) -> Option<usize> {
     let whole = source.path.contains("/tests/")
         || source.path.ends_with("/tests.rs")
@@ -52,14 +54,15 @@ fn first_test_line(source: &Source, code: &str) -> Option<usize> {
 
 #[test]
 fn tests_do_not_sleep_to_wait_for_something() {
-    // Scenario: every test. Expectation: a sleep only as the pause of a poll whose deadline stands within 12 lines.
+    // Scenario: every test. Expectation: a sleep is only the pause of a poll whose deadline is within 12
+    // lines.
     let word = concat!("sle", "ep");
     let rule = |source: &Source| {
         let code = blank(&source.text);
         let Some(first) = first_test_line(source, &code).filter(|_| source.is_rust()) else {
             return Vec::new();
         };
-        // On tokio's paused clock a sleep is a statement about order and takes no time.
+        // On tokio's paused clock a sleep only determines the order, and takes no time.
         if code.contains("start_paused = true") {
             return Vec::new();
         }
@@ -99,7 +102,7 @@ fn tests_do_not_sleep_to_wait_for_something() {
 
 #[test]
 fn no_file_names_somebodys_machine() {
-    // Scenario: every text file. Expectation: no path below somebody's home or working directory.
+    // Scenario: every text file. Expectation: no path below a home or working directory.
     let places = [
         concat!("/wo", "rk/"),
         concat!("/ro", "ot/"),

@@ -1,4 +1,4 @@
-//! The source tree: every tracked or about-to-be-tracked text file, and one way to hold a rule over it.
+//! The source tree: every text file that git tracks or would track, and one way to check a rule on it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -19,7 +19,7 @@ impl Source {
             text: text.to_owned(),
         }
     }
-    /// Whether it is Rust code of ours.
+    /// Whether it is our Rust code.
     pub(super) fn is_rust(&self) -> bool {
         self.path.starts_with("crates/") && self.path.ends_with(".rs")
     }
@@ -29,7 +29,8 @@ pub(super) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// Every text file that git tracks or would track; without git (a source archive), every file that is not built.
+/// Every text file that git tracks or would track; without git (a source archive), every file that is not a
+/// build product.
 pub(super) fn tree() -> Vec<Source> {
     let root = root();
     let mut sources = Vec::new();
@@ -86,8 +87,8 @@ fn walk(root: &Path) -> Vec<String> {
     paths
 }
 
-/// Holds a rule: first that `bad` breaks it and `good` does not, then that no file of the tree breaks it. A rule
-/// answers with what is wrong in one file, as lines of text.
+/// Checks a rule: first that `bad` breaks it and `good` does not, then that no file in the tree breaks it. A
+/// rule returns the problems of one file, as lines of text.
 pub(super) fn hold(reason: &str, rule: impl Fn(&Source) -> Vec<String>, bad: &[Source], good: &[Source]) {
     for sample in bad {
         assert!(

@@ -1,4 +1,4 @@
-//! A server for tests that only knows the clock: it answers after a fixed time, and not at all during a stall.
+//! A server for tests that only knows the clock: it answers after a fixed time, but not during a stall.
 
 use super::response::{RequestError, Response};
 use std::time::Duration;
@@ -6,9 +6,9 @@ use tokio::time::Instant;
 
 #[derive(Debug, Clone, Copy)]
 pub(in crate::load) struct Fake {
-    /// Of each answer.
+    /// Time for each response.
     pub(in crate::load) takes: Duration,
-    /// What comes in from the first instant on is answered at the second.
+    /// Requests that arrive from the first instant on are answered at the second.
     pub(in crate::load) stall: Option<(Instant, Instant)>,
 }
 

@@ -1,5 +1,5 @@
-//! gRPC by the client crate, as its users have it: as calls, or pipelined on one stream a connection. A stream that
-//! broke is replaced by the first request that fails with it.
+//! gRPC through the client crate, as its users call it: as calls, or pipelined on one stream per connection.
+//! A broken stream is replaced by the first request that fails on it.
 
 use super::response::{FailedItem, RequestError, Response};
 use super::{Body, Endpoints};
@@ -121,7 +121,7 @@ fn request(part: &Part, items: &[u64]) -> Request {
     }
 }
 
-/// The client holds an answer against its request; that the dataset is what it was is checked here.
+/// The client checks a response against its request; this checks that the dataset is unchanged.
 fn check(answer: Answer, part: &Part) -> Result<Response, RequestError> {
     let changed = match (&answer, part.target()) {
         (Answer::Blocks(blocks), Target::Blocks { block_bytes }) => blocks.block_bytes() != *block_bytes,

@@ -1,6 +1,6 @@
-//! HTTP/1.1: one keep-alive connection a slot, since it has one request in flight at a time. A request of one item is
-//! a GET of that item, one of several a batchFetch answered in octets. Each connection is driven by the task that
-//! uses it, so that a request wakes nobody else. Absent: proxies, redirects.
+//! HTTP/1.1: one keep-alive connection per slot, since each has one request in flight at a time. A request of
+//! one item is a GET of that item, one of several a batchFetch answered in octets. The task that uses a
+//! connection drives it, so that a request wakes no other task. No proxies, no redirects.
 
 use super::Credentials;
 use super::response::{Body, FailedItem, RequestError, Response};
@@ -26,12 +26,12 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::Mutex;
 
-/// Longest answer that is taken, as the client crate's default.
+/// Longest accepted response; the client crate's default.
 const ANSWER_BYTES_MAX: u64 = 64 << 20;
-/// How much of a problem's text is kept.
+/// Most characters kept of a problem's text.
 const PROBLEM_CHARS_MAX: usize = 300;
 
-/// One thread's connections, one a slot.
+/// One thread's connections, one per slot.
 #[derive(Debug)]
 pub(in crate::load) struct Http {
     site: Site,
@@ -99,7 +99,7 @@ impl Http {
         let exchange = async {
             let request = request(part, items, &self.host)?;
             let mut held = self.slots[slot % self.slots.len()].lock().await;
-            // Taken out, so that one that is abandoned half-way is not used again.
+            // Taken out, so that an abandoned exchange's connection is not reused.
             let mut wire = match held.take().filter(|wire| !wire.sender.is_closed()) {
                 Some(wire) => wire,
                 None => HttpConnection::connect(&self.site).await?,
@@ -122,7 +122,7 @@ impl Http {
 }
 
 impl Site {
-    /// Of a URL `http://HOST:PORT` or `https://HOST:PORT`.
+    /// From a URL `http://HOST:PORT` or `https://HOST:PORT`.
     fn of(url: &str, credentials: &Credentials) -> Result<Self, RequestError> {
         let wrong = || RequestError::transport(format!("{url:?} is not of the form http[s]://HOST:PORT"));
         let uri: Uri = url.parse().map_err(|_| wrong())?;
@@ -157,7 +157,7 @@ impl Site {
     }
 }
 
-/// One GET over a connection of its own, for pages of text.
+/// One GET over a new connection, for pages of text.
 pub(in crate::load) async fn get_text(
     url: &str,
     credentials: &Credentials,
@@ -190,7 +190,7 @@ struct HttpResponse {
     status: StatusCode,
     head: HeaderMap,
     bytes: u64,
-    /// Empty if it was not to be kept.
+    /// Empty if it was not kept.
     data: Bytes,
 }
 
@@ -199,7 +199,7 @@ impl HttpConnection {
         let Site { address, tls, .. } = site;
         let failed = |error: std::io::Error| RequestError::transport(format!("{address}: {error}"));
         let stream = TcpStream::connect(address).await.map_err(failed)?;
-        // Without it a small request waits 40 ms for the acknowledgement of the one before.
+        // Otherwise a small request waits 40 ms for the previous one's acknowledgement.
         stream.set_nodelay(true).map_err(failed)?;
         let stream: Box<dyn Io> = match tls {
             None => Box::new(stream),
@@ -213,7 +213,7 @@ impl HttpConnection {
         })
     }
 
-    /// Sends a request and reads its answer to the end.
+    /// Sends a request and reads its response to the end.
     async fn exchange(
         &mut self,
         mut request: Request<Full<Bytes>>,
@@ -257,7 +257,7 @@ async fn drive<T>(
                 Poll::Ready(Ok(())) => ended = Some("the server closed it".to_owned()),
                 Poll::Ready(Err(error)) => ended = Some(error.to_string()),
                 Poll::Pending => {
-                    // What the driver has just read may be what the exchange waits for.
+                    // The exchange may be waiting for what the driver has just read.
                     return exchange.as_mut().poll(context);
                 }
             }
@@ -268,7 +268,7 @@ async fn drive<T>(
 
 async fn read(response: hyper::Response<Incoming>, keep: bool) -> Result<HttpResponse, RequestError> {
     let (head, mut body) = response.into_parts();
-    // A problem is always read: it is short and says why.
+    // A problem is always kept: it is short and says why.
     let keep = keep || !head.status.is_success();
     let (mut chunks, mut bytes) = (Vec::new(), 0u64);
     if body.size_hint().lower() > ANSWER_BYTES_MAX {
@@ -373,7 +373,7 @@ fn request(part: &Part, items: &[u64], host: &HeaderValue) -> Result<Request<Ful
     Ok(request)
 }
 
-/// The kind in a batch's path, and its JSON.
+/// The batch path's kind, and the JSON body.
 fn batch(target: &Target, items: &[u64]) -> serde_json::Result<(&'static str, String)> {
     #[derive(Serialize)]
     struct Range {
@@ -396,7 +396,7 @@ fn batch(target: &Target, items: &[u64]) -> serde_json::Result<(&'static str, St
     Ok((kind, format!("{{\"{field}\":{list}}}")))
 }
 
-/// Percent-encodes what a path may not contain; `/` stays.
+/// Percent-encodes characters that a path may not contain; keeps `/`.
 fn encode(text: &str, path: &mut String) {
     for byte in text.bytes() {
         if byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte) {
@@ -434,7 +434,7 @@ fn scored(answer: &HttpResponse, items: &[u64]) -> Result<Response, RequestError
     Ok(Response::ranked(items.len(), best, failed.collect()))
 }
 
-/// Holds an answer against its request.
+/// Checks a response against its request.
 fn octets(answer: HttpResponse, part: &Part, items: &[u64]) -> Result<Response, RequestError> {
     let number = |name: &str| answer.head.get(name)?.to_str().ok()?.parse::<usize>().ok();
     let list = |name: &str| -> Option<Vec<usize>> {

@@ -1,5 +1,5 @@
-//! How a request travels: as a gRPC call, pipelined on one gRPC stream a connection, or as an HTTP/1.1 request. None
-//! of them retries: an overload is a result.
+//! Sends requests: as gRPC calls, pipelined on one gRPC stream per connection, or as HTTP/1.1. None of them
+//! retries: an overload is a result.
 
 #[cfg(test)]
 pub(super) mod fake;
@@ -17,10 +17,10 @@ use grpc::Streams;
 use ringfetch_client::{Client, Tls};
 use std::time::Duration;
 
-/// What shows who asks, and whom.
+/// Credentials of this client, and whom it trusts.
 #[derive(Debug, Clone)]
 pub(super) struct Credentials {
-    /// For https:// addresses; there if one of the two is such an address.
+    /// For https:// addresses; present if one of the two is such an address.
     pub(super) tls: Option<Tls>,
     pub(super) token: Option<Token>,
 }
@@ -47,7 +47,7 @@ pub(super) enum Transport {
 }
 
 impl Transport {
-    /// Makes all connections of a thread. `slots` requests will be in flight at most.
+    /// Opens all connections of a thread. At most `slots` requests will be in flight.
     pub(super) async fn connect(
         endpoints: &Endpoints,
         connections: u32,
@@ -63,7 +63,7 @@ impl Transport {
         })
     }
 
-    /// Sends one request of a slot and returns its answer. Slots are numbered from 0.
+    /// Sends one request of a slot and returns its response. Slots are numbered from 0.
     pub(super) async fn fetch(
         &self,
         slot: usize,

@@ -1,5 +1,5 @@
-//! A response of any transport: how many items and bytes, which items failed, and the bytes themselves where they are to
-//! be checked.
+//! A response of any transport: how many items and bytes, which items failed, and the bytes themselves if
+//! they are to be checked.
 
 use crate::load::scores::{Ranking, Scoring};
 use bytes::Bytes;
@@ -7,12 +7,12 @@ use ringfetch_client::{Error, Items};
 use std::borrow::Cow;
 use std::time::Duration;
 
-/// A request that was answered, held against it by the transport.
+/// The response to a request; the transport has checked it against the request.
 #[derive(Debug, Default)]
 pub(crate) struct Response {
-    /// Items asked for, failed ones included.
+    /// Items requested, failed ones included.
     pub(crate) items: usize,
-    /// Of all items together.
+    /// Total of all items.
     pub(crate) bytes: u64,
     pub(crate) failed: Vec<FailedItem>,
     pub(crate) body: Body,
@@ -21,7 +21,7 @@ pub(crate) struct Response {
 /// The items' bytes.
 #[derive(Debug, Default)]
 pub(crate) enum Body {
-    /// Nothing is to be checked.
+    /// Nothing to check.
     #[default]
     None,
     Items(Items),
@@ -50,7 +50,7 @@ pub(crate) struct RequestError {
     pub(crate) label: Cow<'static, str>,
     /// For people.
     pub(crate) message: String,
-    /// When the server would have it again.
+    /// When the server suggests a retry.
     pub(crate) retry_after: Option<Duration>,
 }
 
@@ -69,7 +69,7 @@ impl RequestError {
         Self::new("PROTOCOL", message)
     }
 
-    /// A connection that cannot be made, or broke.
+    /// A connection that cannot be opened, or broke.
     pub(crate) fn transport(message: impl Into<String>) -> Self {
         Self::new("TRANSPORT", message)
     }
@@ -84,7 +84,7 @@ impl From<Error> for RequestError {
     fn from(error: Error) -> Self {
         let message = match &error {
             Error::DeadlineExceeded => return Self::timeout(),
-            // The caller adds what could not be reached.
+            // The caller adds the address.
             Error::Transport { message, .. } => message.clone(),
             Error::StreamBroken { cause, .. } => return Self::from(Error::clone(cause)),
             Error::Status(_) | Error::Protocol { .. } | Error::Invalid { .. } | _ => error.to_string(),
@@ -98,13 +98,13 @@ impl From<Error> for RequestError {
 }
 
 impl Response {
-    /// Ranks the vectors that it has.
+    /// Ranks its vectors.
     pub(super) fn rank(mut self, scoring: &Scoring, items: &[u64]) -> Self {
         self.body = Body::Ranked(scoring.rank(items, |look| self.each(look)));
         self
     }
 
-    /// What the daemon has ranked.
+    /// A ranking by the daemon.
     pub(super) fn ranked(items: usize, best: Ranking, failed: Vec<FailedItem>) -> Self {
         Self {
             items,
@@ -119,7 +119,7 @@ impl Response {
         u64::try_from(self.items.saturating_sub(self.failed.len())).unwrap_or(u64::MAX)
     }
 
-    /// Shows each item that has bytes, with its position in the request.
+    /// Passes each item that has bytes, with its position in the request.
     pub(crate) fn each(&self, mut look: impl FnMut(usize, &[u8])) {
         match &self.body {
             Body::None | Body::Ranked(_) => {}

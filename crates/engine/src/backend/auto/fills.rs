@@ -1,4 +1,4 @@
-//! The parts of files that any shard of this process is reading into the page cache.
+//! Parts of files that any shard of this process is reading into the page cache.
 //!
 //! The page cache counts a page as present from the start of its read. Copying it from a mapping then waits for the
 //! device, which would block a network thread with all of its connections. So a shard records here what its ring reads
@@ -9,7 +9,8 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Size of the parts. Twice the kernel's default readahead: what a read brings beyond itself is within the next part.
+/// Size of the parts. Twice the kernel's default readahead, so that what a read fetches beyond itself is
+/// within the next part.
 const GRAIN_BYTES: u64 = 256 << 10;
 
 const COUNTERS: usize = 4096;
@@ -24,14 +25,14 @@ pub(super) struct Fills {
 }
 
 fn counter(file: u64, grain: u64) -> &'static AtomicU32 {
-    // Fibonacci hashing: the high bits of the product are spread best.
+    // Fibonacci hashing: the high bits of the product are the best mixed.
     let product = (file.wrapping_mul(0xD6E8_FEB8_6659_FD93) ^ grain).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     let index = usize::try_from(product >> 40).unwrap_or(0) % COUNTERS;
     #[expect(clippy::indexing_slicing, reason = "below COUNTERS")]
     &FILLING[index]
 }
 
-/// Whether bytes of a file may be being read into the page cache.
+/// Whether a read may be filling the page cache with these bytes.
 pub(super) fn is_filling(file: u64, offset: u64, length: u32) -> bool {
     let last = (offset + u64::from(length)).saturating_sub(1) / GRAIN_BYTES;
     // Acquire: seeing the end of a fill implies seeing its pages.
@@ -51,7 +52,7 @@ impl Fills {
         let Some(place) = self.slots.get_mut(slot as usize) else {
             return;
         };
-        // One more, for the kernel's readahead.
+        // One part more, for the kernel's readahead.
         let last = (offset + u64::from(length)).saturating_sub(1) / GRAIN_BYTES + 1;
         let first = offset / GRAIN_BYTES;
         *place = Some((file, first, last));
@@ -89,7 +90,7 @@ mod tests {
 
     #[test]
     fn what_is_being_filled_is_seen_until_it_is_over() {
-        // Numbers that no other test's files have.
+        // An id that no other test's file has.
         let file = u64::MAX - 1;
         let mut fills = Fills::new(4);
         let at = 10 * GRAIN_BYTES;

@@ -1,11 +1,12 @@
 //! A memory copy that returns "faulted" where a plain copy would kill the process with SIGBUS.
 //!
-//! Works like the kernel's exception table under `copy_from_user`: the copy is one instruction at a known address; the
-//! SIGBUS handler redirects a fault at exactly that address to a routine that returns 1, and passes every other SIGBUS
-//! to the previous handler. Invariants: a lost page is never replaced, so that no thread can take zeros for data; the
-//! handler changes only the interrupted registers, so it is async-signal-safe. The cause of a fault is not determined
-//! here: the caller asks `pread`, so that the error is the same. On architectures other than x86-64 `copy_guarded`
-//! always returns "faulted", and the mmap backend announces through the mapping and copies by `pread`.
+//! Works like the kernel's exception table under `copy_from_user`: the copy is one instruction at a known
+//! address; the SIGBUS handler redirects a fault at exactly that address to a routine that returns 1, and
+//! passes every other SIGBUS to the previous handler. Invariants: a lost page is never replaced, so no thread
+//! can mistake zeros for data; the handler changes only the interrupted registers, so it is
+//! async-signal-safe. The cause of a fault is not determined here: the caller asks `pread`, so that every
+//! backend reports the same error. On architectures other than x86-64 `copy_guarded` always returns
+//! "faulted", and the mmap backend announces through the mapping and copies by `pread`.
 
 /// The source could not be read: it is past the end of the file, or the device failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,14 +48,15 @@ mod imp {
     type CopyFn = unsafe extern "sysv64" fn(*mut u8, *const u8, usize, usize) -> u32;
     type FaultFn = unsafe extern "sysv64" fn() -> u32;
 
-    /// Used for calls and comparisons, so that both use one address even if the compiler duplicates a function.
+    /// Both calls and comparisons use these, so they agree on one address even if the compiler duplicates a
+    /// function.
     static COPY: CopyFn = copy_bytes;
     static COPY_FAULTED: FaultFn = copy_faulted;
 
-    /// The System V calling convention puts arguments 1, 2 and 4 where `rep movsb` wants destination, source and
-    /// count (rdi, rsi, rcx), and promises a clear direction flag: so the function *begins* with the only
-    /// instruction that can fault. `rep movsb` is restartable: an interrupt leaves the instruction pointer on it.
-    /// With ERMS (every server CPU since 2012) it copies as fast as memcpy from a few hundred bytes on.
+    /// The System V calling convention puts arguments 1, 2 and 4 where `rep movsb` wants destination, source
+    /// and count (rdi, rsi, rcx), and guarantees a clear direction flag. So the function *begins* with the
+    /// only instruction that can fault. `rep movsb` is restartable: an interrupt leaves the instruction
+    /// pointer on it. With ERMS (every server CPU since 2012) it matches memcpy from a few hundred bytes on.
     #[unsafe(naked)]
     unsafe extern "sysv64" fn copy_bytes(
         destination: *mut u8,
@@ -65,15 +67,15 @@ mod imp {
         core::arch::naked_asm!("rep movsb", "xor eax, eax", "ret")
     }
 
-    /// Where a fault in `copy_bytes` continues: nothing has been pushed there, so the stack is as at its entry and this
-    /// returns to its caller.
+    /// Where a fault in `copy_bytes` continues. Nothing has been pushed there, so the stack is as at its
+    /// entry and this returns to its caller.
     #[unsafe(naked)]
     unsafe extern "sysv64" fn copy_faulted() -> u32 {
         core::arch::naked_asm!("mov eax, 1", "ret")
     }
 
     pub(super) unsafe fn copy(destination: *mut u8, source: *const u8, length: usize) -> Result<(), Faulted> {
-        // SAFETY: the caller's promises are what `rep movsb` needs; a fault of the source comes back as 1.
+        // SAFETY: the caller's promises are what `rep movsb` needs; a fault of the source is returned as 1.
         let faulted = unsafe { COPY(destination, source, 0, length) };
         if faulted == 0 { Ok(()) } else { Err(Faulted) }
     }

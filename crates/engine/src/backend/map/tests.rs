@@ -50,7 +50,8 @@ fn what_cannot_be_mapped_is_an_errno() {
 
 #[test]
 fn pages_are_aligned_outward() {
-    // Scenario: extents inside one page, across two, past the end. Expectation: whole pages, cut at the mapping.
+    // Scenario: extents inside one page, across two, past the end. Expectation: whole pages, clamped to the
+    // mapping.
     let page = rustix::param::page_size();
     let file = file_of(&pattern(3 * page));
     let mapping = Mapping::new(file.as_fd(), 3 * page as u64).expect("mapped");
@@ -72,8 +73,9 @@ fn pages_are_aligned_outward() {
 #[test]
 #[cfg(target_arch = "x86_64")]
 fn the_last_page_tells_of_a_truncation() {
-    // Scenario: a file of two and a half pages, whole and then cut inside page 0. Expectation: the last page tells of those
-    // before it that they are whole, then that they may not be; of itself it tells nothing, nor of an empty file.
+    // Scenario: a file of two and a half pages, whole and then truncated inside page 0. Expectation: the last
+    // page shows that those before it are whole, then that they may not be; it shows nothing about itself,
+    // nor about an empty file.
     let page_bytes = rustix::param::page_size();
     let bytes = pattern(2 * page_bytes + page_bytes / 2);
     let (page, length) = (page_bytes as u64, bytes.len() as u64);

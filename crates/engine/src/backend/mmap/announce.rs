@@ -1,5 +1,5 @@
-//! Announces the pages that a batch is about to read: MADV_WILLNEED, in one system call for all ranges if the kernel
-//! supports that, else one a range.
+//! Announces the pages that a batch is about to read: MADV_WILLNEED, in one system call for all ranges if the
+//! kernel supports that, else one per range.
 //!
 //! Only a hint: errors are ignored. The first batch finds out which call works.
 
@@ -7,7 +7,7 @@ use rustix::mm::Advice;
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 use std::os::fd::{AsRawFd, OwnedFd};
 
-/// Most ranges of one call (IOV_MAX of the kernel).
+/// Most ranges in one call (IOV_MAX of the kernel).
 const RANGES_MAX: usize = 1024;
 /// "This process" in place of a pidfd (linux/fcntl.h); kernels before 6.15 answer EBADF.
 const PIDFD_SELF: i32 = -10_000;
@@ -25,7 +25,7 @@ enum AdviseCall {
     VectoredSelf,
     /// `process_madvise` on a pidfd of our own.
     Vectored(OwnedFd),
-    /// `madvise`, a call a range: an old kernel, or a seccomp filter (Docker's wants CAP_SYS_PTRACE).
+    /// `madvise`, one call per range: an old kernel, or a seccomp filter (Docker's wants CAP_SYS_PTRACE).
     Each,
 }
 
@@ -60,7 +60,7 @@ impl Announcer {
         }
     }
 
-    /// System calls since the last call.
+    /// System calls made since `take_calls` was last called.
     pub(super) fn take_calls(&mut self) -> u32 {
         std::mem::take(&mut self.calls)
     }
@@ -81,11 +81,11 @@ impl Announcer {
                     self.call = pidfd_open(getpid(), PidfdFlags::empty())
                         .map_or(AdviseCall::Each, AdviseCall::Vectored);
                 }
-                // These mean that it never works here.
+                // These errors mean that it never works here.
                 (Err(libc::ENOSYS | libc::EPERM | libc::EINVAL | libc::EBADF), _) => {
                     self.call = AdviseCall::Each;
                 }
-                // Anything else is about these pages, and the copy reports it.
+                // Any other error concerns these pages, and the copy reports it.
                 (Err(_), _) => return,
             }
         }
@@ -147,8 +147,8 @@ mod tests {
 
     #[test]
     fn neighbours_are_announced_as_one() {
-        // Scenario: ranges that touch, overlap, repeat, lie inside, lie apart, or go backwards. Expectation: one range
-        // for each run of the first four.
+        // Scenario: ranges that touch, overlap, repeat, lie inside, lie apart, or go backwards. Expectation:
+        // one range for each run of the first four.
         assert_eq!(ranges_of(&[]), []);
         assert_eq!(ranges_of(&[(0, 4096), (4096, 12_288)]), [(0, 12_288)]);
         assert_eq!(
@@ -178,8 +178,8 @@ mod tests {
 
     #[test]
     fn a_batch_takes_one_call() {
-        // Scenario: 1, 2, 1024 and 1025 ranges. Expectation: one call for each 1024 of them, where the kernel has the
-        // vectored call (as soon as the first batch has found out which); else one a range.
+        // Scenario: 1, 2, 1024 and 1025 ranges. Expectation: one call for each 1024 of them, where the kernel
+        // has the vectored call (once the first batch has found out which one works); else one per range.
         let (_mapping, pages) = scattered(1025);
         let mut announcer = Announcer::new();
         announcer.announce(pages[..2].iter().copied());
@@ -199,8 +199,8 @@ mod tests {
 
     #[test]
     fn each_way_of_telling_works() {
-        // Scenario: a pidfd that is none, a kernel that wants a real one, and one that has only madvise. Expectation:
-        // every batch is announced, by falling back where needed, without an error.
+        // Scenario: an invalid pidfd, a kernel that wants a real one, and one that has only madvise.
+        // Expectation: every batch is announced, by falling back where needed, without an error.
         let (_mapping, pages) = scattered(3);
         let not_a_pidfd = tempfile::tempfile().expect("temporary file").into();
         let own = pidfd_open(getpid(), PidfdFlags::empty()).map_or(AdviseCall::Each, AdviseCall::Vectored);

@@ -1,9 +1,9 @@
-//! Whether to announce: on warm data it costs a quarter of the reads (681k against 887k reads/s through gRPC, 64 a
-//! call, 1 GiB, two threads; `engine.mmap.announce: false` for the second).
+//! Decides whether to announce. On warm data announcing costs a quarter of the reads (681k against 887k
+//! reads/s through gRPC, 64 per call, 1 GiB, two threads; `engine.mmap.announce: false` for the second).
 //!
-//! Learned from major faults, which the kernel counts per thread. While announcing, one read in 16 groups is not
-//! announced; after four such probes in a row without a fault, announcing stops. The first group that faults starts it
-//! again. So cold data has one fault in 16 groups, warm data one check of a counter a group.
+//! Learned from major faults, which the kernel counts per thread. While announcing, one read in 16 groups is
+//! not announced; after four such probes in a row without a fault, announcing stops. The first group that
+//! faults resumes it. So cold data costs one fault in 16 groups, warm data one check of a counter per group.
 
 /// Groups between two probes.
 const GROUPS_PER_PROBE: u32 = 16;
@@ -11,7 +11,7 @@ const GROUPS_PER_PROBE: u32 = 16;
 /// Probes in a row that must find their page resident before announcing stops.
 const WARM_PROBES: u32 = 4;
 
-/// What to announce of the next group of reads.
+/// What to announce for the next group of reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum GroupDecision {
     /// All reads.
@@ -35,7 +35,7 @@ impl AnnouncePolicy {
         self.warm_probes < WARM_PROBES
     }
 
-    /// Decides about a group whose first read has this slot.
+    /// Decides for a group whose first read has this slot.
     pub(super) fn next_group(&mut self, first: u32) -> GroupDecision {
         if !self.is_announcing() {
             return GroupDecision::Unannounced;
@@ -67,9 +67,9 @@ impl AnnouncePolicy {
 
 /// Major faults of this thread so far: faults that waited for the device (getrusage(2), `ru_majflt`).
 pub(in crate::backend) fn major_faults() -> i64 {
-    // SAFETY: all of `rusage` is plain numbers, for which zero is a value.
+    // SAFETY: `rusage` has only plain numbers, for which zero is a value.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-    // SAFETY: the kernel fills the value that it is given, which lives until the call returns.
+    // SAFETY: the kernel fills the value it is given, which lives until the call returns.
     unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
     usage.ru_majflt
 }
@@ -96,7 +96,8 @@ mod tests {
         announced
     }
 
-    /// Cold data is always announced. Warm data is no more after 64 groups; the first cold group then begins it again.
+    /// Cold data is always announced. Warm data no longer is after 64 groups; the first cold group resumes
+    /// it.
     #[test]
     fn announcing_follows_the_temperature() {
         let mut announce_policy = AnnouncePolicy::default();

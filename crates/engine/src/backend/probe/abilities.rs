@@ -1,5 +1,5 @@
-//! Optional features of a ring: each one that the uring backend uses if available is tried alone, so that missing ones
-//! are named. For examining a host; the engine tries them as it uses them.
+//! Optional features of a ring: tries each one that the uring backend would use, so that a missing one can be
+//! named. For examining a host; the engine tries them as it uses them.
 
 use super::{Errno, completed, kernel_release, refused};
 use super::{UringRefusal, file_in_memory};
@@ -9,21 +9,21 @@ use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd};
 
-/// Smallest and most pieces of memory that are registered in place of a large one (io_uring_register(2): at most
-/// 16384 buffers since kernel 5.13, 1024 before).
+/// Smallest and most pieces of memory that are registered in place of a large one (io_uring_register(2): at
+/// most 16384 buffers since kernel 5.13, 1024 before).
 const PIECE_BYTES_MIN: usize = 1 << 20;
 const PIECES_MAX: usize = 1024;
 /// Largest piece of memory that can be registered as one buffer (io_uring_register(2)).
 const PIECE_BYTES_MAX: usize = 1 << 30;
 
-/// Things that the uring backend uses where it can; `Err` says why not.
+/// Features that the uring backend uses where available; `Err` says why one is not.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Abilities {
     /// IORING_SETUP_COOP_TASKRUN (kernel 5.19): completions wait for the thread rather than interrupt it.
     pub coop_taskrun: Result<(), String>,
     /// IORING_SETUP_SINGLE_ISSUER (kernel 6.0): no locks for other submitters.
     pub single_issuer: Result<(), String>,
-    /// A read of a file that is registered with the ring, so that its descriptor is not looked up each time.
+    /// Reads of a file registered with the ring, which saves looking up its descriptor each time.
     pub registered_files: Result<(), String>,
 }
 
@@ -32,7 +32,7 @@ pub struct Abilities {
 /// # Errors
 /// Why no ring can be made at all.
 pub fn abilities() -> Result<Abilities, UringRefusal> {
-    // Without a plain ring, failures with flags say nothing.
+    // Without a plain ring, a failure with flags tells nothing.
     drop(IoUring::new(8).map_err(|error| refused("io_uring_setup", &error))?);
     let with = |set: fn(&mut io_uring::Builder)| {
         let mut builder = IoUring::builder();
@@ -56,7 +56,7 @@ pub fn abilities() -> Result<Abilities, UringRefusal> {
     })
 }
 
-/// As the backend does it: an empty table, a place of it filled, a read from that place.
+/// As the backend does it: an empty table, one entry filled, a read by that entry.
 fn registered_file() -> io::Result<()> {
     let file = file_in_memory().map_err(io::Error::other)?;
     let ring = IoUring::new(8)?;
@@ -72,8 +72,8 @@ fn registered_file() -> io::Result<()> {
     }
 }
 
-/// Reads `length_bytes` at an offset of an open file through a ring, into memory that is aligned to
-/// `memory_alignment_bytes` (a power of two) and no better. Returns the bytes read; the bytes themselves are dropped.
+/// Reads `length_bytes` at an offset of an open file through a ring, into memory aligned to exactly
+/// `memory_alignment_bytes` (a power of two). Returns the number of bytes read; the bytes are dropped.
 ///
 /// # Errors
 /// The error of io_uring_setup, io_uring_enter or the read.
@@ -130,9 +130,9 @@ fn read_with(
     u32::try_from(result).map_err(|_| io::Error::from_raw_os_error(result.saturating_neg()))
 }
 
-/// Whether `bytes` of memory can be registered with each of so many rings at once, as the engine does with its response
-/// memory. Uses little memory: the kernel counts every registration against RLIMIT_MEMLOCK, even of pages already
-/// registered, so a small piece is registered repeatedly.
+/// Checks that `bytes` of memory can be registered with each of `rings` rings at once, as the engine does
+/// with its response memory. Uses little memory: the kernel counts every registration against RLIMIT_MEMLOCK,
+/// even of pages already registered, so a small piece is registered repeatedly.
 ///
 /// # Errors
 /// ENOMEM: RLIMIT_MEMLOCK is too low. Otherwise the error of io_uring_setup or io_uring_register.
@@ -158,7 +158,7 @@ pub fn register_memory(bytes: u64, rings: u32) -> io::Result<()> {
     let mut held = Vec::new();
     for _ in 0..rings {
         let ring = IoUring::new(8)?;
-        // SAFETY: the rings go before the memory does, and nothing is ever read into it.
+        // SAFETY: the rings are dropped before the memory, and nothing is ever read into it.
         unsafe { ring.submitter().register_buffers(&pieces) }?;
         held.push(ring);
     }
@@ -166,7 +166,7 @@ pub fn register_memory(bytes: u64, rings: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// Private memory of small pages: of a huge page, however often it is registered, only the first time counts.
+/// Private memory of small pages: a huge page counts only once, however often it is registered.
 struct Piece {
     base: *mut libc::c_void,
     bytes: usize,
@@ -203,7 +203,7 @@ mod tests {
     use super::*;
     use crate::backend::probe::{probe, resident_pages};
 
-    /// Where no ring can be made, everything here must answer what the probe does.
+    /// Where no ring can be made, every function here must return what the probe does.
     fn assert_refused_alike(error: &io::Error, refusal: &UringRefusal) {
         assert_eq!(
             refused("io_uring_setup", error).label(),
@@ -214,8 +214,9 @@ mod tests {
 
     #[test]
     fn a_ring_reads_what_is_there() {
-        // Scenario: a file of 5000 bytes read through a ring whole, at its end, past it, and with an alignment that is
-        // none. Expectation: the bytes that there are, 0, an error; where io_uring is refused, that refusal each time.
+        // Scenario: a file of 5000 bytes read through a ring: whole, at its end, past it, and with an invalid
+        // alignment. Expectation: the bytes there are, 0, an error; where io_uring is refused, that refusal
+        // each time.
         let file = tempfile::NamedTempFile::new().expect("file");
         std::fs::write(file.path(), vec![7; 5000]).expect("write");
         let read = |offset, alignment| read_through_ring(file.as_file(), offset, 4096, alignment);
@@ -237,8 +238,9 @@ mod tests {
 
     #[test]
     fn abilities_come_with_the_kernel() {
-        // Scenario: this machine. Expectation: each ability is there, or says why not; with SINGLE_ISSUER (6.0) comes
-        // COOP_TASKRUN (5.19), and files can be registered ever since 5.5; where io_uring is refused, that refusal.
+        // Scenario: this machine. Expectation: each ability is there, or says why not; SINGLE_ISSUER (6.0)
+        // implies COOP_TASKRUN (5.19), and files can be registered since 5.5; where io_uring is refused, that
+        // refusal.
         match (probe(), abilities()) {
             (Ok(_), Ok(found)) => {
                 assert_eq!(found.registered_files, Ok(()));
@@ -253,8 +255,9 @@ mod tests {
 
     #[test]
     fn memory_is_registered_without_being_there() {
-        // Scenario: 3 GiB and a bit for two rings, as whoever runs the tests. Expectation: it works, or fails for the
-        // limit on locked memory only, or with what refuses io_uring; and this process grew by far less.
+        // Scenario: register 3 GiB and a bit with two rings, as the user who runs the tests. Expectation: it
+        // works, or fails only for the limit on locked memory or for what refuses io_uring; and this process
+        // grew by far less.
         match (probe(), register_memory((3 << 30) + 4097, 2)) {
             (Ok(_), Ok(())) => {}
             (Ok(_), Err(error)) => assert_eq!(error.raw_os_error(), Some(libc::ENOMEM), "{error}"),
@@ -272,8 +275,8 @@ mod tests {
 
     #[test]
     fn fresh_pages_are_resident() {
-        // Scenario: a file just written; nothing asked of it. Expectation: its pages are resident, none of no bytes;
-        // or the kernel is too old to say.
+        // Scenario: a file just written; a query of no bytes. Expectation: all of its pages are resident, and
+        // none; or the kernel is too old to say.
         let file = tempfile::NamedTempFile::new().expect("file");
         std::fs::write(file.path(), vec![7; 10_000]).expect("write");
         match resident_pages(file.as_file(), 10_000) {

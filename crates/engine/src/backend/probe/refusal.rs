@@ -1,5 +1,5 @@
-//! From an errno to a cause and a remedy. Pure, except for [`Seen::now`], which reads what the kernel reports about
-//! io_uring and this thread.
+//! Maps an errno to a cause and a remedy. Pure, except for [`Seen::now`], which reads what the kernel reports
+//! about io_uring and this thread.
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ pub enum UringRefusal {
     },
     /// `kernel.io_uring_disabled` forbids it.
     Sysctl {
-        /// 1: to all but a group and CAP_SYS_ADMIN; 2: to all.
+        /// 1: for all but one group and CAP_SYS_ADMIN; 2: for all.
         value: u8,
     },
     /// A seccomp filter refuses the system calls: usually a container's default profile.
@@ -172,7 +172,7 @@ impl Seen {
     /// Reads it from the kernel. Unreadable files count as absent.
     pub(super) fn now(errno: i32) -> Self {
         let view = ringfetch_host::View::real();
-        // Of this thread, not of the process: filters are per thread.
+        // The thread's, not the process's: filters are per thread.
         let seccomp = view.line("proc/thread-self/status", "Seccomp:");
         Self {
             errno,
@@ -194,7 +194,8 @@ impl Seen {
         } = self;
         let filtered = seccomp_mode == Some(2);
         match (errno, sysctl) {
-            // The kernel checks the filter first, but while the sysctl is set no profile helps, so report that first.
+            // The kernel checks the filter first, but no profile helps while the sysctl is set, so report the
+            // sysctl first.
             (libc::EPERM, Some(value @ 1..)) => UringRefusal::Sysctl { value },
             (libc::EPERM | libc::ENOSYS, _) if filtered => UringRefusal::Seccomp { errno },
             (libc::EPERM | libc::EACCES, _) => UringRefusal::Denied { errno },

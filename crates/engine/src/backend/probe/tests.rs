@@ -15,8 +15,9 @@ fn seen(errno: i32, sysctl: Option<u8>, seccomp_mode: Option<u8>) -> Seen {
 
 #[test]
 fn causes_are_told_apart() {
-    // Scenario: every errno that set-up is known to answer, with each state of the sysctl and of seccomp.
-    // Expectation: the cause's label, whether a fallback is allowed, and a message of one line that names the remedy.
+    // Scenario: every errno that set-up is known to return, with each state of the sysctl and of seccomp.
+    // Expectation: the cause's label, whether a fallback is allowed, and a one-line message that names the
+    // remedy.
     let sysctl = "sysctl kernel.io_uring_disabled=0";
     let table = [
         (libc::ENOSYS, None, Some(0), "kernel", true, "4.19.0-test"),
@@ -59,7 +60,8 @@ fn causes_are_told_apart() {
 
 #[test]
 fn the_probe_answers_here() {
-    // Scenario: this machine, whatever it allows. Expectation: facts, or a refusal with a remedy; never a hang.
+    // Scenario: this machine, whatever it allows. Expectation: facts, or a refusal with a remedy; never a
+    // hang.
     match probe() {
         Ok(facts) => {
             assert!(!facts.kernel_release.is_empty());
@@ -71,7 +73,7 @@ fn the_probe_answers_here() {
 
 const ROLE: &str = "RINGFETCH_PROBE_TEST_CHILD";
 
-/// Runs a test of this module again, as a process of its own in which [`role`] is set, and returns the label and the
+/// Runs a test of this module again in a child process with [`role`] set, and returns the label and the
 /// message that it printed.
 fn run_child(test: &str, role: &str) -> (String, String) {
     let output = std::process::Command::new(std::env::current_exe().expect("own path"))
@@ -90,12 +92,12 @@ fn run_child(test: &str, role: &str) -> (String, String) {
     (line("label="), line("message="))
 }
 
-/// What this process is to do, where it is the child of a test.
+/// The role of this process, if it is the child of a test.
 fn role() -> Option<String> {
     std::env::var(ROLE).ok()
 }
 
-/// Prints what the probe answers, for the parent.
+/// Prints the probe's result for the parent.
 fn print_probe() {
     let (label, message) = match probe() {
         Ok(UringFacts {
@@ -108,7 +110,8 @@ fn print_probe() {
     println!("\nlabel={label}\nmessage={message}");
 }
 
-/// The label and the remedy that the child must answer: these, unless io_uring is refused to the parent already.
+/// The label and the remedy that the child must report: these, unless io_uring is already refused to the
+/// parent.
 fn unless_refused(label: &'static str, remedy: &str) -> (&'static str, String) {
     match probe() {
         Ok(_) => (label, remedy.to_owned()),
@@ -124,7 +127,8 @@ fn limit(resource: rustix::process::Resource, to: u64) {
     rustix::process::setrlimit(resource, to).expect("a lower limit is always allowed");
 }
 
-/// A filter for this thread, as a container's profile is one: io_uring_setup answers `errno`, all else is allowed.
+/// Installs a filter for this thread like a container's profile: io_uring_setup fails with `errno`, all else
+/// is allowed.
 fn deny_uring(errno: i32) {
     let load = u16::try_from(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS).expect("a code");
     let jump = u16::try_from(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K).expect("a code");
@@ -132,7 +136,7 @@ fn deny_uring(errno: i32) {
     let setup = u32::try_from(libc::SYS_io_uring_setup).expect("a number");
     let answer = libc::SECCOMP_RET_ERRNO | errno.cast_unsigned();
     let mut filter = [
-        // Offset 0 of seccomp_data is the number of the system call.
+        // The number of the system call is at offset 0 of seccomp_data.
         libc::sock_filter {
             code: load,
             jt: 0,
@@ -178,9 +182,9 @@ fn deny_uring(errno: i32) {
 
 #[test]
 fn a_seccomp_filter_is_recognised() {
-    // Scenario: a child under a filter that answers EPERM (Docker's), and one that answers ENOSYS (Podman's) to
-    // io_uring_setup. Expectation: both are called seccomp and name the profile; unless a sysctl, which comes before,
-    // forbids io_uring here.
+    // Scenario: children under a filter whose errno for io_uring_setup is EPERM (Docker's) or ENOSYS
+    // (Podman's). Expectation: both are reported as seccomp and name the profile, unless a sysctl, which
+    // comes first, forbids io_uring here.
     if let Some(role) = role() {
         deny_uring(role.parse().expect("an errno"));
         return print_probe();
@@ -198,8 +202,8 @@ fn a_seccomp_filter_is_recognised() {
 
 #[test]
 fn running_out_of_files_is_recognised() {
-    // Scenario: a child that may have 3 descriptors and has them. Expectation: files, with `ulimit -n`; or what refuses
-    // io_uring here.
+    // Scenario: a child limited to 3 descriptors, all in use. Expectation: files, with `ulimit -n`; or what
+    // refuses io_uring here.
     if role().is_some() {
         limit(rustix::process::Resource::Nofile, 3);
         return print_probe();
@@ -210,7 +214,7 @@ fn running_out_of_files_is_recognised() {
             assert_eq!(label, "files", "{message}");
             assert!(message.contains("ulimit -n"), "{message}");
         }
-        // Without a descriptor to read /proc with, a filter or a sysctl cannot be told from its errno alone.
+        // Without a descriptor to read /proc, the errno alone cannot tell a filter from a sysctl.
         Err(refusal) => assert!(
             [refusal.label(), "denied", "kernel"].contains(&label.as_str()),
             "{label}: {message}"
@@ -220,12 +224,12 @@ fn running_out_of_files_is_recognised() {
 
 #[test]
 fn a_memlock_limit_is_recognised() {
-    // Scenario: a child that may lock no memory. Expectation: memlock, where rings count (kernels before 5.12 and from
-    // 6.14); else a working ring that says why memory cannot be registered. Both name `ulimit -l`. Or what refuses
-    // io_uring here.
+    // Scenario: a child that may lock no memory. Expectation: memlock, where rings count (kernels before 5.12
+    // and from 6.14); else a working ring that says why memory cannot be registered. Both name `ulimit -l`.
+    // Or what refuses io_uring here.
     if role().is_some() {
         limit(rustix::process::Resource::Memlock, 0);
-        // Root may lock without limit; nobody may not.
+        // Root may lock without limit; user nobody may not.
         // SAFETY: setresuid has no preconditions; refused (not root) it changes nothing.
         unsafe { libc::setresuid(65_534, 65_534, 65_534) };
         return print_probe();
@@ -242,11 +246,11 @@ fn a_memlock_limit_is_recognised() {
 #[test]
 #[ignore = "needs root"]
 fn locked_memory_counts_once_a_ring() {
-    // Scenario: a user of its own with 5 MiB of lockable memory, and 2 MiB to register with two rings, with three.
-    // Expectation: two have them, the third is refused: each ring counts the same memory anew.
+    // Scenario: a user of its own with 5 MiB of lockable memory registers 2 MiB with two rings, then with
+    // three. Expectation: two succeed, three are refused: each ring counts the same memory anew.
     if role().is_some() {
         limit(rustix::process::Resource::Memlock, 5 << 20);
-        // What a user has locked is counted over all of the user's processes: nobody else may be this one.
+        // Locked memory is counted over all processes of a user, so this user must be unique.
         let user = 100_000 + std::process::id();
         // SAFETY: setresuid has no preconditions; where it is refused (not root), the test fails.
         unsafe { libc::setresuid(user, user, user) };

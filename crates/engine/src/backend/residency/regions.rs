@@ -1,11 +1,12 @@
-//! Regions of files that were found to be resident as a whole: for some seconds their reads are not asked about.
+//! Regions of files that were found completely resident: for some seconds their reads are not queried.
 //!
-//! cachestat(2) of one page is a walk through memory that no cache holds (0.5 to 1 us of a file of 10 GiB, more than the
-//! copy), but of the pages behind it 39 ns each (MEASURED). So where reads keep finding their pages, the whole region is
-//! asked about once.
-//! Invariants: what is trusted was completely resident at most [`VALID_TICKS`] ago, and a thread that trusts has had no
-//! major fault for as long: a page that is evicted meanwhile may stop a network thread for one read of the device, which
-//! ends the thread's trust. Process-wide, like the page cache: one word a region, by hashing; a collision costs a query.
+//! cachestat(2) of one page walks memory that is in no cache (0.5 to 1 us for a file of 10 GiB, more than the
+//! copy), but each page after that costs 39 ns (MEASURED). So where reads keep finding their pages, one query
+//! covers the whole region.
+//! Invariants: a trusted region was completely resident at most [`VALID_TICKS`] ago, and a thread that trusts
+//! has had no major fault for as long. A page that is evicted meanwhile may block a network thread for one
+//! device read, which ends the thread's trust. Process-wide, like the page cache: one word per region, by
+//! hashing; a collision costs a query.
 
 use crate::backend::mmap::major_faults;
 use rustix::time::{ClockId, clock_gettime};
@@ -15,23 +16,23 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// At 39 ns a page of 4 KiB a query takes 20 us, a fifth of a turn.
 pub(super) const REGION_BYTES: u64 = 2 << 20;
 
-/// 512 KiB of words, for 128 GiB of files; further regions are asked about read by read.
+/// 512 KiB of words, for 128 GiB of files; further regions are queried read by read.
 const SLOTS: usize = 1 << 16;
 
-/// Reads in a row that must have found their pages before a region is asked about.
+/// Reads in a row that must find their pages before the whole region is queried.
 const HITS: u16 = 8;
 
-/// A tick is the resolution of the trust, and how late a fault may be noticed.
+/// Resolution of the trust, and how late a fault may be noticed.
 const TICK_MS: u64 = 16;
 
-/// 8.2 s. At 310,000 reads/s over 10 GiB a region is read 500 times meanwhile, and at most one fault in that time and
-/// thread, of 10 ms on a slow disk, is lost time of 0.1 %.
+/// 8.2 s. At 310,000 reads/s over 10 GiB each region is read 500 times in it. One fault per thread in that
+/// time, 10 ms on a slow disk, costs 0.1 % of the time.
 const VALID_TICKS: u32 = 512;
 
-/// Found complete; below it are hits in a row.
+/// Completely resident. Lower values, except [`SPOILED`], count hits in a row.
 const COMPLETE: u16 = u16::MAX;
 
-/// Something was missing lately: not asked about again before the slot expires.
+/// A page was missing lately: no query before the slot expires.
 const SPOILED: u16 = u16::MAX - 1;
 
 const TAG_BITS: u32 = 20;
@@ -95,9 +96,10 @@ impl Word {
     }
 }
 
-/// A region's slot and tag. Neighbours are neighbours in the table too, which keeps it in the cache.
+/// A region's slot and tag. Neighbouring regions have neighbouring slots, which keeps them in the CPU's
+/// cache.
 fn place(file: u64, region: u64) -> (&'static AtomicU64, u64) {
-    // Fibonacci hashing: the high bits of the product are spread best.
+    // Fibonacci hashing: the high bits of the product are the best mixed.
     let base = file.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
     let index = usize::try_from(base.wrapping_add(region)).unwrap_or(0) % SLOTS;
     let tag = (file.wrapping_mul(0xD6E8_FEB8_6659_FD93) ^ region).wrapping_mul(0x9E37_79B9_7F4A_7C15);
@@ -120,7 +122,7 @@ pub(super) fn trusts(file: u64, offset: u64, length: u32, now: Tick) -> bool {
     touched(offset, length).all(is_complete) && no_fault_lately(now)
 }
 
-/// Whether this thread may trust. Its faults are counted once a tick.
+/// Whether this thread may trust. Counts its faults once per tick.
 fn no_fault_lately(now: Tick) -> bool {
     FAULTS.with(|cell| {
         let known = cell.get();
@@ -146,11 +148,12 @@ fn no_fault_lately(now: Tick) -> bool {
     })
 }
 
-/// Records whether a read's pages were resident. Returns the beginning of its region if that is now worth a query.
+/// Records whether a read's pages were resident. Returns the start of its region if the region is now worth a
+/// query.
 pub(super) fn learn(file: u64, offset: u64, length: u32, hit: bool, now: Tick) -> Option<u64> {
     let mut regions = touched(offset, length);
     let (Some(region), None) = (regions.next(), regions.next()) else {
-        // Rare, and its regions are read by others.
+        // Rare; other reads cover these regions.
         return None;
     };
     let (slot, tag) = place(file, region);
@@ -168,11 +171,11 @@ pub(super) fn learn(file: u64, offset: u64, length: u32, hit: bool, now: Tick) -
     }
     word.hits = match word.hits {
         _ if !hit => SPOILED,
-        // COMPLETE: of a thread that does not trust now.
+        // COMPLETE: this thread does not trust now.
         known @ (SPOILED | COMPLETE) => known,
         hits => (hits + 1).min(HITS),
     };
-    // Two threads at once: one count is lost.
+    // If two threads do this at once, one count is lost.
     slot.store(word.bits(), Ordering::Relaxed);
     (word.hits == HITS).then_some(region * REGION_BYTES)
 }
@@ -196,11 +199,12 @@ mod tests {
         Tick(now.0 + VALID_TICKS + 1)
     }
 
-    /// Eight reads in a row that find their pages make a region worth a query. Found complete, its reads are trusted for
-    /// as long as a verdict holds, those that reach beyond it are not; a neighbour is nobody's business.
+    /// Eight reads in a row that find their pages make a region worth a query. If it is complete, reads
+    /// inside it are trusted as long as the verdict is valid; reads that reach beyond it are not, nor is its
+    /// neighbour.
     #[test]
     fn a_region_that_is_complete_is_trusted_for_a_while() {
-        // Numbers that no other test's files have.
+        // An id that no other test's file has.
         let (file, now) = (u64::MAX - 11, Tick(1_000_000));
         let begin = 3 * REGION_BYTES;
         for read in 1..=8_u64 {
@@ -224,7 +228,7 @@ mod tests {
         assert!(!trusts(file, begin, 4096, later(now)));
     }
 
-    /// A region of which something was missing is not asked about until that is long ago.
+    /// A region with a missing page is not queried again before its slot expires.
     #[test]
     fn a_region_with_a_gap_is_left_alone_for_a_while() {
         let (file, now) = (u64::MAX - 12, Tick(1_000_000));
@@ -236,7 +240,8 @@ mod tests {
         assert_eq!(asks(later(now)), 0);
     }
 
-    /// A miss ends the trust in its region; a region that shares the word of one that is trusted does not take it.
+    /// A miss ends the trust in its region. A region that shares a word with a trusted one does not take it
+    /// over.
     #[test]
     fn a_miss_ends_the_trust() {
         let (file, now) = (u64::MAX - 13, Tick(1_000_000));

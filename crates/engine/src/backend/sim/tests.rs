@@ -30,8 +30,8 @@ fn run(seed: u64, plan: FaultPlan) -> Vec<(u32, Result<u32, i32>)> {
 
 #[test]
 fn a_seed_repeats_a_run() {
-    // Scenario: every kind of chance fault but stalls, and reordering, twice with one seed and once with another.
-    // Expectation: the same results in the same order, and different ones; each kind occurs.
+    // Scenario: every kind of random fault but stalls, and reordering, twice with one seed and once with
+    // another. Expectation: the same results in the same order, then different ones; each kind occurs.
     let plan = FaultPlan {
         short_per_mille: 200,
         eio_per_mille: 200,
@@ -55,7 +55,7 @@ fn a_seed_repeats_a_run() {
 
 #[test]
 fn a_script_is_dealt_in_order() {
-    // Scenario: a script of five fates, and at most two chance faults after it. Expectation: those fates, then two
+    // Scenario: a script of five fates, then at most two random faults. Expectation: those fates, then two
     // EIO, then none.
     let plan = FaultPlan {
         script: vec![
@@ -78,8 +78,9 @@ fn a_script_is_dealt_in_order() {
 
 #[test]
 fn held_attempts_wait_for_their_release() {
-    // Scenario: five attempts held, two released, then all; with a waker that counts. Expectation: nothing is reported
-    // before its release, the oldest first; the waiting task is woken; the gauges follow.
+    // Scenario: five attempts held, two released, then all; with a waker that counts. Expectation: nothing is
+    // reported before its release, and the oldest is released first; the waiting task is woken; the gauges
+    // follow.
     let sample = Sample::new(5000);
     let control = SimControl::new(3);
     let mut backend = SimBackend::new(&control);
@@ -125,8 +126,8 @@ fn held_attempts_wait_for_their_release() {
 
 #[test]
 fn a_stalled_attempt_is_held_alone() {
-    // Scenario: the second of three stalls; then the backend goes with it. Expectation: the others are reported, and
-    // nothing is left in flight or held.
+    // Scenario: the second of three attempts stalls; then the backend is dropped with it. Expectation: the
+    // others are reported, and nothing is left in flight or held.
     let sample = Sample::new(3000);
     let control = SimControl::new(4);
     control.set_faults(FaultPlan {
@@ -149,7 +150,7 @@ fn a_stalled_attempt_is_held_alone() {
 
 #[test]
 fn the_seed_is_said() {
-    // Scenario: a control shown to somebody. Expectation: its seed, and how to repeat the run.
+    // Scenario: a control is formatted. Expectation: its seed, and how to repeat the run.
     let control = SimControl::new(42);
     assert_eq!(control.seed(), 42);
     assert!(control.to_string().contains("RINGFETCH_SIM_SEED=42"));

@@ -61,15 +61,15 @@ impl Registered {
 /// A file stays in the table, and open, until it is forgotten: only files of datasets' address spaces are added.
 #[derive(Debug, Default)]
 pub(super) struct FileTable {
-    /// The ring has the table.
+    /// Whether the ring has the table.
     is_made: bool,
-    /// The table cannot be made, or an update failed.
+    /// Whether the table could not be created, or an update failed.
     is_broken: bool,
     /// (file, direct) at each index; `None`: free.
     places: Vec<Option<(u64, bool)>>,
 }
 
-/// Entries of the table. Further files of a dataset are read by descriptor.
+/// Entries of the table. Further files are read by descriptor.
 const FILE_PLACES: u32 = 256;
 
 impl FileTable {
@@ -109,7 +109,7 @@ impl FileTable {
     pub(super) fn remove(&mut self, ring: RawFd, file: u64) {
         for index in 0..self.places.len() {
             let here = self.places.get(index).copied().flatten();
-            // What cannot be emptied is kept as it is: it then names the file that it holds.
+            // An entry that cannot be cleared is kept: it still names the file that it holds.
             if here.is_some_and(|(id, _)| id == file)
                 && self.store(ring, index, -1).is_ok()
                 && let Some(place) = self.places.get_mut(index)

@@ -40,7 +40,7 @@ fn not_found(name: &str) -> ReadError {
     }
 }
 
-/// Open descriptors of this process on files below a directory, once those that nobody uses are closed.
+/// Open descriptors of this process on files below a directory, after the reaper has closed unused ones.
 fn descriptors_below(dir: &TempDir) -> usize {
     reaper::settle();
     let root = dir.path().canonicalize().unwrap();
@@ -51,7 +51,8 @@ fn descriptors_below(dir: &TempDir) -> usize {
         .count()
 }
 
-/// Nested names, one byte, no bytes: opened with their length; the dataset has no address space.
+/// Nested names, an object of one byte, an empty one: opened with their length; the dataset has no address
+/// space.
 #[tokio::test]
 async fn objects_by_name() {
     let dir = tempfile::tempdir().unwrap();
@@ -80,7 +81,7 @@ async fn objects_by_name() {
     assert_eq!(dataset.list_objects("a/b/nested", 1).unwrap()[0].name, "empty");
 }
 
-/// Names that are no names: refused with the reason, before the file system is asked.
+/// Invalid names: refused with the reason, before the file system is asked.
 #[tokio::test]
 async fn invalid_names() {
     let dir = tempfile::tempdir().unwrap();
@@ -108,8 +109,8 @@ async fn invalid_names() {
     assert_eq!(dataset.object(&longest).await.unwrap_err(), not_found(&longest));
 }
 
-/// With openat2 and without: links that leave, loop or lead nowhere, absolute links, directories, fifos, sockets and
-/// files used as directories are not found; a link that stays inside works with openat2.
+/// With openat2 and without: links that leave, loop or lead nowhere, absolute links, directories, fifos,
+/// sockets and files used as directories are not found; a link that stays inside works with openat2.
 #[test]
 fn nothing_outside_is_reachable() {
     let outside = tempfile::tempdir().unwrap();
@@ -178,7 +179,8 @@ fn nothing_outside_is_reachable() {
     }
 }
 
-/// An object without permission is unreadable with its errno, not "not found". (Root reads everything: become nobody.)
+/// An object without permission is unreadable with its errno, not "not found". (Root reads everything: switch
+/// to user nobody.)
 #[test]
 fn an_object_without_permission() {
     let dir = tempfile::tempdir().unwrap();
@@ -219,8 +221,9 @@ fn an_object_without_permission() {
     );
 }
 
-/// Trusted for an hour: a replaced object is served as it was until it is forgotten. Never trusted: the next request
-/// has the new one, the old one stays readable for who holds it, and an untouched object keeps its descriptor.
+/// Trusted for an hour: a replaced object is served as it was until it is forgotten. Never trusted: the next
+/// request gets the new one, the old one stays readable for its holder, and an untouched object keeps its
+/// descriptor.
 #[tokio::test]
 async fn replaced_objects() {
     let dir = tempfile::tempdir().unwrap();
@@ -260,7 +263,8 @@ async fn removed_objects() {
     assert_eq!(descriptors_below(&dir), 0);
 }
 
-/// 50 objects through a cache of 8 descriptors: never more than 8 are open, and an evicted file that is held stays open.
+/// 50 objects through a cache of 8 descriptors: never more than 8 are open, and an evicted file stays open
+/// while it is held.
 #[tokio::test]
 async fn the_cache_is_bounded() {
     let dir = tempfile::tempdir().unwrap();
@@ -286,7 +290,8 @@ async fn the_cache_is_bounded() {
     assert_eq!(descriptors_below(&dir), 8);
 }
 
-/// Two hundred requests for the same few names at once, never trusted: all answered, and no descriptor is left over.
+/// Two hundred concurrent requests for the same few names, never trusted: all are answered, and no descriptor
+/// is left open.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn many_at_once() {
     let dir = tempfile::tempdir().unwrap();
@@ -311,13 +316,13 @@ async fn many_at_once() {
     assert!(descriptors_below(&dir) <= 4);
 }
 
-/// A caller that gives up at once loses nothing: the open goes on and the next request is a hit.
+/// A caller that leaves at once loses nothing: the open continues and the next request is a hit.
 #[test]
 fn a_caller_that_gives_up() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("object"), b"x").unwrap();
     let dataset = open(&dir, 100, LONG);
-    // The only thread that opens files is busy until the caller has given up.
+    // The only thread that opens files is busy until the caller has left.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(1)
@@ -332,7 +337,7 @@ fn a_caller_that_gives_up() {
         }
         drop(let_go);
         assert!(occupied.await.unwrap().is_err(), "nothing was sent");
-        // The permit returns when the open is over.
+        // The permit returns when the open has ended.
         let objects = dataset.objects.as_ref().unwrap();
         let all = u32::try_from(OPENS_MAX).unwrap();
         let done = tokio::time::timeout(Duration::from_secs(10), objects.opens.acquire_many(all)).await;
@@ -375,7 +380,7 @@ fn bad_specifications() {
     assert!(refused(&two).problem.contains("one directory"));
 }
 
-/// Direct I/O is tried on a file; without one it is left to each object; off, it is off.
+/// Direct I/O is tried on a file; without a file each object decides; `off` is off.
 #[tokio::test]
 async fn direct_io_of_objects() {
     let dir = tempfile::tempdir().unwrap();
@@ -405,7 +410,8 @@ async fn direct_io_of_objects() {
     assert!(off.object("object").await.unwrap().direct_fd().is_none());
 }
 
-/// A directory whose files refuse O_DIRECT (sysfs): preferred is buffered and says for which file, required is refused.
+/// A directory whose files refuse O_DIRECT (sysfs): `preferred` is buffered and names the file, `required` is
+/// refused.
 #[tokio::test]
 async fn objects_that_refuse_direct_io() {
     let path = Path::new("/sys/kernel/mm");
@@ -428,8 +434,9 @@ async fn objects_that_refuse_direct_io() {
     );
 }
 
-/// Requests hold as many descriptors as the budget has: a further object is refused as overloaded, while those that are
-/// held are available again; idle ones in the cache give way first; and what is given back can be used.
+/// Requests hold as many descriptors as the budget has: a further object is refused as overloaded, while
+/// objects already held are still returned; idle ones in the cache are closed first; and what is returned can
+/// be used again.
 #[test]
 fn requests_and_cache_share_a_budget() {
     let dir = tempfile::tempdir().unwrap();
@@ -442,7 +449,7 @@ fn requests_and_cache_share_a_budget() {
     for name in ["a", "b", "c"] {
         objects.look_up(name).unwrap();
     }
-    // The cache holds all three, which give way.
+    // The cache holds all three, which are closed for these.
     let mut held: Vec<_> = ["d", "e", "f"].map(|name| objects.look_up(name).unwrap()).into();
     assert_eq!(descriptors_below(&dir), 3 * each);
     let overloaded = ReadError::Overloaded {
@@ -453,7 +460,7 @@ fn requests_and_cache_share_a_budget() {
     assert_eq!(descriptors_below(&dir), 3 * each);
     held.pop();
     assert_eq!(objects.look_up("a").unwrap().length_bytes(), 1);
-    // What cannot be opened takes nothing from the budget.
+    // A failed open takes nothing from the budget.
     for _ in 0..10 {
         assert_eq!(objects.look_up("missing").unwrap_err(), not_found("missing"));
     }

@@ -1,8 +1,8 @@
-//! Vector files of every layout: the shape that is found, and what is reported for each bad file.
+//! Vector files of every layout: the shape that is found, and the error for each bad file.
 
 use super::*;
 
-/// One vector file with these bytes, of this layout, nothing else said: refused.
+/// A vector file with these bytes and this layout, nothing else configured: refused.
 #[track_caller]
 fn refused_vectors(layout: Layout, bytes: &[u8], field: &str, parts: &[&str]) {
     let dir = tempfile::tempdir().unwrap();
@@ -12,7 +12,7 @@ fn refused_vectors(layout: Layout, bytes: &[u8], field: &str, parts: &[&str]) {
 
 /// A .npy file of `count` vectors of 3 f32.
 fn write_npy(path: &Path, count: u64) {
-    // The engine that the pattern is made by is another build of this crate, with types of its own.
+    // `ringfetch_pattern` links another build of this crate, whose types differ from `crate`'s.
     use ringfetch_engine::dataset::{Dtype, Layout};
     ringfetch_pattern::write_vectors(path, 1, Layout::Npy, Dtype::F32, 3, count, &mut |_| true).unwrap();
 }
@@ -82,7 +82,7 @@ fn raw_vectors() {
     );
 }
 
-/// A dim or dtype in the configuration that the file contradicts: both values and the way out.
+/// A dim or dtype in the configuration that contradicts the file: the error has both values and the remedy.
 #[test]
 fn contradictions() {
     let dir = tempfile::tempdir().unwrap();
@@ -132,7 +132,8 @@ fn contradictions() {
     );
 }
 
-/// Records with a dimension each: cut off, no multiple, another dimension at the end, absurd dimensions.
+/// Records with a dimension each: cut off, not a multiple, a different dimension at the end, absurd
+/// dimensions.
 #[test]
 fn bad_records() {
     refused_vectors(
@@ -216,7 +217,8 @@ fn bad_counts() {
     );
 }
 
-/// `.npy` files: cut in the header and in the data, of another kind, with types and shapes that are not served.
+/// `.npy` files: cut off in the header and in the data, not two-dimensional, with types and shapes that are
+/// not served.
 #[test]
 fn bad_npy() {
     let dir = tempfile::tempdir().unwrap();

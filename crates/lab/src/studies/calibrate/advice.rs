@@ -1,7 +1,9 @@
-//! From what was found to the keys of the daemon's configuration, each with the figure that it rests on. Pure.
+//! Derives the keys of the daemon's configuration from the results, each with the figure that supports it.
+//! Pure.
 //!
-//! Invariant: what was not measured stays at the daemon's default, and its line says so. Absent: keys that say how much
-//! is to be served (memory, limits), which no device can tell, and the network, whose cost no file tells.
+//! Invariant: a setting that was not measured keeps the daemon's default, and its line says so. There is no
+//! advice on sizes (memory, limits), which a device cannot tell, nor on the network, whose cost a file cannot
+//! tell.
 
 use super::found::{Contest, Found};
 use crate::drive::engine::UNREGISTERED;
@@ -11,7 +13,7 @@ use crate::stats::Verdict;
 use ringfetch_command::quantity::rate;
 use ringfetch_engine::config::{BackendKind, EngineConfig};
 
-/// Names of settings beside the default.
+/// Names of settings that differ from the default.
 const EAGER_OFF: &str = "eager flush 0";
 const REGISTERED_OFF: &str = "registered buffers off";
 
@@ -34,11 +36,11 @@ impl Found<'_> {
         }
     }
 
-    /// What to write into the configuration: keys of one section stand together.
+    /// What to write into the configuration: keys of one section are adjacent.
     pub(super) fn advice(&self) -> Vec<Advice> {
         let chosen = self.chosen(BackendKind::Uring);
         let (backend, direct, backend_why) = self.advised_backend();
-        // Of a setting beside the default: ring settings are not measured without a ring.
+        // Compares a setting with the default: ring settings are not measured without a ring.
         let by = |key, value: &dyn ToString, from: &str, to: &str| {
             let contest = self.setting(from, to);
             let why = contest.map(|contest| format!("{to} against {from}: {}", contest.words()));
@@ -74,7 +76,7 @@ impl Found<'_> {
         lines
     }
 
-    /// Warm decides where the whole file can be warm; else cold does.
+    /// Warm results decide if the whole file can be warm; otherwise cold ones do.
     fn advised_backend(&self) -> (BackendKind, bool, String) {
         for (stage, words) in [("warm", "the file fits in memory; warm"), ("cold", "cold")] {
             let Some(winner) = self.winner(stage) else {
@@ -127,7 +129,7 @@ impl Found<'_> {
                 advice(KEY, "off", why)
             }
             (false, Some(told)) => advice(KEY, "off", told),
-            // `preferred` is the default, and takes the page cache where the file refuses.
+            // `preferred` is the default, and uses the page cache if the file refuses direct I/O.
             (_, None) => advice(KEY, "preferred", self.not_measured(true)),
         }
     }
@@ -153,7 +155,7 @@ impl Found<'_> {
         advice(KEY, depth, why)
     }
 
-    /// The settings beside the default: a table with its head.
+    /// The settings that differ from the default: a table with its head.
     pub(super) fn contests(&self) -> Vec<Vec<String>> {
         let pairs = [
             ("default", REGISTERED_OFF),
@@ -201,7 +203,7 @@ impl Found<'_> {
         }
     }
 
-    /// What spoils figures and the report itself does not see.
+    /// Conditions that spoil figures but that the report itself does not see.
     pub(super) fn doubts(&self) -> Vec<String> {
         let whole = |sample: &&Sample| {
             sample.bytes >= self.subject.length_bytes / 4096 * u64::from(self.subject.block_bytes.min(4096))
@@ -242,7 +244,7 @@ pub(super) mod tests {
         }
     }
 
-    /// A row of five repetitions whose CPU a read is as given.
+    /// A row of five repetitions with this CPU per read.
     pub(in crate::studies::calibrate) fn measured(
         stage: &str,
         backend: &str,
@@ -264,9 +266,9 @@ pub(super) mod tests {
 
     #[test]
     fn the_section_says_every_key_with_its_figure() {
-        // Scenario: a knee at 256 that the tags cut to 120 for two rings, settings that pay, cost and do neither, backends
-        // of which mmap wins cold, and a path with a line break in the head.
-        // Expected: the whole section, word for word; a line for each comparison of the backends.
+        // Scenario: a knee at 256 that the tags lower to 120 for two rings, settings that pay, cost and do
+        // neither, backends of which mmap wins cold, and a path with a line break in the head. Expected: the
+        // whole section, word for word; a line for each comparison of the backends.
         let mut rows = Rows(Vec::new());
         for (setting, reads) in [("128", 80_000), ("256", 98_000), ("512", 100_000)] {
             rows.0.push(measured("depth", "uring", setting, reads, 2.0));
@@ -326,10 +328,9 @@ engine:
 
     #[test]
     fn what_was_not_measured_stays_at_its_default_and_says_so() {
-        // Scenario: a depth only half of the curve of which was measured, stopped by hand; then a host without io_uring on
-        // which pread won cold.
-        // Expected: the defaults, each with a word that it was not measured; then pread with its threads, the ring's keys
-        // at their defaults with the reason.
+        // Scenario: a depth with only half of its curve measured, stopped by hand; then a host without
+        // io_uring on which pread won cold. Expected: the defaults, each with a remark that it was not
+        // measured; then pread with its threads, the ring's keys at their defaults with the reason.
         let subject = subject();
         let mut rows = Rows(vec![
             measured("depth", "uring", "1", 100, 2.0),
@@ -361,9 +362,9 @@ engine:
 
     #[test]
     fn a_file_that_fits_in_memory_is_decided_warm() {
-        // Scenario: uring wins cold; warm, mmap does, and then pread through the page cache; a backend that is as fast as
-        // the first in order.
-        // Expected: mmap, direct I/O left as it is; then pread without direct I/O; the first in order.
+        // Scenario: uring wins cold; warm, mmap does, and then pread through the page cache; a backend that
+        // is as fast as the preferred one. Expected: mmap, direct I/O unchanged; then pread without direct
+        // I/O; the preferred one.
         let subject = subject();
         let values = |pread: u64, mmap: u64| {
             let rows = Rows(vec![

@@ -1,5 +1,5 @@
-//! What the rows of `calibrate` say so far: where curves bend, which of two settings does better, and what follows for the
-//! engine. Pure.
+//! Interprets the rows of `calibrate` so far: where curves bend, which of two settings is better, and what
+//! that means for the engine. Pure.
 
 use super::stages::Subject;
 use crate::drive::engine::{Choice, UNREGISTERED};
@@ -11,10 +11,10 @@ use ringfetch_engine::config::{BackendKind, EngineConfig};
 
 /// The knee is the smallest setting that reaches this share of the best.
 const KNEE_SHARE: f64 = 0.95;
-/// Reads asked for at once, at least: as many as keep two threads of mmap in announced batches.
+/// Fewest reads submitted at once: enough to keep two mmap threads in announced batches.
 const ASKED_MIN: u32 = 128;
 
-/// Where a curve bends.
+/// The knee of a curve.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Knee<'a> {
     pub(super) setting: u32,
@@ -43,9 +43,9 @@ impl Knee<'_> {
     }
 }
 
-/// The smallest setting of a curve in ascending order that reaches [`KNEE_SHARE`] of the best, and the best, of equals the
-/// first: their indices. With a limit, settings count up to the first that reaches it: 240 of 256 tags make 256 the
-/// last, which is then cut.
+/// The smallest setting of an ascending curve that reaches [`KNEE_SHARE`] of the best, and the best (the
+/// first of equals): their indices. With a limit, only settings up to the first that reaches it count: a
+/// limit of 240 for 256 tags makes 256 the last, which is then lowered.
 fn knee(curve: &[(u32, f64)], limit: Option<u32>) -> Option<(usize, usize)> {
     let reaches = |(setting, _): &(u32, f64)| limit.is_some_and(|limit| *setting >= limit);
     let last = curve.iter().position(reaches);
@@ -61,11 +61,11 @@ fn knee(curve: &[(u32, f64)], limit: Option<u32>) -> Option<(usize, usize)> {
     Some((knee, best))
 }
 
-/// How B does beside A, repetition by repetition.
+/// Compares B with A, repetition by repetition.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Contest {
     pub(super) reads: Summary,
-    /// Above 1, B takes less CPU a read.
+    /// Above 1: B takes less CPU per read.
     pub(super) cpu: Summary,
 }
 
@@ -77,7 +77,7 @@ impl Contest {
         })
     }
 
-    /// Whether to take B, and what it does: reads decide; where they are within the noise, CPU a read does.
+    /// Whether to take B, and its effect: reads decide; if they are within the noise, CPU per read does.
     pub(super) fn choice(&self) -> (bool, &'static str) {
         match (self.reads.verdict(), self.cpu.verdict()) {
             (Verdict::More, _) => (true, "pays"),
@@ -94,11 +94,11 @@ impl Contest {
     }
 }
 
-/// What was found so far.
+/// The results so far.
 pub(super) struct Found<'a> {
     pub(super) subject: &'a Subject,
     pub(super) rows: &'a Rows,
-    /// Before everything was measured.
+    /// Whether it was stopped before everything was measured.
     pub(super) stopped: bool,
 }
 
@@ -111,7 +111,7 @@ impl<'a> Found<'a> {
         }
     }
 
-    /// `None` where a part of the curve is missing: its knee would be where it was cut.
+    /// `None` if a part of the curve is missing: the knee would be where the curve was cut.
     pub(super) fn knee(&self, stage: &str, limit: Option<u32>) -> Option<Knee<'a>> {
         let of_stage = self.rows.0.iter().filter(|row| row.get("stage") == Some(stage));
         let point = |row: &'a Row| {
@@ -136,7 +136,7 @@ impl<'a> Found<'a> {
         self.knee("depth", limit)
     }
 
-    /// The depth of each of so many rings after the engine has cut it.
+    /// The depth of each of this many rings after the engine has lowered it.
     pub(super) fn in_force(&self, depth: u32, rings: u32) -> u32 {
         let mut config = EngineConfig {
             device_tags: self.subject.tags,
@@ -147,7 +147,7 @@ impl<'a> Found<'a> {
         config.ring_depth()
     }
 
-    /// Reads asked for at once: as many as keep the depth and the threads of mmap busy.
+    /// Reads submitted at once: enough to keep the depth and the mmap threads busy.
     pub(super) fn asked(&self) -> u32 {
         let depth = self.depth().map_or(0, |knee| knee.setting);
         ASKED_MIN.max(depth.saturating_mul(2))
@@ -169,7 +169,7 @@ impl<'a> Found<'a> {
         self.subject.direct && !self.takes("default", "direct off")
     }
 
-    /// As many rings as pay, doubling, with the last comparison.
+    /// As many rings as pay off, doubling, with the last comparison.
     pub(super) fn rings(&self) -> (u32, Option<(String, Contest)>) {
         let of_stage = self.rows.with(&[("stage", "rings")]);
         let count = |row: &'a Row| Some((row.get("setting")?.parse().ok()?, row));
@@ -202,7 +202,7 @@ impl<'a> Found<'a> {
         let threads = self.knee("mmap threads", None);
         Choice {
             rings: if backend.uses_ring() { self.rings().0 } else { 1 },
-            // A pool of pread has as many reads in flight as threads.
+            // A pread pool has as many reads in flight as threads.
             queue_depth: Some(depth.map_or(default, |knee| knee.setting)),
             eager_flush_reads: match self.takes("default", "eager flush 0") {
                 true => 0,
@@ -244,9 +244,9 @@ mod tests {
 
     #[test]
     fn the_knee_is_the_smallest_setting_that_is_nearly_best() {
-        // Scenario: a curve that saturates, one that falls again, a flat one, one that only rises, one point, none; limits
-        // below, between and above its settings.
-        // Expected: the smallest setting at 95 % of the best, beside the best; up to the first that reaches the limit.
+        // Scenario: a curve that saturates, one that falls again, a flat one, one that only rises, one point,
+        // none; limits below, between and above its settings. Expected: the smallest setting at 95 % of the
+        // best, with the best; up to the first that reaches the limit.
         let reads = [17.0, 40.0, 74.0, 89.0, 92.0, 92.5];
         let curve: Vec<_> = [1, 4, 16, 64, 128, 256].into_iter().zip(reads).collect();
         assert_eq!(knee(&curve, None), Some((3, 5)));
@@ -264,7 +264,7 @@ mod tests {
     #[test]
     fn cpu_decides_where_reads_do_not() {
         // Scenario: more reads for more CPU; fewer for less; as many for less, for more, for as much.
-        // Expected: reads first, CPU where reads are within the noise, else neither.
+        // Expected: reads decide, CPU where reads are within the noise, else neither.
         let a = measured("", "", "", 100, 2.0);
         let words = |reads, cpu| {
             let b = measured("", "", "", reads, cpu);

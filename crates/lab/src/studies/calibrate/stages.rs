@@ -1,4 +1,4 @@
-//! The stages of `calibrate`: what is measured next, by what was found so far.
+//! The stages of `calibrate`: what to measure next, given the results so far.
 
 use super::REPETITIONS;
 use super::found::Found;
@@ -12,39 +12,39 @@ use crate::study::{Cell, Rows, pair};
 use ringfetch_engine::config::BackendKind;
 use std::time::{Duration, Instant};
 
-/// What is warmed, at most: beyond the CPU's caches, and read in a second.
+/// Most bytes to warm: larger than the CPU's caches, and read within a second.
 const WARM_BYTES_MAX: u64 = 256 << 20;
-/// The deepest ring that is tried.
+/// The deepest ring tried.
 pub(super) const DEPTH_MAX: u32 = 512;
-/// Reads of a batch, but for the curve of depths: there each read is asked for alone, so that its latency is its own.
-/// Fewer where they would be more than `BATCH_BYTES_MAX`.
+/// Reads per batch, except for the curve of depths: there each read is submitted alone, to get its own
+/// latency. Fewer if they would exceed `BATCH_BYTES_MAX`.
 const BATCH: u64 = 16;
 const BATCH_BYTES_MAX: u64 = 1 << 20;
-/// Reads asked for at once have at most so many bytes.
+/// Most bytes of reads submitted at once.
 pub(super) const ASKED_BYTES_MAX: u64 = 128 << 20;
-/// Shorter ones would measure the start. It may make the whole longer than asked for.
+/// Shorter steps would measure their start. It may make the whole longer than requested.
 const STEP_MIN: Duration = Duration::from_millis(20);
-/// What a step costs beside its reads, before that is known.
+/// Overhead of a step besides its reads, before it is known.
 const BESIDE_STEP: Duration = Duration::from_millis(60);
 
-/// What is calibrated, and what it and this host can do.
+/// What is calibrated, and what it and this host support.
 #[derive(Debug, Clone)]
 pub(super) struct Subject {
     pub(super) block_bytes: u32,
     pub(super) length_bytes: u64,
-    /// Whether it takes O_DIRECT.
+    /// Whether it supports O_DIRECT.
     pub(super) direct: bool,
-    /// Why there is no ring.
+    /// Why there is no ring, if there is none.
     pub(super) refusal: Option<String>,
-    /// Whether a probing read into registered memory works.
+    /// Whether a trial read into registered memory works.
     pub(super) registered: bool,
     pub(super) cpus: u32,
     pub(super) tags: Option<u32>,
-    /// What can be warm; 0 where the file is larger than memory.
+    /// Bytes that can be warm; 0 if the file is larger than memory.
     pub(super) warm_bytes: u64,
 }
 
-/// What a step is of.
+/// The settings of a step.
 #[derive(Debug)]
 struct Step {
     stage: &'static str,
@@ -78,13 +78,13 @@ impl Subject {
         self.refusal.is_none()
     }
 
-    /// Reads that may be asked for at once.
+    /// Most reads that may be submitted at once.
     pub(super) fn fitting(&self) -> u32 {
         let read = u64::from(self.block_bytes).next_multiple_of(4096);
         u32::try_from(ASKED_BYTES_MAX / read).unwrap_or(u32::MAX)
     }
 
-    /// The settings of a batch on one ring that everything begins with.
+    /// The initial settings: batches on one ring.
     pub(super) fn base(&self, backend: BackendKind) -> Choice {
         let fitting = BATCH_BYTES_MAX / u64::from(self.block_bytes.max(1));
         Choice {
@@ -95,7 +95,7 @@ impl Subject {
         }
     }
 
-    /// In order of preference: cold the ring, which is made for it, warm the mapping.
+    /// In order of preference: cold the ring, warm the mapping.
     pub(super) fn candidates(&self, warm: bool) -> Vec<BackendKind> {
         use BackendKind::{Auto, Mmap, Pread, Uring};
         let mut order = match warm {
@@ -125,12 +125,12 @@ impl Subject {
                 let base = self.base(if self.has_ring() { Uring } else { Pread });
                 let depths = powers_to(DEPTH_MAX.min(self.fitting())).into_iter().map(|depth| {
                     let choice = with(base, |choice| {
-                        // Beyond the tags there is something to be seen, too.
+                        // There is something to see beyond the tags, too.
                         (choice.batch, choice.queue_depth, choice.device_tags) = (1, Some(depth), None);
                     });
                     with(step("depth", &depth, choice), |step| step.asked = depth)
                 });
-                // More threads than CPUs wait for faults at the same time.
+                // More threads than CPUs, since they wait for faults at the same time.
                 let threads = powers_to(self.cpus.saturating_mul(2).min(256)).into_iter();
                 let threads = threads.map(|threads| {
                     let choice = with(self.base(Mmap), |choice| choice.mmap_threads = threads);
@@ -210,9 +210,9 @@ impl Subject {
         })
     }
 
-    /// The cells of the next stage that has some.
+    /// The cells of the next stage that has any.
     pub(super) fn next(&self, stage: &mut usize, rows: &Rows, pace: &Pace) -> Vec<Cell> {
-        // What the later stages will have, as far as that is known.
+        // The steps of later stages, as far as they are known.
         let left = (*stage..).map_while(|number| self.stage(number, rows));
         let time = pace.step(left.map(|steps| steps.len()).sum(), rows);
         while let Some(steps) = self.stage(*stage, rows) {
@@ -225,13 +225,13 @@ impl Subject {
     }
 }
 
-/// The same but for what `change` sets.
+/// A copy with the changes of `change`.
 fn with<T>(mut value: T, change: impl FnOnce(&mut T)) -> T {
     change(&mut value);
     value
 }
 
-/// How long each step may take, so that the whole takes what was asked for.
+/// How long each step may take, so that the whole takes the requested time.
 #[derive(Debug)]
 pub(super) struct Pace {
     pub(super) begun: Instant,

@@ -5,7 +5,7 @@ use crate::report::Advice;
 /// Columns of a comment.
 const WIDTH: usize = 110;
 
-/// The `engine` section, each line with its reason. Keys of one section stand together and in order in `lines`.
+/// The `engine` section, each line with its reason. Keys of one section are adjacent and in order in `lines`.
 pub(super) fn yaml(head: &[String], lines: &[Advice]) -> String {
     let mut text = String::new();
     for line in head {
@@ -27,7 +27,8 @@ pub(super) fn yaml(head: &[String], lines: &[Advice]) -> String {
     text
 }
 
-/// A comment in lines of at most [`WIDTH`], where its words allow that. No character can end it: a path may hold any.
+/// A comment in lines of at most [`WIDTH`], if its words allow that. No character can end it: a path may
+/// contain any.
 fn comment(out: &mut String, indent: &str, text: &str) {
     let shown = text.replace(char::is_control, "?");
     let mut used = indent.len() + 1;

@@ -1,4 +1,4 @@
-//! Windows, giving way and what is left out, over a simulated disk that answers when a test says so.
+//! Windows, yielding and results that are left out, over a simulated disk that answers when a test says so.
 
 use super::*;
 use futures_util::FutureExt as _;
@@ -18,7 +18,7 @@ struct Rig {
     _directory: tempfile::TempDir,
 }
 
-/// A fetcher over vectors of f32 that reads each by itself.
+/// A fetcher over f32 vectors that reads each vector separately.
 fn rig(vectors: &[Vec<f32>]) -> Rig {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("vectors");
@@ -60,7 +60,7 @@ fn rig(vectors: &[Vec<f32>]) -> Rig {
     }
 }
 
-/// By inner product, everything.
+/// A request with the inner product and no threshold.
 fn scoring<'a>(queries: &[(&'a [f32], &'a [u64])], limit: u32) -> Scoring<'a> {
     Scoring {
         queries: queries
@@ -100,7 +100,7 @@ fn best(ranking: &Ranking) -> Vec<(u64, f64)> {
 
 #[tokio::test]
 async fn one_request_computes_on_a_core_at_a_time() {
-    // Three requests: the first computes; the second has to wait for it, and the third has no time to.
+    // Three requests: the first computes; the second has to wait for it; the third has no time to wait.
     let (mut first, mut second) = (Turn::new(None), Turn::new(None));
     assert_eq!(first.begin().now_or_never(), Some(Ok(())));
     assert_eq!(second.begin().now_or_never(), None);
@@ -114,7 +114,7 @@ async fn one_request_computes_on_a_core_at_a_time() {
 
 #[tokio::test]
 async fn a_deadline_ends_a_request_that_computes() {
-    // A request computes until its deadline has passed: the next time that it gives way is its last.
+    // A request computes past its deadline: it ends the next time it yields.
     let deadline = Instant::now() + Duration::from_millis(1);
     let mut turn = Turn::new(Some(deadline));
     if turn.begin().await.is_ok() {
@@ -128,8 +128,8 @@ async fn a_deadline_ends_a_request_that_computes() {
 
 #[tokio::test]
 async fn windows_are_read_ahead_and_no_further() {
-    // Vectors of 64 KiB, 8 a window, every second one, while the disk holds everything back: four windows are asked for.
-    // When the first has come, a fifth is; in the end every one has been scored.
+    // Vectors of 64 KiB, 8 per window, every second one, while the disk holds everything back: four windows
+    // are requested. When the first has arrived, a fifth is; in the end every vector has been scored.
     let vectors: Vec<Vec<f32>> = (0..160_u16).map(|id| vec![f32::from(id); 1 << 14]).collect();
     let rig = rig(&vectors);
     let ids: Vec<u64> = (0..160).step_by(2).collect();
@@ -161,7 +161,8 @@ async fn windows_are_read_ahead_and_no_further() {
 
 #[tokio::test]
 async fn a_candidate_of_several_queries_is_read_once() {
-    // Three queries with the same candidates in other orders and twice each: the disk is read once for each candidate.
+    // Three queries with the same candidates in different orders, twice each: the disk is read once for each
+    // candidate.
     let vectors: Vec<Vec<f32>> = (0..40_u16).map(|id| vec![f32::from(id); 1100]).collect();
     let rig = rig(&vectors);
     let mut ids: Vec<u64> = (0..40).step_by(2).collect();
@@ -178,14 +179,15 @@ async fn a_candidate_of_several_queries_is_read_once() {
 
 #[test]
 fn others_have_their_turn_while_much_is_computed() {
-    // 200 queries for 8 vectors that have been read. Expectation: the request gives way again and again, and between two of
-    // its turns another caller's read is answered.
+    // 200 queries for 8 vectors that have been read. Expectation: the request yields again and again, and
+    // another caller's read is answered between two of its turns.
     let vectors: Vec<Vec<f32>> = (0..9_u16).map(|id| vec![f32::from(id); 1 << 14]).collect();
     let rig = rig(&vectors);
     let (query, ids) = (vec![1.0; 1 << 14], (0..8).collect::<Vec<u64>>());
     let scoring = scoring(&[(&query[..], &ids[..]); 200], 8);
     let mut asked = Box::pin(rig.score(&scoring));
-    // It is woken once, when all that it reads has come: what makes it wait from then on is its own turn.
+    // Woken once, when everything that it reads has arrived; from then on only its own yielding makes it
+    // wait.
     let read = Arc::new(Woken::default());
     let waker = Waker::from(Arc::clone(&read));
     assert!(asked.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
@@ -214,8 +216,8 @@ fn others_have_their_turn_while_much_is_computed() {
 
 #[tokio::test]
 async fn what_has_no_score_is_left_out_and_counted() {
-    // Vectors with NaN and infinities, of zeros, and equal ones; an id past the end, twice. Expectation: the rules of
-    // docs/API.md for each metric, with a limit and a threshold.
+    // Vectors with NaN and infinities, zero vectors, and equal ones; an id past the end, twice. Expectation:
+    // the rules of docs/API.md for each metric, with a limit and a threshold.
     let rig = rig(&[
         vec![3.0, 4.0],
         vec![f32::NAN, 0.0],

@@ -1,4 +1,4 @@
-//! Streams with a request body and requests that the test completes by hand; no datasets.
+//! Streams with a request body, and requests that the test completes by hand; no datasets.
 
 use super::*;
 use bytes::Buf as _;
@@ -13,7 +13,7 @@ use tonic_types::RpcStatusExt as _;
 
 type Pieces = mpsc::UnboundedSender<Bytes>;
 
-/// Requests that were begun and are not answered, by id.
+/// Requests that were started and are not answered, by id.
 #[derive(Clone, Default)]
 struct Begun(Arc<Mutex<BTreeMap<u64, oneshot::Sender<EncodedMessage>>>>);
 
@@ -38,11 +38,11 @@ struct Stream<B> {
     begun: Begun,
     draining: watch::Sender<bool>,
     ended: Arc<Mutex<Vec<Code>>>,
-    /// Frames received so far, cut into messages: several answers may come in one frame.
+    /// Received frames, cut into messages: several responses may share a frame.
     received: FrameDecoder,
 }
 
-/// A stream that takes up at most two requests.
+/// A stream with at most two requests in flight.
 fn stream(
     deadline: Option<Instant>,
 ) -> Stream<impl http_body::Body<Data = FrameParts, Error = Infallible> + Unpin> {
@@ -107,7 +107,7 @@ impl<B: http_body::Body<Data = FrameParts, Error = Infallible> + Unpin> Stream<B
         self.send(EncodedMessage::plain(&cancel(id)).unwrap().head);
     }
 
-    /// What the body has to say now; `None`: nothing yet.
+    /// The next frame, if the body has one now.
     fn poll(&mut self) -> Option<Frame<FrameParts>> {
         self.body
             .frame()
@@ -115,7 +115,7 @@ impl<B: http_body::Body<Data = FrameParts, Error = Infallible> + Unpin> Stream<B
             .map(|frame| frame.unwrap().unwrap())
     }
 
-    /// The id of the next answer and its data, however many frames they come in.
+    /// The id and data of the next response, in however many frames it comes.
     fn answer(&mut self) -> (u64, Bytes) {
         let response = self.response();
         match response.response {
@@ -124,7 +124,7 @@ impl<B: http_body::Body<Data = FrameParts, Error = Infallible> + Unpin> Stream<B
         }
     }
 
-    /// The id of the next answer and the code that its request failed with.
+    /// The id of the next response and the error code of its request.
     fn refusal(&mut self) -> (u64, Code) {
         let response = self.response();
         match response.response {
@@ -147,7 +147,7 @@ impl<B: http_body::Body<Data = FrameParts, Error = Infallible> + Unpin> Stream<B
         }
     }
 
-    /// The status that the stream ends with, now.
+    /// The status that the stream ends with, which must be available now.
     fn end(&mut self) -> Status {
         let trailers = self.poll().unwrap().into_trailers().unwrap();
         assert!(self.body.is_end_stream());
@@ -165,8 +165,9 @@ fn cancel(id: u64) -> v1::FetchStreamRequest {
 
 #[tokio::test]
 async fn a_cancelled_request_is_given_up_and_answered_once() {
-    // Scenario: both places are taken, and one of the two is cancelled; then a third comes. Expectation: the work is dropped,
-    // CANCELLED is answered, and the place is the third's; the other is answered as ever.
+    // Scenario: both places are taken, and one of the two requests is cancelled; then a third arrives.
+    // Expectation: the work is dropped, the response is CANCELLED, and the third gets the place; the other
+    // request is answered as usual.
     let mut stream = stream(None);
     stream.request(1);
     stream.request(2);
@@ -189,8 +190,8 @@ async fn a_cancelled_request_is_given_up_and_answered_once() {
 
 #[tokio::test]
 async fn a_cancel_of_nothing_is_ignored() {
-    // Ids that were never used, that are answered, and that are answered at this moment: no answer to the cancel, and one
-    // answer to each request. Two requests with one id are both cancelled.
+    // Ids that were never used, that were answered, and that are being answered: no response to the cancel,
+    // and one response to each request. Two requests with the same id are both cancelled.
     let mut stream = stream(None);
     stream.cancel(7);
     stream.request(1);
@@ -212,8 +213,8 @@ async fn a_cancel_of_nothing_is_ignored() {
 
 #[tokio::test]
 async fn a_flood_of_cancels_lets_others_have_their_turn() {
-    // Scenario: more cancels than one turn carries out, and a request behind them, in one piece. Expectation: the first poll
-    // ends before the request and asks for another turn; the next one begins it.
+    // Scenario: more cancels than one poll handles, and a request after them, in one piece. Expectation: the
+    // first poll ends before the request and schedules another, which starts it.
     struct Woken(std::sync::atomic::AtomicBool);
     impl std::task::Wake for Woken {
         fn wake(self: Arc<Self>) {
@@ -239,7 +240,8 @@ async fn a_flood_of_cancels_lets_others_have_their_turn() {
 
 #[tokio::test]
 async fn answers_come_in_the_order_of_completion() {
-    // Two requests, the second done first: its answer comes first. The client's end is the stream's, with OK.
+    // Two requests, the second completed first: its response comes first. When the client ends its side, the
+    // stream ends with OK.
     let mut stream = stream(None);
     stream.request(1);
     stream.request(2);
@@ -256,13 +258,13 @@ async fn answers_come_in_the_order_of_completion() {
 
 #[tokio::test]
 async fn a_full_stream_takes_up_no_more() {
-    // Room for two and four sent: two are begun; each answer that is sent makes room for one more.
+    // Room for two and four sent: two are started; each response that is sent makes room for one more.
     let mut stream = stream(None);
     (1..=4).for_each(|id| stream.request(id));
     assert!(stream.poll().is_none());
     assert_eq!(stream.begun.ids(), [1, 2]);
     stream.begun.answer(1, b"one");
-    // Done, and not sent as long as nobody polls: no room yet.
+    // Completed, but not sent while the body is not polled: no room yet.
     assert_eq!(stream.begun.ids(), [2]);
     assert_eq!(stream.answer().0, 1);
     assert!(stream.poll().is_none());
@@ -271,7 +273,7 @@ async fn a_full_stream_takes_up_no_more() {
 
 #[tokio::test]
 async fn requests_may_arrive_in_any_pieces() {
-    // Two requests, byte by byte and then both in one piece: all four are begun and answered.
+    // Two requests, byte by byte and then both in one piece: all four are started and answered.
     let mut stream = stream(None);
     let framed = |id| {
         let message = v1::FetchStreamRequest {
@@ -294,7 +296,8 @@ async fn requests_may_arrive_in_any_pieces() {
 
 #[tokio::test]
 async fn bytes_that_are_no_request_end_the_stream() {
-    // Not protobuf, too long, compressed, cut short: each ends the stream with its status, requests in flight or not.
+    // Not protobuf, too long, compressed, truncated: each ends the stream with its status, whether requests
+    // are in flight or not.
     for (bytes, code) in [
         (&[0, 0, 0, 0, 2, 0xff, 0xff][..], Code::InvalidArgument),
         (&[0, 0, 0, 0, 65], Code::ResourceExhausted),
@@ -316,7 +319,8 @@ async fn bytes_that_are_no_request_end_the_stream() {
 
 #[tokio::test]
 async fn a_drain_answers_what_was_taken_up_and_ends_the_stream() {
-    // One request in flight when the drain begins, one sent after: the first is answered, then UNAVAILABLE with a hint.
+    // One request in flight when the drain begins, one sent after that: the first is answered, then
+    // UNAVAILABLE with a hint.
     let mut stream = stream(None);
     stream.request(1);
     assert!(stream.poll().is_none());
@@ -346,7 +350,7 @@ async fn an_idle_stream_wakes_up_for_the_drain() {
 
 #[tokio::test]
 async fn a_deadline_ends_the_stream() {
-    // A deadline in the past and a request in flight: DEADLINE_EXCEEDED, and the request is given up.
+    // A deadline in the past and a request in flight: DEADLINE_EXCEEDED, and the request is cancelled.
     let mut stream = stream(Some(Instant::now()));
     stream.request(1);
     assert_eq!(
@@ -365,7 +369,8 @@ async fn a_deadline_ends_the_stream() {
 
 #[tokio::test]
 async fn a_stream_that_is_dropped_was_cancelled() {
-    // The client resets the stream with a request in flight: the request is given up, and one call is counted.
+    // The client resets the stream with a request in flight: the request is cancelled, and one call is
+    // counted.
     let mut stream = stream(None);
     stream.request(1);
     assert!(stream.poll().is_none());
@@ -376,7 +381,7 @@ async fn a_stream_that_is_dropped_was_cancelled() {
 
 #[test]
 fn a_request_that_asks_for_nothing_is_answered() {
-    // Neither blocks nor vectors nor the rest: INVALID_ARGUMENT with the field's name, under the request's id.
+    // A request with none of the variants: INVALID_ARGUMENT with the field's name, under the request's id.
     let encoded = failed(9, &nothing_asked(), "request").unwrap();
     let response = v1::FetchStreamResponse::decode(&encoded.head[5..]).unwrap();
     let Some(v1::fetch_stream_response::Response::Status(status)) = response.response else {
@@ -396,7 +401,7 @@ fn a_request_that_asks_for_nothing_is_answered() {
 
 #[test]
 fn a_refusal_that_passes_says_when_to_come_back() {
-    // Overload inside a stream: RESOURCE_EXHAUSTED with google.rpc.RetryInfo, as a call has it.
+    // Overload inside a stream: RESOURCE_EXHAUSTED with google.rpc.RetryInfo, as in a unary call.
     let encoded = failed(9, &FetchError::TooManyRequests { max: 3, own: false }, "indices").unwrap();
     let response = v1::FetchStreamResponse::decode(&encoded.head[5..]).unwrap();
     let Some(v1::fetch_stream_response::Response::Status(status)) = response.response else {
@@ -409,9 +414,9 @@ fn a_refusal_that_passes_says_when_to_come_back() {
 
 #[tokio::test(start_paused = true)]
 async fn a_deadline_holds_while_nobody_reads() {
-    // Scenario: a stream with a deadline has taken up a request; its client reads nothing, so nobody polls the body. The
-    // deadline passes. Expectation: the request is given up, so that it holds nothing; when the client reads at last, it is
-    // told.
+    // Scenario: a stream with a deadline has started a request; its client reads nothing, so the body is not
+    // polled. The deadline passes. Expectation: the request is cancelled, so that it holds nothing; when the
+    // client reads at last, it gets the status.
     let deadline = tokio::time::Instant::now() + Duration::from_secs(1);
     let mut stream = stream(Some(deadline.into_std()));
     stream.request(7);
@@ -426,8 +431,9 @@ async fn a_deadline_holds_while_nobody_reads() {
 
 #[tokio::test]
 async fn a_request_that_is_not_whole_is_charged() {
-    // Scenario: half a request message of 60 bytes, then the rest of it. Expectation: what arrived is charged while the rest
-    // is waited for, and nothing once the request was begun; a refused charge ends the stream.
+    // Scenario: half a request message of 60 bytes, then the rest of it. Expectation: what has arrived is
+    // charged while the rest is awaited, and nothing once the request has started; a refused charge ends the
+    // stream.
     let held = Arc::new(Mutex::new(Vec::new()));
     let hears = Arc::clone(&held);
     let (pieces, mut received) = mpsc::unbounded_channel::<Bytes>();

@@ -3,7 +3,7 @@ use ringfetch_engine::cores::count_parks;
 use std::future::poll_fn;
 use tokio::task::{LocalSet, yield_now};
 
-/// What one poll takes: a part, and half of one.
+/// How long one poll takes: one and a half parts.
 const WORK: Duration = Duration::from_micros(75);
 
 fn of(id: u64, weight: u32) -> Rc<Caller> {
@@ -17,7 +17,7 @@ fn work() {
     }
 }
 
-/// Runs a test on a core: a thread of its own, since what takes turns is a thread's.
+/// Runs a test on a core: a thread of its own, since the state of turns is per thread.
 fn on_a_core<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 'static) {
     let core = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -28,7 +28,8 @@ fn on_a_core<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 'static) 
     core.join().expect("no panic");
 }
 
-/// Polls of `greedy` tasks between two of another caller, at most: each is ready again at once, and so is the other one.
+/// The most polls of `greedy` tasks between two polls of another caller's task, when all of them are always
+/// ready.
 async fn polls_between(greedy: usize, weight: u32) -> u32 {
     let polled = Rc::new(Cell::new(0_u32));
     for _ in 0..greedy {
@@ -44,7 +45,7 @@ async fn polls_between(greedy: usize, weight: u32) -> u32 {
     }
     let modest = async move {
         let mut most = 0;
-        // In the first turns the core does not know yet that it is shared.
+        // In the first turns the core is not yet known to be shared.
         for turn in 0..200 {
             if turn >= 20 {
                 most = most.max(polled.get());
@@ -60,8 +61,8 @@ async fn polls_between(greedy: usize, weight: u32) -> u32 {
 
 #[test]
 fn a_caller_with_many_tasks_has_its_part_of_time_between_two_turns_of_another() {
-    // 64 tasks of one caller and one of another. Expectation: one poll, which is longer than the part of a round; with nine times
-    // the weight six to seven. Without turns there are 64.
+    // 64 tasks of one caller and one of another. Expectation: one poll, which takes longer than the part of a
+    // round; with nine times the weight six to seven. Without turns it would be 64.
     for (weight, polls) in [(1, 1..=1), (9, 1..=7)] {
         on_a_core(move || async move {
             let most = polls_between(64, weight).await;
@@ -72,9 +73,9 @@ fn a_caller_with_many_tasks_has_its_part_of_time_between_two_turns_of_another() 
 
 #[test]
 fn who_is_refused_has_less_than_its_part() {
-    // A task of one caller that is always ready and refuses a request in each poll, in no time, and one of another caller. Expectation:
-    // it has a poll for every four turns of the other one's, as if each took four parts of a round; on a connection that
-    // has served several callers, one for each.
+    // Two tasks: one is always ready and refuses a request in each poll, which takes no time; the other is
+    // another caller's. Expectation: the first gets one poll for every four of the other, as if each took
+    // four parts of a round; on a connection that has served several callers, one for each.
     for (serves_several, polls) in [(false, 1..=60), (true, 150..=250)] {
         on_a_core(move || async move {
             let polled = Rc::new(Cell::new(0_u32));
@@ -93,7 +94,7 @@ fn who_is_refused_has_less_than_its_part() {
             drop(tokio::task::spawn_local(InTurn::new(of(1, 1), refusing)));
             let other = async move {
                 for turn in 0..220 {
-                    // Until its credit is used up.
+                    // Until then its credit is being used up.
                     if turn == 20 {
                         polled.set(0);
                     }
@@ -109,7 +110,8 @@ fn who_is_refused_has_less_than_its_part() {
 
 #[test]
 fn all_tasks_of_a_caller_are_served_in_the_order_of_arrival() {
-    // 16 tasks of one caller that are always ready, and another caller. Expectation: none has many turns more than another.
+    // 16 tasks of one caller that are always ready, and another caller. Expectation: no task gets many more
+    // turns than another.
     on_a_core(|| async {
         let turns = Rc::new(RefCell::new([0_u32; 16]));
         for number in 0..16 {
@@ -137,7 +139,8 @@ fn all_tasks_of_a_caller_are_served_in_the_order_of_arrival() {
 
 #[test]
 fn a_caller_alone_waits_for_nobody() {
-    // 64 tasks of one caller, each polled ten times. Expectation: all go round in the order of arrival, and the core is not shared.
+    // 64 tasks of one caller, each polled ten times. Expectation: they are polled in order of arrival, round
+    // after round, and the core is not shared.
     on_a_core(|| async {
         let order = Rc::new(RefCell::new(Vec::new()));
         let tasks: Vec<_> = (0..64)
@@ -171,7 +174,8 @@ fn a_caller_alone_waits_for_nobody() {
 
 #[test]
 fn tasks_that_are_dropped_while_they_wait_hold_nobody_up() {
-    // 30 tasks of one caller wait, every other one is dropped, some of them when they may run. Expectation: the others end.
+    // 30 tasks of one caller wait; every other one is dropped, some while they may run. Expectation: the
+    // others complete.
     on_a_core(|| async {
         let ended = Rc::new(Cell::new(0));
         drop(tokio::task::spawn_local(InTurn::new(of(2, 1), async {
@@ -206,8 +210,9 @@ fn tasks_that_are_dropped_while_they_wait_hold_nobody_up() {
 
 #[test]
 fn a_connection_works_for_its_requests_callers_or_for_its_own() {
-    // A connection's task dispatches requests of one caller, and then also of another one. Expectation: it works for the first, and
-    // then for the caller that it began with; what it spawns works for the caller of the request.
+    // A connection's task dispatches requests of one caller, then also of another. Expectation: it works for
+    // the first, then for the caller that it started with; what it spawns works for the caller of the
+    // request.
     on_a_core(|| async {
         let spawned_for = Rc::new(RefCell::new(Vec::new()));
         let seen = Rc::clone(&spawned_for);
@@ -237,8 +242,8 @@ fn a_connection_works_for_its_requests_callers_or_for_its_own() {
 
 #[test]
 fn turns_end_when_one_caller_has_been_alone_for_a_while() {
-    // 16 tasks of a caller that are always ready, and another caller once. Expectation: after a while nothing is timed, nobody waits
-    // and nothing is owed, though tasks waited all the time before.
+    // 16 tasks of a caller that are always ready, and another caller once. Expectation: after a while nothing
+    // is timed, no task waits and no debt is left, though tasks waited all the time before.
     on_a_core(|| async {
         for _ in 0..16 {
             let task = async {
@@ -269,8 +274,8 @@ fn turns_end_when_one_caller_has_been_alone_for_a_while() {
 
 #[test]
 fn what_is_used_while_the_core_has_nothing_else_to_do_is_not_counted() {
-    // Two callers, of which one works for longer than all its credit in polls between which the core is idle. Expectation: it never
-    // waits, so that nobody looks at sockets more often for it.
+    // Two callers; one works for longer than all its credit, in polls between which the core is idle.
+    // Expectation: it never waits, so the core does not poll its sockets more often for it.
     on_a_core(|| async {
         count_parks();
         for id in [1, 2, 1, 2] {
@@ -281,7 +286,7 @@ fn what_is_used_while_the_core_has_nothing_else_to_do_is_not_counted() {
                 work();
                 let before = parks();
                 while parks() == before {
-                    // The core has nothing to do until another thread has done this.
+                    // The core is idle until another thread has run this.
                     tokio::task::spawn_blocking(|| ()).await.expect("no panic");
                 }
                 assert!(

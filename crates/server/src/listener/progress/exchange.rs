@@ -18,16 +18,17 @@ pub(in crate::listener) struct Exchange {
     key: usize,
     /// The request was read completely, or its response has started.
     is_whole: AtomicBool,
-    /// Its client may have what it asks for. Health and probes, which need no credential, and refusals show nothing of a client
-    /// where there are principals: a connection with nothing else is the first to make room.
+    /// The client has the right to what it asks for. With access control, a health call, a probe or a refusal
+    /// does not prove that: a connection with nothing else is the first to be evicted.
     is_admitted: AtomicBool,
-    /// Both, and counted so.
+    /// Both, and it is counted as such.
     is_counted: AtomicBool,
     is_service: AtomicBool,
     units: AtomicUsize,
-    /// Whose request it is. Held until the response is sent: a principal that is revoked loses it.
+    /// The connection as used by the request's principal. Held until the response is sent, so that revoking
+    /// the principal closes it.
     connection: OnceLock<Arc<Connection>>,
-    /// The head of the response is ready.
+    /// The response's head is ready.
     has_answer: AtomicBool,
     /// The service waits for more of the request's body.
     wants_body: AtomicBool,
@@ -37,12 +38,12 @@ pub(in crate::listener) struct Exchange {
     /// Its body has stalled: there will be no response.
     is_stalled: AtomicBool,
     waiting: Mutex<Option<Waker>>,
-    /// What is recorded of it; `None`: nothing.
+    /// Its record; `None`: it is not recorded.
     record: Option<Arc<Record>>,
 }
 
 impl Exchange {
-    /// An exchange that the connection has as `key`.
+    /// An exchange that its connection stores under `key`.
     pub(super) fn new(progress: Arc<Progress>, key: usize, record: Option<Arc<Record>>) -> Arc<Self> {
         Arc::new(Self {
             progress,
@@ -64,18 +65,18 @@ impl Exchange {
         })
     }
 
-    /// What is recorded of it.
+    /// Its record, if it is recorded.
     pub(in crate::listener) fn record(&self) -> Option<&Arc<Record>> {
         self.record.as_ref()
     }
 
-    /// The request is complete.
+    /// Marks the request as complete.
     pub(in crate::listener) fn is_whole(&self) {
         self.is_whole.store(true, Ordering::Relaxed);
         self.count();
     }
 
-    /// Its client may have what it asks for.
+    /// Marks the request as admitted: its client has the right to what it asks for.
     pub(in crate::listener) fn is_admitted(&self) {
         self.is_admitted.store(true, Ordering::Relaxed);
         self.count();
@@ -91,22 +92,22 @@ impl Exchange {
         }
     }
 
-    /// Whose request it is.
+    /// Sets the connection as used by the request's principal.
     pub(in crate::listener) fn is_of(&self, connection: &Arc<Connection>) {
         let _only_once = self.connection.set(Arc::clone(connection));
     }
 
-    /// Charges `units` more of memory for it, of [`UNIT_BYTES`] each, to its connection's share of request memory.
+    /// Charges `units` more of memory, of [`UNIT_BYTES`] each, to its connection's share of request memory.
     ///
     /// # Errors
-    /// Which limit refuses it. It is counted all the same, until it ends.
+    /// Returns which limit refused it. The units are counted all the same, until the exchange ends.
     pub(in crate::listener) fn charge(&self, units: usize, share: &Arc<Share>) -> Result<(), Refused> {
         self.units.fetch_add(units, Ordering::Relaxed);
         self.progress.memory.take(units, share)
     }
 
-    /// It is a call that needs no memory of anybody's share: of the health, or reflection. `false`: the connection has `most` of
-    /// them already.
+    /// Counts the request among the health and reflection calls, which no share of memory limits. Returns
+    /// `false` if the connection has `most` of them already.
     pub(in crate::listener) fn is_service(&self, most: usize) -> bool {
         let fits = self.progress.services.fetch_add(1, Ordering::Relaxed) < most;
         if fits {
@@ -122,20 +123,20 @@ impl Exchange {
         self.progress.announces_close()
     }
 
-    /// The head of the response is ready. The rest of the request may now take any time, as in streams.
+    /// Marks the response's head as ready. The rest of the request may now take any time, as in streams.
     pub(in crate::listener) fn has_answer(&self) {
         self.has_answer.store(true, Ordering::Relaxed);
         self.is_whole();
     }
 
-    /// Bytes of the body were read.
+    /// Counts bytes of the body that were read.
     pub(in crate::listener) fn received(&self, bytes: usize) {
         self.wants_body.store(false, Ordering::Relaxed);
         add(&self.received_bytes, bytes);
         add(&self.progress.body_bytes, bytes);
     }
 
-    /// The service waits for more of the body.
+    /// Notes that the service waits for more of the body.
     pub(in crate::listener) fn wants_body(&self, cx: &Context<'_>) {
         self.wants_body.store(true, Ordering::Relaxed);
         if self.has_answer.load(Ordering::Relaxed) {
@@ -172,19 +173,19 @@ impl Exchange {
         self.is_stalled.load(Ordering::Relaxed)
     }
 
-    /// Bytes of the response were produced.
+    /// Counts bytes of the response that were produced.
     pub(in crate::listener) fn produced(&self, bytes: usize) {
         add(&self.owed_bytes, bytes);
         add(&self.progress.owed_bytes, bytes);
     }
 
-    /// Bytes of it were written to the socket.
+    /// Counts bytes of the response that were written to the socket.
     pub(in crate::listener) fn sent(&self, bytes: usize) {
         add(&self.sent_bytes, bytes);
         self.forgiven(bytes);
     }
 
-    /// Bytes of it will never be sent.
+    /// Bytes of the response that will never be sent are owed no longer.
     pub(in crate::listener) fn forgiven(&self, bytes: usize) {
         subtract(&self.owed_bytes, bytes);
         subtract(&self.progress.owed_bytes, bytes);
@@ -208,7 +209,8 @@ impl Drop for Exchange {
         let mut exchanges = progress.exchanges.lock().unwrap_or_else(PoisonError::into_inner);
         exchanges.try_remove(self.key);
         if exchanges.is_empty() && exchanges.capacity() > KEPT_EXCHANGES {
-            // Frees the memory of an idle connection, but for that of a client that sends one request after the other.
+            // Frees memory when the connection becomes idle, except for one whose client sends its requests
+            // one after the other.
             *exchanges = Slab::new();
         }
         drop(exchanges);
@@ -229,12 +231,12 @@ impl Drop for Exchange {
     }
 }
 
-/// What an open exchange takes in h2, hyper and this crate, from its head on: 4.4 KiB, measured with 256 calls on each of 100
-/// connections; one that tonic serves 11.6 KiB.
+/// Memory that an open exchange takes in h2, hyper and this crate, from its head on: 4.4 KiB, measured with
+/// 256 calls on each of 100 connections; a call that tonic serves takes 11.6 KiB.
 pub(in crate::listener) const UNIT_BYTES: u64 = 4 << 10;
-/// So many are in the 24 KiB that each connection is reckoned to take.
+/// Units that are not charged: the 24 KiB that each connection is assumed to take cover them.
 const FREE_UNITS: usize = 6;
-/// The charge changes in steps, so that the counters that all cores share are seldom touched.
+/// The charge changes in steps, so that the counters shared by all cores are seldom updated.
 const UNITS_STEP: usize = 8;
 
 /// The memory of a connection's open exchanges.
@@ -269,7 +271,8 @@ impl ExchangeMemory {
         Ok(())
     }
 
-    /// Units of an exchange that has ended. Once a quarter of what is charged is open, the rest is given back.
+    /// Returns the units of an exchange that has ended. Once at most a quarter of the charged units are open,
+    /// the charge shrinks to fit.
     fn give_back(&self, units: usize) {
         let open = self
             .units
@@ -298,8 +301,9 @@ mod tests {
 
     #[test]
     fn memory_of_exchanges_is_charged_in_steps_and_given_back() {
-        // Scenario: exchanges of one unit open one after the other, and end; then one of many units is refused. Expectation: six are
-        // free, the others charged in steps of eight; little is kept while few are open, and nothing at the end or for the refused.
+        // Scenario: exchanges of one unit open one after the other, and end; then one of many units is
+        // refused. Expectation: six are free, the others charged in steps of eight; little stays charged
+        // while few are open, and nothing at the end or for the refused one.
         let budget = Budget::new(1 << 20);
         let share = budget.caller().connection(u64::MAX);
         let progress = Arc::new(Progress::default());

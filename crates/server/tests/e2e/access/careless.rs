@@ -1,4 +1,4 @@
-//! What clients without a credential, and connections with several, may hold.
+//! What clients without a credential, and connections with several credentials, may hold.
 
 use super::*;
 use bytes::Bytes;
@@ -10,7 +10,7 @@ use tonic_types::StatusExt as _;
 
 type Http2 = (SendRequest<Bytes>, Connection<TcpStream, Bytes>);
 
-/// A connection from an address of this host, with a window for each answer.
+/// A connection from an address on this host, with a window for each response.
 async fn http2(from: u8, to: SocketAddr, window_bytes: u32) -> Http2 {
     let socket = TcpSocket::new_v4().unwrap();
     socket
@@ -22,7 +22,7 @@ async fn http2(from: u8, to: SocketAddr, window_bytes: u32) -> Http2 {
     builder.handshake(stream).await.unwrap()
 }
 
-/// A gRPC call of one message, and its answer to come.
+/// Sends a gRPC call of one message; returns its future response.
 async fn call(
     sender: &SendRequest<Bytes>,
     token: &str,
@@ -45,8 +45,8 @@ async fn call(
 
 #[tokio::test]
 async fn a_connection_has_few_watches() {
-    // Scenario: a client without a credential watches the health five times on one connection, and ends one. Expectation: the
-    // fifth is refused, with the reason; another one then is not.
+    // Scenario: a client without a credential starts five health watches on one connection, and ends one.
+    // Expectation: the fifth is refused, with the reason; after that another one is accepted.
     let daemon = served(&lines(&[("a", "first", "*")])).start();
     let mut health = HealthClient::new(channel(daemon.grpc).await);
     let ask = HealthCheckRequest::default;
@@ -70,9 +70,10 @@ async fn a_connection_has_few_watches() {
 
 #[tokio::test]
 async fn requests_that_never_end_are_charged_from_their_heads_on() {
-    // Scenario: four connections of one address, with 100 calls each of which nothing but the head comes, of listings and of reads,
-    // and 1 MiB of request memory. Expectation: the calls over the share are refused, with a hint when to come again, and counted;
-    // another address is served meanwhile; once the connections are gone, so is that one.
+    // Scenario: four connections from one address, each with 100 calls of which only the head arrives, of
+    // listings and of reads, and 1 MiB of request memory. Expectation: the calls over the share are refused,
+    // with a retry hint, and counted; another address is served meanwhile; once the connections are gone, the
+    // first address is served too.
     for path in [
         "/ringfetch.v1.DatasetService/ListDatasets",
         "/ringfetch.v1.FetchService/FetchBlocks",
@@ -116,8 +117,9 @@ async fn requests_that_never_end_are_charged_from_their_heads_on() {
 
 #[tokio::test]
 async fn refusals_hold_little_while_their_client_reads_nothing() {
-    // Scenario: a client that has no window for bodies sends 64 requests for another host with long paths. Expectation: each is
-    // answered; eight have a body, which repeats little of the path, and the others end with their heads.
+    // Scenario: a client without a window for bodies sends 64 requests with a foreign host and long paths.
+    // Expectation: each gets a response; eight have a body, which repeats little of the path, and the others
+    // only a head.
     let daemon = served(&lines(&[("a", "first", "*")])).start();
     let (sender, connection) = http2(1, daemon.http, 0).await;
     tokio::spawn(connection);
@@ -142,7 +144,7 @@ async fn refusals_hold_little_while_their_client_reads_nothing() {
 
 #[tokio::test]
 async fn who_shows_no_credential_makes_room_for_who_does() {
-    // Scenario: a port's eight connections are taken by watches of the health from two addresses, without a credential.
+    // Scenario: health watches from two addresses, without a credential, take a port's eight connections.
     // Expectation: a principal from a third address is served, on both ports.
     let daemon = served(&lines(&[("a", "first", "*")]))
         .set("limits.connections", "8")
@@ -162,8 +164,9 @@ async fn who_shows_no_credential_makes_room_for_who_does() {
 
 #[tokio::test]
 async fn a_revoked_principals_answer_ends_also_where_another_has_asked_since() {
-    // Scenario: a client with no room for more asks for 256 KiB as one principal and for a block as another, on one connection;
-    // the line of the first is removed. Expectation: the connection is closed, with the answer on it.
+    // Scenario: on one connection, a client with a small window requests 256 KiB as one principal and a block
+    // as another; the line of the first is removed. Expectation: the connection is closed, although its
+    // response is unfinished.
     let other = ("b", "second", "*");
     let daemon = served(&lines(&[("a", "first", "*"), other])).start();
     let (sender, connection) = http2(1, daemon.grpc, 1000).await;
@@ -187,8 +190,8 @@ async fn a_revoked_principals_answer_ends_also_where_another_has_asked_since() {
 
 #[tokio::test]
 async fn json_of_data_is_no_text_that_is_held() {
-    // Scenario: ten batches at once of 256 KiB each in JSON, which is 3.4 MiB of text, with 1 MiB of request memory. Expectation: all
-    // are answered: the text is made from the data while it is sent.
+    // Scenario: ten concurrent batches of 256 KiB each in JSON, which is 3.4 MiB of text, with 1 MiB of
+    // request memory. Expectation: all are answered: the text is made from the data while it is sent.
     let daemon = served(&lines(&[("a", "first", "*")]))
         .set("limits.request_bytes", "4KiB")
         .set("limits.items_per_request", "64")

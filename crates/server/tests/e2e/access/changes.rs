@@ -1,14 +1,15 @@
-//! What happens to open streams and to later requests when the file of principals changes.
+//! What happens to open streams and to later requests when the principals file changes.
 
 use super::rates::metrics;
 use super::*;
 
 #[tokio::test]
 async fn a_revoked_credential_ends_its_streams_and_no_others() {
-    // Scenario: streams of two tokens of one principal, and of another, and an idle connection over HTTP; a token is added, one
-    // is removed, and the rights of the other change; by SIGHUP and without a word. Expectation: the new token is served; the
-    // stream and the connection of the one that is gone end, silent as they are, and it is not known any more; then the stream
-    // of the one that changed; the other goes on.
+    // Scenario: streams with two tokens of one principal and with one of another, and an idle HTTP
+    // connection. A token is added, one is removed, and then the rights of the other change; by SIGHUP, and
+    // by the daemon's own check of the file. Expectation: the new token is accepted; the stream and the
+    // connection of the removed token end, although they are silent, and the token is refused; then the
+    // stream of the changed one ends; the other principal's continues.
     for signal in [Some(Signal::HUP), None] {
         let other = ("other", "other's", "*");
         let daemon = served(&lines(&[
@@ -34,7 +35,7 @@ async fn a_revoked_credential_ends_its_streams_and_no_others() {
         };
         change(&[("a", "new", "blocks"), ("a", "second", "blocks"), other]);
         first.ends().await;
-        // Its rest and its end, in order or not.
+        // The rest of the response and the end of the connection, clean or not.
         let _rest = timeout(PATIENCE, idle.read_to_end(&mut answer))
             .await
             .expect("an end");
@@ -62,10 +63,10 @@ async fn a_revoked_credential_ends_its_streams_and_no_others() {
 
 #[tokio::test]
 async fn limits_are_a_principals_own_and_change_under_its_streams() {
-    // Scenario: a principal whose limit of memory is less than an answer of its, with a stream; another without limits; the
-    // limit grows, and shrinks. Expectation: what does not fit is refused to the first alone, but an object comes in pieces that
-    // fit; the stream goes on and is judged by the new limit each time; metrics count by name, and a principal that is gone has
-    // no series.
+    // Scenario: a principal with a stream and a memory limit smaller than one response; another without
+    // limits; the limit grows, and shrinks. Expectation: only the first is refused what does not fit, but
+    // gets an object in parts that fit; the stream continues, and each new limit applies to it; metrics count
+    // by name, and a principal that is removed has no series.
     let of = |limits: &str| {
         let rights = format!("blocks,objects {limits}");
         lines(&[("small", "small", &rights), ("root", "root", "*")])
@@ -124,9 +125,9 @@ async fn limits_are_a_principals_own_and_change_under_its_streams() {
 
 #[tokio::test]
 async fn a_limit_of_requests_in_flight_is_named_to_its_principal() {
-    // Scenario: a principal that may have one request in flight has a long object under way that it does not read.
-    // Expectation: its next one is refused by its own limit, by name; another principal is served; and so is it once the
-    // first is over.
+    // Scenario: a principal that may have one request in flight has an unread response to a long object.
+    // Expectation: its next request is refused by its own limit, which is named; another principal is served;
+    // and so is the first once that response has ended.
     let rights = [("one", "one", "blocks,objects requests=1"), ("root", "root", "*")];
     let setup = served(&lines(&rights));
     setup.file("objects/long", &vec![7; 64 << 20]);
@@ -158,9 +159,10 @@ async fn a_limit_of_requests_in_flight_is_named_to_its_principal() {
 
 #[tokio::test]
 async fn a_bad_file_is_refused_at_the_start_and_changes_nothing_later() {
-    // Scenario: files that are missing, empty, no file, of comments, of a line too short, of one credential twice; at the start
-    // and while it serves. Expectation: exit code 2 with key, file and remedy; later the reload fails by name, the log says
-    // that the old one stays, and so it does; no part of a hash anywhere.
+    // Scenario: files that are missing, empty, not regular, only comments, with a line that is too short,
+    // with one credential twice; at startup and while the daemon serves. Expectation: exit code 2 with key,
+    // file and remedy; later the reload fails with the key, the log says that the old file stays in force,
+    // and it does; no part of a hash is printed.
     let good = lines(&[("a", "a", "blocks"), ("root", "root", "@admin")]);
     let twice = good.repeat(2);
     let short = format!("a sha256:{}\n", hash("a"));
@@ -197,7 +199,7 @@ async fn a_bad_file_is_refused_at_the_start_and_changes_nothing_later() {
     daemon.logged(&["the file of principals cannot be used: the old one stays in force"]);
     assert!(!daemon.log().join("\n").contains(&hash("a")[..8]));
     rewrite(&daemon, &lines(&[("a", "a", "hidden")]));
-    // Of one answer: the file may be read between two.
+    // One response decides: the file may be read between two.
     eventually_async("the good file is read", async || {
         let answer = get(&daemon, "a", "/v1/datasets/hidden/blocks/1").await;
         (answer.status == 200).then_some(())

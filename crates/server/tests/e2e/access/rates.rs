@@ -1,4 +1,4 @@
-//! What principals may ask for in a second, by every road.
+//! Rate limits of principals, over every interface.
 
 use super::{Stream, get, grpc_roads, http_roads, lines, rewrite, served, with};
 use crate::daemon::{Daemon, PATIENCE, eventually_async};
@@ -39,12 +39,13 @@ pub(super) async fn metrics(daemon: &Daemon) -> Scrape {
 
 #[tokio::test]
 async fn requests_a_second_are_counted_by_every_road() {
-    // Scenario: a principal with one request a second asks by every road of both transports, also for what there is not, each
-    // time until it is refused; another one asks in between; the limit goes. Expectation: each road refuses it with the limit's
-    // name and when to come back, and never the other; then it is served.
+    // Scenario: a principal with one request a second uses every interface of both transports, also for a
+    // dataset that does not exist, each until it is refused; another principal sends requests in between; the
+    // limit is removed. Expectation: each interface refuses it with the limit's name and a retry hint, and
+    // never the other; then it is served.
     let daemon = served(&principals("requests/s=1")).start();
     for dataset in ["blocks", "absent"] {
-        // A road is not refused in the moment when there is one again, so ask twice.
+        // One call may be granted just as the bucket refills, so call twice.
         let [first, second] = [
             grpc_roads(&daemon, "greedy", dataset).await,
             grpc_roads(&daemon, "greedy", dataset).await,
@@ -118,10 +119,11 @@ async fn requests_a_second_are_counted_by_every_road() {
 
 #[tokio::test]
 async fn bytes_a_second_are_charged_before_they_are_read() {
-    // Scenario: a principal with 64 KiB a second and a stream asks for 3 MiB, which is paid back within 48 s; then by every
-    // road, with the stream too; another one asks for the same; the limit grows, and goes. Expectation: the first answer is
-    // whole; after it whatever reads is refused with the limit's name, and what reads nothing is not; the other is served; a
-    // greater limit holds at once, for the stream too.
+    // Scenario: a principal with 64 KiB a second and a stream requests 3 MiB, a debt that takes 48 s to pay
+    // back; then it uses every interface, and the stream; another principal requests the same; the limit
+    // grows, and is removed. Expectation: the first response is complete; after it everything that reads is
+    // refused with the limit's name, and what reads nothing is not; the other principal is served; a larger
+    // limit applies at once, also to the stream.
     let daemon = served(&principals("bytes/s=64KiB")).start();
     let mut stream = Stream::open(&daemon, "greedy").await;
     read_much(&daemon, "greedy").await.unwrap();
@@ -131,7 +133,7 @@ async fn bytes_a_second_are_charged_before_they_are_read() {
     let after = refused.get_details_retry_info().unwrap().retry_delay.unwrap();
     assert!((40..48).contains(&after.as_secs()), "{after:?}");
     assert_eq!(stream.asked("blocks").await.unwrap(), Code::ResourceExhausted);
-    // In the order of `grpc_roads`: the six that read, GetDataset and ListObjects, five of a stream.
+    // In the order of `grpc_roads`: the six that read, GetDataset and ListObjects, five on a stream.
     let codes = async |dataset| -> Vec<bool> {
         let answers = grpc_roads(&daemon, "greedy", dataset).await;
         answers
@@ -172,7 +174,7 @@ async fn bytes_a_second_are_charged_before_they_are_read() {
         "ringfetch_principal_rejected_total",
         &[("principal", "greedy"), ("reason", "bytes_per_second")],
     );
-    // A call, a request of the stream, then 13 roads of gRPC and five of HTTP.
+    // A call, a request on the stream, then 13 over gRPC and five over HTTP.
     assert!((refused - 20.0).abs() < 0.5, "{refused}");
     relimit(&daemon, "bytes/s=1GiB");
     eventually_async("more is granted", async || {
@@ -182,7 +184,7 @@ async fn bytes_a_second_are_charged_before_they_are_read() {
     stream.answers_one().await.unwrap();
     let seen = metrics(&daemon).await;
     let read = seen.sum("ringfetch_principal_read_bytes_total", &[("principal", "greedy")]);
-    // Two long answers, and two blocks of the stream.
+    // Two long responses, and two blocks over the stream.
     let wanted = 2.0 * f64::from((3 << 20) + 4096);
     assert!((read - wanted).abs() < 0.5, "{read}");
     daemon.stop().await;
@@ -190,8 +192,8 @@ async fn bytes_a_second_are_charged_before_they_are_read() {
 
 #[tokio::test]
 async fn a_long_object_comes_whole_within_its_bytes_a_second() {
-    // Scenario: an object of 5 MiB, over both transports, by a principal with 4 MiB a second. Expectation: all of it, in pieces
-    // that wait for their turn, and no refusal of a piece.
+    // Scenario: a principal with 4 MiB a second reads an object of 5 MiB, over both transports. Expectation:
+    // all of it, in parts that wait for their turn; no part is refused.
     let setup = served(&principals("bytes/s=4MiB"));
     let content: Vec<u8> = (0..5_u32 << 20).map(|place| place.to_le_bytes()[2]).collect();
     setup.file("objects/long", &content);
@@ -203,7 +205,7 @@ async fn a_long_object_comes_whole_within_its_bytes_a_second() {
         name: "long".to_owned(),
         ..Default::default()
     };
-    // What is owed for the first is paid back.
+    // Until the debt of the first is paid back.
     let mut answer = eventually_async("the second is granted", async || {
         let request = with("greedy", request.clone());
         daemon.fetch().await.read_object(request).await.ok()
@@ -220,8 +222,8 @@ async fn a_long_object_comes_whole_within_its_bytes_a_second() {
 
 #[tokio::test]
 async fn a_long_object_that_waits_hears_of_another_limit() {
-    // Scenario: an object of 32 MiB by a principal with 64 KiB a second, which would take eight minutes; once it has begun the
-    // limit goes. Expectation: the rest comes soon.
+    // Scenario: a principal with 64 KiB a second reads an object of 32 MiB, which would take eight minutes;
+    // once it has begun, the limit is removed. Expectation: the rest arrives soon.
     let setup = served(&principals("bytes/s=64KiB"));
     setup.file("objects/long", &vec![7; 32 << 20]);
     let daemon = setup.start();

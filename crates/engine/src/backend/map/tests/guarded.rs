@@ -1,4 +1,4 @@
-//! What only the guarded copy can do, so only where there is one.
+//! Tests that need the guarded copy.
 
 use super::*;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -9,7 +9,8 @@ fn pread(file: &File, offset: u64, length: usize) -> std::io::Result<usize> {
 
 #[test]
 fn copies_are_the_bytes_of_the_file() {
-    // Scenario: extents of many lengths and offsets of an intact file. Expectation: the file's bytes, cut at its end.
+    // Scenario: extents of many lengths and offsets of an intact file. Expectation: the file's bytes, up to
+    // its end.
     let page = rustix::param::page_size();
     let bytes = pattern(8 * page + 123);
     let file = file_of(&bytes);
@@ -36,9 +37,9 @@ fn copies_are_the_bytes_of_the_file() {
 
 #[test]
 fn a_copy_past_a_truncation_faults_and_the_process_lives() {
-    // Scenario: 8 pages mapped, the file cut to 2.5. Expectation: pages 0 and 1 copy; page 5 faults and pread says 0
-    // bytes; the kept half page copies, and its lost half reads as zeros without a fault, which only the file's
-    // length tells.
+    // Scenario: 8 pages mapped, the file truncated to 2.5. Expectation: pages 0 and 1 copy; page 5 faults and
+    // pread returns 0 bytes; the remaining half page copies, and its lost half reads as zeros without a
+    // fault, which only the file's length reveals.
     let page = rustix::param::page_size();
     let bytes = pattern(8 * page);
     let file = file_of(&bytes);
@@ -63,9 +64,9 @@ fn a_copy_past_a_truncation_faults_and_the_process_lives() {
 
 #[test]
 fn copies_race_with_truncation_and_extension() {
-    // Scenario: 4 threads copy at random while a fifth cuts the file to random lengths and grows it again.
-    // Expectation: no crash, and every byte copied is the file's first content or the zeros of a cut, never
-    // anything else; both faults and whole copies happen.
+    // Scenario: 4 threads copy at random while a fifth truncates the file to random lengths and grows it
+    // again. Expectation: no crash; every byte copied is the file's first content or a zero of a truncation;
+    // both faults and whole copies happen.
     let page = rustix::param::page_size();
     let pages = 64_u64;
     let bytes = pattern(page * 64);
@@ -118,7 +119,7 @@ fn copies_race_with_truncation_and_extension() {
 
 const ROLE: &str = "RINGFETCH_MAP_TEST_CHILD";
 
-/// Runs a test of this module again, as a process of its own that has a role.
+/// Runs a test of this module again in a child process with a role.
 fn run_child(test: &str, role: &str) -> std::process::ExitStatus {
     std::process::Command::new(std::env::current_exe().expect("own path"))
         .args(["--exact", &format!("backend::map::tests::guarded::{test}")])
@@ -130,7 +131,7 @@ fn run_child(test: &str, role: &str) -> std::process::ExitStatus {
         .expect("child")
 }
 
-/// Ends this process in the way of its role, where it is the child of a test.
+/// In a child process: ends it as its role demands.
 fn end_if_child() {
     if let Some(role) = std::env::var_os(ROLE) {
         end_as(role.to_str().expect("text"));
@@ -162,7 +163,7 @@ fn end_as(role: &str) -> ! {
         "the guard is installed and works"
     );
     if role == "advisory" {
-        // What the kernel sends for memory that was found damaged before anybody read it. A process may send it to
+        // What the kernel sends for memory found damaged before anything read it. A process may send it to
         // itself.
         // SAFETY: all zeros is a valid siginfo.
         let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
@@ -191,7 +192,7 @@ fn end_as(role: &str) -> ! {
         unsafe { libc::raise(libc::SIGBUS) };
     } else {
         // An unguarded load of the same page.
-        // SAFETY: none: it faults, which is what is tested.
+        // SAFETY: none. It faults, which is what this tests.
         unsafe { mapping.base.as_ptr().read_volatile() };
     }
     std::process::exit(42);
@@ -199,8 +200,8 @@ fn end_as(role: &str) -> ! {
 
 #[test]
 fn advice_about_damaged_memory_leaves_the_guard_in_place() {
-    // Scenario: a SIGBUS that reports damaged memory which nobody has touched (BUS_MCEERR_AO), then a copy that faults.
-    // Expectation: the copy answers that it faulted, and the process lives.
+    // Scenario: a SIGBUS that reports damaged memory that nothing has touched (BUS_MCEERR_AO), then a copy
+    // that faults. Expectation: the copy returns `Faulted`, and the process lives.
     end_if_child();
     let child = |role| run_child("advice_about_damaged_memory_leaves_the_guard_in_place", role);
     assert_eq!(child("advisory").code(), Some(43));
@@ -208,8 +209,9 @@ fn advice_about_damaged_memory_leaves_the_guard_in_place() {
 
 #[test]
 fn a_sigbus_that_is_not_ours_keeps_its_effect() {
-    // Scenario: after the guard has served one fault, a load outside the copy faults; or SIGBUS is sent; or an earlier
-    // handler was there. Expectation: the process dies of SIGBUS, of SIGBUS, and by its earlier handler.
+    // Scenario: after the guard has served one fault, a load outside the copy faults; SIGBUS is sent; an
+    // earlier handler was installed. Expectation: the process dies of SIGBUS, of SIGBUS, and by its earlier
+    // handler.
     use std::os::unix::process::ExitStatusExt;
     end_if_child();
     let child = |role| run_child("a_sigbus_that_is_not_ours_keeps_its_effect", role);
