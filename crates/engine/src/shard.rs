@@ -24,6 +24,7 @@ pub(crate) use inbox::{Control, Inbox, Mailbox, SendError, inbox};
 use crate::backend::{Attempt, Backend, Completion, ReadSource};
 use crate::cores::{self, give_way};
 use crate::metrics::{DeviceTimes, RESULT_ABANDONED, ShardMetrics};
+use crate::plan::PlannedRead;
 use crate::planned_batch::{PlannedBatch, Shortfall};
 use active_batch::{ActiveBatch, ReadCounts};
 use continuation::Next;
@@ -492,19 +493,26 @@ impl<B: Backend> Shard<B> {
             }
         }
         if errno.is_some() && tracked.read.pieces > 1 {
-            // A merged read failed as a whole, but perhaps only one item's bytes are bad: read each item
-            // separately, so that every backend fails the same items.
-            let singles = active.batch.split_pieces(&tracked.read);
-            self.metrics
-                .queued
-                .fetch_add(i64::try_from(singles).unwrap_or(0), Ordering::Relaxed);
-            return self.wait_for_turn(tracked.active);
+            return self.split(tracked.active, &tracked.read);
         }
         let shortfall = errno.map_or(Shortfall::EndOfFile, Shortfall::Errno);
         self.copied += active.batch.deliver(&tracked.read, tracked.reached, shortfall);
         if active.is_done() {
             self.close(tracked.active, now);
         }
+    }
+
+    /// Queues the items of a merged read as reads of their own: it failed as a whole, but perhaps only one
+    /// item's bytes are bad, and every backend fails the same items.
+    fn split(&mut self, key: usize, read: &PlannedRead) {
+        let Some(active) = self.actives.get_mut(key).and_then(Option::as_mut) else {
+            return;
+        };
+        let singles = active.batch.split_pieces(read);
+        self.metrics
+            .queued
+            .fetch_add(i64::try_from(singles).unwrap_or(0), Ordering::Relaxed);
+        self.wait_for_turn(key);
     }
 
     fn close_if_done(&mut self, key: usize, now: Instant) {

@@ -235,15 +235,20 @@ impl Charge {
         Ok(())
     }
 
-    /// Changes the charge to `amount`.
+    /// Changes the charge to `amount`. An increase is judged as a charge of its own: beside what the charge
+    /// holds already, it might be refused although it would be granted to a holder of nothing.
     ///
     /// # Errors
-    /// It is an increase that a limit refuses; the charge is unchanged.
+    /// It is an increase that a limit refuses; the charge is empty then.
     pub fn resize(&mut self, amount: u64) -> Result<(), Refused> {
         match amount.cmp(&self.amount) {
             // Always granted, even to a holder of its whole share.
             Ordering::Equal => Ok(()),
-            Ordering::Greater => self.grow(amount - self.amount),
+            Ordering::Greater => {
+                self.give_back(self.amount);
+                self.amount = 0;
+                self.grow(amount)
+            }
             Ordering::Less => {
                 self.give_back(self.amount - amount);
                 self.amount = amount;
@@ -492,13 +497,16 @@ mod tests {
     fn a_charge_can_be_corrected_when_its_holder_has_all_it_may() {
         // Scenario: a lone caller takes the most it can, and corrects the charge: to the same, to less, to
         // more. Expectation: the same and less are always granted, and what is returned is free; more is
-        // refused.
+        // granted up to the most, whatever the charge holds, and refused beyond it.
         let budget = Budget::new(4096);
         let share = budget.caller().connection(u64::MAX);
         let mut charge = share.charge(share.most()).expect("the most");
         assert_eq!(charge.resize(2048), Ok(()));
-        assert_eq!(charge.resize(2049), Err(Refused::Caller));
         assert_eq!((charge.amount(), budget.used(), share.held()), (2048, 2048, 2048));
+        assert_eq!(charge.resize(2049), Err(Refused::Caller));
+        assert_eq!((charge.amount(), budget.used(), share.held()), (0, 0, 0));
+        assert_eq!(charge.resize(1300), Ok(()));
+        assert_eq!(charge.resize(2048), Ok(()));
         assert_eq!(charge.resize(10), Ok(()));
         assert_eq!((charge.amount(), budget.used(), share.held()), (10, 10, 10));
         assert_eq!(charge.resize(1000), Ok(()));

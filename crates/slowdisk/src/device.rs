@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::faults::{Fate, Read, decide};
 use crate::parameters::Parameters;
 use crate::schedule::{At, Schedule};
-use fuser::{Errno, ReplyData};
+use fuser::{Errno, FileAttr, ReplyAttr, ReplyData};
 use std::fs::File;
 use std::io;
 use std::num::NonZeroU64;
@@ -32,6 +32,8 @@ struct State {
     /// Number of the last read. Resets keep it, since faults depend on it.
     number: u64,
     held: bool,
+    /// Queries for attributes that wait for the end of a hold; `None`: they are answered at once.
+    held_attributes: Option<Vec<(ReplyAttr, FileAttr)>>,
     closing: bool,
     watchers: usize,
 }
@@ -54,6 +56,7 @@ impl Device {
             counts: Counts::default(),
             number: 0,
             held: false,
+            held_attributes: None,
             closing: false,
             watchers: 0,
         };
@@ -264,6 +267,26 @@ impl Device {
         self.work.notify_all();
     }
 
+    /// Answers a query for attributes, which are valid for no time, so that each fstat is a query.
+    pub(crate) fn attributes(&self, reply: ReplyAttr, attributes: FileAttr) {
+        if let Some(held) = &mut self.lock().held_attributes {
+            return held.push((reply, attributes));
+        }
+        reply.attr(&Duration::ZERO, &attributes);
+    }
+
+    pub(crate) fn hold_attributes(&self, held: bool) {
+        let next = held.then(Vec::new);
+        let released = std::mem::replace(&mut self.lock().held_attributes, next);
+        for (reply, attributes) in released.into_iter().flatten() {
+            reply.attr(&Duration::ZERO, &attributes);
+        }
+    }
+
+    pub(crate) fn attributes_held(&self) -> usize {
+        self.lock().held_attributes.as_ref().map_or(0, Vec::len)
+    }
+
     pub(crate) fn reads(&self) -> Reads {
         Self::reads_of(&self.lock())
     }
@@ -295,6 +318,7 @@ impl Device {
 
     /// Answers everything at once and ends the workers; later reads fail.
     pub(crate) fn close(&self) {
+        self.hold_attributes(false);
         self.lock().closing = true;
         self.work.notify_all();
     }

@@ -160,6 +160,22 @@ impl SlowDisk {
         self.device.hold(false);
     }
 
+    /// Answers no query for attributes (fstat, stat) until [`Self::release_attributes`].
+    pub fn hold_attributes(&self) {
+        self.device.hold_attributes(true);
+    }
+
+    /// Ends that hold and answers what waits.
+    pub fn release_attributes(&self) {
+        self.device.hold_attributes(false);
+    }
+
+    /// Queries for attributes that wait for the end of a hold.
+    #[must_use]
+    pub fn attributes_held(&self) -> usize {
+        self.device.attributes_held()
+    }
+
     /// Totals. A read is counted before its answer is sent.
     #[must_use]
     pub fn reads(&self) -> Reads {

@@ -190,7 +190,7 @@ impl Filesystem for Passthrough {
 
     fn getattr(&self, _: &Request, inode: INodeNo, handle: Option<FileHandle>, reply: ReplyAttr) {
         match self.stat(inode, handle) {
-            Ok(attributes) => reply.attr(&Duration::ZERO, &attributes),
+            Ok(attributes) => self.device.attributes(reply, attributes),
             Err(error) => reply.error(errno(&error)),
         }
     }

@@ -16,7 +16,7 @@ mod announce_policy;
 use super::map::Mapping;
 use super::pread::pread_attempt;
 use super::{Attempt, Backend, Completion, ReadSource};
-use crate::dataset::OpenFile;
+use crate::dataset::{OpenFile, bytes_before};
 use crate::shard::TURN_COPY_BYTES;
 use announce::Announcer;
 use announce_policy::AnnouncePolicy;
@@ -187,11 +187,11 @@ impl Backend for MmapBackend {
                     let (_, end) = match last {
                         Some(known @ (id, _)) if id == file.id => known,
                         Some(_) | None => {
-                            let end = *lengths.entry(file.id).or_insert_with(|| length_now(&file));
+                            let end = *lengths.entry(file.id).or_insert_with(|| file.known_length());
                             *last.insert((file.id, end))
                         }
                     };
-                    end.map(|end| kept(offset, length, end))
+                    bytes_before(end, offset, length)
                 }
             };
             Completion { slot, result }
@@ -239,21 +239,7 @@ pub(super) unsafe fn copy_mapped(
     if is_end_resident && mapping.is_untruncated_before(offset + u64::from(copied)) {
         return Ok(copied);
     }
-    file.kept_without_waiting(offset, copied)
-}
-
-/// How many of `length` bytes copied from `offset` belong to a file that ends at `end`: 4096 from 8192 with
-/// an end of 10000 are 1808.
-fn kept(offset: u64, length: u32, end: u64) -> u32 {
-    u32::try_from(end.saturating_sub(offset)).map_or(length, |left| left.min(length))
-}
-
-/// Asked after the copies: a truncation sets the new length before it zeroes the rest of the last page (ext4,
-/// tmpfs: `truncate_setsize` and its like), so copied zeros imply a length that cuts them off. XFS zeroes
-/// first (`iomap_truncate_page` in `xfs_setattr_size`), which leaves a window of microseconds, for one page.
-fn length_now(file: &OpenFile) -> Result<u64, i32> {
-    file.current_length()
-        .map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
+    file.kept(offset, copied, false)
 }
 
 /// The file's mapping; `None` if it has none, and `pread` reads it.
@@ -277,16 +263,6 @@ fn mapping_of(file: &OpenFile) -> Option<&Mapping> {
 mod tests {
     use super::super::trait_suite::{Read, Sample, make_all};
     use super::*;
-
-    #[test]
-    fn only_bytes_before_the_end_are_kept() {
-        // Scenario: copies before, across, at and past the file's end. Expectation: as many bytes as the file has there.
-        assert_eq!(kept(0, 4096, 10_000), 4096);
-        assert_eq!(kept(8192, 4096, 10_000), 1808);
-        assert_eq!(kept(10_000, 4096, 10_000), 0);
-        assert_eq!(kept(20_000, 4096, 10_000), 0);
-        assert_eq!(kept(0, u32::MAX, u64::MAX), u32::MAX);
-    }
 
     #[test]
     fn a_batch_is_announced_by_few_calls() {

@@ -118,7 +118,7 @@ pub(crate) unsafe fn pread_no_wait(
             .unwrap_or(libc::EIO)
     })?;
     // The file may have been truncated meanwhile, and its last page zeroed.
-    file.kept_without_waiting(offset, read)
+    file.kept(offset, read, false)
 }
 
 /// `struct cachestat_range` of cachestat(2).

@@ -7,7 +7,6 @@
 use super::direct::{self, Alignment};
 use super::{reaper, trial};
 use crate::config::DirectIo;
-use crate::geometry::Extent;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 use std::any::Any;
@@ -286,14 +285,6 @@ impl OpenFile {
         }
     }
 
-    /// The extent of the whole file.
-    pub fn whole(&self) -> Extent {
-        Extent {
-            offset: 0,
-            length: self.length_bytes(),
-        }
-    }
-
     /// Descriptor for reads through the page cache.
     pub(crate) fn buffered_fd(&self) -> BorrowedFd<'_> {
         self.buffered.as_fd()
@@ -315,45 +306,33 @@ impl OpenFile {
         self.alignment.memory_bytes
     }
 
-    /// Length now; for a block device the length at open.
+    /// Length now as the file's server reports it, which might take as long as a read; for a block device the
+    /// length at open.
     ///
     /// # Errors
     /// errno of fstat.
-    pub(crate) fn current_length(&self) -> io::Result<u64> {
+    fn current_length(&self) -> Result<u64, i32> {
         if self.is_block_device {
             return Ok(self.identity.length_bytes);
         }
-        Ok(self.buffered.metadata()?.len())
+        let metadata = self.buffered.metadata();
+        metadata
+            .map(|found| found.len())
+            .map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
     }
 
-    /// How many of `bytes` that a read from `offset` returned belong to the file. A read through the page
-    /// cache checks the file's end before it copies, and truncation zeroes the pages behind the new end
-    /// before it removes them, so a concurrent read may return zeros (seen on ext4, kernel 6.18). The end is
-    /// moved before that, so checking it afterwards is enough: of 4096 bytes from 8192 in a file that now
-    /// ends at 10000, 1808 count. Direct reads are checked if the file system may serve them from the page
-    /// cache too.
-    /// serve them from the page cache too.
-    ///
-    /// # Errors
-    /// errno of fstat.
-    pub(crate) fn kept(&self, offset: u64, bytes: u32, is_direct: bool) -> Result<u32, i32> {
-        if is_direct && self.direct_excludes_truncation {
-            return Ok(bytes);
-        }
-        let end = if is_direct {
-            self.known_length()
-        } else {
-            self.current_length()
-        };
-        bytes_before(end, offset, bytes)
-    }
-
-    /// As [`Self::kept`], for a read through the page cache that did not wait; does not wait either.
+    /// How many of `bytes` that a read from `offset` returned belong to the file; does not wait. A read
+    /// through the page cache checks the file's end before it copies, and truncation zeroes the pages behind
+    /// the new end before it removes them, so a concurrent read may return zeros (seen on ext4, kernel 6.18).
+    /// The end is moved before that (`truncate_setsize`), so checking it afterwards is enough: of 4096 bytes
+    /// from 8192 in a file that now ends at 10000, 1808 count. XFS zeroes first (`iomap_truncate_page` in
+    /// `xfs_setattr_size`), which a copy from a mapping may see for some microseconds. Direct reads are
+    /// checked if the file system may serve them from the page cache too.
     ///
     /// # Errors
     /// errno of statx.
-    pub(crate) fn kept_without_waiting(&self, offset: u64, bytes: u32) -> Result<u32, i32> {
-        if self.is_block_device {
+    pub(crate) fn kept(&self, offset: u64, bytes: u32, is_direct: bool) -> Result<u32, i32> {
+        if self.is_block_device || (is_direct && self.direct_excludes_truncation) {
             return Ok(bytes);
         }
         bytes_before(self.known_length(), offset, bytes)
@@ -365,7 +344,7 @@ impl OpenFile {
     /// # Errors
     /// errno of fstat or statx.
     pub(crate) fn ends_by(&self, offset: u64, waits: bool) -> Result<bool, i32> {
-        let end = if waits || self.is_block_device {
+        let end = if waits {
             self.current_length()
         } else {
             self.known_length()
@@ -374,14 +353,17 @@ impl OpenFile {
     }
 
     /// Length now as far as this host knows: does not query a server or FUSE daemon, which might take as long
-    /// as a read.
-    fn known_length(&self) -> io::Result<u64> {
+    /// as a read. That is enough to recognize zeros, since they come from this host's page cache.
+    pub(crate) fn known_length(&self) -> Result<u64, i32> {
+        if self.is_block_device {
+            return Ok(self.identity.length_bytes);
+        }
         let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
         match rustix::fs::statx(&*self.buffered, c"", flags, StatxFlags::SIZE) {
             Ok(found) => Ok(found.stx_size),
             // Kernels before 4.11, and equally old seccomp filters.
             Err(Errno::NOSYS | Errno::PERM) => self.current_length(),
-            Err(errno) => Err(errno.into()),
+            Err(errno) => Err(errno.raw_os_error()),
         }
     }
 
@@ -402,10 +384,11 @@ impl OpenFile {
     }
 }
 
-/// How many of `bytes` from `offset` are before the file's `end`.
-fn bytes_before(end: io::Result<u64>, offset: u64, bytes: u32) -> Result<u32, i32> {
-    let end = end.map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))?;
-    Ok(u32::try_from(end.saturating_sub(offset)).map_or(bytes, |left| left.min(bytes)))
+/// How many of `bytes` from `offset` are before the file's `end`: of 4096 from 8192 with an end of 10000,
+/// 1808.
+pub(crate) fn bytes_before(end: Result<u64, i32>, offset: u64, bytes: u32) -> Result<u32, i32> {
+    let left = u32::try_from(end?.saturating_sub(offset));
+    Ok(left.map_or(bytes, |left| left.min(bytes)))
 }
 
 enum DirectOutcome {

@@ -16,6 +16,7 @@ mod reaper;
 mod trial;
 
 pub use file::OpenFile;
+pub(crate) use file::bytes_before;
 pub use objects::IN_FLIGHT_DESCRIPTORS_MAX;
 
 use crate::config::DirectIo;

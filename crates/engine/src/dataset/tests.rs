@@ -331,15 +331,8 @@ fn tags_follow_the_file() {
     assert_eq!(first.etag().len(), 32);
     assert!(first.etag().bytes().all(|byte| byte.is_ascii_hexdigit()));
     other.set_len(100).unwrap();
-    assert_eq!(first.files()[0].current_length().unwrap(), 100);
+    assert_eq!(first.files()[0].known_length(), Ok(100));
     assert_eq!(first.files()[0].length_bytes(), 512);
-    assert_eq!(
-        first.files()[0].whole(),
-        Extent {
-            offset: 0,
-            length: 512
-        }
-    );
 }
 
 /// A sparse file of more than 4 GiB: its last block and its length are right.
@@ -364,6 +357,18 @@ fn more_than_4_gib() {
             }
         )]
     );
+}
+
+/// Copies before, across, at and past the file's end: as many bytes as the file has there.
+#[test]
+fn only_bytes_before_the_end_are_kept() {
+    let kept = |offset, length| bytes_before(Ok(10_000), offset, length);
+    assert_eq!(kept(0, 4096), Ok(4096));
+    assert_eq!(kept(8192, 4096), Ok(1808));
+    assert_eq!(kept(10_000, 4096), Ok(0));
+    assert_eq!(kept(20_000, 4096), Ok(0));
+    assert_eq!(bytes_before(Ok(u64::MAX), 0, u32::MAX), Ok(u32::MAX));
+    assert_eq!(bytes_before(Err(5), 0, 1), Err(5));
 }
 
 /// Direct reads on tmpfs are served from the page cache, which may return zeros during a truncation: they end

@@ -85,7 +85,7 @@ impl ActiveBatch {
         if left == 0 {
             return 0;
         }
-        self.expired = self.batch.deadline.is_some_and(|deadline| deadline <= now);
+        self.expired |= self.batch.deadline.is_some_and(|deadline| deadline <= now);
         if !self.expired && !self.batch.reply.is_closed() {
             return 0;
         }

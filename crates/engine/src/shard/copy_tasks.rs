@@ -63,7 +63,8 @@ impl<B: Backend> Shard<B> {
             .min(read.length);
         // A read that is short without an error has reached the end of the file.
         let at_end = errno.is_none() && tracked.reached < tracked.read.needed;
-        let shared_error = errno.filter(|_| read.pieces == 1 && tracked.is_same_range(read));
+        let own_error = errno.filter(|_| tracked.is_same_range(read));
+        let shared_error = own_error.filter(|_| read.pieces == 1);
         let owner = self.actives.get(tracked.active).and_then(Option::as_ref);
         let active = self.actives.get(joiner.active).and_then(Option::as_ref);
         let (Some(owner), Some(active)) = (owner, active) else {
@@ -82,6 +83,12 @@ impl<B: Backend> Shard<B> {
             return;
         };
         active.outstanding -= 1;
+        if wanted && !served && own_error.is_some() {
+            // As the read's owner does, so that all of them join the reads of the pieces, and none repeats
+            // this one.
+            self.unqueue(1);
+            return self.split(joiner.active, read);
+        }
         if wanted && !served {
             // The read failed, perhaps because of other bytes. The joiner is still queued.
             active.batch.plan.reads.push(*read);

@@ -115,6 +115,42 @@ fn a_read_is_shared_though_its_first_caller_gave_up() {
     harness.finish();
 }
 
+fn a_merged_read_that_fails_is_repeated_once_for_all() {
+    // Scenario: 1,000 callers ask for the same two neighbouring blocks, one of which is bad; their one read
+    // fails as a whole. Expectation: one further read of each block for all, with its error or its bytes.
+    let (harness, control) = Harness::simulated();
+    let (path, model) = harness.file("file", 100 * 4096);
+    let dataset = harness.blocks(4096, &[&path]);
+    let eio = Fault::Errno(libc::EIO);
+    control.set_faults(script(&[eio, eio, Fault::None]));
+    control.hold();
+    let tickets: Vec<Ticket> = (0..CALLERS as u64)
+        .map(|id| {
+            let batch = blocks_of(&dataset, &[2, 3]);
+            harness.submit(batch, caller(&harness, id)).expect("accepted")
+        })
+        .collect();
+    let others = CALLERS as u64 - 1;
+    wait_joined(&harness, others);
+    assert_eq!(control.release(1), 1);
+    wait_joined(&harness, 3 * others);
+    assert!(control.wait_started(3, WAIT), "one read of each block");
+    control.release_all();
+    let (offset, length) = (2 * 4096, 4096);
+    let bad = ReadError::Device {
+        errno: libc::EIO,
+        offset,
+        length,
+    };
+    let wanted = expected(&[Err(bad), Ok(&model[3 * 4096..][..4096])]);
+    for ticket in tickets {
+        let answer = harness.await_answer(ticket).expect("an answer").into();
+        assert_answer(&answer, &wanted, "split");
+    }
+    assert_eq!(control.started_total(), 3);
+    harness.finish();
+}
+
 fn parts_of_a_read_in_flight_are_shared() {
     // Scenario: a range of 100 KB is being read; others ask for blocks and ranges within it, aligned and not,
     // and for one that reaches beyond. The read arrives, or fails. Expectation: only the range that reaches
@@ -430,6 +466,7 @@ pub(crate) fn tests() -> Vec<Test> {
         named!(
             a_thousand_callers_of_one_block_cost_one_read,
             a_read_is_shared_though_its_first_caller_gave_up,
+            a_merged_read_that_fails_is_repeated_once_for_all,
             parts_of_a_read_in_flight_are_shared,
             a_read_that_waits_joins_without_its_turn,
             a_thousand_batches_that_overlap_under_faults,

@@ -5,8 +5,10 @@
 use crate::daemon::{Daemon, Setup, eventually_async};
 use crate::data::plain_blocks;
 use adversary::{Counts, Hold, Process, Tally, Target, cases};
+use ringfetch_client::Client;
 use std::future::Future;
 use std::io;
+use std::time::Duration;
 
 const PLACES: [&str; 2] = ["127.0.0.2", "127.0.0.1"];
 const MIB: f64 = 1024.0 * 1024.0;
@@ -206,6 +208,51 @@ async fn a_herd_on_one_cold_block_is_one_read_a_shard() {
             .filter(|read| read.overlaps(500 * 4096, 4096))
             .count();
         assert!(of_the_block <= 2, "{backend}: {of_the_block} reads");
+        daemon.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs root, /dev/fuse and io_uring"]
+async fn a_server_of_files_that_does_not_answer_stops_no_other_dataset() {
+    // Scenario: a disk that answers no query for attributes, which a network file system or FUSE daemon may
+    // take any time for; its cached blocks are read, in a batch that a shard serves. Expectation: meanwhile
+    // another dataset is served on the same core; once the disk answers, its blocks arrive too.
+    for (backend, direct_io) in [("auto", "preferred"), ("uring", "off")] {
+        let directory = tempfile::tempdir().unwrap();
+        let (source, mountpoint) = (directory.path().join("source"), directory.path().join("disk"));
+        std::fs::create_dir_all(&source).unwrap();
+        std::fs::create_dir_all(&mountpoint).unwrap();
+        std::fs::write(source.join("blocks.bin"), vec![7; 64 * 4096]).unwrap();
+        let disk = slowdisk::SlowDisk::mount(slowdisk::Options::new(&source, &mountpoint)).unwrap();
+        let file = disk.path().join("blocks.bin");
+        let (setup, _) = plain_blocks(Setup::new(backend), 64);
+        let path = format!("path: {}", file.display());
+        let daemon = setup
+            .dataset(&["name: remote", "kind: blocks", "block_bytes: 4KiB", &path])
+            .set("engine.cores", "1")
+            .set("engine.direct_io", direct_io)
+            .start();
+        let client = Client::builder(format!("http://{}", daemon.grpc)).connect().await;
+        let client = client.unwrap();
+        assert_eq!(std::fs::read(&file).unwrap().len(), 64 * 4096);
+        disk.hold_attributes();
+        let remote = tokio::spawn({
+            let client = client.clone();
+            async move { client.fetch_blocks("remote", &[3, 9, 27]).await }
+        });
+        eventually_async("the blocks are there, or the disk is queried", async || {
+            (remote.is_finished() || disk.attributes_held() > 0).then_some(())
+        })
+        .await;
+        let served = tokio::time::timeout(Duration::from_secs(20), daemon.assert_serves("blocks")).await;
+        disk.release_attributes();
+        served.expect("another dataset is served");
+        let blocks = remote.await.unwrap().unwrap();
+        assert!(
+            blocks.iter().all(|block| *block.unwrap() == [7; 4096]),
+            "{backend}"
+        );
         daemon.stop().await;
     }
 }
