@@ -36,7 +36,7 @@ OF_DATASET, FAILED = 'dataset=~"$dataset"', 'result!="ok"'
 FIRING = ('alertstate="firing"', 'alertname=~"Ringfetch.+"')
 FULL, HALF, THIRD, QUARTER, EIGHTH = (24, 6), (12, 8), (8, 8), (6, 8), (3, 4)
 TALL_HALF, QUARTER_LOW = (12, 9), (6, 4)
-OWN_LIMITS = 'reason=~"requests_in_flight|principal_requests|caller_memory|requests_per_second|bytes_per_second"'
+OWN_LIMITS = 'reason=~"requests_in_flight|principal_requests|caller_memory|principal_memory|requests_per_second|bytes_per_second"'
 
 TITLES = {"overview": "Ringfetch: overview", "engine": "Ringfetch: engine", "flip": "Ringfetch: uring against mmap",
           "principals": "Ringfetch: principals"}
@@ -316,7 +316,7 @@ def principals():
          series("Throughput by principal", "Bytes read for answers, a second. Its limit is bytes/s.", "binBps", HALF,
                 target(f"sum by (principal) ({read})", "{{principal}}"))],
         [series("Refused, by principal and reason", "By the bound that was met. requests_per_second, bytes_per_second: a limit "
-                "of its own. requests_in_flight: its share. caller_memory: its own limit, or its share. Others: docs/METRICS.md.", "reqps",
+                "of its own. requests_in_flight: its share. caller_memory: its share. Others: docs/METRICS.md.", "reqps",
                 HALF, target(f"sum by (principal, reason) ({refused})", "{{principal}} {{reason}}")),
          series("Refused by its own limits", "Requests a second refused to each principal because of its limits or shares: a "
                 "client that does not wait for as long as it is told.", "reqps", HALF,

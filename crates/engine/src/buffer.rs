@@ -364,6 +364,7 @@ fn overloaded(refused: Refused) -> ReadError {
         resource: match refused {
             Refused::Budget => Resource::Memory,
             Refused::Caller => Resource::CallerMemory,
+            Refused::CallerLimit => Resource::PrincipalMemory,
             Refused::Connection => Resource::ConnectionMemory,
         },
     }

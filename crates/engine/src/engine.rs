@@ -247,7 +247,7 @@ impl Engine {
     /// dataset now.
     ///
     /// # Errors
-    /// At once: `Overloaded`, `Draining`, `ItemTooLarge` for a batch of more bytes than a response or the
+    /// At once: `Overloaded`, `Draining`, `ResponseTooLarge` for a batch of more bytes than a response or the
     /// share can ever hold, or with `fail_fast` the first item error already known.
     pub fn submit(&self, batch: Batch, options: SubmitOptions) -> Result<Ticket, ReadError> {
         let inner = &*self.inner;
@@ -263,7 +263,7 @@ impl Engine {
         });
         let max = self.response_bytes_max().min(share_bytes);
         if batch.data_bytes() > max {
-            return Err(ReadError::ItemTooLarge {
+            return Err(ReadError::ResponseTooLarge {
                 length: batch.data_bytes(),
                 max,
             });
@@ -554,7 +554,7 @@ fn too_many_reads(refused: Refused) -> ReadError {
     ReadError::Overloaded {
         resource: match refused {
             Refused::Budget => Resource::QueuedReads,
-            Refused::Caller | Refused::Connection => Resource::CallerReads,
+            Refused::Caller | Refused::CallerLimit | Refused::Connection => Resource::CallerReads,
         },
     }
 }

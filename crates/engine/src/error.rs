@@ -48,6 +48,17 @@ pub enum ReadError {
         /// The largest possible length.
         max: u64,
     },
+    /// A batch of more bytes than a response, or its caller's memory, can hold.
+    #[error(
+        "the response would have {length} bytes; the limit is {max} (limits.response_bytes, or memory= of the principal): \
+         split the batch, or raise that limit and the client's message size"
+    )]
+    ResponseTooLarge {
+        /// The response's length.
+        length: u64,
+        /// The largest possible length.
+        max: u64,
+    },
     /// An object name that is empty, absolute, or has an empty, `.` or `..` part.
     #[error("object name {name:?} is not valid: {reason}")]
     ObjectNameInvalid {
@@ -124,6 +135,8 @@ pub enum Resource {
     Memory,
     /// One caller's share of that memory: half of what is free.
     CallerMemory,
+    /// One caller's own limit of that memory ([`crate::share::CallerShare::set_most`]).
+    PrincipalMemory,
     /// One connection's share of that memory (`limits.connection_bytes`).
     ConnectionMemory,
     /// One caller's share of the queue: half of what is free.
@@ -141,6 +154,7 @@ impl Resource {
             Self::QueuedReads => "queued_reads",
             Self::Memory => "memory",
             Self::CallerMemory => "caller_memory",
+            Self::PrincipalMemory => "principal_memory",
             Self::ConnectionMemory => "connection_memory",
             Self::CallerReads => "caller_reads",
             Self::OpenObjects => "open_objects",
@@ -156,7 +170,11 @@ impl std::fmt::Display for Resource {
             Self::Memory => "the response memory is used up (engine.memory_budget)",
             Self::CallerMemory => {
                 "this answer and those that this caller has not read are more than half of the response memory that is \
-                 free (engine.memory_budget), or more than the caller's own limit"
+                 free (engine.memory_budget)"
+            }
+            Self::PrincipalMemory => {
+                "this answer and those that this principal has not read are more than its own limit (memory= in the file of \
+                 principals)"
             }
             Self::CallerReads => {
                 "these reads and those that this caller has queued are more than half of the room that is left \
@@ -184,6 +202,7 @@ impl ReadError {
             Self::RangeOverflow { .. }
             | Self::ZeroLength
             | Self::ItemTooLarge { .. }
+            | Self::ResponseTooLarge { .. }
             | Self::ObjectNameInvalid { .. } => "invalid",
             // The requested version does not exist.
             Self::ObjectNotFound { .. } | Self::VersionMismatch { .. } => "not_found",

@@ -28,6 +28,8 @@ pub enum Refused {
     Budget,
     /// The caller holds all it may.
     Caller,
+    /// The caller has used its own limit: see [`CallerShare::set_most`].
+    CallerLimit,
     /// The connection holds all it may.
     Connection,
 }
@@ -180,7 +182,7 @@ impl Share {
         }
         let callers = self.caller.held();
         if callers.saturating_add(amount) > self.caller.most() {
-            return Err(Refused::Caller);
+            return Err(Refused::CallerLimit);
         }
         if held <= free / RESERVE_DIVISOR {
             return Ok(());

@@ -238,11 +238,6 @@ impl Connection {
         &self.shares.requests
     }
 
-    /// Requests in flight of its caller, over all connections.
-    pub(crate) fn caller_requests(&self) -> u64 {
-        self.caller.requests_in_flight()
-    }
-
     /// Bytes of its incomplete and decoded requests.
     pub fn request_memory(&self) -> &Arc<Share> {
         &self.shares.request_memory
@@ -367,7 +362,7 @@ mod tests {
             connection.account().memory().charge(bytes)
         };
         let most = memory(0, 64 << 10).unwrap();
-        assert_eq!(memory(2, 4096).unwrap_err(), Refused::Caller);
+        assert_eq!(memory(2, 4096).unwrap_err(), Refused::CallerLimit);
         assert_eq!(principal.held().1, 64 << 10);
         assert_eq!(granted(&connections[2], &grants[1]).account().weight(), 1);
         principal.set_limits(PrincipalLimits {

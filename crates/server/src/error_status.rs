@@ -73,6 +73,11 @@ pub fn of_read(error: &ReadError) -> ErrorStatus {
         ReadError::ItemTooLarge { .. } => {
             (Code::ResourceExhausted, Http::PAYLOAD_TOO_LARGE, "item-too-large")
         }
+        ReadError::ResponseTooLarge { .. } => (
+            Code::ResourceExhausted,
+            Http::PAYLOAD_TOO_LARGE,
+            "response-too-large",
+        ),
         ReadError::ObjectNameInvalid { .. } => {
             (Code::InvalidArgument, Http::BAD_REQUEST, "object-name-invalid")
         }
@@ -89,6 +94,7 @@ pub fn of_read(error: &ReadError) -> ErrorStatus {
         ReadError::Overloaded { resource } => {
             return overloaded(match resource {
                 Resource::CallerMemory
+                | Resource::PrincipalMemory
                 | Resource::ConnectionMemory
                 | Resource::CallerReads
                 | Resource::CallerObjects => true,
@@ -143,11 +149,6 @@ pub fn of_fetch(error: &FetchError) -> ErrorStatus {
         FetchError::TooManyItems { .. } => {
             (Code::ResourceExhausted, Http::PAYLOAD_TOO_LARGE, "too-many-items")
         }
-        FetchError::ResponseTooLarge { .. } => (
-            Code::ResourceExhausted,
-            Http::PAYLOAD_TOO_LARGE,
-            "response-too-large",
-        ),
         FetchError::TooManyRequests { own, .. } | FetchError::RequestMemory { own, .. } => {
             return overloaded(*own);
         }
@@ -175,8 +176,7 @@ pub fn field_of(error: &FetchError) -> Option<&str> {
         | FetchError::TooManyItems { field, .. } => Some(field),
         FetchError::Malformed { field, .. } => Some(field),
         FetchError::Read(ReadError::VersionMismatch { .. }) => Some("if_match"),
-        FetchError::ResponseTooLarge { .. }
-        | FetchError::TooManyRequests { .. }
+        FetchError::TooManyRequests { .. }
         | FetchError::PrincipalRequests { .. }
         | FetchError::RequestMemory { .. }
         | FetchError::ListingsBusy { .. }
@@ -273,7 +273,10 @@ mod tests {
         );
         assert!(now.get_details_bad_request().is_none());
 
-        let never = to_status(&FetchError::ResponseTooLarge { bytes: 9, max: 7 }, "indices");
+        let never = to_status(
+            &ReadError::ResponseTooLarge { length: 9, max: 7 }.into(),
+            "indices",
+        );
         assert_eq!(never.code(), Code::ResourceExhausted);
         assert!(never.get_details_retry_info().is_none());
         let violations = never.get_details_bad_request().unwrap().field_violations;

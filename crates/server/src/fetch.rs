@@ -247,14 +247,6 @@ impl Fetcher {
         Ok(DatasetHandle(dataset))
     }
 
-    /// The principal's limit of requests in flight, if it is used up and below the share of any caller.
-    fn principals_most(limits: &Limits, context: &RequestContext) -> Option<u64> {
-        let connection = context.connection.as_ref()?;
-        let most = connection.requests().most();
-        let is_used = connection.caller_requests() >= most;
-        (most < u64::from(limits.requests_in_flight) / 2 && is_used).then_some(most)
-    }
-
     /// Counts the request as in flight; also returns its deadline.
     fn admit(
         &self,
@@ -265,8 +257,10 @@ impl Fetcher {
             Some(connection) => connection.requests().charge(1),
             None => self.inner.callers.requests().charge(1),
         };
-        let entered = entered.map_err(|refused| match Self::principals_most(limits, context) {
-            Some(max) if refused == Refused::Caller => FetchError::PrincipalRequests { max },
+        let entered = entered.map_err(|refused| match &context.connection {
+            Some(connection) if refused == Refused::CallerLimit => FetchError::PrincipalRequests {
+                max: connection.requests().most(),
+            },
             Some(_) | None => FetchError::TooManyRequests {
                 max: limits.requests_in_flight,
                 own: refused != Refused::Budget,
@@ -290,7 +284,7 @@ impl Fetcher {
         held.map_err(|refused| {
             let resource = match refused {
                 Refused::Budget => Resource::OpenObjects,
-                Refused::Caller | Refused::Connection => Resource::CallerObjects,
+                Refused::Caller | Refused::CallerLimit | Refused::Connection => Resource::CallerObjects,
             };
             ReadError::Overloaded { resource }.into()
         })
@@ -411,10 +405,8 @@ impl Fetcher {
             (batch, etags, _held) = (plan(dataset, items, max), Vec::new(), None);
         }
         if batch.data_bytes() > max {
-            return Err(FetchError::ResponseTooLarge {
-                bytes: batch.data_bytes(),
-                max,
-            });
+            let length = batch.data_bytes();
+            return Err(ReadError::ResponseTooLarge { length, max }.into());
         }
         let charged = match phase {
             ReadPhase::BeforeHead => Some(Self::charge_bytes(context, batch.data_bytes())?),

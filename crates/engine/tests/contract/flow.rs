@@ -297,7 +297,7 @@ fn a_response_larger_than_the_share(harness: &Harness) {
     let answer = harness.fetch_with(|| ranges_of(&dataset, &[(0, 8193)]), options());
     assert_eq!(
         answer,
-        Err(ReadError::ItemTooLarge {
+        Err(ReadError::ResponseTooLarge {
             length: 8193,
             max: 8192
         }),

@@ -27,6 +27,7 @@ pub(crate) enum Rejection {
     RequestsPerSecond,
     BytesPerSecond,
     PrincipalRequests,
+    PrincipalMemory,
 }
 
 /// Every rejection at its index, `reason as usize`, with its label.
@@ -48,11 +49,12 @@ const REJECTIONS: [(Rejection, &str); Rejection::COUNT] = [
     (Rejection::RequestsPerSecond, "requests_per_second"),
     (Rejection::BytesPerSecond, "bytes_per_second"),
     (Rejection::PrincipalRequests, "principal_requests"),
+    (Rejection::PrincipalMemory, "principal_memory"),
 ];
 
 impl Rejection {
     /// How many there are.
-    pub(crate) const COUNT: usize = Self::PrincipalRequests as usize + 1;
+    pub(crate) const COUNT: usize = Self::PrincipalMemory as usize + 1;
 
     /// All, with their labels.
     pub(crate) fn all() -> impl Iterator<Item = (Self, &'static str)> {
@@ -66,6 +68,7 @@ impl Rejection {
             Self::RequestsInFlight
                 | Self::PrincipalRequests
                 | Self::CallerMemory
+                | Self::PrincipalMemory
                 | Self::RequestsPerSecond
                 | Self::BytesPerSecond
         )
@@ -75,7 +78,7 @@ impl Rejection {
     pub(super) fn of(error: &FetchError) -> Option<Self> {
         match error {
             FetchError::TooManyItems { .. } => Some(Self::Items),
-            FetchError::ResponseTooLarge { .. } => Some(Self::ResponseBytes),
+            FetchError::Read(ReadError::ResponseTooLarge { .. }) => Some(Self::ResponseBytes),
             FetchError::TooManyRequests { .. } => Some(Self::RequestsInFlight),
             FetchError::PrincipalRequests { .. } => Some(Self::PrincipalRequests),
             FetchError::Read(ReadError::DeadlineExceeded) => Some(Self::Deadline),
@@ -84,6 +87,7 @@ impl Rejection {
                 Resource::QueuedReads => Self::QueuedReads,
                 Resource::Memory => Self::Memory,
                 Resource::CallerMemory => Self::CallerMemory,
+                Resource::PrincipalMemory => Self::PrincipalMemory,
                 Resource::ConnectionMemory => Self::ConnectionMemory,
                 Resource::CallerReads => Self::CallerReads,
                 Resource::OpenObjects => Self::OpenObjects,

@@ -123,17 +123,6 @@ pub enum FetchError {
         /// The limit.
         max: u32,
     },
-    /// A larger response than one request may have.
-    #[error(
-        "the answer would have {bytes} bytes, and one may have {max} (limits.response_bytes): split the batch, or raise \
-         that limit and the client's for a message"
-    )]
-    ResponseTooLarge {
-        /// How many.
-        bytes: u64,
-        /// The limit.
-        max: u64,
-    },
     /// More requests in flight than allowed.
     #[error(
         "overloaded: {} (limits.requests_in_flight is {max}); retry after a moment",

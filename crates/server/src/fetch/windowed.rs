@@ -313,6 +313,9 @@ mod tests {
             offset: 0,
             length: 1
         })));
-        assert!(!is_transient(&FetchError::ResponseTooLarge { bytes: 2, max: 1 }));
+        assert!(!is_transient(&FetchError::Read(ReadError::ResponseTooLarge {
+            length: 2,
+            max: 1
+        })));
     }
 }

@@ -124,11 +124,35 @@ async fn limits_are_a_principals_own_and_change_under_its_streams() {
 }
 
 #[tokio::test]
-async fn a_limit_of_requests_in_flight_is_named_to_its_principal() {
-    // Scenario: a principal that may have one request in flight has an unread response to a long object.
-    // Expectation: its next request is refused by its own limit, which is named; another principal is served;
-    // and so is the first once that response has ended.
-    let rights = [("one", "one", "blocks,objects requests=1"), ("root", "root", "*")];
+async fn a_limit_of_its_own_is_named_to_its_principal() {
+    // Scenario: a principal that may have one request in flight, or 64 KiB of response memory, has an unread
+    // response to a long object. Expectation: its next request is refused by its own limit, which is named;
+    // another principal is served; and so is the first once that response has ended. A batch that its memory
+    // can never hold is too large.
+    let sixteen: Vec<u64> = (0..16).collect();
+    for (limit, reason) in [
+        ("requests=1", "principal_requests"),
+        ("memory=64KiB", "principal_memory"),
+    ] {
+        own_limit(limit, reason, &sixteen).await;
+    }
+    let setup = served(&lines(&[("one", "one", "blocks memory=64KiB")]));
+    let daemon = setup.start();
+    let seventeen: Vec<u64> = (0..17).collect();
+    let call = daemon
+        .fetch()
+        .await
+        .fetch_blocks(with("one", wire::blocks("blocks", &seventeen)))
+        .await;
+    let refused = call.unwrap_err();
+    assert_eq!(refused.code(), Code::ResourceExhausted);
+    assert!(refused.message().contains("split the batch"), "{refused:?}");
+    daemon.stop().await;
+}
+
+async fn own_limit(limit: &str, reason: &str, blocks: &[u64]) {
+    let granted = format!("blocks,objects {limit}");
+    let rights = [("one", "one", &granted[..]), ("root", "root", "*")];
     let setup = served(&lines(&rights));
     setup.file("objects/long", &vec![7; 64 << 20]);
     let daemon = setup.start();
@@ -141,15 +165,16 @@ async fn a_limit_of_requests_in_flight_is_named_to_its_principal() {
     let mut fetch = daemon.fetch().await;
     let mut ask = async |token| {
         fetch
-            .fetch_blocks(with(token, wire::blocks("blocks", &[1])))
+            .fetch_blocks(with(token, wire::blocks("blocks", blocks)))
             .await
     };
     let refused = ask("one").await.unwrap_err();
     assert_eq!(refused.code(), Code::ResourceExhausted);
-    assert!(refused.message().contains("requests=1"), "{refused:?}");
+    let (name, _) = limit.split_once('=').unwrap();
+    assert!(refused.message().contains(&format!("{name}=")), "{refused:?}");
     ask("root").await.unwrap();
     let seen = metrics(&daemon).await;
-    let refused = |name: &str| seen.sum(name, &[("reason", "principal_requests")]);
+    let refused = |name: &str| seen.sum(name, &[("reason", reason)]);
     assert!((refused("ringfetch_principal_rejected_total") - 1.0).abs() < 0.5);
     assert!((refused("ringfetch_rejected_total") - 1.0).abs() < 0.5);
     drop(unread);
