@@ -196,7 +196,7 @@ fn a_response_larger_than_may_be(harness: &Harness) {
     let dataset = harness.blocks(1, &[&path]);
     let most = usize::try_from(MEMORY_BYTES / 4).expect("small");
     let too_large = |length: usize| {
-        Err(ReadError::ItemTooLarge {
+        Err(ReadError::ResponseTooLarge {
             length: length as u64,
             max: MEMORY_BYTES / 4,
         })
