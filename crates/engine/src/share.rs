@@ -447,7 +447,7 @@ mod tests {
         };
         let mut held = take();
         assert_eq!((held.len(), connections[0].most()), (10, 10));
-        assert_eq!(connections[19].charge(1).unwrap_err(), Refused::Caller);
+        assert_eq!(connections[19].charge(1).unwrap_err(), Refused::CallerLimit);
         caller.set_most(4);
         held.truncate(4);
         assert!(take().is_empty());
