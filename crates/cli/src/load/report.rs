@@ -139,6 +139,9 @@ pub(crate) struct Knee {
     pub(crate) objective: Vec<String>,
     /// The highest rate that held, requests a second; null if none did.
     pub(crate) rate: Option<f64>,
+    /// Why the search ended before it had found the knee; null if it found it or no rate held.
+    #[serde(default)]
+    pub(crate) ended: Option<String>,
     /// In the order they were tried.
     pub(crate) steps: Vec<Step>,
 }
@@ -382,6 +385,18 @@ impl Report {
             missed: self.open_loop.as_ref().map_or(0, |open| open.missed),
             broken,
         }
+    }
+
+    /// Why the daemon was not reached at all; `None`: it answered something.
+    pub(crate) fn unreachable(&self) -> Option<String> {
+        let only_transport = self.request_errors.keys().all(|code| code == "TRANSPORT");
+        let why = self.first_error.as_deref();
+        (self.requests == 0 && only_transport).then(|| {
+            format!(
+                "no request was answered: {}",
+                why.unwrap_or("none was due in the window")
+            )
+        })
     }
 
     /// A figure for a condition; `None`: this run does not have it.

@@ -75,9 +75,17 @@ fn table(report: &Report) -> Table {
     let mut table = Table::default();
     if let Some(knee) = &report.knee {
         let objective = knee.objective.join(", ");
-        let held = match knee.rate.map(rate) {
-            Some(rate) => format!("{rate} requests/s hold {objective}; the figures below are of that step"),
-            None => format!("none: no rate held {objective}"),
+        let held = match (knee.rate.map(rate), &knee.ended) {
+            (Some(rate), None) => {
+                format!("{rate} requests/s hold {objective}; the figures below are of that step")
+            }
+            (Some(rate), Some(why)) => {
+                format!(
+                    "at least {rate} requests/s hold {objective}, of which the figures below are; the search ended early: {why}"
+                )
+            }
+            (None, None) => format!("none: no rate held {objective}"),
+            (None, Some(why)) => format!("unknown: the search ended early: {why}"),
         };
         row!(table, "knee" => "{held}");
     }
