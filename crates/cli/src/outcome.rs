@@ -7,7 +7,10 @@ use std::process::ExitCode;
 /// The exit codes, for the manual.
 pub(crate) const EXIT_STATUS: &[(&str, &str)] = &[
     ("0", "Done."),
-    ("1", "It was tried and failed."),
+    (
+        "1",
+        "It was tried and failed; or, in load, requests or items failed and no --require of errors allows that.",
+    ),
     ("2", "Wrong usage: the arguments make no sense."),
     (
         "3",

@@ -36,8 +36,8 @@ use report::{Knee, Report};
 use require::{Figure, Requirement};
 use ringfetch_pace::{Pacer, Ramp};
 use std::io::IsTerminal as _;
-use std::path::Path;
 use std::sync::Arc;
+use text::HistogramFiles;
 use tokio::time::Instant;
 use transport::{Credentials, Endpoints};
 use watch::Monitor;
@@ -52,6 +52,15 @@ pub(crate) async fn run(global: &Global, args: &Load) -> Result<(), Failure> {
         return Err(Failure::Usage(problem.to_owned()));
     }
     driver::check(args)?;
+    let has_server_cpu =
+        args.http.is_some() || args.server_pid.is_some() || args.transport == TransportArg::Http;
+    require::check_available(
+        args.require.iter().chain(&args.objective),
+        args.rates().is_some(),
+        has_server_cpu,
+    )?;
+    let files = HistogramFiles::create(args.hgrm.as_deref(), args.hdr.as_deref())?;
+    let series = args.csv.as_deref().map(series::Series::create).transpose()?;
     let workload = Arc::new(workload::resolve(&client(global)?, global, args).await?);
     let http_transport = args.transport == TransportArg::Http;
     let http = args.http.clone().unwrap_or_else(|| HTTP_DEFAULT.to_owned());
@@ -73,7 +82,7 @@ pub(crate) async fn run(global: &Global, args: &Load) -> Result<(), Failure> {
             credentials: endpoints.credentials.clone(),
             timeout: global.timeout,
             interval: args.interval,
-            series: args.csv.as_deref().map(series::Series::create).transpose()?,
+            series,
         },
         load_threads: LoadThreads::start(args, &endpoints, &workload).await?,
         workload,
@@ -85,7 +94,7 @@ pub(crate) async fn run(global: &Global, args: &Load) -> Result<(), Failure> {
     };
     test.load_threads.end()?;
     let report = result?;
-    publish(global, &report, args.hgrm.as_deref(), args.hdr.as_deref())?;
+    publish(global, &report, files, &args.require)?;
     if let Some(knee) = &report.knee {
         if let Some(why) = &knee.ended {
             let problem = format!("the search for the knee ended early: {why}");
@@ -99,14 +108,21 @@ pub(crate) async fn run(global: &Global, args: &Load) -> Result<(), Failure> {
     require::check(&args.require, |figure| report.figure(figure))
 }
 
-/// Writes a report; fails if nothing was read or bytes were wrong.
-fn publish(global: &Global, report: &Report, hgrm: Option<&Path>, hdr: Option<&Path>) -> Result<(), Failure> {
-    text::publish(report, global.json, hgrm, hdr)?;
-    report.outcome()
+/// Writes a report; fails if nothing was read, bytes were wrong, or reads failed and no condition allows that.
+fn publish(
+    global: &Global,
+    report: &Report,
+    files: HistogramFiles,
+    require: &[Requirement],
+) -> Result<(), Failure> {
+    text::print(report, global.json)?;
+    files.write(report)?;
+    report.outcome(require.iter().any(Requirement::is_of_errors))
 }
 
 /// Merges results that `load --json` printed.
 pub(crate) fn merge(global: &Global, args: &Merge) -> Result<(), Failure> {
+    let files = HistogramFiles::create(args.hgrm.as_deref(), args.hdr.as_deref())?;
     let mut merged: Option<Report> = None;
     for path in &args.results {
         let named = |problem: String| Failure::Failed(format!("{}: {problem}", path.display()));
@@ -118,7 +134,7 @@ pub(crate) fn merge(global: &Global, args: &Merge) -> Result<(), Failure> {
         }
     }
     let merged = merged.ok_or_else(|| Failure::Usage("name at least one result".to_owned()))?;
-    publish(global, &merged, args.hgrm.as_deref(), args.hdr.as_deref())?;
+    publish(global, &merged, files, &args.require)?;
     require::check(&args.require, |figure| merged.figure(figure))
 }
 

@@ -431,8 +431,9 @@ impl Report {
         }
     }
 
-    /// Fails if nothing was read, or anything was wrong.
-    pub(crate) fn outcome(&self) -> Result<(), Failure> {
+    /// Fails if nothing was read or anything was wrong, errors included unless a condition of the caller covers
+    /// them. A knee search has errors by design: its objective covers them.
+    pub(crate) fn outcome(&self, errors_covered: bool) -> Result<(), Failure> {
         let problem = if self.wrong_bytes > 0 {
             format!("{} wrong bytes", grouped(self.wrong_bytes))
         } else if self.reads == 0 {
@@ -440,6 +441,14 @@ impl Report {
             format!(
                 "nothing was read: {}",
                 why.unwrap_or("no request was made in the window")
+            )
+        } else if self.errors > 0 && !errors_covered && self.knee.is_none() {
+            let [requests, items] =
+                [&self.request_errors, &self.item_errors].map(|errors| grouped(errors.values().sum::<u64>()));
+            let first = self.first_error.as_deref().unwrap_or("unknown");
+            format!(
+                "{requests} requests and {items} items failed, the first: {first}; \
+                 --require 'errors<1%' allows some"
             )
         } else {
             return Ok(());

@@ -175,6 +175,26 @@ fn conditions_set_the_exit_code() {
         3,
     );
     assert!(error.contains("p50<=1us: it is "), "{error}");
+    // Failed reads fail the run, unless a condition allows them. Figures that a run cannot have are refused first.
+    let failing = "load --dataset blocks --requests 100 --warmup-seconds 0 --connections 2";
+    let error = failure(Some(cut_once(server, 1)), &failing, 1);
+    assert!(
+        error.contains(" requests and 0 items failed, the first: "),
+        "{error}"
+    );
+    stdout(cut_once(server, 1), &format!("{failing} --require errors<90%"));
+    for (condition, flags) in [
+        ("missed<1%", "--rate"),
+        ("late<1", "--rate"),
+        ("server_cpu_us_per_read<5", "--http"),
+    ] {
+        let error = failure(None, &format!("{run} --require {condition}"), 2);
+        assert!(error.contains(flags), "{error}");
+    }
+    for flag in ["--hgrm", "--hdr", "--csv"] {
+        let error = failure(None, &format!("{run} {flag} /nonexistent/file"), 1);
+        assert!(error.contains(&format!("{flag} /nonexistent/file: ")), "{error}");
+    }
     let open = "load --dataset blocks --batch 1 --seconds 0.05 --warmup-seconds 0";
     let report = json_with(
         server,
@@ -343,7 +363,10 @@ fn a_connection_that_breaks_costs_its_requests_and_not_the_run() {
         // Connection 0 looks up the dataset.
         let proxy = cut_once(server, 1);
         let run = "load --dataset blocks --requests 100 --warmup-seconds 0 --outstanding 4 --connections 2 --verify";
-        let report = json(proxy, &format!("{run} --transport {transport}"));
+        let report = json(
+            proxy,
+            &format!("{run} --transport {transport} --require errors<=4"),
+        );
         let failed = report["request_errors"]["TRANSPORT"].as_u64().unwrap();
         assert!((1..=4).contains(&failed), "{report}");
         let want = value!({ "errors": failed, "wrong_bytes": 0, "requests": 100 - failed });
