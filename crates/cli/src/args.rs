@@ -12,6 +12,9 @@ use std::time::Duration;
 
 /// The demo's seed, and the default everywhere.
 pub(crate) const SEED: u64 = 42;
+/// Lengths of made objects.
+const LENGTH_MIN: &str = "1KiB";
+const LENGTH_MAX: &str = "64KiB";
 
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Global options")]
@@ -245,11 +248,11 @@ pub(crate) enum Make {
         /// Objects.
         #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
         count: u64,
-        /// Shortest object. The first two are empty and of one byte all the same.
-        #[arg(long, value_parser = at_least_1, default_value = "1KiB")]
+        /// Shortest object. The first two always have 0 and 1 bytes.
+        #[arg(long, value_parser = at_least_1, default_value = LENGTH_MIN)]
         length_min: u64,
         /// Longest object.
-        #[arg(long, value_parser = parse_size, default_value = "64KiB")]
+        #[arg(long, value_parser = parse_size, default_value = LENGTH_MAX)]
         length_max: u64,
         #[command(flatten)]
         how: MakeHow,
@@ -322,4 +325,13 @@ pub(crate) struct Verify {
     /// Check only the first bytes of the dataset (of its elements, for vectors; of each object, for objects).
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub(crate) length: Option<u64>,
+    /// Blocks, vectors or objects that the dataset must have. Without it, missing objects and lengths are not checked.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) count: Option<u64>,
+    /// Shortest object, as in `make objects`.
+    #[arg(long, value_name = "SIZE", value_parser = at_least_1, default_value = LENGTH_MIN, requires = "count")]
+    pub(crate) length_min: u64,
+    /// Longest object, as in `make objects`.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = LENGTH_MAX, requires = "count")]
+    pub(crate) length_max: u64,
 }

@@ -54,13 +54,14 @@ pub(crate) async fn run(global: &Global, make: &Make) -> Result<(), Failure> {
     let name = how.name.clone().unwrap_or_else(|| name_of(path));
     let (kind, seed) = (plan.kind, how.seed);
     let yaml = yaml(&name, kind, &absolute, &plan.keys);
+    let verify = verify_command(make, &name);
     let value = json!({
         "path": absolute, "name": name, "kind": kind, "seed": seed, "length_bytes": plan.length_bytes, "yaml": yaml,
     });
     sink::print(global.json, &value, |out| {
         write!(
             out,
-            "# Made with seed {seed}. For `datasets:` in the daemon's configuration:\n{yaml}"
+            "# Made with seed {seed}. {verify}For `datasets:` in the daemon's configuration:\n{yaml}"
         )
     })
 }
@@ -164,6 +165,26 @@ impl Plan {
             keys,
             write,
         })
+    }
+}
+
+/// How to check made objects; empty for other data, whose length the daemon checks.
+fn verify_command(make: &Make, name: &str) -> String {
+    match make {
+        Make::Blocks { .. } | Make::Vectors { .. } => String::new(),
+        Make::Objects {
+            count,
+            length_min,
+            length_max,
+            how: MakeHow { seed, .. },
+            ..
+        } => {
+            let (min, max) = (exact_size(*length_min), exact_size(*length_max));
+            format!(
+                "To check it: ringfetch dataset verify {name} --all --seed {seed} --count {count} --length-min {min} \
+                 --length-max {max}\n# "
+            )
+        }
     }
 }
 

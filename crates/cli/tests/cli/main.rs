@@ -274,11 +274,37 @@ fn verify_finds_the_first_wrong_byte() {
         ("vectors --all", json!({ "items_checked": 300 })),
         (
             "objects --all",
-            json!({ "items_checked": 150, "bytes_checked": lengths.sum::<u64>() }),
+            json!({ "items_checked": 150, "bytes_checked": lengths.sum::<u64>(), "count_checked": false }),
         ),
+        (
+            "objects --count 150 --length-min 10 --length-max 3000",
+            json!({ "items": 150, "count_checked": true }),
+        ),
+        ("blocks --count 1000", json!({ "items": 1000 })),
     ] {
         assert_fields(&json(server, &format!("dataset verify {args}")), &fields);
     }
+
+    for (args, want) in [
+        (
+            "blocks --count 1001",
+            "it has 1 000 blocks, expected 1 001 (--count)",
+        ),
+        ("vectors --count 1", "it has 300 vectors, expected 1 (--count)"),
+        (
+            "objects --count 151 --length-min 10 --length-max 3000",
+            "object shard-01/object-000150 is missing",
+        ),
+        ("objects --count 150", "object shard-00/object-000002 has "),
+    ] {
+        let error = failure(Some(server), &format!("dataset verify {args}"), 1);
+        assert!(error.contains(want), "{error}");
+    }
+    let unchecked = stdout(server, "dataset verify objects");
+    assert!(
+        unchecked.ends_with("; missing objects and lengths are not checked (--count)\n"),
+        "{unchecked}"
+    );
 
     let flipped = 700 * 512 + 13;
     let server = start(Flaw::flipped(flipped));
