@@ -5,9 +5,9 @@ use crate::outcome::Failure;
 use crate::quantity::{parse_duration, parse_size};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand, ValueEnum};
-use ringfetch_client::Tls;
+use ringfetch_client::{Error, Tls};
 use ringfetch_engine::dataset::{Dtype, Layout};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// The demo's seed, and the default everywhere.
@@ -46,7 +46,7 @@ pub(crate) struct Global {
     #[arg(long, global = true)]
     pub(crate) json: bool,
     /// How long a call may take.
-    #[arg(long, global = true, value_name = "DURATION", value_parser = parse_duration, default_value = "10s")]
+    #[arg(long, global = true, value_name = "DURATION", value_parser = parse_timeout, default_value = "10s")]
     pub(crate) timeout: Duration,
 }
 
@@ -80,7 +80,7 @@ impl Global {
 /// TLS at `https://` addresses.
 #[derive(Debug, Args)]
 pub(crate) struct TlsArgs {
-    /// Authorities to trust at https:// addresses (PEM). Default: those that this host trusts.
+    /// Authorities to trust at https:// addresses (PEM). Default: this host's authorities.
     #[arg(long, global = true, env = "RINGFETCH_CA", value_name = "FILE")]
     ca: Option<PathBuf>,
     /// Certificate chain to present there (PEM), with --key.
@@ -108,9 +108,19 @@ impl TlsArgs {
             }
         };
         let own = own.as_ref().map(|(cert, key)| (&cert[..], &key[..]));
-        Tls::new(ca.as_deref(), own)
-            .map(Some)
-            .map_err(|error| Failure::Usage(format!("--ca, --cert, --key: {error}")))
+        Tls::new(ca.as_deref(), own).map(Some).map_err(|error| {
+            let (flag, path) = match &error {
+                Error::Invalid { field: "ca", .. } => ("ca", &self.ca),
+                Error::Invalid { field: "key", .. } => ("key", &self.key),
+                _ => ("cert", &self.cert),
+            };
+            let path = path.as_deref().unwrap_or(Path::new("")).display();
+            let problem = match error {
+                Error::Invalid { problem, .. } => problem,
+                error => error.to_string(),
+            };
+            Failure::Usage(format!("--{flag}: {path}: {problem}"))
+        })
     }
 
     /// [`Self::read`]; without flags, the host's trusted authorities if an address needs TLS.
@@ -270,6 +280,13 @@ pub(crate) struct MakeHow {
     /// Name in the printed configuration. Default: from the path.
     #[arg(long)]
     pub(crate) name: Option<String>,
+}
+
+fn parse_timeout(text: &str) -> Result<Duration, String> {
+    match parse_duration(text)? {
+        Duration::ZERO => Err("no call is answered in no time; use 500ms, 10s, 2m".to_owned()),
+        timeout => Ok(timeout),
+    }
 }
 
 fn at_least_1(text: &str) -> Result<u64, String> {
