@@ -129,6 +129,13 @@ pub fn remove_partial_files(directory: &Path) {
     }
 }
 
+/// An error of tempfile without the name of its file, which the caller did not choose.
+fn without_temporary_name(error: io::Error) -> io::Error {
+    let text = error.to_string();
+    let (cause, _) = text.split_once(" at path ").unwrap_or((&text, ""));
+    io::Error::new(error.kind(), cause)
+}
+
 fn invalid(problem: String) -> io::Error {
     io::Error::new(ErrorKind::InvalidInput, problem)
 }
@@ -200,7 +207,8 @@ impl<'a> Output<'a> {
             .suffix(PARTIAL_SUFFIX)
             // Limited by the umask, as for any new file.
             .permissions(Permissions::from_mode(0o666))
-            .tempfile_in(parent)?;
+            .tempfile_in(parent)
+            .map_err(without_temporary_name)?;
         // Tells that it is being written. Where locks do not work, nobody else can tell either.
         let _locked = file.as_file().try_lock();
         reserve(file.as_file(), length_bytes)?;

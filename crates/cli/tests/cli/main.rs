@@ -420,6 +420,28 @@ fn made_data_is_the_pattern_and_is_not_overwritten_by_mistake() {
     let object = std::fs::read(root.join("o").join(pattern::object_name(2))).unwrap();
     assert!((5..=9).contains(&object.len()));
     assert_eq!(made("dataset make objects ROOT/o --count 3").0, 1);
+    // Objects of an earlier run that are not part of the new one go.
+    assert_eq!(made("dataset make objects ROOT/o --count 205 --force").0, 0);
+    let (code, text, _) = made("dataset make objects ROOT/o --count 150 --force --seed 7");
+    assert!(
+        code == 0 && text.contains("ringfetch dataset verify o --all --seed 7 --count 150 "),
+        "{text}"
+    );
+    let mut folders: Vec<_> = std::fs::read_dir(root.join("o"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name())
+        .collect();
+    folders.sort_unstable();
+    assert_eq!(folders, ["shard-00", "shard-01"]);
+    assert_eq!(std::fs::read_dir(root.join("o/shard-01")).unwrap().count(), 50);
+    let (code, _, error) =
+        made("dataset make objects ROOT/more --count 2000 --length-min 100TiB --length-max 200TiB");
+    assert!(code == 1 && error.contains(" needed, "), "{error}");
+    let (code, _, error) = made("dataset make blocks ROOT/none/b.bin --size 4KiB");
+    assert!(
+        code == 1 && error.ends_with("b.bin: No such file or directory (os error 2)\n"),
+        "{error}"
+    );
     let mut names: Vec<_> = std::fs::read_dir(&root)
         .unwrap()
         .map(|entry| entry.unwrap().file_name())
