@@ -278,7 +278,7 @@ pub(crate) struct MakeHow {
     #[arg(long)]
     pub(crate) force: bool,
     /// Name in the printed configuration. Default: from the path.
-    #[arg(long)]
+    #[arg(long, value_parser = parse_name)]
     pub(crate) name: Option<String>,
 }
 
@@ -287,6 +287,16 @@ fn parse_timeout(text: &str) -> Result<Duration, String> {
         Duration::ZERO => Err("no call is answered in no time; use 500ms, 10s, 2m".to_owned()),
         timeout => Ok(timeout),
     }
+}
+
+/// A name that the daemon's configuration takes.
+fn parse_name(text: &str) -> Result<String, String> {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+    let good = text.len() <= 128
+        && text.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && text.chars().all(allowed);
+    let rule = "use 1 to 128 letters, digits, '.', '_' and '-', the first a letter or digit";
+    good.then(|| text.to_owned()).ok_or_else(|| rule.to_owned())
 }
 
 fn at_least_1(text: &str) -> Result<u64, String> {

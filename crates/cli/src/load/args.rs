@@ -95,7 +95,7 @@ pub(crate) struct Load {
     pub(crate) server_pid: Option<u32>,
 
     /// Open loop: begin this many requests a second, whatever becomes of them.
-    #[arg(long, value_name = "N", value_parser = parse_rate, help_heading = "Open loop")]
+    #[arg(long, value_name = "N", value_parser = parse_rate, allow_negative_numbers = true, help_heading = "Open loop")]
     pub(crate) rate: Option<f64>,
     /// Open loop at a rate that goes from FROM to TO requests a second while it is measured.
     #[arg(long, value_name = "FROM:TO", value_parser = parse_ramp, conflicts_with = "requests",

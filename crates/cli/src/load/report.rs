@@ -290,7 +290,8 @@ impl Report {
     /// # Errors
     /// What is wrong with the text.
     pub(crate) fn read(text: &str) -> Result<Self, String> {
-        let mut report: Self = serde_json::from_str(text).map_err(|error| error.to_string())?;
+        let foreign = |error| format!("is not a result of `ringfetch load --json`: {error}");
+        let mut report: Self = serde_json::from_str(text).map_err(foreign)?;
         report.latency = match (&report.latency_us, &report.latency_histogram) {
             (Some(us), Some(histogram)) => {
                 let duration = |us: f64| Duration::try_from_secs_f64(us / 1e6).unwrap_or_default();

@@ -297,7 +297,10 @@ fn results_of_several_instances_merge() {
     let text = stdout(server, &format!("load-merge {names}"));
     assert!(text.starts_with("merged           2 results"), "{text}");
     std::fs::write(&results[0], "{}").unwrap();
-    assert!(failure(None, &format!("load-merge {names}"), 1).contains("30.json: missing field"));
+    assert!(
+        failure(None, &format!("load-merge {names}"), 1)
+            .contains("30.json: is not a result of `ringfetch load --json`: missing field")
+    );
 }
 
 /// Forwards connections to a server, and cuts the connection with this number, from 0, after 300 kB of

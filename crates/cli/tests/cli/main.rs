@@ -200,6 +200,11 @@ fn wrong_arguments_are_told_apart_from_failures() {
         ),
         ("dataset make vectors /nowhere/x --count 1 --dim 0", "--dim"),
         ("dataset verify blocks --all --sample 3", "--all"),
+        ("dataset verify blocks --length-min 3", "--count"),
+        ("dataset make blocks /nowhere/x --size 1 --name a/b", "--name"),
+        ("score vectors 1 2", "--like"),
+        ("load --dataset blocks --rate -5", "above 0"),
+        ("--timeout 0s datasets", "--timeout"),
         ("load --dataset blocks --seconds 0", "--seconds"),
         ("load --dataset blocks --connections 0", "--connections"),
         ("load --dataset blocks --seconds 1 --requests 1", "--requests"),
@@ -377,6 +382,15 @@ fn load_measures_what_it_read_and_checks_it() {
     assert_eq!(report["latency_us"], Value::Null);
     assert_eq!(report["request_errors"]["RESOURCE_EXHAUSTED"], 60);
     assert!(failure(Some(server), "load --dataset objects --range-bytes 10", 2).contains("--range-bytes"));
+    let server = start(Flaw::NONE);
+    let error = failure(Some(server), "load --dataset blocks --range-bytes 1GiB", 2);
+    assert!(error.contains("blocks has 512000 bytes"), "{error}");
+    let past_the_end = ringfetch(Some(server), "get range blocks 1000 200MiB --format raw");
+    let error = String::from_utf8(past_the_end.stderr).unwrap();
+    assert!(
+        past_the_end.stdout.is_empty() && error.contains("at most 511000 bytes"),
+        "{error}"
+    );
 }
 
 #[test]
