@@ -109,16 +109,15 @@ impl TlsArgs {
         };
         let own = own.as_ref().map(|(cert, key)| (&cert[..], &key[..]));
         Tls::new(ca.as_deref(), own).map(Some).map_err(|error| {
-            let (flag, path) = match &error {
-                Error::Invalid { field: "ca", .. } => ("ca", &self.ca),
-                Error::Invalid { field: "key", .. } => ("key", &self.key),
+            let Error::Invalid { field, problem, .. } = error else {
+                return Failure::Usage(format!("--ca, --cert, --key: {error}"));
+            };
+            let (flag, path) = match field {
+                "ca" => ("ca", &self.ca),
+                "key" => ("key", &self.key),
                 _ => ("cert", &self.cert),
             };
             let path = path.as_deref().unwrap_or(Path::new("")).display();
-            let problem = match error {
-                Error::Invalid { problem, .. } => problem,
-                error => error.to_string(),
-            };
             Failure::Usage(format!("--{flag}: {path}: {problem}"))
         })
     }

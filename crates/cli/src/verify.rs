@@ -323,7 +323,7 @@ mod tests {
             more,
             "object shard-00/object-000004 is not one of the 4 (--count)"
         );
-        let mut emptied = made.clone();
+        let mut emptied = made;
         let length = std::mem::take(&mut emptied[3].length_bytes);
         let emptied = differs(&emptied, 5, &args).unwrap();
         let want = format!("object shard-00/object-000003 has 0 bytes, expected {length}");

@@ -256,10 +256,10 @@ fn whole(
     written.map_err(|error| {
         // The error that led here is the one to report.
         let _removed = removed(&part);
-        match error.kind() {
-            io::ErrorKind::Interrupted => LabError::Failed("stopped; no data were made".to_owned()),
-            _ => at_path(&made, &error),
+        if error.kind() == io::ErrorKind::Interrupted {
+            return LabError::Failed("stopped; no data were made".to_owned());
         }
+        at_path(&made, &error)
     })?;
     Ok(made)
 }

@@ -177,7 +177,7 @@ fn conditions_set_the_exit_code() {
     assert!(error.contains("p50<=1us: it is "), "{error}");
     // Failed reads fail the run, unless a condition allows them. Figures that a run cannot have are refused first.
     let failing = "load --dataset blocks --requests 100 --warmup-seconds 0 --connections 2";
-    let error = failure(Some(cut_once(server, 1)), &failing, 1);
+    let error = failure(Some(cut_once(server, 1)), failing, 1);
     assert!(
         error.contains(" requests and 0 items failed, the first: "),
         "{error}"

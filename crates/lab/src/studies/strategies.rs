@@ -146,7 +146,7 @@ fn judge(report: &mut Report, rows: &Rows) {
             ("p99", "p99 latency, us", lines(|sample| sample.p99_us)),
         ] {
             if !lines.is_empty() {
-                let axes = ["reads in flight asked for", y];
+                let axes = ["requested reads in flight", y];
                 report.plot(format!("plot-{profile}-{name}"), title.to_owned(), axes, lines);
             }
         }
