@@ -3,8 +3,14 @@
 /// What a message contains, and the remedy. The texts are those of rustls, h2 and hyper.
 const REMEDIES: [(&str, &str); 8] = [
     // HTTP/2 or HTTP/1.1 that gets a TLS alert for an answer.
-    ("frame with invalid size", "if it wants TLS, use https://"),
-    ("invalid HTTP version parsed", "if it wants TLS, use https://"),
+    (
+        "frame with invalid size",
+        "if it wants TLS, use https://; if it is no gRPC port, name another",
+    ),
+    (
+        "invalid HTTP version parsed",
+        "if it wants TLS, use https://; if it is no HTTP port, name another",
+    ),
     // TLS that gets plain text.
     ("InvalidContentType", "it speaks plain text: use http://"),
     (
