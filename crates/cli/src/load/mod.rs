@@ -122,7 +122,6 @@ fn publish(
 
 /// Merges results that `load --json` printed.
 pub(crate) fn merge(global: &Global, args: &Merge) -> Result<(), Failure> {
-    let files = HistogramFiles::create(args.hgrm.as_deref(), args.hdr.as_deref())?;
     let mut merged: Option<Report> = None;
     for path in &args.results {
         let named = |problem: String| Failure::Failed(format!("{}: {problem}", path.display()));
@@ -134,6 +133,7 @@ pub(crate) fn merge(global: &Global, args: &Merge) -> Result<(), Failure> {
         }
     }
     let merged = merged.ok_or_else(|| Failure::Usage("name at least one result".to_owned()))?;
+    let files = HistogramFiles::create(args.hgrm.as_deref(), args.hdr.as_deref())?;
     publish(global, &merged, files, &args.require)?;
     require::check(&args.require, |figure| merged.figure(figure))
 }
