@@ -1,7 +1,7 @@
 //! Offset arithmetic: pure, checked, property-tested against a byte-array model.
 //!
 //! Block index, vector id and byte range become an [`Extent`] of the address space, which becomes extents of
-//! the files that form it; [`crate::plan`] aligns them. Nothing here wraps, panics or touches a file.
+//! the files that form it; `plan` aligns them. Nothing here wraps, panics or touches a file.
 
 use crate::error::ReadError;
 
