@@ -307,7 +307,7 @@ def principals():
         [stat("Requests", "Requests let in before routing, a second. A FetchStream is one.", "reqps", QUARTER_LOW,
               f"sum({requests})"),
          stat("Throughput", "Bytes read for answers, a second.", "binBps", QUARTER_LOW, f"sum({read})"),
-         stat("Refused", "Requests refused because of a bound, a deadline or the drain, a second.", "reqps", QUARTER_LOW,
+         stat("Refused", "Requests refused because of a limit, a deadline or the drain, a second.", "reqps", QUARTER_LOW,
               f"sum({refused})", bad_from=0.001),
          stat("Response memory", "Memory that answers hold, from disk to socket.", "bytes", QUARTER_LOW, f"sum({memory})")],
         [series("Requests by principal", "Requests let in before routing, a second. A FetchStream is one. anonymous: clients "

@@ -100,7 +100,7 @@ impl Access {
         table.set_limits();
         let loads = Opts::new(
             "ringfetch_access_loads_total",
-            "Changed files of principals that were read, by result. After a failure the old one stays.",
+            "Loads of a changed principals file, by result. After a failure the old file stays in force.",
         );
         // The name and the label are constants that the crate accepts, which a test checks.
         let loads = IntCounterVec::new(loads, &["result"]).map_err(|_| unchanged())?;
@@ -212,7 +212,7 @@ impl Access {
 
     fn renew(&self) {
         let renewed = self.inner.problem.check(self.read(), |problem| {
-            tracing::error!(%problem, "the file of principals cannot be used: the old one stays in force");
+            tracing::error!(%problem, "the principals file cannot be used; the old one stays in force");
         });
         renewed.into_iter().for_each(|renewed| self.install(renewed));
     }

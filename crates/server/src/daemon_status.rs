@@ -57,7 +57,7 @@ pub(crate) struct BackendView {
     #[serde(serialize_with = "backend_word")]
     #[schema(value_type = String)]
     pub(crate) requested: BackendKind,
-    /// Whether these differ.
+    /// Whether `backend` differs from `requested`.
     pub(crate) fallback: bool,
     /// What decided it, in a sentence.
     pub(crate) reason: String,

@@ -443,7 +443,7 @@ async fn serve(start: StartupParts<'_>) -> anyhow::Result<()> {
             connections,
             reads,
             timeout_ms,
-            "drain aborted what was still in flight"
+            "the drain aborted connections or reads"
         );
         anyhow::bail!(
             "shutdown.drain_timeout_ms ({timeout_ms}) passed with {connections} connections open and {reads} reads in flight"

@@ -76,7 +76,7 @@ impl Output {
         match append_to(path) {
             Ok(file) => (self.file, self.is_torn) = (file, false),
             Err(problem) => {
-                tracing::warn!(path = %path.display(), problem, "the access log cannot be opened again: the old file is written");
+                tracing::warn!(path = %path.display(), problem, "the access log cannot be reopened; still writing to the old file");
             }
         }
     }

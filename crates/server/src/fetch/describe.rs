@@ -72,13 +72,13 @@ pub struct ReadPath {
     #[serde(serialize_with = "backend_word")]
     #[schema(value_type = String)]
     pub backend: BackendKind,
-    /// What was asked for.
+    /// The requested backend.
     #[serde(serialize_with = "backend_word")]
     #[schema(value_type = String)]
     pub requested: BackendKind,
-    /// Whether these differ.
+    /// Whether `backend` differs from `requested`.
     pub fallback: bool,
-    /// What decided it.
+    /// The reason for the choice.
     pub reason: String,
     /// Whether reads bypass the page cache.
     pub direct_io: bool,

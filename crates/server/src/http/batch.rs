@@ -149,7 +149,7 @@ async fn run<R: BatchRequest>(app: &AppState, name: &str, request: Request) -> R
 fn refuse_preconditions(headers: &HeaderMap) -> Result<(), Problem> {
     for name in ["If-Match", "If-None-Match"] {
         if headers.contains_key(name) {
-            let why = "is of one version, and each object has its own: give it as if_match of an object";
+            let why = "does not apply: each object has its own version; use if_match of an object";
             return Err(Problem::malformed(name, why));
         }
     }

@@ -54,7 +54,7 @@ pub(super) struct Shape {
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = BatchAnswer)]
 pub(super) struct BatchResponse {
-    /// How many items were asked for.
+    /// Number of requested items.
     items: usize,
     /// Bytes of each item, where all have the same and none failed.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -87,7 +87,7 @@ pub(super) async fn block(
             number for (NaN and the infinities).", content(
                 (Vec<u8> = "application/octet-stream"), (Vec<f32> = "application/json"))),
         (status = 304, description = "If-None-Match names this version."),
-        (status = 406, description = "Accept takes neither form."),
+        (status = 406, description = "Accept allows neither format."),
         (status = 412, description = "If-Match names neither this version nor the dataset's."),
     ))]
 pub(super) async fn get_vector(
