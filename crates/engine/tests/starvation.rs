@@ -152,11 +152,14 @@ fn workload(file: &Path, busy: bool) {
             let (engine, dataset, tell) = (inside.clone(), Arc::clone(&dataset), tell.clone());
             let (unread, running) = (Rc::clone(&unread), Rc::clone(&running));
             tokio::task::spawn_local(async move {
-                let mut block = u64::from(task) * 29;
+                // Blocks of its own, with one between them and the next task's: reads of neighbors would be joined.
+                let own_blocks = dataset.count() / u64::from(DEPTH);
+                let mut step = 0;
                 while unread.get() > 0 {
                     unread.set(unread.get() - 1);
                     let mut batch = Batch::new(Arc::clone(&dataset), 1);
-                    block = (block + 37) % dataset.count();
+                    step = (step + 7) % (own_blocks - 1);
+                    let block = u64::from(task) * own_blocks + step;
                     batch.push_block(block);
                     let ticket = engine.submit(batch, SubmitOptions::default());
                     let fetched = ticket.expect("accepted").await.expect("an answer");
