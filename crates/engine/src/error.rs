@@ -82,7 +82,7 @@ pub enum ReadError {
         errno: i32,
     },
     /// The current version is not the required one.
-    #[error("another version was asked for than the one there is, whose etag is {etag}")]
+    #[error("the requested version is not the current one, whose etag is {etag}")]
     VersionMismatch {
         /// The current version.
         etag: String,
@@ -116,7 +116,7 @@ pub enum ReadError {
         resource: Resource,
     },
     /// The deadline passed before the reads were started.
-    #[error("the deadline passed before the read was taken up")]
+    #[error("the deadline passed before the read was started")]
     DeadlineExceeded,
     /// The engine is shutting down and takes no new work.
     #[error("the daemon is draining")]

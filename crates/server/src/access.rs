@@ -44,8 +44,8 @@ pub(crate) enum Need {
 pub(crate) enum Denied {
     /// No credential, or one that is not in force.
     Unauthenticated,
-    /// The principal may not do that.
-    Forbidden,
+    /// The principal lacks the right to this.
+    Forbidden(Need),
 }
 
 /// Checks requests against the principals file. Clones share it.
@@ -100,7 +100,7 @@ impl Access {
         table.set_limits();
         let loads = Opts::new(
             "ringfetch_access_loads_total",
-            "Changed files of principals that were read, by result. After a failure the old one stays.",
+            "Loads of a changed principals file, by result. After a failure the old file stays in force.",
         );
         // The name and the label are constants that the crate accepts, which a test checks.
         let loads = IntCounterVec::new(loads, &["result"]).map_err(|_| unchanged())?;
@@ -156,7 +156,7 @@ impl Access {
         };
         record::note(|facts| facts.principal = Some(grant.principal.name().into()));
         if !grant.allows(need) {
-            return Err(Denied::Forbidden);
+            return Err(Denied::Forbidden(need));
         }
         grant.principal.count_request();
         connection.granted(grant, closing).ok_or(Denied::Unauthenticated)
@@ -212,7 +212,7 @@ impl Access {
 
     fn renew(&self) {
         let renewed = self.inner.problem.check(self.read(), |problem| {
-            tracing::error!(%problem, "the file of principals cannot be used: the old one stays in force");
+            tracing::error!(%problem, "the principals file cannot be used; the old one stays in force");
         });
         renewed.into_iter().for_each(|renewed| self.install(renewed));
     }

@@ -12,15 +12,15 @@ use ringfetch_server::demo;
 pub(crate) const EXIT_CODES: &str = "\
 Exit codes:
     0  drained after SIGTERM or SIGINT; or the command succeeded
-    1  failed at run time, or the drain had to cut something off; not ready (healthcheck)
+    1  failed at run time, or the drain aborted connections or reads; not ready (healthcheck)
     2  a mistake in the configuration, the command line, or a dataset: no port was bound; fix it before starting again
     3  this host refuses what the configuration asks for: a port, io_uring with on_unavailable: fail, memory, threads
   130  a second signal ended the drain";
 
 /// Serves random reads - blocks, vectors, byte ranges, objects - over gRPC and HTTP.
 ///
-/// Without a configuration it makes demo data and serves that. Flags beat the environment (RINGFETCH__ENGINE__BACKEND
-/// is engine.backend), which beats the file.
+/// Without a configuration it creates demo data and serves that. Flags override the environment
+/// (RINGFETCH__ENGINE__BACKEND is engine.backend), which overrides the file.
 #[derive(Debug, Parser)]
 #[command(name = "ringfetchd", version, max_term_width = 110, after_help = EXIT_CODES)]
 pub(crate) struct Cli {
@@ -30,7 +30,7 @@ pub(crate) struct Cli {
     /// Sets any key outside `datasets`, such as engine.uring.queue_depth=64. Repeatable.
     #[arg(long, value_name = "KEY=VALUE", global = true)]
     set: Vec<String>,
-    /// engine.backend: uring, mmap, auto or pread. This and the next three beat --set.
+    /// engine.backend: uring, mmap, auto or pread. This and the next three override --set.
     #[arg(long, global = true)]
     backend: Option<String>,
     /// grpc.listen, such as 127.0.0.1:7410; port 0 is any free one.
@@ -42,7 +42,7 @@ pub(crate) struct Cli {
     /// log.filter, such as debug or info,ringfetch_engine=debug.
     #[arg(long, value_name = "FILTER", global = true)]
     log: Option<String>,
-    /// Directory of the demo's data, made if it is missing.
+    /// Directory of the demo data, created if it is missing.
     #[arg(long, value_name = "DIRECTORY", default_value = demo::DIRECTORY_DEFAULT, global = true)]
     pub(crate) demo_dir: PathBuf,
     /// Once ready, write the real listen addresses here as JSON.
@@ -56,7 +56,7 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Serves until SIGTERM or SIGINT. The default.
     Run,
-    /// Reports every mistake of the configuration; exits 2 if there are any.
+    /// Reports every mistake in the configuration; exits 2 if there are any.
     CheckConfig {
         /// Open the datasets too.
         #[arg(long)]
@@ -64,9 +64,9 @@ pub(crate) enum Command {
     },
     /// Prints the configuration in force, with the source of each value.
     PrintConfig,
-    /// Asks the daemon's /readyz; exits 0 if it is ready, else 1.
+    /// Checks the daemon's /readyz; exits with 0 if it is ready, otherwise 1.
     Healthcheck,
-    /// Makes the demo's data in --demo-dir unless it is there, and serves nothing.
+    /// Creates the demo data in --demo-dir unless it exists, and exits.
     MakeDemo,
     /// Prints completions for a shell, to be sourced by it.
     Completions {
@@ -75,7 +75,7 @@ pub(crate) enum Command {
     },
     /// Writes the manual pages into a directory.
     Man {
-        /// Directory to write to; made if it is missing.
+        /// Directory to write to; created if it is missing.
         directory: PathBuf,
     },
 }

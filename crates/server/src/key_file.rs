@@ -53,8 +53,11 @@ impl<'a> KeyFile<'a> {
                 format!("cannot be read: {error}"),
                 "name a file that the daemon may read",
             )),
-            Ok(None) => Err(file.error("is no regular file", "name a file")),
-            Ok(Some(0)) => Err(file.error("is empty", "write it anew, by rename if the daemon runs")),
+            Ok(None) => Err(file.error("is not a regular file", "name a file")),
+            Ok(Some(0)) => Err(file.error(
+                "is empty",
+                "write it again; replace it by rename while the daemon runs",
+            )),
             Ok(Some(_)) if file.bytes.len() as u64 > FILE_BYTES_MAX => Err(file.error(
                 format!("has more than {FILE_BYTES_MAX} bytes"),
                 "name another file",
@@ -132,7 +135,10 @@ mod tests {
         mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
         for path in [fifo.as_path(), directory.path(), Path::new("/dev/zero")] {
             let error = KeyFile::read("tls.key", path).unwrap_err();
-            assert_eq!((error.key, &error.problem[..]), ("tls.key", "is no regular file"));
+            assert_eq!(
+                (error.key, &error.problem[..]),
+                ("tls.key", "is not a regular file")
+            );
         }
         let file = directory.path().join("file");
         std::fs::write(&file, "text").unwrap();

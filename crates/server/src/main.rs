@@ -142,7 +142,7 @@ fn check_health(inputs: &Inputs) -> anyhow::Result<()> {
         Err(mistake) => {
             let config =
                 config::despite_mistakes(inputs).ok_or_else(|| anyhow::Error::msg(mistake.to_string()))?;
-            let invalid = format!("the configuration as it is now is not valid: {mistake}");
+            let invalid = format!("the current configuration is invalid: {mistake}");
             match ask(config) {
                 Ok(line) => format!("{line}, but {invalid}"),
                 // Not the exit code of a configuration mistake: orchestrators know only 0 and 1.
@@ -244,7 +244,7 @@ fn run(inputs: &Inputs, addresses_file: Option<&Path>) -> anyhow::Result<()> {
     if config.limits.response_bytes > most {
         let asked = config.limits.response_bytes;
         return Err(ConfigError(format!(
-            "limits.response_bytes: is {asked} bytes, and engine.memory_budget has room for an answer of {most}; lower \
+            "limits.response_bytes: is {asked} bytes, but engine.memory_budget allows responses of at most {most}; lower \
              it, or raise engine.memory_budget"
         ))
         .into());
@@ -443,7 +443,7 @@ async fn serve(start: StartupParts<'_>) -> anyhow::Result<()> {
             connections,
             reads,
             timeout_ms,
-            "drain aborted what was still in flight"
+            "the drain aborted connections or reads"
         );
         anyhow::bail!(
             "shutdown.drain_timeout_ms ({timeout_ms}) passed with {connections} connections open and {reads} reads in flight"

@@ -156,7 +156,7 @@ impl Notifier {
             }
             let status = match &stuck {
                 None => serving.clone(),
-                Some(part) => format!("{part} gives no sign of life"),
+                Some(part) => format!("{part} does not respond"),
             };
             if status != said {
                 message.push_str(&format!("STATUS={status}\n"));
@@ -243,10 +243,10 @@ fn log_liveness(alive: &Result<(), String>, stuck: &Option<String>) {
         (Err(part), before) if before.as_ref() != Some(part) => {
             tracing::error!(
                 part,
-                "no sign of life from a part of the engine: the watchdog is not fed"
+                "a part of the engine does not respond; withholding the watchdog message"
             );
         }
-        (Ok(()), Some(_)) => tracing::info!("all parts of the engine give signs of life again"),
+        (Ok(()), Some(_)) => tracing::info!("all parts of the engine respond again"),
         (Ok(()) | Err(_), _) => {}
     }
 }

@@ -208,11 +208,11 @@ const HELP: [(&str, &str); 17] = [
     ),
     (
         "ringfetch_backend_info",
-        "1, with the backend in use, the one asked for, and why.",
+        "1, with the backend in use, the requested one, and the reason.",
     ),
     (
         "ringfetch_dataset_backend_info",
-        "1, with the backend that serves a dataset, the one asked for, and why.",
+        "1, with the backend that serves a dataset, the requested one, and the reason.",
     ),
 ];
 

@@ -33,7 +33,7 @@ impl Families {
             requests: IntCounterVec::new(
                 Opts::new(
                     "ringfetch_principal_requests_total",
-                    "Requests that were let in before routing, by principal.",
+                    "Requests admitted, by principal.",
                 ),
                 &LABELS,
             )?,
@@ -47,7 +47,7 @@ impl Families {
             rejected: IntCounterVec::new(
                 Opts::new(
                     "ringfetch_principal_rejected_total",
-                    "Requests refused because of a bound, a deadline or the drain, by principal and reason.",
+                    "Requests refused because of a limit, a deadline or the drain, by principal and reason.",
                 ),
                 &["principal", "reason"],
             )?,

@@ -23,7 +23,8 @@ const BYTES_MIN: u64 = 64 << 10;
 const WEIGHT_MAX: u32 = 100;
 /// What metrics call clients without a principal.
 pub(super) const ANONYMOUS: &str = "anonymous";
-const RIGHTS: &str = "list datasets with commas and no blanks, * for all, and the roles @metrics and @admin";
+const RIGHTS: &str =
+    "list datasets separated by commas, without blanks, * for all, and the roles @metrics and @admin";
 
 /// Hashes of tokens, with their grants.
 type Tokens = Vec<([u8; 32], Arc<Grant>)>;
@@ -92,15 +93,12 @@ impl Table {
                 words.next(),
                 words.next(),
             ) else {
-                return wrong("has not three or four words".to_owned(), LINE);
+                return wrong("must have three or four words".to_owned(), LINE);
             };
             let credential = match credential_of(credential) {
                 Ok(credential) if is_name(name) => credential,
                 Ok(_) => {
-                    return wrong(
-                        "has a name of other characters".to_owned(),
-                        "use letters, digits and . _ -",
-                    );
+                    return wrong("has an invalid name".to_owned(), "use letters, digits and . _ -");
                 }
                 Err(problem) => return wrong(problem.to_owned(), LINE),
             };
@@ -123,7 +121,7 @@ impl Table {
             };
             if let Some(first) = lines_of.insert(credential.clone(), number) {
                 return wrong(
-                    format!("has the credential of line {first}"),
+                    format!("repeats the credential of line {first}"),
                     "leave one of them out",
                 );
             }
@@ -131,8 +129,7 @@ impl Table {
             match rights_of.get(name) {
                 Some((first, others)) if *others != given => {
                     let remedy = "give a principal's lines the same rights and limits";
-                    let problem =
-                        format!("has other rights or limits than line {first}, which has the same name");
+                    let problem = format!("differs in rights or limits from line {first} with the same name");
                     return wrong(problem, remedy);
                 }
                 Some(_) => {}
@@ -266,12 +263,12 @@ fn rights_in(word: &str) -> Result<Rights, String> {
             "@admin" => rights.admin = true,
             "@metrics" => rights.metrics = true,
             "" => return Err("has an empty right".to_owned()),
-            role if role.starts_with('@') => return Err("has a role that there is not".to_owned()),
+            role if role.starts_with('@') => return Err("has an unknown role".to_owned()),
             name if !name
                 .chars()
                 .all(|c| c.is_ascii_alphanumeric() || "._-".contains(c)) =>
             {
-                return Err("has a right that is no dataset's name".to_owned());
+                return Err("has a right that is not a valid dataset name".to_owned());
             }
             name => {
                 rights.datasets.insert(name.to_owned());
@@ -306,12 +303,14 @@ fn limits_in(word: &str) -> Result<PrincipalLimits, String> {
             "requests/s" => number().map(|number| limits.requests_per_s = number),
             "bytes/s" => bytes().map(|bytes| limits.bytes_per_s = bytes),
             "weight" => weight().map(|weight| limits.weight = weight),
-            _ => return Err("has a limit that there is not".to_owned()),
+            _ => return Err("has an unknown limit".to_owned()),
         };
         if !seen.insert(name) {
             return Err(format!("has the limit {name} twice"));
         }
-        set.ok_or_else(|| format!("has the limit {name} with what is no number, too small or too large"))?;
+        set.ok_or_else(|| {
+            format!("has the limit {name} with an invalid value: not a number, or out of range")
+        })?;
     }
     Ok(limits)
 }
@@ -389,48 +388,48 @@ mod tests {
         let two = format!("sha256:{}", hash("two"));
         for (text, said) in [
             ("# nobody\n".to_owned(), "no line with a principal"),
-            (format!("{good}b {two}\n"), "line 2 has not three or four words"),
+            (format!("{good}b {two}\n"), "line 2 must have three or four words"),
             (
                 format!("{good}b {two} x y z\n"),
-                "line 2 has not three or four words",
+                "line 2 must have three or four words",
             ),
             (format!("anonymous {two} x\n"), "line 1 has the name anonymous"),
             (of(&two, "x requests"), "has a limit without ="),
-            (of(&two, "x speed=1"), "has a limit that there is not"),
+            (of(&two, "x speed=1"), "has an unknown limit"),
             (of(&two, "x requests=1,requests=2"), "limit requests twice"),
             (
                 of(&two, &format!("x requests={},requests=2", u64::MAX)),
                 "limit requests twice",
             ),
-            (of(&two, "x requests=+1"), "limit requests with what is no number"),
-            (of(&two, "x weight=+1"), "limit weight with what is no number"),
+            (of(&two, "x requests=+1"), "limit requests with an invalid value"),
+            (of(&two, "x weight=+1"), "limit weight with an invalid value"),
             (
                 of(&two, "x memory=64\u{a0}KiB"),
-                "limit memory with what is no number",
+                "limit memory with an invalid value",
             ),
-            (of(&two, "x requests=0"), "limit requests with what is no number"),
-            (of(&two, "x memory=1KiB"), "limit memory with what is no number"),
-            (of(&two, "x memory=1x"), "limit memory with what is no number"),
+            (of(&two, "x requests=0"), "limit requests with an invalid value"),
+            (of(&two, "x memory=1KiB"), "limit memory with an invalid value"),
+            (of(&two, "x memory=1x"), "limit memory with an invalid value"),
             (
                 of(&two, "x requests/s=0"),
-                "limit requests/s with what is no number",
+                "limit requests/s with an invalid value",
             ),
             (
                 of(&two, "x requests/s=1/2"),
-                "limit requests/s with what is no number",
+                "limit requests/s with an invalid value",
             ),
-            (of(&two, "x bytes/s=0"), "limit bytes/s with what is no number"),
-            (of(&two, "x bytes/s=1KiB"), "limit bytes/s with what is no number"),
-            (of(&two, "x weight=0"), "limit weight with what is no number"),
-            (of(&two, "x weight=101"), "limit weight with what is no number"),
-            (of(&two, "x weight=1.5"), "limit weight with what is no number"),
+            (of(&two, "x bytes/s=0"), "limit bytes/s with an invalid value"),
+            (of(&two, "x bytes/s=1KiB"), "limit bytes/s with an invalid value"),
+            (of(&two, "x weight=0"), "limit weight with an invalid value"),
+            (of(&two, "x weight=101"), "limit weight with an invalid value"),
+            (of(&two, "x weight=1.5"), "limit weight with an invalid value"),
             (of(&two, "x weight=1,weight=1"), "limit weight twice"),
             (
                 of(&two, "x requests/s=1,requests=1,requests/s=1"),
                 "limit requests/s twice",
             ),
-            (format!("{good}b/c {two} x\n"), "line 2 has a name of other"),
-            (format!("{good}\u{a0}b {two} x\n"), "line 2 has a name of other"),
+            (format!("{good}b/c {two} x\n"), "line 2 has an invalid name"),
+            (format!("{good}\u{a0}b {two} x\n"), "line 2 has an invalid name"),
             (of(&hash("two"), "x"), "line 2 has neither sha256:"),
             (of("sha256:abc", "x"), "line 2 has no hash"),
             (
@@ -443,12 +442,12 @@ mod tests {
             ),
             (of("certificate:", "x"), "line 2 names no certificate"),
             (of(&two, "x,,y"), "line 2 has an empty right"),
-            (of(&two, "@root"), "line 2 has a role"),
-            (of(&two, "x/y"), "line 2 has a right that is no"),
-            (format!("{good}{good}"), "line 2 has the credential of line 1"),
+            (of(&two, "@root"), "line 2 has an unknown role"),
+            (of(&two, "x/y"), "line 2 has a right that is not"),
+            (format!("{good}{good}"), "line 2 repeats the credential of line 1"),
             (
                 format!("{good}a {two} y\n"),
-                "line 2 has other rights or limits than line 1, which has the same name",
+                "line 2 differs in rights or limits from line 1 with the same name",
             ),
         ] {
             let error = read(&text, None).unwrap_err();

@@ -167,7 +167,7 @@ fn read(path: &Path) -> Result<Value, ProblemAndRemedy> {
     let syntax = |error: serde_yaml::Error| {
         (
             format!("is not valid YAML: {error}"),
-            "fix it there; nothing else was checked".to_owned(),
+            "fix the syntax first; nothing else was checked".to_owned(),
         )
     };
     // serde_yaml takes a byte order mark, which YAML allows, for the beginning of a document.

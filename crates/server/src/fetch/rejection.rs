@@ -135,7 +135,7 @@ impl RejectionCounters {
     pub(super) fn new() -> Self {
         let opts = Opts::new(
             "ringfetch_rejected_total",
-            "Requests refused because of a bound, a deadline or the drain, by reason.",
+            "Requests refused because of a limit, a deadline or the drain, by reason.",
         );
         let vec = match IntCounterVec::new(opts, &["reason"]) {
             Ok(vec) => vec,

@@ -112,9 +112,7 @@ pub enum FetchError {
         expected: usize,
     },
     /// More items than one request may have.
-    #[error(
-        "{field}: {items} items, and one request may have {max} (limits.items_per_request): split the batch"
-    )]
+    #[error("{field}: {items} items; the limit is {max} (limits.items_per_request): split the batch")]
     TooManyItems {
         /// The request field.
         field: &'static str,
@@ -126,7 +124,7 @@ pub enum FetchError {
     /// More requests in flight than allowed.
     #[error(
         "overloaded: {} (limits.requests_in_flight is {max}); retry after a moment",
-        if *.own { "this caller has as many requests in flight as there is room for" } else { "too many requests are in flight" }
+        if *.own { "this caller has used its share of requests in flight" } else { "too many requests are in flight" }
     )]
     TooManyRequests {
         /// The limit.
@@ -146,8 +144,8 @@ pub enum FetchError {
     /// The memory for requests that are being received is used up, or the caller's share of it.
     #[error(
         "overloaded: {} (limits.request_memory is {max} bytes); retry after a moment",
-        if *.own { "this caller's unfinished requests hold as much memory as there is room for" }
-        else { "unfinished requests hold all memory for requests" }
+        if *.own { "this caller's incomplete requests have used its share of request memory" }
+        else { "incomplete requests hold all request memory" }
     )]
     RequestMemory {
         /// The limit.

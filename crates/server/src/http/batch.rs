@@ -149,7 +149,7 @@ async fn run<R: BatchRequest>(app: &AppState, name: &str, request: Request) -> R
 fn refuse_preconditions(headers: &HeaderMap) -> Result<(), Problem> {
     for name in ["If-Match", "If-None-Match"] {
         if headers.contains_key(name) {
-            let why = "is of one version, and each object has its own: give it as if_match of an object";
+            let why = "does not apply: each object has its own version; use if_match of an object";
             return Err(Problem::malformed(name, why));
         }
     }
@@ -171,8 +171,8 @@ fn check_form(params: &BatchParams, form: ResponseFormat, items_max: usize) -> R
         StatusCode::NOT_ACCEPTABLE,
         "lengths-not-listable",
         format!(
-            "{items} items of differing lengths, and their lengths fit the answer's head up to {LENGTHS_LISTED_MAX}: \
-             ask for application/json in Accept, or split the batch"
+            "{items} items of differing lengths; the response's headers can list {LENGTHS_LISTED_MAX}: \
+             accept application/json, or split the batch"
         ),
     )
     .with_field(params.field)
@@ -190,7 +190,7 @@ pub(super) async fn read_body(
         Problem::new(
             StatusCode::PAYLOAD_TOO_LARGE,
             "request-too-large",
-            format!("a request's body may have {bytes_max} bytes (limits.request_bytes): split the batch"),
+            format!("the request's body is too long; the limit is {bytes_max} bytes (limits.request_bytes): split the batch"),
         )
         // The rest of the body is not read, so the connection closes. Without this header a client could send
         // its next request on it, and would not know whether that was executed.

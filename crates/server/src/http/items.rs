@@ -83,11 +83,11 @@ pub(super) async fn block(
         ("If-Match" = Option<String>, Header), ("If-None-Match" = Option<String>, Header),
     ),
     responses(
-        (status = 200, description = "The elements, little-endian; or a JSON array, with null for what JSON has no \
-            number for (NaN and the infinities).", content(
+        (status = 200, description = "The elements, little-endian; or a JSON array, with null for NaN and \
+            infinities.", content(
                 (Vec<u8> = "application/octet-stream"), (Vec<f32> = "application/json"))),
         (status = 304, description = "If-None-Match names this version."),
-        (status = 406, description = "Accept takes neither form."),
+        (status = 406, description = "Accept allows neither format."),
         (status = 412, description = "If-Match names neither this version nor the dataset's."),
     ))]
 pub(super) async fn get_vector(

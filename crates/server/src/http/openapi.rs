@@ -41,18 +41,18 @@ fn complete(mut document: OpenApi) -> OpenApi {
             add_problem(
                 operation,
                 "default",
-                "What went wrong (RFC 9457). Retry-After stands where a retry can help.",
+                "What went wrong (RFC 9457). Retry-After is present if a retry can help.",
             );
             if !matches!(&path[..], "/livez" | "/readyz") {
                 add_problem(
                     operation,
                     "401",
-                    "No credential that is in force, where the daemon has principals.",
+                    "No valid credential (only if the daemon has principals).",
                 );
                 add_problem(
                     operation,
                     "403",
-                    "The principal may not do that, whether what it asks for exists or not.",
+                    "The principal has no right to this, whether it exists or not.",
                 );
             }
         }

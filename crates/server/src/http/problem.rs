@@ -52,7 +52,7 @@ pub(super) struct ProblemBody<'a> {
     status: u16,
     /// What is wrong with this request, and how to fix it.
     detail: &'a str,
-    /// The path that was asked for.
+    /// The requested path.
     instance: &'a str,
     /// The part of the request that is wrong: a JSON field, a path segment, a query parameter or a header.
     #[serde(skip_serializing_if = "Option::is_none")]

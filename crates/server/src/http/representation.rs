@@ -128,7 +128,7 @@ pub(super) fn require_version(headers: &HeaderMap, etag: &ETag) -> Result<(), Pr
         Precondition::NotModified => Err(Problem::new(
             StatusCode::PRECONDITION_FAILED,
             "precondition-failed",
-            "If-None-Match names the version that there is",
+            "If-None-Match names the current version",
         )
         .with_field("If-None-Match")
         .with_header(header::ETAG, etag.value())),
@@ -140,7 +140,7 @@ pub(super) fn precondition_failed(etag: &ETag) -> Problem {
     Problem::new(
         StatusCode::PRECONDITION_FAILED,
         "precondition-failed",
-        "If-Match names other versions than the one there is; its ETag is in this answer's head",
+        "If-Match does not name the current version, whose ETag is in this response",
     )
     .with_field("If-Match")
     .with_header(header::ETAG, etag.value())
@@ -150,7 +150,7 @@ fn unsatisfiable(etag: &ETag, length: u64) -> Problem {
     let problem = Problem::new(
         StatusCode::RANGE_NOT_SATISFIABLE,
         "range-not-satisfiable",
-        format!("every range begins past the end: there are {length} bytes"),
+        format!("every range begins past the end of {length} bytes"),
     )
     .with_field("Range")
     .with_header(header::ETAG, etag.value());

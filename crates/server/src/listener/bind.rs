@@ -68,7 +68,9 @@ impl BindError {
                 "a port below 1024 needs CAP_NET_BIND_SERVICE: choose another port ({flag}{other} for any free one)"
             )
         } else if kind == io::ErrorKind::AddrNotAvailable {
-            format!("no interface of this machine has that address: choose one it has ({flag}127.0.0.1:0)")
+            format!(
+                "no interface of this machine has that address: choose one of its addresses ({flag}127.0.0.1:0)"
+            )
         } else {
             format!("choose another address ({flag}127.0.0.1:0)")
         }

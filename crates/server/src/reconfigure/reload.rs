@@ -222,7 +222,7 @@ fn log(reloaded: &ReloadOutcome) {
         tracing::warn!(change = %change, "needs a restart");
     }
     for note in &reloaded.notes {
-        tracing::warn!(note, "reloaded, but not as asked");
+        tracing::warn!(note, "reloaded, with a fallback");
     }
     let datasets = &reloaded.datasets;
     tracing::info!(

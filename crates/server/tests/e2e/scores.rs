@@ -323,19 +323,19 @@ const MISTAKES: [Mistake; 11] = [
         |request| request.queries[1].vector.truncate(2),
         (Code::InvalidArgument, 400),
         "queries[1].vector",
-        "it has 2 elements, and a vector of \"fvecs\" has 3",
+        "it has 2 elements; vectors of \"fvecs\" have 3",
     ),
     (
         |request| request.queries[0].vector[1] = f32::INFINITY,
         (Code::InvalidArgument, 400),
         "queries[0].vector",
-        "a query has finite elements only",
+        "elements must be finite",
     ),
     (
         |request| request.queries[0].vector[1] = f32::NAN,
         (Code::InvalidArgument, 400),
         "queries[0].vector",
-        "a query has finite elements only",
+        "elements must be finite",
     ),
     (
         |request| request.metric = 0,

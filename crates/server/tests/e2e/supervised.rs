@@ -196,15 +196,15 @@ async fn the_watchdog_notices(stuck: &[(&str, &str, &str)]) {
         manager.waits_for("WATCHDOG=1");
         manager.waits_for("WATCHDOG=1");
         let stopped = Stopped::thread(&daemon, thread);
-        let (_, before) = manager.waits_for(&format!("STATUS={part} gives no sign of life"));
+        let (_, before) = manager.waits_for(&format!("STATUS={part} does not respond"));
         // One may already have been on its way.
         assert!(before <= 1, "{backend}: {before} after {thread} was stopped");
-        daemon.logged(&["ERROR", "no sign of life", part]);
+        daemon.logged(&["ERROR", "does not respond", part]);
         assert_eq!(manager.beats(WATCHDOG * 2), 0, "{backend}: {thread} is stopped");
         drop(stopped);
         manager.waits_for("STATUS=serving on ");
         manager.waits_for("WATCHDOG=1");
-        daemon.logged(&["INFO", "signs of life again"]);
+        daemon.logged(&["INFO", "respond again"]);
         daemon.assert_serves("blocks").await;
         daemon.stop().await;
     }

@@ -195,8 +195,8 @@ async fn a_bad_file_is_refused_at_the_start_and_changes_nothing_later() {
         (None, "cannot be read"),
         (Some(""), "is empty"),
         (Some("# nobody\n"), "no line with a principal"),
-        (Some(&short[..]), "line 1 has not three or four words"),
-        (Some(&twice[..]), "line 3 has the credential of line 1"),
+        (Some(&short[..]), "line 1 must have three or four words"),
+        (Some(&twice[..]), "line 3 repeats the credential of line 1"),
     ];
     for (text, said) in bad {
         let setup = served(text.unwrap_or_default());
@@ -221,7 +221,7 @@ async fn a_bad_file_is_refused_at_the_start_and_changes_nothing_later() {
         assert_eq!(read(&daemon, "a", "blocks").await, Ok(()));
         assert_eq!(read(&daemon, "a", "hidden").await, Err(Code::PermissionDenied));
     }
-    daemon.logged(&["the file of principals cannot be used: the old one stays in force"]);
+    daemon.logged(&["the principals file cannot be used; the old one stays in force"]);
     assert!(!daemon.log().join("\n").contains(&hash("a")[..8]));
     rewrite(&daemon, &lines(&[("a", "a", "hidden")]));
     // One response decides: the file may be read between two.
