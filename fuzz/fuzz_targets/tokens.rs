@@ -181,22 +181,24 @@ impl Guarded {
                     .for_each(|renewed| self.access.install(renewed));
                 assert!(lines.is_some(), "accepted: {:?}", text.escape_ascii().to_string());
             }
-            Err(error) => {
-                let mut problem = error.problem.clone();
-                for digits in error
-                    .problem
-                    .split(|c: char| !c.is_ascii_digit())
-                    .filter(|digits| !digits.is_empty())
-                {
-                    problem = problem.replacen(digits, "N", 1);
+            Err(refused) => {
+                for error in std::iter::once(&refused).chain(&refused.more) {
+                    let mut problem = error.problem.clone();
+                    for digits in error
+                        .problem
+                        .split(|c: char| !c.is_ascii_digit())
+                        .filter(|digits| !digits.is_empty())
+                    {
+                        problem = problem.replacen(digits, "N", 1);
+                    }
+                    for limit in LIMITS {
+                        problem = problem.replace(&format!("the limit {limit} "), "the limit L ");
+                    }
+                    assert!(PROBLEMS.contains(&&problem[..]), "{error}");
                 }
-                for limit in LIMITS {
-                    problem = problem.replace(&format!("the limit {limit} "), "the limit L ");
-                }
-                assert!(PROBLEMS.contains(&&problem[..]), "{error}");
                 assert!(
                     lines.is_none(),
-                    "refused: {error}: {:?}",
+                    "refused: {refused}: {:?}",
                     text.escape_ascii().to_string()
                 );
             }

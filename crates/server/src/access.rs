@@ -95,6 +95,7 @@ impl Access {
             path: path.display().to_string(),
             problem: "was not read".to_owned(),
             remedy: "report this defect",
+            more: Vec::new(),
         };
         let table = Table::read(path, has_client_ca, None)?.ok_or_else(unchanged)?;
         table.set_limits();

@@ -14,7 +14,7 @@ Exit codes:
     0  drained after SIGTERM or SIGINT; or the command succeeded
     1  failed at run time, or the drain aborted connections or reads; not ready (healthcheck)
     2  a mistake in the configuration, the command line, or a dataset: no port was bound; fix it before starting again
-    3  this host refuses what the configuration asks for: a port, io_uring with on_unavailable: fail, memory, threads
+    3  this host refuses what the configuration asks for: a port, io_uring with on_unavailable: fail, memory, threads, descriptors
   130  a second signal ended the drain";
 
 /// Serves random reads - blocks, vectors, byte ranges, objects - over gRPC and HTTP.
@@ -58,7 +58,7 @@ pub(crate) enum Command {
     Run,
     /// Reports every mistake in the configuration; exits 2 if there are any.
     CheckConfig {
-        /// Open the datasets too.
+        /// Open the files too, and compare with this host: memory, backends.
         #[arg(long)]
         open: bool,
     },

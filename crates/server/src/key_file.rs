@@ -1,6 +1,7 @@
 //! Files with credentials and keys: read whole, within a size limit, and again when they change.
 
 use rustix::fs::{Mode, OFlags};
+use std::fmt;
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::Path;
@@ -13,8 +14,7 @@ pub const REREAD: Duration = Duration::from_secs(5);
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// A file that cannot be used. Contains none of its bytes.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{key}: {path}: {problem}; {remedy}")]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileError {
     /// The configuration key that names the file.
     pub key: &'static str,
@@ -24,7 +24,26 @@ pub struct FileError {
     pub problem: String,
     /// How to fix it.
     pub remedy: &'static str,
+    /// Further problems of the same file.
+    pub more: Vec<Self>,
 }
+
+/// One problem per line.
+impl fmt::Display for FileError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{}: {}: {}; {}",
+            self.key, self.path, self.problem, self.remedy
+        )?;
+        for problem in &self.more {
+            write!(f, "\n  {problem}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for FileError {}
 
 /// A file and its bytes.
 #[derive(Debug)]
@@ -72,6 +91,7 @@ impl<'a> KeyFile<'a> {
             path: self.path.display().to_string(),
             problem: problem.into(),
             remedy,
+            more: Vec::new(),
         }
     }
 }

@@ -333,6 +333,7 @@ impl Tls {
             path: config.certificate.display().to_string(),
             problem: "was not read".to_owned(),
             remedy: "report this defect",
+            more: Vec::new(),
         };
         let active = Active::read(config, None)?.ok_or_else(unchanged)?;
         // The names and labels are constants that the crate accepts, which a test checks.

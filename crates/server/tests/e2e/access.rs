@@ -458,7 +458,7 @@ fn a_port_beyond_loopback_needs_a_word_about_who_may_read() {
     setup.refused().with(
         2,
         &[
-            "access.anonymous: is nobody, and access.principals is off",
+            "access.anonymous: is nobody, but access.principals is off",
             "name a file",
         ],
     );
@@ -608,8 +608,8 @@ async fn certificates_are_principals_by_their_names() {
     reads(Some("reader.example"), "blocks").await.unwrap();
     for (own, dataset, said) in [
         (Some("reader.example"), "hidden", "may not read"),
-        (Some("stranger.example"), "blocks", "no credential"),
-        (None, "blocks", "no credential"),
+        (Some("stranger.example"), "blocks", "no valid credential"),
+        (None, "blocks", "no valid credential"),
     ] {
         let refused = reads(own, dataset).await.unwrap_err();
         assert!(refused.contains(said), "{refused}");
@@ -617,7 +617,7 @@ async fn certificates_are_principals_by_their_names() {
     rewrite(&daemon, &lines(&[("root", "root", "*")]));
     eventually_async("the certificate is no principal any more", async || {
         let refused = reads(Some("reader.example"), "blocks").await.err()?;
-        refused.contains("no credential").then_some(())
+        refused.contains("no valid credential").then_some(())
     })
     .await;
     daemon.stop().await;

@@ -416,7 +416,7 @@ async fn a_full_disk_costs_lines_and_no_request() {
     let said = daemon.log();
     let said = said
         .iter()
-        .filter(|line| line.contains("access log cannot"))
+        .filter(|line| line.contains("cannot write the access log"))
         .count();
     assert_eq!(said, 1);
     daemon.stop().await;

@@ -353,13 +353,13 @@ const MISTAKES: [Mistake; 11] = [
         |request| request.limit = 0,
         (Code::InvalidArgument, 400),
         "limit",
-        "can be from 1 to 3",
+        "must be from 1 to 3",
     ),
     (
         |request| request.limit = 4,
         (Code::InvalidArgument, 400),
         "limit",
-        "can be from 1 to 3",
+        "must be from 1 to 3",
     ),
     (
         |request| request.queries.clear(),
