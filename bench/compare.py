@@ -8,7 +8,7 @@
     bench/compare.py --file /data/10g.bin --before OLD    this build beside an older ringfetchd, 9 pairs: an hour
     bench/compare.py --list                               the rows
 
-Writes results.md, results.json, overview.svg and one SVG a row to --out; the table goes to stdout, progress to stderr.
+Writes results.md, results.json and their plots to --out; the table goes to stdout, progress to stderr.
 docs/BENCHMARKING.md says what a run needs, and how to read it.
 """
 

@@ -77,7 +77,8 @@ class Report:
         return {
             "facts": self.facts, "held": self.held(), "conditions": conditions,
             "flip_ms": {"p50": quantile(times, 0.5), "p99": quantile(times, 0.99), "max": max(times)},
-            **self.result,
+            # Without the samples, which are in the plot.
+            **{key: value for key, value in self.result.items() if key not in ("samples", "flips")},
         }
 
     def plot(self):

@@ -3,9 +3,9 @@
 
     bench/instructions.py                        all pieces, as a Markdown table
     bench/instructions.py --before COMMIT        and how they changed since that commit, whose pieces are built and counted too
-    bench/instructions.py --against OLD.json     the same with counts that --json wrote; .ci/run holds them against
+    bench/instructions.py --against OLD.json     the same with counts that --json wrote; .ci/run compares them with
                                                  bench/results/instructions.json: write that anew when a change is meant
-    bench/instructions.py --json NEW.json        also writes them, to be held against later
+    bench/instructions.py --json NEW.json        also writes them, to compare with later
 
 --limit 2 fails when a piece takes over 2 % more than before. A piece is run N and 2N times; the difference is N runs
 without start and end of the program. What a run costs in time is what the program `pieces` tells by itself. Needs valgrind.

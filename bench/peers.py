@@ -246,7 +246,7 @@ class Wrk:
             raise RunFailed(f"wrk had no answer:\n{output}")
         if result["bytes"] < result["requests"] * self.request_bytes:
             raise RunFailed(f"answers of {result['bytes'] / result['requests']:.0f} bytes where {self.request_bytes} "
-                            "were asked for")
+                            "were requested")
         return {
             "reads_per_second": reads / result["seconds"],
             "megabytes_per_second": result["requests"] * self.request_bytes / result["seconds"] / 1e6,

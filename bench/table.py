@@ -37,6 +37,8 @@ def markdown(facts, results, options, command):
         f"Met: {met.count('met')}. Not met: {met.count('NOT met')}. Not judged: {met.count('not judged')}. "
         f"No figures: {met.count('no figures')}.",
         "",
+        "![each judged figure against its target](overview.svg)",
+        "",
         "| row | against | reads/s | CPU us/read | client CPU us/read | p50 us | p99 us | targets |",
         "|---|---|--:|--:|--:|--:|--:|---|",
     ]
@@ -49,9 +51,9 @@ def markdown(facts, results, options, command):
             f"| {pair(result, 'reads_per_second')} | {pair(result, 'cpu_us', 2)} | {pair(result, 'client_cpu_us', 2)} "
             f"| {pair(result, 'p50_us')} | {pair(result, 'p99_us')} | {targets} |"
         )
-    lines += ["", "## What ran, and what there is to say of it", ""]
+    lines += ["", "## What ran, with notes", ""]
     for result in results:
-        lines.append(f"- **{result.name}**")
+        lines.append(f"- **{result.name}**" + (f" ([pairs]({result.name}.svg))" if result.subject else ""))
         if result.subject:
             lines.append(f"  - Ringfetch: {result.row.subject.describe()}")
             if result.row.peer:

@@ -32,13 +32,13 @@ struct DaemonArguments {
     /// The daemon's admin address.
     #[arg(long, global = true, default_value = "127.0.0.1:7412")]
     admin: SocketAddr,
-    /// Source address of connections: 127.0.0.2 is another caller than 127.0.0.1.
+    /// Source address of connections: 127.0.0.2 is a different caller from 127.0.0.1.
     #[arg(long, global = true)]
     from: Option<IpAddr>,
     /// A dataset of blocks.
     #[arg(long, global = true, default_value = "blocks")]
     dataset: String,
-    /// How many blocks it has, and with --block-bytes how long each is: a daemon under attack may not answer that.
+    /// How many blocks it has, and with --block-bytes how long each is: a daemon under attack may not answer the query.
     #[arg(long, global = true, requires = "block_bytes", value_parser = clap::value_parser!(u64).range(1..))]
     blocks: Option<u64>,
     /// See --blocks.
@@ -81,7 +81,7 @@ enum Case {
         #[arg(long, default_value = "nothing",
             value_parser = PossibleValuesParser::new(["nothing", "slowly", "zero-window", "creeping-window"]))]
         manner: String,
-        /// Do not come back when the daemon closes a connection.
+        /// Do not reconnect when the daemon closes a connection.
         #[arg(long)]
         once: bool,
     },
@@ -94,7 +94,7 @@ enum Case {
         #[arg(long, value_delimiter = ',',
             value_parser = PossibleValuesParser::new(half_open::Kind::ALL.map(|(name, _)| name)))]
         kinds: Vec<String>,
-        /// Do not come back when the daemon closes a connection.
+        /// Do not reconnect when the daemon closes a connection.
         #[arg(long)]
         once: bool,
     },

@@ -51,12 +51,6 @@ impl Counts {
     pub fn refused_total(&self) -> u64 {
         self.refused.values().sum()
     }
-
-    /// All that the daemon ended.
-    #[must_use]
-    pub fn closed_total(&self) -> u64 {
-        self.closed.values().sum()
-    }
 }
 
 struct Inner {

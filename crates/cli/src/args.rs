@@ -5,13 +5,16 @@ use crate::outcome::Failure;
 use crate::quantity::{parse_duration, parse_size};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand, ValueEnum};
-use ringfetch_client::Tls;
+use ringfetch_client::{Error, Tls};
 use ringfetch_engine::dataset::{Dtype, Layout};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// The demo's seed, and the default everywhere.
 pub(crate) const SEED: u64 = 42;
+/// Lengths of made objects.
+const LENGTH_MIN: &str = "1KiB";
+const LENGTH_MAX: &str = "64KiB";
 
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Global options")]
@@ -43,7 +46,7 @@ pub(crate) struct Global {
     #[arg(long, global = true)]
     pub(crate) json: bool,
     /// How long a call may take.
-    #[arg(long, global = true, value_name = "DURATION", value_parser = parse_duration, default_value = "10s")]
+    #[arg(long, global = true, value_name = "DURATION", value_parser = parse_timeout, default_value = "10s")]
     pub(crate) timeout: Duration,
 }
 
@@ -77,7 +80,7 @@ impl Global {
 /// TLS at `https://` addresses.
 #[derive(Debug, Args)]
 pub(crate) struct TlsArgs {
-    /// Authorities to trust at https:// addresses (PEM). Default: those that this host trusts.
+    /// Authorities to trust at https:// addresses (PEM). Default: this host's authorities.
     #[arg(long, global = true, env = "RINGFETCH_CA", value_name = "FILE")]
     ca: Option<PathBuf>,
     /// Certificate chain to present there (PEM), with --key.
@@ -105,9 +108,18 @@ impl TlsArgs {
             }
         };
         let own = own.as_ref().map(|(cert, key)| (&cert[..], &key[..]));
-        Tls::new(ca.as_deref(), own)
-            .map(Some)
-            .map_err(|error| Failure::Usage(format!("--ca, --cert, --key: {error}")))
+        Tls::new(ca.as_deref(), own).map(Some).map_err(|error| {
+            let Error::Invalid { field, problem, .. } = error else {
+                return Failure::Usage(format!("--ca, --cert, --key: {error}"));
+            };
+            let (flag, path) = match field {
+                "ca" => ("ca", &self.ca),
+                "key" => ("key", &self.key),
+                _ => ("cert", &self.cert),
+            };
+            let path = path.as_deref().unwrap_or(Path::new("")).display();
+            Failure::Usage(format!("--{flag}: {path}: {problem}"))
+        })
     }
 
     /// [`Self::read`]; without flags, the host's trusted authorities if an address needs TLS.
@@ -245,11 +257,11 @@ pub(crate) enum Make {
         /// Objects.
         #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
         count: u64,
-        /// Shortest object. The first two are empty and of one byte all the same.
-        #[arg(long, value_parser = at_least_1, default_value = "1KiB")]
+        /// Shortest object. The first two always have 0 and 1 bytes.
+        #[arg(long, value_parser = at_least_1, default_value = LENGTH_MIN)]
         length_min: u64,
         /// Longest object.
-        #[arg(long, value_parser = parse_size, default_value = "64KiB")]
+        #[arg(long, value_parser = parse_size, default_value = LENGTH_MAX)]
         length_max: u64,
         #[command(flatten)]
         how: MakeHow,
@@ -265,8 +277,25 @@ pub(crate) struct MakeHow {
     #[arg(long)]
     pub(crate) force: bool,
     /// Name in the printed configuration. Default: from the path.
-    #[arg(long)]
+    #[arg(long, value_parser = parse_name)]
     pub(crate) name: Option<String>,
+}
+
+fn parse_timeout(text: &str) -> Result<Duration, String> {
+    match parse_duration(text)? {
+        Duration::ZERO => Err("no call is answered in no time; use 500ms, 10s, 2m".to_owned()),
+        timeout => Ok(timeout),
+    }
+}
+
+/// A name that the daemon's configuration takes.
+fn parse_name(text: &str) -> Result<String, String> {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+    let good = text.len() <= 128
+        && text.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && text.chars().all(allowed);
+    let rule = "use 1 to 128 letters, digits, '.', '_' and '-', the first a letter or digit";
+    good.then(|| text.to_owned()).ok_or_else(|| rule.to_owned())
 }
 
 fn at_least_1(text: &str) -> Result<u64, String> {
@@ -322,4 +351,13 @@ pub(crate) struct Verify {
     /// Check only the first bytes of the dataset (of its elements, for vectors; of each object, for objects).
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub(crate) length: Option<u64>,
+    /// Blocks, vectors or objects that the dataset must have. Without it, missing objects and lengths are not checked.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) count: Option<u64>,
+    /// Shortest object, as in `make objects`.
+    #[arg(long, value_name = "SIZE", value_parser = at_least_1, default_value = LENGTH_MIN, requires = "count")]
+    pub(crate) length_min: u64,
+    /// Longest object, as in `make objects`.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = LENGTH_MAX, requires = "count")]
+    pub(crate) length_max: u64,
 }

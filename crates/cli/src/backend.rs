@@ -31,7 +31,7 @@ enum Switch {
         #[arg(long, value_name = "NAME")]
         dataset: Option<String>,
     },
-    /// Take a dataset's own backend away: the engine's reads it again.
+    /// Clear a dataset's own backend, so that the engine's reads it.
     Clear {
         /// The dataset.
         #[arg(long, value_name = "NAME")]
@@ -74,7 +74,13 @@ fn table(status: &Status) -> Table {
     for dataset in &status.datasets {
         let path = dataset.read_path.clone().unwrap_or_default();
         let by = if path.own_backend { "itself" } else { "engine" };
-        row(name_of(dataset), path.backend, path.requested, by, &path.reason);
+        // The engine's may be long: once is enough.
+        let reason = match path.reason.as_str() {
+            "" => "",
+            reason if !path.own_backend && reason == status.reason => "as the engine",
+            reason => reason,
+        };
+        row(name_of(dataset), path.backend, path.requested, by, reason);
     }
     table
 }

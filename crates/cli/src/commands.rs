@@ -9,7 +9,7 @@ use clap::{Parser, Subcommand};
 use clap_complete::Shell;
 use std::path::PathBuf;
 
-/// Fetch, look, make and verify data, and drive load.
+/// Fetch, inspect, generate and verify data, and drive load.
 #[derive(Debug, Parser)]
 #[command(
     name = "ringfetch",
@@ -34,7 +34,7 @@ pub(crate) enum Command {
     Score(Score),
     /// List what the daemon serves.
     Datasets,
-    /// Show how the daemon is doing: backend and why, memory, rates, shards.
+    /// Show the daemon's state: backend and why, memory, rates, shards.
     Status,
     /// Show which backend reads each dataset and why, or switch it while the daemon serves.
     #[command(args_conflicts_with_subcommands = true)]
@@ -57,9 +57,9 @@ pub(crate) enum Command {
     Doctor(Doctor),
     /// Measure a file or device through the engine, and print the settings that suit it.
     Calibrate(ringfetch_lab::Calibrate),
-    /// Run a study of a device and of the ways to read it, and report it beside the published figures.
+    /// Run a study of a device and of the ways to read it, and compare it with published figures.
     Lab(Box<ringfetch_lab::Lab>),
-    /// Print completions for a shell, to be sourced by it.
+    /// Print completions for the shell to source.
     Completions {
         /// Which shell.
         shell: Shell,

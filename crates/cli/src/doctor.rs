@@ -35,7 +35,7 @@ pub(crate) struct Doctor {
     /// Fail (exit code 1) on warnings too, not only on problems.
     #[arg(long)]
     pub(crate) strict: bool,
-    /// The daemon's engine.memory_budget, which limits are held against.
+    /// The daemon's engine.memory_budget, which limits are compared with.
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "256MiB")]
     pub(crate) memory_budget: u64,
     /// The daemon's engine.cores. Default: as `auto`, the CPUs that this process may use.

@@ -39,6 +39,16 @@ pub(crate) async fn run(global: &Global, get: &Get) -> Result<(), Failure> {
             length,
             ..
         } => {
+            if *length > PART_BYTES {
+                // Of parts, the daemon would refuse only the last one.
+                let end = client.get_dataset(dataset).await.map_err(failed)?.length_bytes;
+                if offset.saturating_add(*length) > end {
+                    let most = end.saturating_sub(*offset);
+                    return Err(Failure::Failed(format!(
+                        "offset {offset} + length {length} ends past the end of {dataset}, at {end}: ask for at most {most} bytes"
+                    )));
+                }
+            }
             let source = Source {
                 dataset,
                 object: None,

@@ -19,7 +19,7 @@ pub(crate) async fn datasets(global: &Global) -> Result<(), Failure> {
         .map_err(grpc_failure(global))?;
     sink::print(global.json, &json!({ "datasets": datasets }), |out| {
         if datasets.is_empty() {
-            return writeln!(out, "The daemon serves no datasets.");
+            return writeln!(out, "The daemon serves no datasets, or none that you may read.");
         }
         dataset_table(datasets.iter().map(|dataset| (dataset, None))).write(out)
     })
@@ -109,7 +109,10 @@ fn status_table(status: &Status) -> Table {
         status.latency_p99_us,
         status.latency_p999_us,
     ];
-    let [p50, p99, p999] = percentiles.map(|us| latency(us * 1e3));
+    let [p50, p99, p999] = percentiles.map(|us| match status.reads_total {
+        0 => "-".to_owned(),
+        _ => latency(us * 1e3),
+    });
     let mut table = Table::default();
     table.row(["state", &format!("{}, up {uptime}", status.state)]);
     table.row(["version", &status.version]);

@@ -30,7 +30,7 @@ use clap::{CommandFactory as _, Parser as _};
 use commands::{Cli, Command};
 use outcome::{EXIT_STATUS, Failure};
 use ringfetch_command::manual::{Manual, completions};
-use ringfetch_command::{quantity, table};
+use ringfetch_command::{connect, quantity, table};
 use ringfetch_lab::LabCommand;
 use std::io::{self, Write as _};
 use std::process::ExitCode;

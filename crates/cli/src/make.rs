@@ -3,7 +3,7 @@
 
 use crate::args::{Global, Make, MakeHow};
 use crate::outcome::Failure;
-use crate::quantity::exact_size;
+use crate::quantity::{exact_size, size};
 use crate::{progress, sink};
 use ringfetch_engine::dataset::{Dtype, Layout};
 use ringfetch_pattern as pattern;
@@ -12,11 +12,16 @@ use std::io::{self, Write as _};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use tokio::signal::unix::{SignalKind, signal};
 
 pub(crate) async fn run(global: &Global, make: &Make) -> Result<(), Failure> {
     let plan = Plan::new(make)?;
     let (path, how) = destination(make);
     check_path(path, how.force, plan.kind == "objects")?;
+    if plan.kind == "objects" && !how.force {
+        room_for(path, plan.length_bytes)?;
+    }
+    let mut terminate = signal(SignalKind::terminate())?;
     let bar = progress::bytes(plan.length_bytes);
     let stop = Arc::new(AtomicBool::new(false));
     let mut writing = {
@@ -29,9 +34,15 @@ pub(crate) async fn run(global: &Global, make: &Make) -> Result<(), Failure> {
             })
         })
     };
+    let stopped = async {
+        tokio::select! {
+            _ = tokio::signal::ctrl_c() => {}
+            _ = terminate.recv() => {}
+        }
+    };
     let written = tokio::select! {
         written = &mut writing => written,
-        _ = tokio::signal::ctrl_c() => {
+        () = stopped => {
             stop.store(true, Ordering::Relaxed);
             writing.await
         }
@@ -40,7 +51,11 @@ pub(crate) async fn run(global: &Global, make: &Make) -> Result<(), Failure> {
     let written = written.map_err(|_| Failure::Failed("the writer failed".to_owned()))?;
     written.map_err(|error| {
         if error.kind() == io::ErrorKind::Interrupted {
-            return Failure::Failed("interrupted".to_owned());
+            let left = match plan.kind {
+                "objects" => "the objects made so far remain",
+                _ => "nothing was made",
+            };
+            return Failure::Failed(format!("interrupted; {left}"));
         }
         let problem = format!("cannot write {}: {error}", path.display());
         let wrong_shape = error.kind() == io::ErrorKind::InvalidInput;
@@ -50,17 +65,21 @@ pub(crate) async fn run(global: &Global, make: &Make) -> Result<(), Failure> {
             Failure::Failed(problem)
         }
     })?;
+    if let Make::Objects { count, .. } = make {
+        remove_from(path, *count)?;
+    }
     let absolute = std::fs::canonicalize(path)?.to_string_lossy().into_owned();
     let name = how.name.clone().unwrap_or_else(|| name_of(path));
     let (kind, seed) = (plan.kind, how.seed);
     let yaml = yaml(&name, kind, &absolute, &plan.keys);
+    let verify = verify_command(make, &name);
     let value = json!({
         "path": absolute, "name": name, "kind": kind, "seed": seed, "length_bytes": plan.length_bytes, "yaml": yaml,
     });
     sink::print(global.json, &value, |out| {
         write!(
             out,
-            "# Made with seed {seed}. For `datasets:` in the daemon's configuration:\n{yaml}"
+            "# Made with seed {seed}. {verify}For `datasets:` in the daemon's configuration:\n{yaml}"
         )
     })
 }
@@ -167,6 +186,26 @@ impl Plan {
     }
 }
 
+/// How to check made objects; empty for other data, whose length the daemon checks.
+fn verify_command(make: &Make, name: &str) -> String {
+    match make {
+        Make::Blocks { .. } | Make::Vectors { .. } => String::new(),
+        Make::Objects {
+            count,
+            length_min,
+            length_max,
+            how: MakeHow { seed, .. },
+            ..
+        } => {
+            let (min, max) = (exact_size(*length_min), exact_size(*length_max));
+            format!(
+                "To check it: ringfetch dataset verify {name} --all --seed {seed} --count {count} --length-min {min} \
+                 --length-max {max}\n# "
+            )
+        }
+    }
+}
+
 /// The entry for `datasets:` in the daemon's configuration.
 fn yaml(name: &str, kind: &str, path: &str, keys: &[String]) -> String {
     let mut yaml = format!(
@@ -187,6 +226,31 @@ fn yaml_text(text: &str) -> String {
     }
 }
 
+/// Refuses what does not fit: a file reserves its room at once, objects appear one by one.
+fn room_for(path: &Path, bytes: u64) -> Result<(), Failure> {
+    let exists = path.ancestors().find(|parent| parent.is_dir());
+    let Ok(system) = rustix::fs::statvfs(exists.unwrap_or(Path::new("."))) else {
+        return Ok(());
+    };
+    let free = system.f_bavail.saturating_mul(system.f_frsize);
+    if bytes <= free {
+        return Ok(());
+    }
+    let (path, free, bytes) = (path.display(), size(free), size(bytes));
+    Err(Failure::Failed(format!("{path}: {bytes} needed, {free} free")))
+}
+
+/// Removes the objects that an earlier run made from number `first` on: they are not part of this dataset.
+fn remove_from(directory: &Path, first: u64) -> io::Result<()> {
+    let later = (first..).map(|index| directory.join(pattern::object_name(index)));
+    for object in later.take_while(|object| object.exists()) {
+        std::fs::remove_file(&object)?;
+        // Succeeds for the last one of a folder.
+        let _removed = object.parent().map(std::fs::remove_dir);
+    }
+    Ok(())
+}
+
 fn check_path(path: &Path, force: bool, directory: bool) -> Result<(), Failure> {
     let Ok(found) = std::fs::symlink_metadata(path) else {
         return Ok(());
@@ -194,7 +258,7 @@ fn check_path(path: &Path, force: bool, directory: bool) -> Result<(), Failure> 
     let empty = || std::fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none());
     let problem = match directory {
         true if !found.is_dir() => "exists and is not a directory; choose another path",
-        true if !force && !empty() => "is not empty; --force replaces objects in it",
+        true if !force && !empty() => "is not empty; --force replaces the objects in it",
         false if !found.is_file() => "exists and is not a regular file; choose another path",
         false if !force => "is there already; --force replaces it",
         true | false => return Ok(()),

@@ -1,13 +1,17 @@
 //! How a command ends: its message on stderr, and the exit code.
 
-use ringfetch_client::Error;
+use crate::connect::remedy;
+use ringfetch_client::{Code, Error};
 use std::io;
 use std::process::ExitCode;
 
 /// The exit codes, for the manual.
 pub(crate) const EXIT_STATUS: &[(&str, &str)] = &[
     ("0", "Done."),
-    ("1", "It was tried and failed."),
+    (
+        "1",
+        "It was tried and failed; or, in load, requests or items failed and no --require of errors allows that.",
+    ),
     ("2", "Wrong usage: the arguments make no sense."),
     (
         "3",
@@ -48,15 +52,27 @@ impl Failure {
     pub(crate) fn call(error: &Error, flag: &str, url: &str) -> Self {
         match error {
             Error::Transport { message, .. } => Self::Failed(format!(
-                "cannot reach {url} ({message}); is ringfetchd there? --{flag} names another"
+                "cannot reach {url} ({message}); {}",
+                remedy(message, flag, url)
             )),
+            Error::Status(status) if status.code == Code::Unimplemented && status.message.is_empty() => {
+                Self::Failed(format!(
+                    "UNIMPLEMENTED: {url} serves something else; is it the daemon's {flag} address (--{flag})?"
+                ))
+            }
+            Error::Status(status) if status.code == Code::Unauthenticated => {
+                Self::Failed(format!("{error} (--token-file)"))
+            }
+            Error::DeadlineExceeded => {
+                let problem = "no answer within --timeout; raise it, or send less at once";
+                Self::Failed(problem.to_owned())
+            }
             Error::Invalid {
                 field: "url",
                 problem,
                 ..
             } => Self::Usage(format!("--{flag}: {problem}")),
             Error::Status(_)
-            | Error::DeadlineExceeded
             | Error::Protocol { .. }
             | Error::StreamBroken { .. }
             | Error::Invalid { .. }

@@ -20,7 +20,7 @@ pub(crate) fn items(total: u64, what: &str) -> ProgressBar {
 
 /// A line that shows a message.
 pub(crate) fn line() -> ProgressBar {
-    bar(0, "{msg}")
+    bar(0, "{wide_msg}")
 }
 
 fn bar(total: u64, template: &str) -> ProgressBar {

@@ -5,12 +5,13 @@ use crate::daemon::{client, grpc_failure};
 use crate::outcome::Failure;
 use crate::sink;
 use crate::table::Table;
-use clap::{Args, ValueEnum};
+use clap::{ArgGroup, Args, ValueEnum};
 use ringfetch_client::{Client, Metric, Ranking, ScoreRequest};
 use serde_json::json;
 use std::io::Write as _;
 
 #[derive(Debug, Args)]
+#[command(group(ArgGroup::new("of").required(true).args(["query", "like"])))]
 pub(crate) struct Score {
     /// Name of a dataset of kind vectors.
     dataset: String,
@@ -22,17 +23,16 @@ pub(crate) struct Score {
         long,
         value_name = "X,Y,...",
         value_delimiter = ',',
-        allow_hyphen_values = true,
-        required_unless_present = "like"
+        allow_hyphen_values = true
     )]
     query: Vec<f32>,
-    /// Take the vector with this id for the query.
-    #[arg(long, value_name = "ID", conflicts_with = "query")]
+    /// Use the vector with this id as the query.
+    #[arg(long, value_name = "ID")]
     like: Option<u64>,
-    /// How near is measured.
+    /// Distance or similarity measure.
     #[arg(long, value_enum, default_value = "dot")]
     metric: MetricName,
-    /// At most so many results; without it: all.
+    /// Most results; default: all.
     #[arg(long)]
     limit: Option<u32>,
     /// Only results with this score or a better one.

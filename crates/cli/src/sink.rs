@@ -19,8 +19,7 @@ impl Sink {
         let Some(path) = path else {
             return Ok(Self::Stdout(BufWriter::new(io::stdout().lock())));
         };
-        let part = PartFile::beside(path)
-            .map_err(|error| Failure::Failed(format!("--out: cannot write {}: {error}", path.display())))?;
+        let part = PartFile::beside(path).map_err(|error| cannot_write(path, &error))?;
         Ok(Self::File(BufWriter::new(part)))
     }
 
@@ -33,10 +32,11 @@ impl Sink {
     pub(crate) fn finish(self) -> Result<(), Failure> {
         match self {
             Self::Stdout(mut out) => out.flush()?,
-            Self::File(out) => out
-                .into_inner()
-                .map_err(io::IntoInnerError::into_error)?
-                .finish()?,
+            Self::File(out) => {
+                let part = out.into_inner().map_err(io::IntoInnerError::into_error)?;
+                let path = part.path().to_owned();
+                part.finish().map_err(|error| cannot_write(&path, &error))?;
+            }
         }
         Ok(())
     }
@@ -47,6 +47,10 @@ impl Sink {
             Self::File(out) => out,
         }
     }
+}
+
+fn cannot_write(path: &Path, error: &io::Error) -> Failure {
+    Failure::Failed(format!("--out: cannot write {}: {error}", path.display()))
 }
 
 /// Prints a command's result on stdout: as JSON, or as the text that `text` writes.

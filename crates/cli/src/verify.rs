@@ -9,9 +9,9 @@ use crate::quantity::{grouped, size};
 use crate::{progress, sink};
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use ringfetch_client::{Client, Dataset, Error, ItemError, Kind, ObjectInfo, ObjectPart};
-use ringfetch_pattern::object_seed;
+use ringfetch_pattern::{object_length, object_name, object_seed};
 use serde_json::json;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::io::Write as _;
 
 /// Bytes per request, and requests in flight: enough to keep a disk busy, far below any limit.
@@ -45,12 +45,18 @@ pub(crate) async fn run(global: &Global, args: &Verify) -> Result<(), Failure> {
     let value = json!({
         "dataset": name, "kind": kind, "seed": seed, "ok": true,
         "items_checked": checked.items, "items": checked.of, "bytes_checked": checked.bytes,
+        "count_checked": args.count.is_some(),
     });
     sink::print(global.json, &value, |out| {
         let (items, of, bytes) = (grouped(checked.items), grouped(checked.of), size(checked.bytes));
+        let unchecked = if dataset.kind == Kind::Objects && args.count.is_none() {
+            "; missing objects and lengths are not checked (--count)"
+        } else {
+            ""
+        };
         writeln!(
             out,
-            "{name}: {items} of {of} {kind} ({bytes}) hold the pattern of seed {seed}"
+            "{name}: {items} of {of} {kind} ({bytes}) hold the pattern of seed {seed}{unchecked}"
         )
     })
 }
@@ -125,6 +131,11 @@ async fn records(client: &Client, dataset: &Dataset, args: &Verify) -> Result<Ch
         of: dataset.count,
         bytes: 0,
     };
+    if let Some(expected) = args.count.filter(|&expected| expected != dataset.count) {
+        let (expected, has) = (grouped(expected), grouped(dataset.count));
+        let found = format!("it has {has} {what}s, expected {expected} (--count)");
+        return Err(VerifyError::Found(found));
+    }
     let mut scratch = Vec::new();
     while let Some((numbers, items)) = answers.try_next().await? {
         for (number, item) in numbers.iter().copied().zip(items.iter()) {
@@ -158,6 +169,9 @@ async fn records(client: &Client, dataset: &Dataset, args: &Verify) -> Result<Ch
 async fn objects(client: &Client, name: &str, args: &Verify) -> Result<Checked, VerifyError> {
     let listed: Vec<ObjectInfo> = client.list_objects(name).try_collect().await?;
     let count = u64::try_from(listed.len()).unwrap_or(u64::MAX);
+    if let Some(found) = args.count.and_then(|expected| differs(&listed, expected, args)) {
+        return Err(VerifyError::Found(found));
+    }
     let (items, chosen) = selection(args, count);
     let chosen = chosen.filter_map(|n| listed.get(usize::try_from(n).ok()?));
     let requests = batches(chosen, args.length.unwrap_or(u64::MAX));
@@ -194,6 +208,27 @@ async fn objects(client: &Client, name: &str, args: &Verify) -> Result<Checked, 
         bar.inc(1);
     }
     Ok(checked)
+}
+
+/// How the names and lengths of a listing differ from those of `make objects`.
+fn differs(listed: &[ObjectInfo], count: u64, args: &Verify) -> Option<String> {
+    let mut lengths: HashMap<&str, u64> = listed
+        .iter()
+        .map(|object| (object.name.as_str(), object.length_bytes))
+        .collect();
+    for index in 0..count {
+        let name = object_name(index);
+        let expected = object_length(args.seed, index, args.length_min, args.length_max);
+        match lengths.remove(name.as_str()) {
+            None => return Some(format!("object {name} is missing")),
+            Some(length) if length != expected => {
+                return Some(format!("object {name} has {length} bytes, expected {expected}"));
+            }
+            Some(_) => {}
+        }
+    }
+    let more = lengths.keys().min()?;
+    Some(format!("object {more} is not one of the {count} (--count)"))
 }
 
 /// The parts of objects for each request, in order; at most `length_max` bytes of each object.
@@ -249,6 +284,9 @@ mod tests {
             sample: 50,
             all: false,
             length,
+            count: None,
+            length_min: 10,
+            length_max: 3000,
         };
         let (items, chosen) = selection(&args, 60);
         let chosen: Vec<u64> = chosen.collect();
@@ -261,6 +299,35 @@ mod tests {
         assert!(selection(&args, 60).1.eq(0..60));
         (args.all, args.sample) = (false, 100);
         assert_eq!(selection(&args, 60).0, 60);
+    }
+
+    #[test]
+    fn a_listing_that_differs_from_what_was_made_is_found() {
+        let args = Verify {
+            dataset: "d".to_owned(),
+            seed: 1,
+            sample: 1,
+            all: true,
+            length: None,
+            count: Some(5),
+            length_min: 10,
+            length_max: 3000,
+        };
+        let made = |index| ObjectInfo::new(object_name(index), object_length(1, index, 10, 3000));
+        let made: Vec<ObjectInfo> = (0..5).map(made).collect();
+        assert_eq!(differs(&made, 5, &args), None);
+        let missing = differs(&made[..4], 5, &args).unwrap();
+        assert_eq!(missing, "object shard-00/object-000004 is missing");
+        let more = differs(&made, 4, &args).unwrap();
+        assert_eq!(
+            more,
+            "object shard-00/object-000004 is not one of the 4 (--count)"
+        );
+        let mut emptied = made;
+        let length = std::mem::take(&mut emptied[3].length_bytes);
+        let emptied = differs(&emptied, 5, &args).unwrap();
+        let want = format!("object shard-00/object-000003 has 0 bytes, expected {length}");
+        assert_eq!(emptied, want);
     }
 
     #[test]

@@ -177,7 +177,7 @@ impl Incoming {
         let [compressed, length @ ..] = prefix;
         if compressed != 0 {
             return Err(Error::protocol(
-                "the answer is compressed, which was not asked for",
+                "the answer is compressed, but no compression was requested",
             ));
         }
         let length = usize::try_from(u32::from_be_bytes(length)).unwrap_or(usize::MAX);

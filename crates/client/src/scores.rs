@@ -120,7 +120,7 @@ impl Scores {
             let (ids, scores) = (result.ids, result.scores);
             if ids.len() != scores.len() || ids.len() > limit as usize {
                 return Err(Error::protocol(format!(
-                    "{} ids with {} scores, where at most {limit} were asked for",
+                    "{} ids with {} scores, but at most {limit} were requested",
                     ids.len(),
                     scores.len()
                 )));

@@ -1,7 +1,8 @@
 //! Command-line parts shared by `ringfetchd` and `ringfetch`: sizes and other quantities in human notation,
-//! tables, result files, manual pages, completions.
+//! tables, result files, manual pages, completions, remedies.
 #![forbid(unsafe_code)]
 
+pub mod connect;
 pub mod manual;
 pub mod part_file;
 pub mod quantity;

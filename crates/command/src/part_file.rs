@@ -24,9 +24,15 @@ impl PartFile {
         let mut part = tempfile::Builder::new();
         let file = part
             .permissions(Permissions::from_mode(0o666))
-            .tempfile_in(directory)?;
+            .tempfile_in(directory)
+            .map_err(without_temporary_name)?;
         let path = path.to_owned();
         Ok(Self { file, path })
+    }
+
+    /// The final name.
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Syncs the file and gives it its name.
@@ -38,6 +44,13 @@ impl PartFile {
         self.file.persist(self.path)?;
         Ok(())
     }
+}
+
+/// An error of tempfile without the name of its file, which the caller did not choose.
+fn without_temporary_name(error: io::Error) -> io::Error {
+    let text = error.to_string();
+    let (cause, _) = text.split_once(" at path ").unwrap_or((&text, ""));
+    io::Error::new(error.kind(), cause)
 }
 
 impl Write for PartFile {

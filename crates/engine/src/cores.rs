@@ -70,7 +70,6 @@ pub(crate) fn current() -> Option<usize> {
 /// Ends the turn of a task on a core: it is polled again after all other ready tasks, and after the core has
 /// polled its sockets and its ring. A task that only wakes itself is polled up to 61 times before that: a few
 /// connections that always have data to send would delay all others by 10 ms.
-/// always have data to send would delay all others by 10 ms.
 pub fn give_way(cx: &mut Context<'_>) {
     submit_left();
     // The first poll hands the waker to the runtime.

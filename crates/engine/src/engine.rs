@@ -596,8 +596,3 @@ impl Inner {
             })
     }
 }
-
-/// The number of the calling core, if any.
-pub fn current_core() -> Option<usize> {
-    cores::current()
-}

@@ -1,8 +1,7 @@
-//! The only offset arithmetic of the crate: pure, checked, property-tested against a byte-array model.
+//! Offset arithmetic: pure, checked, property-tested against a byte-array model.
 //!
-//! Block index, vector id and byte range become an [`Extent`] of the address space; an extent of the address
-//! space becomes extents of the files that form it; an extent becomes the aligned extent that a direct read
-//! needs. Nothing here wraps, panics or touches a file.
+//! Block index, vector id and byte range become an [`Extent`] of the address space, which becomes extents of
+//! the files that form it; `plan` aligns them. Nothing here wraps, panics or touches a file.
 
 use crate::error::ReadError;
 
@@ -20,26 +19,6 @@ impl Extent {
     pub fn end(self) -> Option<u64> {
         self.offset.checked_add(self.length)
     }
-}
-
-/// The smallest extent around `extent` whose offset and length are multiples of `align`; `None` if `align` is
-/// 0 or the end does not fit 64 bits.
-///
-/// 3072 bytes from 9216, aligned to 4096: the start goes down to 8192 (9216 - 9216 % 4096 = 9216 - 1024), the
-/// end 12288 is already a multiple, so 4096 bytes from 8192. An empty extent at 9216 stays empty, at 8192.
-pub fn align_out(extent: Extent, align: u32) -> Option<Extent> {
-    let align = u64::from(align);
-    let end = extent.end()?;
-    let offset = extent.offset - extent.offset.checked_rem(align)?;
-    let aligned_end = if extent.length == 0 {
-        offset
-    } else {
-        end.checked_next_multiple_of(align)?
-    };
-    Some(Extent {
-        offset,
-        length: aligned_end - offset,
-    })
 }
 
 /// The extent of block `index` of `count`: block 3 of 4096 bytes is 4096 bytes from 3 x 4096 = 12288.
@@ -202,22 +181,6 @@ mod tests {
     /// The functions return the worked numbers of their docs.
     #[test]
     fn worked_numbers() {
-        let aligned = |offset, length, align| align_out(Extent { offset, length }, align);
-        assert_eq!(
-            aligned(9216, 3072, 4096),
-            Some(Extent {
-                offset: 8192,
-                length: 4096
-            })
-        );
-        assert_eq!(
-            aligned(9216, 0, 4096),
-            Some(Extent {
-                offset: 8192,
-                length: 0
-            })
-        );
-        assert_eq!(aligned(5, 7, 1), Some(Extent { offset: 5, length: 7 }));
         assert_eq!(
             block_extent(3, 4096, 4),
             Ok(Extent {
@@ -251,22 +214,6 @@ mod tests {
     /// Values that cannot be represented are refused, and nothing panics at the edge of 64 bits.
     #[test]
     fn edges_of_64_bits() {
-        let aligned = |offset, length, align| align_out(Extent { offset, length }, align);
-        assert_eq!(aligned(u64::MAX, 1, 512), None);
-        assert_eq!(
-            aligned(u64::MAX - 1, 1, 512),
-            None,
-            "the end fits, the aligned end does not"
-        );
-        assert_eq!(aligned(0, 1, 0), None);
-        let top = u64::MAX - 511;
-        assert_eq!(
-            aligned(top - 512, 512, 512),
-            Some(Extent {
-                offset: top - 512,
-                length: 512
-            })
-        );
         assert_eq!(
             block_extent(u64::MAX - 1, 2, u64::MAX),
             Err(ReadError::RangeOverflow {
@@ -387,23 +334,6 @@ mod tests {
             let from = offset.min(model.len());
             let to = (offset + length).min(model.len());
             prop_assert_eq!(&read[..], &model[from..to]);
-        }
-
-        /// The aligned extent contains the extent, is aligned at both ends, and is the smallest that does.
-        #[test]
-        fn aligned_extents_are_minimal(
-            offset in 0u64..1 << 48,
-            length in 1u64..1 << 24,
-            align in prop_oneof![(0u32..16).prop_map(|bits| 1 << bits), 1u32..10_000],
-        ) {
-            let extent = Extent { offset, length };
-            let aligned = align_out(extent, align).unwrap();
-            let wide = u64::from(align);
-            prop_assert_eq!(aligned.offset % wide, 0);
-            prop_assert_eq!(aligned.length % wide, 0);
-            prop_assert!(aligned.offset <= offset && offset < aligned.offset + wide);
-            let (end, aligned_end) = (extent.end().unwrap(), aligned.end().unwrap());
-            prop_assert!(end <= aligned_end && aligned_end < end + wide);
         }
 
         /// Any numbers at all: an accepted range ends within the end, a refused one does not (in 128-bit

@@ -5,7 +5,7 @@ use ringfetch_command::quantity::{parse_duration, parse_size};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Measure a device and the ways to read it, and set the published studies' figures beside ours.
+/// Measure a device and the ways to read it, and compare published figures with ours.
 #[derive(Debug, Clone, Args)]
 pub struct Lab {
     /// Which study.
@@ -26,7 +26,7 @@ pub enum LabCommand {
     Act(Act),
     /// Rescoring the candidates of a vector search from disk (Qdrant), through a daemon and in process.
     Rescore(Rescore),
-    /// The same load on a running daemon under each backend in turn; it gets back the one that it had.
+    /// The same load on a running daemon under each backend in turn; then restore its own backend.
     Flip(FlipArgs),
     /// Which settings of the engine suit a file or device.
     Calibrate(Calibrate),
@@ -84,10 +84,10 @@ pub struct Common {
     /// Only these strategies.
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     pub(crate) only: Vec<String>,
-    /// Go on with an unfinished run.
+    /// Continue an unfinished run.
     #[arg(long)]
     pub(crate) resume: bool,
-    /// Measure what would mislead, too; the report is marked.
+    /// Measure even if the result may mislead; the report is marked.
     #[arg(long)]
     pub(crate) force: bool,
 }
@@ -101,7 +101,7 @@ pub struct OfDaemon {
     /// The daemon's dataset: for `act` and `rescore` the data that are read below --path.
     #[arg(long, value_name = "NAME", requires = "server")]
     pub(crate) dataset: Option<String>,
-    /// Count the CPU time of this process, which is the daemon on this machine, too.
+    /// PID of the daemon on this machine, to count its CPU time too.
     #[arg(long, value_name = "PID", requires = "server")]
     pub(crate) server_pid: Option<u32>,
 }
@@ -119,7 +119,7 @@ pub struct Act {
     /// How long the rate has to be held (a certification takes 24 hours).
     #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = parse_hold)]
     pub(crate) hold: Duration,
-    /// How long each rate is tried while the highest is searched for.
+    /// How long each rate is tried during the search.
     #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = parse_step)]
     pub(crate) step: Duration,
     /// The highest N that is tried.
@@ -141,11 +141,11 @@ pub struct Rescore {
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_values = ["4", "8"],
         value_parser = clap::value_parser!(u32).range(1..=256))]
     pub(crate) parallel: Vec<u32>,
-    /// Candidates for each result: of those that were prepared.
+    /// Candidates for each result: of those prepared.
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_values = ["1", "4"],
         value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(crate) oversampling: Vec<u32>,
-    /// Queries of a step [default: all that were prepared].
+    /// Queries of a step [default: all prepared].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) queries: Option<u32>,
     /// Read through the page cache, also where a strategy could read past it.
@@ -169,7 +169,7 @@ pub struct FlipArgs {
     /// Requests in flight; with --rate, at most.
     #[arg(long, value_name = "N", default_value = "16", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(crate) in_flight: u32,
-    /// Requests a second that arrive, whatever became of those before them [default: as fast as they are answered].
+    /// Requests per second that arrive, whether or not earlier ones have finished [default: as fast as they are answered].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
     pub(crate) rate: Option<u64>,
     /// How long a step takes.
@@ -245,7 +245,7 @@ pub struct Objects {
 /// See [`LabCommand::Calibrate`].
 #[derive(Debug, Clone, Args)]
 pub struct Calibrate {
-    /// A file or a block device of those that are to be served. It is only read.
+    /// A file or a block device to be served. It is only read.
     pub(crate) path: PathBuf,
     /// How long to measure, about; at least 3 s.
     #[arg(long, value_name = "S", value_parser = parse_budget, default_value = "60")]
@@ -262,16 +262,16 @@ pub struct Calibrate {
     /// Draw reads/s and latency against depth into this file (SVG).
     #[arg(long, value_name = "FILE")]
     pub(crate) plot: Option<PathBuf>,
-    /// Keep the steps and the report (HTML, CSV, JSON, plots) in this new directory; a run that was stopped can go on.
+    /// Keep the steps and the report (HTML, CSV, JSON, plots) in this new directory; a run that was stopped can be continued.
     #[arg(long, value_name = "DIR")]
     pub(crate) report: Option<PathBuf>,
-    /// Go on with the unfinished run in --report.
+    /// Continue the unfinished run in --report.
     #[arg(long, requires = "report")]
     pub(crate) resume: bool,
     /// Seed of the orders.
     #[arg(long, value_name = "N", default_value = "1")]
     pub(crate) seed: u64,
-    /// Replace what --out and --plot name, and measure what would mislead, too; the report is marked.
+    /// Replace what --out and --plot name, and measure even if the result may mislead; the report is marked.
     #[arg(long)]
     pub(crate) force: bool,
 }

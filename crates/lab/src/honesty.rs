@@ -1,8 +1,11 @@
 //! Refuses measurements that would mislead, unless forced; a forced report says so.
 
-use crate::facts::Memory;
+use crate::args::Common;
+use crate::error::LabError;
+use crate::facts::{Memory, memory};
 use crate::job::DIRECT;
 use crate::material::Material;
+use crate::refuse;
 use crate::study::Needs;
 use ringfetch_baselines::Buffer;
 use ringfetch_command::quantity::{approximate, size};
@@ -34,16 +37,31 @@ pub(crate) fn objections_to_run(repetitions: u32) -> Vec<String> {
     found
 }
 
-/// Reasons why figures of these data would mislead: a sentence each, with the option to change.
-pub(crate) fn objections(materials: &[&Material], needs: Needs, memory: &Memory) -> Vec<String> {
+/// The objection to data in memory.
+pub(crate) const IN_MEMORY: &str = "--path: the file system is memory (tmpfs): it has no cold reads";
+
+/// Refuses a study whose figures would mislead, unless it is forced, before it makes data of this length below
+/// `--path`: `option` sets the length.
+pub(crate) fn check_before_making(
+    common: &Common,
+    option: &str,
+    length_bytes: u64,
+    needs: Needs,
+) -> Result<(), LabError> {
+    if !common.path.is_dir() {
+        return Ok(());
+    }
+    refuse(
+        &objections_to_length(option, length_bytes, needs, &memory()),
+        common.force,
+    )
+}
+
+/// Reasons why figures of data of this length would mislead.
+fn objections_to_length(option: &str, length: u64, needs: Needs, memory: &Memory) -> Vec<String> {
     let mut found = Vec::new();
-    let Some(material) = materials.first() else {
-        return found;
-    };
-    let length: u64 = materials.iter().map(|material| material.length_bytes()).sum();
     let (memory_shown, bound) = (size(memory.bytes), &memory.bound);
     if needs.larger_than_memory && length <= memory.bytes {
-        let option = material.questions.as_ref().map_or("--size", |_| "--vectors");
         found.push(format!(
             "{option}: a working set of {} fits the page cache, which may grow to {memory_shown} ({bound}): make it \
              larger, or run in a cgroup with less memory",
@@ -55,8 +73,19 @@ pub(crate) fn objections(materials: &[&Material], needs: Needs, memory: &Memory)
         let too_much = format!("{warm} do not stay warm in {memory_shown} of memory ({bound})");
         found.push(format!("{option}: {too_much}: at most half of it"));
     }
+    found
+}
+
+/// Reasons why figures of these data would mislead: a sentence each, with the option to change.
+pub(crate) fn objections(materials: &[&Material], needs: Needs, memory: &Memory) -> Vec<String> {
+    let Some(material) = materials.first() else {
+        return Vec::new();
+    };
+    let length = materials.iter().map(|material| material.length_bytes()).sum();
+    let option = material.questions.as_ref().map_or("--size", |_| "--vectors");
+    let mut found = objections_to_length(option, length, needs, memory);
     if material.place.in_memory {
-        found.push("--path: the file system is memory (tmpfs): it has no cold reads".to_owned());
+        found.push(IN_MEMORY.to_owned());
         return found;
     }
     let holes = materials.iter().map(|material| material.holes_share());
@@ -158,6 +187,38 @@ mod tests {
         let both = ask(needs, 5);
         assert!(both.len() == 2 && both[0].starts_with("--size"), "{both:?}");
         assert!(both[1].starts_with("--warm-bytes"), "{both:?}");
+    }
+
+    #[derive(Debug, clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        common: Common,
+    }
+
+    #[test]
+    fn data_of_a_length_that_misleads_are_refused_before_they_are_made() {
+        // Scenario: 1 MiB, in a directory and as an existing file; the same forced. Expected: the directory is
+        // refused, with the option; a file is checked when it is open.
+        use clap::Parser as _;
+        let directory = scratch();
+        let file = directory.path().join("file");
+        fs::write(&file, "").unwrap();
+        let needs = Needs {
+            larger_than_memory: true,
+            ..Needs::default()
+        };
+        let check = |path: &std::path::Path, more: &[&str]| {
+            let words = ["lab", "--path", path.to_str().unwrap()];
+            let line = Line::parse_from(words.iter().chain(more));
+            check_before_making(&line.common, "--size", 1 << 20, needs)
+        };
+        let refused = check(directory.path(), &[]).unwrap_err().to_string();
+        assert!(
+            refused.starts_with("--size: a working set of 1.0 MiB"),
+            "{refused}"
+        );
+        check(directory.path(), &["--force"]).unwrap();
+        check(&file, &[]).unwrap();
     }
 
     fn objected(path: &std::path::Path, words: &str) {

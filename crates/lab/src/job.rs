@@ -174,17 +174,19 @@ impl Job {
         Some(Arc::new(Gate::new(pacer, thread, threads, 0, Alarm::precise())))
     }
 
-    /// Waits for the next request, and returns the start of its latency: now, or its arrival in an open loop.
-    /// `None`: there are no more.
-    pub(crate) async fn turn(&self, gate: Option<&Gate>) -> Option<Instant> {
+    /// Waits for the next request. `None`: there are no more.
+    pub(crate) async fn turn(&self, gate: Option<&Gate>) -> Option<Start> {
         let Some(gate) = gate else {
-            return Some(Instant::now());
+            return Some(Instant::now().into());
         };
         let turn = gate.next(tokio::time::Instant::now()).await?;
         if let Some(pacer) = self.pacer.get().filter(|_| turn.start.elapsed() > LATE_MAX) {
             pacer.stop();
         }
-        Some(turn.start.into_std())
+        Some(Start {
+            due: turn.start.into_std(),
+            sent: Instant::now(),
+        })
     }
 
     /// The next group of reads: those of a query, or up to `most` others. False: the step is over.
@@ -298,6 +300,21 @@ impl Job {
     }
 }
 
+/// When a request starts.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Start {
+    /// Its latency begins here: now, or at its arrival in an open loop.
+    due: Instant,
+    /// It is in flight from here on.
+    sent: Instant,
+}
+
+impl From<Instant> for Start {
+    fn from(now: Instant) -> Self {
+        Self { due: now, sent: now }
+    }
+}
+
 /// Counts the reads of one thread or task.
 #[derive(Debug)]
 pub(crate) struct Lane {
@@ -309,8 +326,9 @@ pub(crate) struct Lane {
 
 impl Lane {
     /// Counts a finished read whose bytes are not here.
-    pub(crate) fn counted(&mut self, bytes: usize, started: Instant) {
-        self.counts.read(bytes, started.elapsed());
+    pub(crate) fn counted(&mut self, bytes: usize, start: impl Into<Start>) {
+        let Start { due, sent } = start.into();
+        self.counts.read(bytes, due.elapsed(), sent.elapsed());
     }
 
     /// Checks the scores of all of a query's candidates.
@@ -324,8 +342,8 @@ impl Lane {
     }
 
     /// Counts a finished read and checks its bytes. The reads of a query follow each other.
-    pub(crate) fn done(&mut self, read: &ReadAt, started: Instant, data: &[u8]) {
-        self.counted(data.len(), started);
+    pub(crate) fn done(&mut self, read: &ReadAt, start: impl Into<Start>, data: &[u8]) {
+        self.counted(data.len(), start);
         let (got, wanted, at) = (data.len(), read.length, read.offset);
         if got != wanted {
             return self

@@ -71,7 +71,7 @@ impl Journal {
                 "--out: {shown} has a finished report: name another directory"
             )),
             (true, false) => {
-                let choices = "--resume goes on with it, another directory begins anew";
+                let choices = "--resume continues it; choose another directory to start over";
                 usage(format!("--out: {shown} has an unfinished run: {choices}"))
             }
             (false, true) => usage(format!("--resume: {shown} has no unfinished run")),
@@ -224,7 +224,7 @@ mod tests {
         };
         assert!(open("1", true).unwrap_err().starts_with("--resume"));
         open("1", false).unwrap();
-        assert!(open("1", false).unwrap_err().contains("--resume goes on"));
+        assert!(open("1", false).unwrap_err().contains("--resume continues it"));
         let other = open("2", true).unwrap_err();
         assert!(other.contains("has seed: 1; this one has 2"), "{other}");
         open("1", true).unwrap();

@@ -38,6 +38,7 @@ pub use sample::Sample;
 pub use served::Clients;
 pub use stats::Summary;
 
+use crate::facts::Place;
 use crate::journal::{Header, Journal};
 use crate::material::Material;
 use crate::runner::Runner;
@@ -161,7 +162,10 @@ fn measured(
     let mut marks = honesty::objections_to_run(common.repetitions);
     if common.path.is_dir() {
         // Before data are made there.
-        refuse(&marks, common.force)?;
+        let place = Place::of(&material::open(&common.path)?);
+        let in_memory = place.in_memory.then(|| honesty::IN_MEMORY.to_owned());
+        let known: Vec<String> = marks.iter().cloned().chain(in_memory).collect();
+        refuse(&known, common.force)?;
     }
     let named = || PathBuf::from(format!("lab-{}", about.name));
     let directory = common.out.clone().unwrap_or_else(named);
@@ -205,7 +209,7 @@ fn measured(
     bar.finish_and_clear();
     let stopped = stop.load(Ordering::Relaxed).then(|| {
         let (steps, shown) = (bar.length().unwrap_or(0), directory.display());
-        format!("stopped after {done} of {steps} steps; --resume --out {shown} goes on")
+        format!("stopped after {done} of {steps} steps; continue with --resume --out {shown}")
     });
     let mut known = facts::host();
     let places = study.materials.iter().map(|material| material.place.lines());

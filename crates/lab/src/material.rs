@@ -251,10 +251,14 @@ fn whole(
     let removed = |part: &Path| fs::remove_file(part).or_else(|_| fs::remove_dir_all(part));
     // Left by a run that was killed.
     let _removed = removed(&part);
+    pattern::remove_partial_files(&directory);
     let written = write(&part).and_then(|()| fs::rename(&part, &made));
     written.map_err(|error| {
         // The error that led here is the one to report.
         let _removed = removed(&part);
+        if error.kind() == io::ErrorKind::Interrupted {
+            return LabError::Failed("stopped; no data were made".to_owned());
+        }
         at_path(&made, &error)
     })?;
     Ok(made)
@@ -268,7 +272,7 @@ fn room_for(directory: &Path, bytes: u64) -> Result<(), LabError> {
     let kept = twentieth.min(bytes.saturating_mul(4));
     if free < bytes.saturating_add(kept) {
         return Err(LabError::Failed(format!(
-            "--path: {} has {} free, {} are needed, and {} are to stay free: see --size",
+            "--path: {} has {} free, {} needed, and {} must stay free: see --size",
             directory.display(),
             size(free),
             size(bytes),
@@ -324,6 +328,21 @@ pub(crate) mod tests {
         assert!(Material::many(directory.path(), 9, 1 << 20, &mut |done| done < 2 << 20).is_err());
         let left = fs::read_dir(directory.path().join(DIRECTORY)).unwrap();
         assert_eq!(left.count(), 0);
+    }
+
+    #[test]
+    fn what_a_killed_run_left_is_removed_and_what_another_writes_is_not() {
+        // Scenario: partial files of a run that was killed and of one that still writes, whose lock it holds.
+        // Expected: making data removes the first and leaves the second.
+        let directory = scratch();
+        let data = directory.path().join(DIRECTORY);
+        fs::create_dir(&data).unwrap();
+        let [left, written] = ["left", "written"].map(|name| data.join(format!(".ringfetch-{name}.partial")));
+        fs::write(&left, "x").unwrap();
+        let writer = File::create(&written).unwrap();
+        writer.lock().unwrap();
+        small(directory.path());
+        assert!(!left.exists() && written.exists());
     }
 
     #[test]

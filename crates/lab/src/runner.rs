@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Template of the progress bar for steps.
-pub(crate) const STEPS: &str = "{bar:30} {pos}/{len}  {eta} left  {msg}";
+pub(crate) const STEPS: &str = "{bar:30} {pos}/{len}  {eta} left  {wide_msg}";
 /// Reads of a probe.
 const PROBE_READS: u64 = 8;
 

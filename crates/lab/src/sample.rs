@@ -108,11 +108,11 @@ impl Counts {
         }
     }
 
-    /// Counts a read.
-    pub(crate) fn read(&mut self, bytes: usize, latency: Duration) {
+    /// Counts a read: its latency, and the part of it after it was sent.
+    pub(crate) fn read(&mut self, bytes: usize, latency: Duration, in_flight: Duration) {
         self.reads += 1;
         self.bytes += bytes as u64;
-        self.in_flight += latency;
+        self.in_flight += in_flight;
         if let Some(histogram) = &mut self.latency {
             let _recorded = histogram.record(u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX));
         }
@@ -174,6 +174,21 @@ fn over(latency: &Histogram<u32>, missed: u64) -> [f64; OVER_LIMITS] {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn reads_are_in_flight_from_their_sending_on() {
+        // Scenario: ten reads that wait a second each for a slot and then take 10 ms, in a second. Expected: a
+        // depth of 0.1, and latencies that include the wait.
+        let mut counts = Counts::none();
+        for _ in 0..10 {
+            counts.read(1, Duration::from_millis(1010), Duration::from_millis(10));
+        }
+        let sample = counts
+            .sample(Duration::from_secs(1), Duration::ZERO, Some(0))
+            .unwrap();
+        assert!((sample.depth_achieved - 0.1).abs() < 1e-9, "{sample:?}");
+        assert!(sample.p50_us > 1e6, "{sample:?}");
+    }
 
     #[test]
     fn shares_over_limits_are_those_of_known_distributions() {

@@ -8,6 +8,7 @@ use ringfetch_client::{
     AdminClient, Backend, Builder, ByteRange, Client, Code, Dataset, DatasetStatus, Error, Kind, Metric,
     ObjectPart, Request, RetryPolicy, ScoreRequest,
 };
+use ringfetch_command::connect::remedy;
 use ringfetch_pace::trace::TraceEntries;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -268,7 +269,8 @@ fn wait<T>(option: &str, url: &str, call: impl Future<Output = Result<T, Error>>
 
 fn told(option: &str, url: &str, error: &Error) -> LabError {
     if let Error::Transport { message, .. } = error {
-        let problem = format!("--{option}: cannot reach {url} ({message}); is ringfetchd there?");
+        let remedy = remedy(message, option, url);
+        let problem = format!("--{option}: cannot reach {url} ({message}); {remedy}");
         return LabError::Failed(problem);
     }
     if error.code() == Some(Code::NotFound) {

@@ -1,5 +1,5 @@
-//! Writes pattern data to files. A file is written under a temporary name and renamed when it is complete, so that an
-//! interrupted run leaves no partial file.
+//! Writes pattern data to files. A file is written under a temporary name and renamed when it is complete. A run that
+//! is stopped leaves no partial file; one that is killed does, and [`remove_partial_files`] removes it.
 
 use super::{fill, fill_elements, object_length, object_name, object_seed};
 use ringfetch_engine::dataset::{Dtype, Layout};
@@ -9,6 +9,9 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
 
+/// Ends of the temporary names.
+const PARTIAL_PREFIX: &str = ".ringfetch-";
+const PARTIAL_SUFFIX: &str = ".partial";
 /// Bytes per write.
 const CHUNK_BYTES: usize = 1 << 20;
 
@@ -111,6 +114,28 @@ pub fn write_objects(
     Ok(())
 }
 
+/// Removes the partial files in a directory that no process is writing: those of runs that were killed. Whatever
+/// cannot be removed stays.
+pub fn remove_partial_files(directory: &Path) {
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let is_partial = name
+            .to_str()
+            .is_some_and(|name| name.starts_with(PARTIAL_PREFIX) && name.ends_with(PARTIAL_SUFFIX));
+        // Its writer holds the lock.
+        if is_partial && File::open(entry.path()).is_ok_and(|file| file.try_lock().is_ok()) {
+            let _removed = fs::remove_file(entry.path());
+        }
+    }
+}
+
+/// An error of tempfile without the name of its file, which the caller did not choose.
+fn without_temporary_name(error: io::Error) -> io::Error {
+    let text = error.to_string();
+    let (cause, _) = text.split_once(" at path ").unwrap_or((&text, ""));
+    io::Error::new(error.kind(), cause)
+}
+
 fn invalid(problem: String) -> io::Error {
     io::Error::new(ErrorKind::InvalidInput, problem)
 }
@@ -178,11 +203,14 @@ impl<'a> Output<'a> {
         // A bare name has an empty parent.
         let parent = Path::new(".").join(parent);
         let file = tempfile::Builder::new()
-            .prefix(".ringfetch-")
-            .suffix(".partial")
+            .prefix(PARTIAL_PREFIX)
+            .suffix(PARTIAL_SUFFIX)
             // Limited by the umask, as for any new file.
             .permissions(Permissions::from_mode(0o666))
-            .tempfile_in(parent)?;
+            .tempfile_in(parent)
+            .map_err(without_temporary_name)?;
+        // Tells that it is being written. Where locks do not work, nobody else can tell either.
+        let _locked = file.as_file().try_lock();
         reserve(file.as_file(), length_bytes)?;
         let buffer =
             Vec::with_capacity(CHUNK_BYTES.min(usize::try_from(length_bytes).unwrap_or(CHUNK_BYTES)));

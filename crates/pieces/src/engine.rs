@@ -6,7 +6,7 @@ use ringfetch_engine::bench_hooks::{Counters, plan_reads};
 use ringfetch_engine::buffer::Arena;
 use ringfetch_engine::config::DirectIo;
 use ringfetch_engine::dataset::{Dataset, DatasetSpec, KindSpec, PartialTail};
-use ringfetch_engine::geometry::{Extent, VectorGrid, align_out, block_extent, vector_extent};
+use ringfetch_engine::geometry::{Extent, VectorGrid, block_extent, vector_extent};
 use std::hint::black_box;
 use std::sync::Arc;
 
@@ -63,12 +63,8 @@ pub(crate) fn pieces() -> Result<Vec<Piece>, Box<dyn std::error::Error>> {
             let extent = |&index: &u64| block_extent(black_box(index), 4096, 1 << 20).ok();
             to_usize(geometry_blocks.iter().map(|index| length(extent(index))).sum())
         }),
-        Piece::new("geometry-vector-aligned-64", move || {
-            let extent = |id| {
-                vector_extent(black_box(id), grid)
-                    .ok()
-                    .and_then(|extent| align_out(extent, 512))
-            };
+        Piece::new("geometry-vector-64", move || {
+            let extent = |id| vector_extent(black_box(id), grid).ok();
             to_usize((0..BATCH as u64).map(|id| length(extent(id))).sum())
         }),
         Piece::new("batch-64-blocks", move || {

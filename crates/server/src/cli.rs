@@ -12,7 +12,7 @@ use ringfetch_server::demo;
 pub(crate) const EXIT_CODES: &str = "\
 Exit codes:
     0  drained after SIGTERM or SIGINT; or the command succeeded
-    1  failed at run time, or the drain aborted connections or reads; not ready (healthcheck)
+    1  failed at run time, or the drain aborted requests; not ready (healthcheck)
     2  a mistake in the configuration, the command line, or a dataset: no port was bound; fix it before starting again
     3  this host refuses what the configuration asks for: a port, io_uring with on_unavailable: fail, memory, threads, descriptors
   130  a second signal ended the drain";
@@ -42,7 +42,7 @@ pub(crate) struct Cli {
     /// log.filter, such as debug or info,ringfetch_engine=debug.
     #[arg(long, value_name = "FILTER", global = true)]
     log: Option<String>,
-    /// Directory of the demo data, created if it is missing.
+    /// Directory of the demo's data, created if it is missing.
     #[arg(long, value_name = "DIRECTORY", default_value = demo::DIRECTORY_DEFAULT, global = true)]
     pub(crate) demo_dir: PathBuf,
     /// Once ready, write the real listen addresses here as JSON.

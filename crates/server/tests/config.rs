@@ -578,3 +578,20 @@ fn healthcheck_says_when_nobody_answers() {
     );
     assert_eq!(text(&output.stderr).lines().count(), 1);
 }
+
+#[test]
+fn the_demo_can_be_made_without_serving_it() {
+    // Scenario: `make-demo` into a new directory, twice. Expectation: exit 0 with the three datasets, and
+    // nothing written the second time.
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("demo");
+    let make = || {
+        let output = ringfetchd(&["make-demo", "--demo-dir", path.to_str().unwrap()]);
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+        let written = std::fs::metadata(path.join("blocks.bin")).unwrap();
+        written.modified().unwrap()
+    };
+    let first = make();
+    assert!(path.join("vectors.npy").is_file() && path.join("objects").is_dir());
+    assert_eq!(make(), first);
+}

@@ -54,13 +54,13 @@ struct Arguments {
     /// Each read fails with EIO with this probability.
     #[arg(long, value_name = "P")]
     error_probability: Option<String>,
-    /// Every n-th direct read returns half of what was asked for.
+    /// Every n-th direct read returns half of the requested bytes.
     #[arg(long, value_name = "N")]
     short_every: Option<String>,
     /// Each direct read is short with this probability.
     #[arg(long, value_name = "P")]
     short_probability: Option<String>,
-    /// What jitter and probabilities are drawn from.
+    /// Seed of jitter and probabilities.
     #[arg(long, value_name = "SEED")]
     seed: Option<String>,
     /// Make every read go past the page cache, not only those with O_DIRECT.

@@ -16,7 +16,7 @@ checks! {
     TAGS = "device.tags",
         "beyond its tags (nr_requests) a device makes io_uring_enter sleep, so all rings together stay below them";
     READ_AHEAD = "device.read_ahead",
-        "buffered random reads pull in up to this much beside what was asked; direct reads and mappings do not";
+        "buffered random reads also fetch up to this much more; direct reads and mappings do not";
     MAX_SECTORS = "device.max_sectors", "longer reads are split by the kernel, and each part takes a tag";
     POLL = "device.poll_queues",
         "polled completions (IORING_SETUP_IOPOLL) need queues of their own; the engine does not need polling";

@@ -103,7 +103,7 @@ pub(super) fn environment(view: &View, ring_refused: bool) -> Finding {
     let remedy = match container(view) {
         Some("Kubernetes") => {
             "allow io_uring_setup, io_uring_enter and io_uring_register in a profile of the runtime's own form \
-             (securityContext.seccompProfile, type Localhost); deploy/seccomp/README.md says why Docker's form does not do"
+             (securityContext.seccompProfile, type Localhost); deploy/seccomp/README.md says why Docker's format does not work"
         }
         Some(_) => {
             "run the container with --security-opt seccomp=deploy/seccomp/ringfetchd.json, and --ulimit memlock where \

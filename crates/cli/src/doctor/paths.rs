@@ -7,9 +7,12 @@
 use super::Needs;
 use super::block;
 use super::finding::{Check, Finding, Verdict, checks};
-use crate::quantity::size;
+use crate::args::layout;
+use crate::quantity::{grouped, size};
 use ringfetch_engine::config::{DirectIo, OBJECT_REVALIDATE_DEFAULT};
-use ringfetch_engine::dataset::{Dataset, DatasetSpec, DirectFacts, KindSpec, PartialTail};
+use ringfetch_engine::dataset::{
+    Dataset, DatasetSpec, DirectFacts, Dtype, Kind, KindSpec, Layout, PartialTail,
+};
 use ringfetch_engine::probe::{read_through_ring, resident_pages};
 use ringfetch_host::View;
 use ringfetch_host::block::Device;
@@ -23,14 +26,14 @@ use std::os::unix::fs::{FileExt as _, FileTypeExt as _, MetadataExt as _, OpenOp
 use std::path::{Path, PathBuf};
 
 checks! {
-    OPEN = "path.open", "the daemon does not start with a dataset that it cannot open";
+    OPEN = "path.open", "the daemon starts only if every dataset opens, and serves only what it can read";
     FILE_SYSTEM = "path.file_system",
-        "the file system decides on direct I/O, and what a read costs beside the device";
+        "the file system decides on direct I/O, and what a read costs besides the device";
     DIRECT = "path.direct_io",
         "past the page cache a ring keeps the device busy; buffered, reads that miss are left to kernel threads";
     RING_READ = "path.ring_read", "backends uring and auto read this file so";
     RESIDENCY = "path.residency",
-        "what is in the page cache is fastest by mmap, what is not by uring; auto asks for each read";
+        "what is in the page cache is fastest by mmap, what is not by uring; auto checks for each read";
 }
 
 /// Most objects of a directory that are examined.
@@ -91,6 +94,8 @@ struct Opened {
     /// An object that cannot be opened, and why.
     unreadable: Option<String>,
     length_bytes: u64,
+    /// Its vectors, if its suffix names a layout of them: `2 000 vectors of 64 f32 (npy)`.
+    vectors: Option<String>,
 }
 
 impl Opened {
@@ -119,14 +124,14 @@ impl Opened {
             direct_io: DirectIo::Preferred,
         };
         let dataset = Dataset::open(&spec).map_err(|error| {
-            // The daemon's message, without the path, which is printed above it.
-            let start = format!("{}: ", path.display());
-            let problem = error.problem.strip_prefix(&start).unwrap_or(&error.problem);
+            let problem = without_path(&error.problem, path);
             let (cause, remedy) = problem.split_once(": ").unwrap_or((problem, "correct the path"));
             let denied = is_device && cause == "permission denied";
             let hint = "; in a container or a service, allow the device (--device in Docker, DeviceAllow in systemd)";
             (cause.to_owned(), format!("{remedy}{}", if denied { hint } else { "" }))
         })?;
+        let vectors = found.filter(|found| found.is_file()).map(|_| vectors(spec));
+        let vectors = vectors.transpose()?.flatten();
         let failed = |error: io::Error| {
             let remedy = match error.raw_os_error() {
                 Some(errno)
@@ -173,6 +178,7 @@ impl Opened {
             samples,
             unreadable,
             length_bytes,
+            vectors,
         })
     }
 
@@ -222,7 +228,8 @@ impl Opened {
         let bytes = size(self.length_bytes);
         if !self.is_directory {
             let what = if self.is_device { "block device" } else { "file" };
-            return OPEN.ok(format!("a {what} of {bytes}"));
+            let vectors = self.vectors.iter().map(|vectors| format!(": {vectors}"));
+            return OPEN.ok(format!("a {what} of {bytes}{}", vectors.collect::<String>()));
         }
         if let Some(object) = &self.unreadable {
             return OPEN.warning(
@@ -331,6 +338,50 @@ impl Opened {
             Device::numbered(view, metadata.rdev())
         })
     }
+}
+
+/// The daemon's message without the path, which is printed above it.
+fn without_path<'a>(problem: &'a str, path: &Path) -> &'a str {
+    let rest = problem.strip_prefix(&path.display().to_string());
+    rest.map_or(problem, |rest| rest.trim_start_matches([':', ' ']))
+}
+
+/// The vectors of a file whose suffix names a layout, opened as the daemon opens it; `None`: the suffix names none.
+///
+/// # Errors
+/// The cause and the remedy.
+fn vectors(mut spec: DatasetSpec) -> Result<Option<String>, (String, String)> {
+    let path = spec.paths.first().cloned().unwrap_or_default();
+    let suffix = path.extension().and_then(|suffix| suffix.to_str());
+    let layout = suffix.and_then(|suffix| layout(&suffix.to_ascii_lowercase()));
+    let Some(layout) = layout.filter(|&layout| layout != Layout::Raw) else {
+        return Ok(None);
+    };
+    let mut open = |dtype| {
+        spec.kind = KindSpec::Vectors {
+            layout,
+            dim: None,
+            dtype,
+            header_bytes: 0,
+        };
+        Dataset::open(&spec)
+    };
+    // NumPy has no name for bfloat16; the configuration says so for those files.
+    let opened = open(None).or_else(|error| open(Some(Dtype::Bf16)).map_err(|_| error));
+    let dataset = opened.map_err(|error| {
+        let cause = format!(
+            "not a file of layout {layout}: {}",
+            without_path(&error.problem, &path)
+        );
+        let remedy = "write the file again; or serve it as kind: blocks, which reads any file".to_owned();
+        (cause, remedy)
+    })?;
+    Ok(match dataset.kind() {
+        Kind::Vectors {
+            count, dim, dtype, ..
+        } => Some(format!("{} vectors of {dim} {dtype} ({layout})", grouped(count))),
+        Kind::Blocks { .. } | Kind::Objects => None,
+    })
 }
 
 fn residency_refused(error: &io::Error) -> Finding {

@@ -33,7 +33,9 @@ impl Report {
 
     pub(super) fn json(&self) -> Value {
         let fix_first = self.summary.fix_first.iter();
-        let fix_first = fix_first.map(|(name, remedy)| json!({ "check": name, "remedy": remedy }));
+        let fix_first: Vec<Value> = fix_first
+            .map(|(name, remedy)| json!({ "check": name, "remedy": remedy }))
+            .collect();
         let worst = self.checks.iter().map(|finding| finding.verdict).max();
         json!({
             "version": env!("CARGO_PKG_VERSION"),
@@ -43,7 +45,9 @@ impl Report {
             "cores": self.needs.cores,
             "verdict": worst.unwrap_or(Verdict::Ok).as_str(),
             "backends": self.summary.json(),
-            "mend_first": fix_first.collect::<Vec<_>>(),
+            "fix_first": fix_first,
+            // The same under its earlier name.
+            "mend_first": fix_first,
             "checks": self.checks,
         })
     }

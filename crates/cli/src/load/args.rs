@@ -27,7 +27,7 @@ pub(crate) struct Load {
     /// Read several datasets, each with its share of the requests: blocks=0.7,vectors=0.3.
     #[arg(long, value_name = "NAME=SHARE,...", value_parser = parse_mix)]
     pub(crate) mix: Option<Mix>,
-    /// How requests travel: a call each, pipelined on one stream a connection, or HTTP/1.1.
+    /// How requests are sent: one call each, pipelined on one stream per connection, or HTTP/1.1.
     #[arg(long, value_enum, default_value_t = TransportArg::Grpc)]
     pub(crate) transport: TransportArg,
     /// The daemon's HTTP address: for --transport http, and for its counters before and after.
@@ -42,14 +42,14 @@ pub(crate) struct Load {
     /// Requests in flight, over all connections: kept up by a closed loop, not exceeded by an open one.
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub(crate) outstanding: u32,
-    /// Reads a request: a number, or a range (1..64) to choose from uniformly.
+    /// Reads per request: a number, or a range (1..64) to choose from uniformly.
     #[arg(long, default_value = "64", value_parser = parse_batch)]
     pub(crate) batch: Batch,
     /// Which items: uniform, sequential, zipfian or zipfian:THETA, or hotspot:FRACTION:SHARE (hotspot:0.1:0.9: a tenth of
     /// the items gets nine tenths of the reads).
     #[arg(long, default_value = "uniform", value_parser = parse_pattern)]
     pub(crate) pattern: PatternArg,
-    /// Read the items that this file lists, one a line, again and again: an index (a byte offset with
+    /// Read the items that this file lists, one per line, repeatedly: an index (a byte offset with
     /// --range-bytes), or `OFFSET LENGTH`.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["pattern", "mix"])]
     pub(crate) trace: Option<PathBuf>,
@@ -68,7 +68,7 @@ pub(crate) struct Load {
     /// Who computes the scores: the daemon, or this process from fetched vectors.
     #[arg(long, value_enum, default_value_t = ScoreAt::Daemon, requires = "score", help_heading = "Scores")]
     pub(crate) score_at: ScoreAt,
-    /// Results a request, at most.
+    /// Most results per request.
     #[arg(long, value_name = "N", default_value_t = 10, requires = "score", help_heading = "Scores",
           value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) score_limit: u32,
@@ -94,8 +94,8 @@ pub(crate) struct Load {
     #[arg(long, value_name = "PID")]
     pub(crate) server_pid: Option<u32>,
 
-    /// Open loop: begin this many requests a second, whatever becomes of them.
-    #[arg(long, value_name = "N", value_parser = parse_rate, help_heading = "Open loop")]
+    /// Open loop: start this many requests per second, whether or not earlier ones have finished.
+    #[arg(long, value_name = "N", value_parser = parse_rate, allow_negative_numbers = true, help_heading = "Open loop")]
     pub(crate) rate: Option<f64>,
     /// Open loop at a rate that goes from FROM to TO requests a second while it is measured.
     #[arg(long, value_name = "FROM:TO", value_parser = parse_ramp, conflicts_with = "requests",
@@ -104,7 +104,7 @@ pub(crate) struct Load {
     /// How an open loop's requests are spaced.
     #[arg(long, value_enum, default_value_t = Arrivals::Constant, requires = "open", help_heading = "Open loop")]
     pub(crate) arrivals: Arrivals,
-    /// Raise the rate, from --rate on, until the objective is broken, and report the highest rate that held.
+    /// Raise the rate, starting at --rate, until the objective fails, and report the highest rate that held.
     #[arg(long, requires = "rate", requires = "objective", conflicts_with_all = ["requests", "csv"],
           help_heading = "Open loop")]
     pub(crate) step_to_knee: bool,
@@ -122,7 +122,7 @@ pub(crate) struct Load {
     /// Write the latencies as one HdrHistogram: V2, compressed, base64, in nanoseconds.
     #[arg(long, value_name = "FILE", help_heading = "Results")]
     pub(crate) hdr: Option<PathBuf>,
-    /// Write a line an interval: rates, latencies, errors, requests in flight.
+    /// Write one line per interval: rates, latencies, errors, requests in flight.
     #[arg(long, value_name = "FILE", help_heading = "Results")]
     pub(crate) csv: Option<PathBuf>,
     /// How often --csv and the line on the terminal are written.

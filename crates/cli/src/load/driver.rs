@@ -7,6 +7,7 @@ use super::args::{Load, TransportArg};
 use super::recorder::Recorder;
 use super::transport::{Endpoints, RequestError, Transport};
 use super::workload::{Choice, Workload};
+use crate::connect::remedy;
 use crate::outcome::Failure;
 use ringfetch_pace::Alarm;
 use ringfetch_pace::{Gate, Pacer};
@@ -115,10 +116,8 @@ fn unreachable(endpoints: &Endpoints, refused: &RequestError) -> Failure {
         TransportArg::Grpc | TransportArg::Stream => ("grpc", &endpoints.grpc),
         TransportArg::Http => ("http", &endpoints.http),
     };
-    Failure::Failed(format!(
-        "cannot reach {url} ({}); is ringfetchd there? --{flag} names another",
-        refused.message
-    ))
+    let remedy = remedy(&refused.message, flag, url);
+    Failure::Failed(format!("cannot reach {url} ({}); {remedy}", refused.message))
 }
 
 /// Part `part` of `whole` split as evenly as possible: 10 over 4 is 3, 3, 2, 2.

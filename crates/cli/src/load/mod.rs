@@ -36,8 +36,8 @@ use report::{Knee, Report};
 use require::{Figure, Requirement};
 use ringfetch_pace::{Pacer, Ramp};
 use std::io::IsTerminal as _;
-use std::path::Path;
 use std::sync::Arc;
+use text::HistogramFiles;
 use tokio::time::Instant;
 use transport::{Credentials, Endpoints};
 use watch::Monitor;
@@ -52,6 +52,15 @@ pub(crate) async fn run(global: &Global, args: &Load) -> Result<(), Failure> {
         return Err(Failure::Usage(problem.to_owned()));
     }
     driver::check(args)?;
+    let has_server_cpu =
+        args.http.is_some() || args.server_pid.is_some() || args.transport == TransportArg::Http;
+    require::check_available(
+        args.require.iter().chain(&args.objective),
+        args.rates().is_some(),
+        has_server_cpu,
+    )?;
+    let files = HistogramFiles::create(args.hgrm.as_deref(), args.hdr.as_deref())?;
+    let series = args.csv.as_deref().map(series::Series::create).transpose()?;
     let workload = Arc::new(workload::resolve(&client(global)?, global, args).await?);
     let http_transport = args.transport == TransportArg::Http;
     let http = args.http.clone().unwrap_or_else(|| HTTP_DEFAULT.to_owned());
@@ -73,7 +82,7 @@ pub(crate) async fn run(global: &Global, args: &Load) -> Result<(), Failure> {
             credentials: endpoints.credentials.clone(),
             timeout: global.timeout,
             interval: args.interval,
-            series: args.csv.as_deref().map(series::Series::create).transpose()?,
+            series,
         },
         load_threads: LoadThreads::start(args, &endpoints, &workload).await?,
         workload,
@@ -85,18 +94,30 @@ pub(crate) async fn run(global: &Global, args: &Load) -> Result<(), Failure> {
     };
     test.load_threads.end()?;
     let report = result?;
-    publish(global, &report, args.hgrm.as_deref(), args.hdr.as_deref())?;
-    if let Some(knee) = report.knee.as_ref().filter(|knee| knee.rate.is_none()) {
-        let objective = knee.objective.join(", ");
-        return Err(Failure::Condition(format!("not met: no rate held {objective}")));
+    publish(global, &report, files, &args.require)?;
+    if let Some(knee) = &report.knee {
+        if let Some(why) = &knee.ended {
+            let problem = format!("the search for the knee ended early: {why}");
+            return Err(Failure::Failed(problem));
+        }
+        if knee.rate.is_none() {
+            let objective = knee.objective.join(", ");
+            return Err(Failure::Condition(format!("not met: no rate held {objective}")));
+        }
     }
     require::check(&args.require, |figure| report.figure(figure))
 }
 
-/// Writes a report; fails if nothing was read or bytes were wrong.
-fn publish(global: &Global, report: &Report, hgrm: Option<&Path>, hdr: Option<&Path>) -> Result<(), Failure> {
-    text::publish(report, global.json, hgrm, hdr)?;
-    report.outcome()
+/// Writes a report; fails if nothing was read, bytes were wrong, or reads failed and no condition allows that.
+fn publish(
+    global: &Global,
+    report: &Report,
+    files: HistogramFiles,
+    require: &[Requirement],
+) -> Result<(), Failure> {
+    text::print(report, global.json)?;
+    files.write(report)?;
+    report.outcome(require.iter().any(Requirement::is_of_errors))
 }
 
 /// Merges results that `load --json` printed.
@@ -112,7 +133,8 @@ pub(crate) fn merge(global: &Global, args: &Merge) -> Result<(), Failure> {
         }
     }
     let merged = merged.ok_or_else(|| Failure::Usage("name at least one result".to_owned()))?;
-    publish(global, &merged, args.hgrm.as_deref(), args.hdr.as_deref())?;
+    let files = HistogramFiles::create(args.hgrm.as_deref(), args.hdr.as_deref())?;
+    publish(global, &merged, files, &args.require)?;
     require::check(&args.require, |figure| merged.figure(figure))
 }
 
@@ -138,25 +160,36 @@ impl LoadTest<'_> {
     }
 
     /// Measures at one rate after another; the report is that of the highest rate that held, or of the last one.
+    /// A step that says nothing about its rate ends the search, and what was measured until then is reported.
     async fn step_to_knee(&mut self) -> Result<Report, Failure> {
         let objective = &self.args.objective;
         let mut search = knee::Search::new(self.args.rate.unwrap_or(1.0));
-        let (mut steps, mut best) = (Vec::new(), None);
-        while let Some(rate) = search.next() {
-            let (report, stopped) = self.measure(Some(Ramp::constant(rate))).await?;
-            let broken = broken(objective, &report);
+        let (mut steps, mut best, mut ended) = (Vec::new(), None, None);
+        while let (Some(rate), None) = (search.next(), &ended) {
+            let (report, stopped) = match self.measure(Some(Ramp::constant(rate))).await {
+                Err(Failure::Failed(problem)) if best.is_some() => {
+                    ended = Some(problem);
+                    break;
+                }
+                measured => measured?,
+            };
+            ended = if stopped {
+                Some("it was stopped".to_owned())
+            } else {
+                report.unreachable()
+            };
+            let broken = ended.clone().or_else(|| broken(objective, &report));
             let held = broken.is_none();
             if std::io::stderr().is_terminal() {
                 let rate = crate::quantity::rate(rate);
                 eprintln!("{rate} requests/s: {}", broken.as_deref().unwrap_or("held"));
             }
             steps.push(report.step(rate, broken));
-            search.record(rate, held);
-            if held || search.knee().is_none() {
-                best = Some(report);
+            if ended.is_none() {
+                search.record(rate, held);
             }
-            if stopped {
-                break;
+            if held || best.is_none() || ended.is_none() && search.knee().is_none() {
+                best = Some(report);
             }
         }
         let mut report = best.ok_or_else(|| Failure::Failed("no step was measured".to_owned()))?;
@@ -164,6 +197,7 @@ impl LoadTest<'_> {
         report.knee = Some(Knee {
             objective: texts.collect(),
             rate: search.knee(),
+            ended,
             steps,
         });
         Ok(report)
@@ -172,13 +206,13 @@ impl LoadTest<'_> {
 
 /// Why a rate did not hold. Errors and arrivals that were never sent break any objective.
 fn broken(objective: &[Requirement], report: &Report) -> Option<String> {
+    if report.errors > 0 {
+        return Some(format!("{} errors", report.errors));
+    }
     let mut objective = objective.iter();
     let unmet = objective.find_map(|objective| objective.unmet(|figure| report.figure(figure)));
     if unmet.is_some() {
         return unmet;
-    }
-    if report.errors > 0 {
-        return Some(format!("{} errors", report.errors));
     }
     let missed = report.open_loop.as_ref()?.missed;
     let share = report.figure(Figure::MissedShare)?;

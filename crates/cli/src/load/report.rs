@@ -139,6 +139,9 @@ pub(crate) struct Knee {
     pub(crate) objective: Vec<String>,
     /// The highest rate that held, requests a second; null if none did.
     pub(crate) rate: Option<f64>,
+    /// Why the search ended before it had found the knee; null if it found it or no rate held.
+    #[serde(default)]
+    pub(crate) ended: Option<String>,
     /// In the order they were tried.
     pub(crate) steps: Vec<Step>,
 }
@@ -287,7 +290,8 @@ impl Report {
     /// # Errors
     /// What is wrong with the text.
     pub(crate) fn read(text: &str) -> Result<Self, String> {
-        let mut report: Self = serde_json::from_str(text).map_err(|error| error.to_string())?;
+        let foreign = |error| format!("is not a result of `ringfetch load --json`: {error}");
+        let mut report: Self = serde_json::from_str(text).map_err(foreign)?;
         report.latency = match (&report.latency_us, &report.latency_histogram) {
             (Some(us), Some(histogram)) => {
                 let duration = |us: f64| Duration::try_from_secs_f64(us / 1e6).unwrap_or_default();
@@ -384,6 +388,18 @@ impl Report {
         }
     }
 
+    /// Why the daemon was not reached at all; `None`: it answered something.
+    pub(crate) fn unreachable(&self) -> Option<String> {
+        let only_transport = self.request_errors.keys().all(|code| code == "TRANSPORT");
+        let why = self.first_error.as_deref();
+        (self.requests == 0 && only_transport).then(|| {
+            format!(
+                "no request was answered: {}",
+                why.unwrap_or("none was due in the window")
+            )
+        })
+    }
+
     /// A figure for a condition; `None`: this run does not have it.
     pub(crate) fn figure(&self, figure: Figure) -> Option<f64> {
         // 0 of 0 is 0.
@@ -416,8 +432,9 @@ impl Report {
         }
     }
 
-    /// Fails if nothing was read, or anything was wrong.
-    pub(crate) fn outcome(&self) -> Result<(), Failure> {
+    /// Fails if nothing was read or anything was wrong, errors included unless a condition of the caller covers
+    /// them. A knee search has errors by design: its objective covers them.
+    pub(crate) fn outcome(&self, errors_covered: bool) -> Result<(), Failure> {
         let problem = if self.wrong_bytes > 0 {
             format!("{} wrong bytes", grouped(self.wrong_bytes))
         } else if self.reads == 0 {
@@ -425,6 +442,14 @@ impl Report {
             format!(
                 "nothing was read: {}",
                 why.unwrap_or("no request was made in the window")
+            )
+        } else if self.errors > 0 && !errors_covered && self.knee.is_none() {
+            let [requests, items] =
+                [&self.request_errors, &self.item_errors].map(|errors| grouped(errors.values().sum::<u64>()));
+            let first = self.first_error.as_deref().unwrap_or("unknown");
+            format!(
+                "{requests} requests and {items} items failed, the first: {first}; \
+                 --require 'errors<1%' allows some"
             )
         } else {
             return Ok(());

@@ -119,6 +119,32 @@ impl Requirement {
         &self.text
     }
 
+    /// Whether it is a condition on errors.
+    pub(crate) fn is_of_errors(&self) -> bool {
+        matches!(self.figure, Figure::Errors | Figure::ErrorShare)
+    }
+
+    /// The flags without which no run has its figure; `None`: it needs none that is missing.
+    fn missing_flags(&self, is_open: bool, has_server_cpu: bool) -> Option<&'static str> {
+        match self.figure {
+            Figure::Missed | Figure::MissedShare | Figure::Late | Figure::LateShare => {
+                (!is_open).then_some("--rate or --ramp")
+            }
+            Figure::ServerCpuPerRead => (!has_server_cpu).then_some("--http or --server-pid"),
+            Figure::Percentile(_)
+            | Figure::LatencyMin
+            | Figure::LatencyMean
+            | Figure::LatencyMax
+            | Figure::Errors
+            | Figure::ErrorShare
+            | Figure::WrongBytes
+            | Figure::ReadsPerSecond
+            | Figure::RequestsPerSecond
+            | Figure::MegabytesPerSecond
+            | Figure::CpuPerRead => None,
+        }
+    }
+
     /// Why a result does not meet it; `None`: it does.
     pub(crate) fn unmet(&self, result: impl Fn(Figure) -> Option<f64>) -> Option<String> {
         let Some(got) = result(self.figure) else {
@@ -173,6 +199,19 @@ impl Unit {
             Self::Microseconds => format!("{got:.2}"),
         }
     }
+}
+
+/// Refuses conditions whose figure the run will not have, before it sends anything.
+pub(crate) fn check_available<'a>(
+    mut requirements: impl Iterator<Item = &'a Requirement>,
+    is_open: bool,
+    has_server_cpu: bool,
+) -> Result<(), Failure> {
+    let missing = requirements.find_map(|requirement| {
+        let flags = requirement.missing_flags(is_open, has_server_cpu)?;
+        Some(format!("{}: this figure needs {flags}", requirement.text))
+    });
+    missing.map_or(Ok(()), |problem| Err(Failure::Usage(problem)))
 }
 
 /// Fails, with its own exit code, if the result does not meet the conditions.

@@ -7,30 +7,63 @@ use crate::quantity::{grouped, latency, rate, size};
 use crate::sink;
 use crate::table::Table;
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-/// Writes the report to stdout, for people or as JSON, and the latencies to the requested files.
-pub(super) fn publish(
-    report: &Report,
-    json: bool,
-    hgrm: Option<&Path>,
-    hdr: Option<&Path>,
-) -> Result<(), Failure> {
-    let write_file = |flag: &str, path: &Path, text: Vec<u8>| {
-        std::fs::write(path, text)
-            .map_err(|error| Failure::Failed(format!("{flag} {}: {error}", path.display())))
-    };
-    if let Some(path) = hgrm {
-        let mut text = Vec::new();
-        report.latency().write_hgrm(&mut text)?;
-        write_file("--hgrm", path, text)?;
-    }
-    if let Some(path) = hdr {
-        let text = report.latency_histogram.clone().unwrap_or_default() + "\n";
-        write_file("--hdr", path, text.into())?;
-    }
+/// Writes the report to stdout, for people or as JSON.
+pub(super) fn print(report: &Report, json: bool) -> Result<(), Failure> {
     sink::print(json, report, |out| write(report, out))
+}
+
+/// A file that a flag names, opened before anything is sent: a path that cannot be written costs no run.
+#[derive(Debug)]
+struct Output {
+    flag: &'static str,
+    path: PathBuf,
+    file: File,
+}
+
+impl Output {
+    fn create(flag: &'static str, path: &Path) -> Result<Self, Failure> {
+        let file = File::create(path).map_err(|error| failed(flag, path, &error))?;
+        let path = path.to_owned();
+        Ok(Self { flag, path, file })
+    }
+}
+
+fn failed(flag: &str, path: &Path, error: &io::Error) -> Failure {
+    Failure::Failed(format!("{flag} {}: {error}", path.display()))
+}
+
+/// Where the latencies go, beside the report.
+#[derive(Debug)]
+pub(super) struct HistogramFiles {
+    hgrm: Option<Output>,
+    hdr: Option<Output>,
+}
+
+impl HistogramFiles {
+    pub(super) fn create(hgrm: Option<&Path>, hdr: Option<&Path>) -> Result<Self, Failure> {
+        Ok(Self {
+            hgrm: hgrm.map(|path| Output::create("--hgrm", path)).transpose()?,
+            hdr: hdr.map(|path| Output::create("--hdr", path)).transpose()?,
+        })
+    }
+
+    pub(super) fn write(self, report: &Report) -> Result<(), Failure> {
+        let mut hgrm = Vec::new();
+        report.latency().write_hgrm(&mut hgrm)?;
+        let hdr = report.latency_histogram.clone().unwrap_or_default() + "\n";
+        for (output, text) in [(self.hgrm, hgrm), (self.hdr, hdr.into_bytes())] {
+            let Some(Output { flag, path, mut file }) = output else {
+                continue;
+            };
+            file.write_all(&text)
+                .map_err(|error| failed(flag, &path, &error))?;
+        }
+        Ok(())
+    }
 }
 
 fn write(report: &Report, out: &mut dyn Write) -> io::Result<()> {
@@ -75,9 +108,17 @@ fn table(report: &Report) -> Table {
     let mut table = Table::default();
     if let Some(knee) = &report.knee {
         let objective = knee.objective.join(", ");
-        let held = match knee.rate.map(rate) {
-            Some(rate) => format!("{rate} requests/s hold {objective}; the figures below are of that step"),
-            None => format!("none: no rate held {objective}"),
+        let held = match (knee.rate.map(rate), &knee.ended) {
+            (Some(rate), None) => {
+                format!("{rate} requests/s hold {objective}; the figures below are of that step")
+            }
+            (Some(rate), Some(why)) => {
+                format!(
+                    "at least {rate} requests/s hold {objective}, of which the figures below are; the search ended early: {why}"
+                )
+            }
+            (None, None) => format!("none: no rate held {objective}"),
+            (None, Some(why)) => format!("unknown: the search ended early: {why}"),
         };
         row!(table, "knee" => "{held}");
     }

@@ -8,6 +8,7 @@ use super::recorder::Tally;
 use super::report::{BothSides, Measured};
 use super::series::Series;
 use super::transport::{Credentials, RequestError};
+use crate::connect::remedy;
 use crate::outcome::Failure;
 use crate::progress;
 use crate::quantity::{latency, rate};
@@ -33,8 +34,8 @@ impl Monitor {
     pub(super) async fn page(&self) -> Result<Option<Page>, String> {
         let Some(http) = &self.http else { return Ok(None) };
         let failed = |RequestError { message, .. }| {
-            let hint = "--http names the daemon's HTTP address";
-            format!("cannot read the counters of {http} ({message}); {hint}")
+            let remedy = remedy(&message, "http", http);
+            format!("cannot read the counters of {http} ({message}); {remedy}")
         };
         Page::read(http, &self.credentials, self.timeout)
             .await

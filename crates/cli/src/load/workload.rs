@@ -116,6 +116,10 @@ async fn resolve_part(client: &Client, global: &Global, args: &Load, name: Strin
             (target, dataset.count)
         }
     };
+    if let (0, Some(range_bytes)) = (count, args.range_bytes) {
+        let problem = format!("{name} has {} bytes, which is less", dataset.length_bytes);
+        return Err(Failure::Usage(format!("--range-bytes {range_bytes}: {problem}")));
+    }
     if count == 0 {
         return Err(Failure::Failed(format!("{name} has nothing to read in it")));
     }

@@ -227,7 +227,9 @@ fn json_has_the_documented_ids_and_fields() {
     for id in documented.iter().filter(of_host).chain(&of_paths) {
         assert!(report.has(id), "no {id}");
     }
-    for field in "version kernel_release user memory_budget_bytes cores verdict mend_first".split(' ') {
+    for field in
+        "version kernel_release user memory_budget_bytes cores verdict fix_first mend_first".split(' ')
+    {
         assert!(!report.0[field].is_null(), "no {field}");
     }
 }
@@ -284,7 +286,7 @@ fn a_seccomp_filter_is_named_with_its_remedy() {
         }
         report.check("io_uring.sysctl", HOST, "ok");
         assert!(!report.has("io_uring.registered_files"), "{:#}", report.0);
-        assert_eq!(report.0["mend_first"][0]["check"], "io_uring.setup");
+        assert_eq!(report.0["fix_first"][0]["check"], "io_uring.setup");
         assert!(!report.runs("uring") && report.runs("mmap"), "{:#}", report.0);
         assert_eq!(report.take(), "mmap");
     }
@@ -331,6 +333,51 @@ fn memory_is_no_device() {
     assert!(!report.checks().iter().any(of_device), "{:#}", report.0);
     assert_eq!(report.take(), "mmap");
     examine(&["--strict", &path], 1);
+}
+
+#[test]
+fn files_of_vectors_are_opened_as_the_daemon_opens_them() {
+    // Scenario: whole files, one of bfloat16 among them, and files cut in the data and in the header. Expected:
+    // the shape of the whole ones; a problem with its remedy for the others.
+    let directory = directory();
+    let here = |name: &str| text(&directory.path().join(name)).to_owned();
+    for (name, dtype) in [
+        ("good.npy", "f32"),
+        ("bf16.npy", "bf16"),
+        ("cut.npy", "f32"),
+        ("stub.npy", "f32"),
+    ] {
+        let made = Command::new(BINARY)
+            .args("dataset make vectors --count 2000 --dim 64 --dtype".split(' '))
+            .args([dtype, &here(name)])
+            .output()
+            .unwrap();
+        assert!(made.status.success(), "{made:?}");
+    }
+    for (name, length) in [("cut.npy", 300_000), ("stub.npy", 50)] {
+        fs::File::options()
+            .write(true)
+            .open(here(name))
+            .unwrap()
+            .set_len(length)
+            .unwrap();
+    }
+    fs::rename(here("good.npy"), here("good.NPY")).unwrap();
+    let paths = ["good.NPY", "bf16.npy", "cut.npy", "stub.npy"].map(here);
+    let report = examine(&paths.each_ref().map(String::as_str), 1);
+    for (path, shape) in paths
+        .iter()
+        .zip(["2 000 vectors of 64 f32 (npy)", "2 000 vectors of 64 bf16 (npy)"])
+    {
+        let found = report.found("path.open", path, "ok");
+        assert!(found.ends_with(shape), "{found}");
+    }
+    let cut = report.found("path.open", &paths[2], "problem");
+    assert!(cut.contains("300000 bytes") && !cut.contains(&paths[2]), "{cut}");
+    for path in &paths[2..] {
+        let remedy = report.remedy("path.open", path, "problem");
+        assert!(remedy.contains("kind: blocks"), "{remedy}");
+    }
 }
 
 #[test]

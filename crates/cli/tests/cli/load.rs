@@ -4,10 +4,12 @@ use crate::server::{Flaw, start};
 use crate::{assert_fields, failure, http, json, json_with, ringfetch, stdout};
 use rustix::process::{Pid, Signal};
 use serde_json::{Value, json as value};
-use std::io::Read as _;
+use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 fn number(value: &Value) -> f64 {
@@ -173,6 +175,26 @@ fn conditions_set_the_exit_code() {
         3,
     );
     assert!(error.contains("p50<=1us: it is "), "{error}");
+    // Failed reads fail the run, unless a condition allows them. Figures that a run cannot have are refused first.
+    let failing = "load --dataset blocks --requests 100 --warmup-seconds 0 --connections 2";
+    let error = failure(Some(cut_once(server, 1)), failing, 1);
+    assert!(
+        error.contains(" requests and 0 items failed, the first: "),
+        "{error}"
+    );
+    stdout(cut_once(server, 1), &format!("{failing} --require errors<90%"));
+    for (condition, flags) in [
+        ("missed<1%", "--rate"),
+        ("late<1", "--rate"),
+        ("server_cpu_us_per_read<5", "--http"),
+    ] {
+        let error = failure(None, &format!("{run} --require {condition}"), 2);
+        assert!(error.contains(flags), "{error}");
+    }
+    for flag in ["--hgrm", "--hdr", "--csv"] {
+        let error = failure(None, &format!("{run} {flag} /nonexistent/file"), 1);
+        assert!(error.contains(&format!("{flag} /nonexistent/file: ")), "{error}");
+    }
     let open = "load --dataset blocks --batch 1 --seconds 0.05 --warmup-seconds 0";
     let report = json_with(
         server,
@@ -227,6 +249,29 @@ fn a_knee_is_found_where_the_slots_end() {
 }
 
 #[test]
+fn a_search_that_is_cut_short_says_so_and_keeps_its_steps() {
+    // Scenario: the daemon is gone after the first step, of 60 requests of 512 bytes, and before the third.
+    // Expected: the second did not hold, the third ends the search; all three are reported, and the search
+    // fails.
+    let server = cut_all(start(Flaw::NONE), 60_000);
+    let run = "load --dataset blocks --batch 1 --seconds 0.3 --warmup-seconds 0";
+    let report = json_with(
+        server,
+        &format!("{run} --rate 200 --step-to-knee --objective p99=10s"),
+        1,
+    );
+    assert_fields(&report["knee"], &value!({ "rate": 200.0 }));
+    let ended = report["knee"]["ended"].as_str().unwrap();
+    assert!(ended.starts_with("no request was answered"), "{report}");
+    let steps = report["knee"]["steps"].as_array().unwrap();
+    assert_eq!(steps.len(), 3, "{report}");
+    let broken = |step: usize| steps[step]["broken"].as_str().unwrap_or("held");
+    assert_eq!(broken(0), "held", "{report}");
+    assert!(broken(1).ends_with(" errors"), "{report}");
+    assert_eq!(broken(2), ended, "{report}");
+}
+
+#[test]
 fn results_of_several_instances_merge() {
     let server = start(Flaw::NONE);
     let directory = tempfile::tempdir().unwrap();
@@ -252,7 +297,10 @@ fn results_of_several_instances_merge() {
     let text = stdout(server, &format!("load-merge {names}"));
     assert!(text.starts_with("merged           2 results"), "{text}");
     std::fs::write(&results[0], "{}").unwrap();
-    assert!(failure(None, &format!("load-merge {names}"), 1).contains("30.json: missing field"));
+    assert!(
+        failure(None, &format!("load-merge {names}"), 1)
+            .contains("30.json: is not a result of `ringfetch load --json`: missing field")
+    );
 }
 
 /// Forwards connections to a server, and cuts the connection with this number, from 0, after 300 kB of
@@ -276,6 +324,39 @@ fn cut_once(server: SocketAddr, victim: usize) -> SocketAddr {
     address
 }
 
+/// Forwards connections to a server until this many bytes of responses have passed, and then closes them all.
+fn cut_all(server: SocketAddr, bytes: u64) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let left = Arc::new(AtomicU64::new(bytes));
+    std::thread::spawn(move || {
+        for client in listener.incoming() {
+            let (client, server, left) = (
+                client.unwrap(),
+                TcpStream::connect(server).unwrap(),
+                Arc::clone(&left),
+            );
+            let (mut from_client, mut to_server) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+            std::thread::spawn(move || std::io::copy(&mut from_client, &mut to_server));
+            std::thread::spawn(move || {
+                let mut part = [0; 4096];
+                while let Ok(length @ 1..) = (&server).read(&mut part) {
+                    let taken = u64::try_from(length).unwrap();
+                    let enough = left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
+                        left.checked_sub(taken)
+                    });
+                    if enough.is_err() || (&client).write_all(&part[..length]).is_err() {
+                        left.store(0, Ordering::Relaxed);
+                        break;
+                    }
+                }
+                let _ = (client.shutdown(Shutdown::Both), server.shutdown(Shutdown::Both));
+            });
+        }
+    });
+    address
+}
+
 #[test]
 fn a_connection_that_breaks_costs_its_requests_and_not_the_run() {
     // One of two connections is cut in the middle of a response: requests in flight on it fail, the rest is
@@ -285,7 +366,10 @@ fn a_connection_that_breaks_costs_its_requests_and_not_the_run() {
         // Connection 0 looks up the dataset.
         let proxy = cut_once(server, 1);
         let run = "load --dataset blocks --requests 100 --warmup-seconds 0 --outstanding 4 --connections 2 --verify";
-        let report = json(proxy, &format!("{run} --transport {transport}"));
+        let report = json(
+            proxy,
+            &format!("{run} --transport {transport} --require errors<=4"),
+        );
         let failed = report["request_errors"]["TRANSPORT"].as_u64().unwrap();
         assert!((1..=4).contains(&failed), "{report}");
         let want = value!({ "errors": failed, "wrong_bytes": 0, "requests": 100 - failed });

@@ -200,6 +200,11 @@ fn wrong_arguments_are_told_apart_from_failures() {
         ),
         ("dataset make vectors /nowhere/x --count 1 --dim 0", "--dim"),
         ("dataset verify blocks --all --sample 3", "--all"),
+        ("dataset verify blocks --length-min 3", "--count"),
+        ("dataset make blocks /nowhere/x --size 1 --name a/b", "--name"),
+        ("score vectors 1 2", "--like"),
+        ("load --dataset blocks --rate -5", "above 0"),
+        ("--timeout 0s datasets", "--timeout"),
         ("load --dataset blocks --seconds 0", "--seconds"),
         ("load --dataset blocks --connections 0", "--connections"),
         ("load --dataset blocks --seconds 1 --requests 1", "--requests"),
@@ -274,11 +279,37 @@ fn verify_finds_the_first_wrong_byte() {
         ("vectors --all", json!({ "items_checked": 300 })),
         (
             "objects --all",
-            json!({ "items_checked": 150, "bytes_checked": lengths.sum::<u64>() }),
+            json!({ "items_checked": 150, "bytes_checked": lengths.sum::<u64>(), "count_checked": false }),
         ),
+        (
+            "objects --count 150 --length-min 10 --length-max 3000",
+            json!({ "items": 150, "count_checked": true }),
+        ),
+        ("blocks --count 1000", json!({ "items": 1000 })),
     ] {
         assert_fields(&json(server, &format!("dataset verify {args}")), &fields);
     }
+
+    for (args, want) in [
+        (
+            "blocks --count 1001",
+            "it has 1 000 blocks, expected 1 001 (--count)",
+        ),
+        ("vectors --count 1", "it has 300 vectors, expected 1 (--count)"),
+        (
+            "objects --count 151 --length-min 10 --length-max 3000",
+            "object shard-01/object-000150 is missing",
+        ),
+        ("objects --count 150", "object shard-00/object-000002 has "),
+    ] {
+        let error = failure(Some(server), &format!("dataset verify {args}"), 1);
+        assert!(error.contains(want), "{error}");
+    }
+    let unchecked = stdout(server, "dataset verify objects");
+    assert!(
+        unchecked.ends_with("; missing objects and lengths are not checked (--count)\n"),
+        "{unchecked}"
+    );
 
     let flipped = 700 * 512 + 13;
     let server = start(Flaw::flipped(flipped));
@@ -351,6 +382,15 @@ fn load_measures_what_it_read_and_checks_it() {
     assert_eq!(report["latency_us"], Value::Null);
     assert_eq!(report["request_errors"]["RESOURCE_EXHAUSTED"], 60);
     assert!(failure(Some(server), "load --dataset objects --range-bytes 10", 2).contains("--range-bytes"));
+    let server = start(Flaw::NONE);
+    let error = failure(Some(server), "load --dataset blocks --range-bytes 1GiB", 2);
+    assert!(error.contains("blocks has 512000 bytes"), "{error}");
+    let past_the_end = ringfetch(Some(server), "get range blocks 1000 200MiB --format raw");
+    let error = String::from_utf8(past_the_end.stderr).unwrap();
+    assert!(
+        past_the_end.stdout.is_empty() && error.contains("at most 511000 bytes"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -394,6 +434,28 @@ fn made_data_is_the_pattern_and_is_not_overwritten_by_mistake() {
     let object = std::fs::read(root.join("o").join(pattern::object_name(2))).unwrap();
     assert!((5..=9).contains(&object.len()));
     assert_eq!(made("dataset make objects ROOT/o --count 3").0, 1);
+    // Objects of an earlier run that are not part of the new one go.
+    assert_eq!(made("dataset make objects ROOT/o --count 205 --force").0, 0);
+    let (code, text, _) = made("dataset make objects ROOT/o --count 150 --force --seed 7");
+    assert!(
+        code == 0 && text.contains("ringfetch dataset verify o --all --seed 7 --count 150 "),
+        "{text}"
+    );
+    let mut folders: Vec<_> = std::fs::read_dir(root.join("o"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name())
+        .collect();
+    folders.sort_unstable();
+    assert_eq!(folders, ["shard-00", "shard-01"]);
+    assert_eq!(std::fs::read_dir(root.join("o/shard-01")).unwrap().count(), 50);
+    let (code, _, error) =
+        made("dataset make objects ROOT/more --count 2000 --length-min 100TiB --length-max 200TiB");
+    assert!(code == 1 && error.contains(" needed, "), "{error}");
+    let (code, _, error) = made("dataset make blocks ROOT/none/b.bin --size 4KiB");
+    assert!(
+        code == 1 && error.ends_with("b.bin: No such file or directory (os error 2)\n"),
+        "{error}"
+    );
     let mut names: Vec<_> = std::fs::read_dir(&root)
         .unwrap()
         .map(|entry| entry.unwrap().file_name())

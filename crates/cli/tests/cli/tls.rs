@@ -81,7 +81,10 @@ fn commands_and_load_reach_a_daemon_over_tls() {
     let directory = tempfile::tempdir().unwrap();
     let address = door(start(Flaw::NONE), http::start(), directory.path());
     let run = |args: &str, files: &[&str]| {
-        let mut line = format!("--grpc https://{address} --timeout 5s {args}");
+        let mut line = format!("--timeout 5s {args}");
+        if !args.contains("--grpc") {
+            line.push_str(&format!(" --grpc https://{address}"));
+        }
         for file in files {
             line.push_str(&format!(" --{file} {}", directory.path().join(file).display()));
         }
@@ -109,6 +112,33 @@ fn commands_and_load_reach_a_daemon_over_tls() {
             "{files:?}: {found:?} {error}"
         );
     }
+    for (files, said) in [
+        (&["cert", "key"][..], "--ca names the authority"),
+        (&["ca"], "--cert and --key"),
+    ] {
+        let (code, error) = run(get, files);
+        assert!(code == Some(1) && error.contains(said), "{error}");
+    }
+    for (address, said) in [
+        (format!("--grpc http://{address}"), "use https://"),
+        (format!("--grpc https://{}", start(Flaw::NONE)), "use http://"),
+        (
+            format!("--grpc https://localhost:{}", address.port()),
+            "a name of its certificate",
+        ),
+    ] {
+        let (code, error) = run(&format!("{get} {address}"), &all);
+        assert!(code == Some(1) && error.contains(said), "{error}");
+    }
+    let load = format!("load --dataset blocks --http http://{address}");
+    let (code, error) = run(&load, &all);
+    assert!(code == Some(1) && error.contains("use https://"), "{error}");
+    std::fs::write(directory.path().join("key"), "no key").unwrap();
+    let (code, error) = run(get, &all);
+    assert!(
+        code == Some(2) && error.contains("--key: ") && error.contains("/key: is no private key"),
+        "{error}"
+    );
     std::fs::remove_file(directory.path().join("ca")).unwrap();
     let (code, error) = run(get, &all);
     assert!(code == Some(2) && error.contains("--ca"), "{error}");

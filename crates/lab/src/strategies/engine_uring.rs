@@ -6,7 +6,7 @@ use ringfetch_engine::config::BackendKind;
 
 pub(super) static STRATEGY: Strategy = Strategy {
     name: "uring",
-    about: "the engine's uring: one ring, each read asked for alone",
+    about: "the engine's uring: one ring, each read submitted alone",
     depth_max: DEPTH_MAX,
     run: Run::Engine(|_| Choice::of(BackendKind::Uring)),
 };

@@ -6,13 +6,14 @@
 
 use crate::args::Act;
 use crate::error::LabError;
+use crate::honesty::check_before_making;
 use crate::material::{Material, Progress};
 use crate::report::Report;
 use crate::sample::{OVER_LIMITS, Sample, reads_per_second};
 use crate::served::{Clients, Served};
 use crate::setup::{Amount, Heat, Setup, Shape};
 use crate::stats::Summary;
-use crate::study::{About, Measure, Once, Rows, Study, check_only, pair};
+use crate::study::{About, Measure, Needs, Once, Rows, Study, check_only, pair};
 use humantime::format_duration;
 use ringfetch_command::quantity::{approximate, rate};
 use std::sync::Arc;
@@ -36,6 +37,11 @@ const LIMITS: [(usize, f64); 3] = [(0, 0.05), (3, 0.01), (6, 0.001)];
 /// Plans the study.
 pub(crate) fn plan(args: &Act, clients: &Clients, progress: Progress<'_>) -> Result<Study, LabError> {
     check_only(&args.common, NAMES)?;
+    let needs = Needs {
+        larger_than_memory: true,
+        ..Needs::default()
+    };
+    check_before_making(&args.common, "--size", args.size, needs)?;
     let mut material = Material::one(&args.common.path, args.size, progress)?;
     material.served = Served::find(&args.daemon, clients)?.map(Arc::new);
     let length = material.length_bytes();
@@ -54,7 +60,7 @@ pub(crate) fn plan(args: &Act, clients: &Clients, progress: Progress<'_>) -> Res
         pair("daemon", shown),
     ];
     let mut study = Study::new(&ABOUT, &args.common, NAMES, settings, vec![material])?;
-    study.needs.larger_than_memory = true;
+    study.needs = needs;
     study.measure = Measure::Highest(Search {
         hold: args.hold,
         step: args.step,

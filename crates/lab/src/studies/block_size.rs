@@ -3,11 +3,12 @@
 
 use crate::args::BlockSize;
 use crate::error::LabError;
+use crate::honesty::check_before_making;
 use crate::material::{Material, Progress};
 use crate::report::{Report, series};
 use crate::sample::{Of, Sample, bytes_per_second};
 use crate::setup::{Amount, Heat, Setup, Shape};
-use crate::study::{About, Row, Rows, Study, check_only, list, pair, texts};
+use crate::study::{About, Needs, Row, Rows, Study, check_only, list, pair, texts};
 use humantime::format_duration;
 use ringfetch_command::quantity::{exact_size, latency};
 
@@ -28,6 +29,11 @@ const ALMOST_THE_SAME: f64 = 1.2;
 /// Plans the study.
 pub(crate) fn plan(args: &BlockSize, progress: Progress<'_>) -> Result<Study, LabError> {
     check_only(&args.common, NAMES)?;
+    let needs = Needs {
+        larger_than_memory: true,
+        ..Needs::default()
+    };
+    check_before_making(&args.common, "--size", args.blocks.size, needs)?;
     let material = Material::one(&args.common.path, args.blocks.size, progress)?;
     let length = material.length_bytes();
     let device = material.place.device.as_ref();
@@ -47,7 +53,7 @@ pub(crate) fn plan(args: &BlockSize, progress: Progress<'_>) -> Result<Study, La
         pair("step", format_duration(args.blocks.step)),
     ];
     let mut study = Study::new(&ABOUT, &args.common, NAMES, settings, vec![material])?;
-    study.needs.larger_than_memory = true;
+    study.needs = needs;
     for bytes in small {
         let why = format!("below the device's blocks of {logical} bytes");
         study.left_out.push(format!("blocks of {bytes} bytes: {why}"));

@@ -178,7 +178,10 @@ pub(crate) fn run(args: &Calibrate, runs: Runs<'_>) -> Result<(), LabError> {
     if done.stopped.is_some() {
         let mut note = "STOPPED by hand: what was not measured by then stays at its default".to_owned();
         if let Some(directory) = &args.report {
-            note.push_str(&format!("; --resume --report {} goes on", directory.display()));
+            note.push_str(&format!(
+                "; continue with --resume --report {}",
+                directory.display()
+            ));
         }
         report.notes.push(note);
     }
@@ -217,7 +220,7 @@ fn conclude(report: &mut Report, found: &Found<'_>, args: &Calibrate) {
     }
     let contests = found.contests();
     if contests.len() > 1 {
-        report.table("Settings beside the default", contests);
+        report.table("Settings compared with the default", contests);
     }
     report.table(
         "When io_uring beats mmap and pread here, and by how much",
@@ -249,7 +252,7 @@ fn conclude(report: &mut Report, found: &Found<'_>, args: &Calibrate) {
     for (name, y, of) in draws {
         let title = format!("Random reads of {block}, one ring{knee}{tags}");
         let lines = series(found.rows, &[("stage", "depth")], "backend", "setting", of);
-        let axes = ["reads in flight asked for", y];
+        let axes = ["requested reads in flight", y];
         report.plot(format!("plot-depth-{name}"), title, axes, lines);
     }
 }

@@ -129,29 +129,62 @@ pub(crate) fn step(flip: &Flip, cell: &Cell, once: Once<'_>) -> Result<Sample, S
     Ok(sample)
 }
 
-/// The compared figure, larger is better: with a rate, the tail latency; without one, the throughput.
-fn measured(rows: &Rows) -> (&'static str, Of) {
-    let mut samples = rows.0.iter().flat_map(Row::measured);
-    let open = samples.any(|sample| sample.over.is_some());
-    if open {
-        ("shortness of p99", |sample| 1.0 / sample.p99_us)
-    } else {
-        ("items/s", reads_per_second)
+/// The compared figure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Compared {
+    ItemsPerSecond,
+    P99,
+}
+
+impl Compared {
+    /// With a rate, the tail latency; without one, the throughput.
+    fn by(rows: &Rows) -> Self {
+        let mut samples = rows.0.iter().flat_map(Row::measured);
+        match samples.any(|sample| sample.over.is_some()) {
+            true => Self::P99,
+            false => Self::ItemsPerSecond,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::ItemsPerSecond => "items/s",
+            Self::P99 => "p99",
+        }
+    }
+
+    /// Larger is better.
+    fn of(self) -> Of {
+        match self {
+            Self::ItemsPerSecond => reads_per_second,
+            Self::P99 => |sample| 1.0 / sample.p99_us,
+        }
+    }
+
+    fn times(self, ratio: f64, other: &str) -> String {
+        match self {
+            Self::ItemsPerSecond => format!("{ratio:.2}x of {other}"),
+            Self::P99 => format!("{ratio:.2}x shorter than {other}'s"),
+        }
     }
 }
 
 fn judge(report: &mut Report, rows: &Rows) {
-    let (what, of) = measured(rows);
+    let compared = Compared::by(rows);
     let (held, missed) = rows.0.iter().cloned().partition(holds);
     let (held, missed): (Vec<Row>, Vec<Row>) = (held, missed);
-    let mut words = verdict(&Rows(held), what, of);
+    let mut words = verdict(&Rows(held), compared);
     if !missed.is_empty() {
         let each = missed.iter().map(|row| {
             let share = row.measured().map(Sample::missed_share).fold(0.0, f64::max);
-            format!("{} ({:.1} % never sent)", name(row), share * 100.0)
+            format!(
+                "{} (up to {:.1} % never sent in a repetition)",
+                name(row),
+                share * 100.0
+            )
         });
         let each = list(&each.collect::<Vec<_>>());
-        words = format!("{words}; the rate was not held by {each}, whose p99 is only of what was sent");
+        words = format!("{words}; the rate was not held by {each}: that p99 covers only the requests sent");
     }
     report.notes.insert(0, words);
 }
@@ -166,7 +199,8 @@ fn name(row: &Row) -> String {
 }
 
 /// Which backend to choose, in a sentence.
-fn verdict(rows: &Rows, what: &str, of: Of) -> String {
+fn verdict(rows: &Rows, compared: Compared) -> String {
+    let (what, of) = (compared.name(), compared.of());
     let Some(best) = rows.best(&[], of) else {
         return "verdict: none, nothing was measured that can be compared".to_owned();
     };
@@ -177,8 +211,8 @@ fn verdict(rows: &Rows, what: &str, of: Of) -> String {
         };
         let (times, from, to, sure) = (ratio.median, ratio.low, ratio.high, ratio.confidence * 100.0);
         let words = format!(
-            "{times:.2}x of {} ({from:.2} to {to:.2}, {sure:.0} %)",
-            name(other)
+            "{} ({from:.2} to {to:.2}, {sure:.0} %)",
+            compared.times(times, &name(other))
         );
         let side = if from > 1.0 { &mut ahead } else { &mut level };
         side.push(words);
@@ -186,9 +220,9 @@ fn verdict(rows: &Rows, what: &str, of: Of) -> String {
     let best = name(best);
     let (some, none) = (list(&ahead), list(&level));
     match (ahead.is_empty(), level.is_empty()) {
-        (true, true) => format!("verdict: {best}, with which nothing can be compared"),
+        (true, true) => format!("verdict: {best}; nothing else can be compared"),
         (false, true) => format!("verdict: {best}; its {what}: {some}"),
-        (true, false) => format!("verdict: it does not matter beyond the spread; {what} of {best}: {none}"),
+        (true, false) => format!("verdict: no difference beyond the spread; {what} of {best}: {none}"),
         (false, false) => {
             format!("verdict: {best}; its {what}: {some}; no difference beyond the spread: {none}")
         }
@@ -206,7 +240,7 @@ mod tests {
         // equal; one alone. Expected: a sentence that says so.
         let of = |rows: &[(&str, [u64; 5])]| {
             let rows = rows.iter().map(|(name, reads)| row(&[("backend", name)], reads));
-            verdict(&Rows(rows.collect()), "items/s", reads_per_second)
+            verdict(&Rows(rows.collect()), Compared::ItemsPerSecond)
         };
         let (fast, slow) = ([400, 380, 360, 200, 180], [200, 190, 180, 100, 90]);
         let clear = of(&[("uring", fast), ("mmap", slow)]);
@@ -215,8 +249,8 @@ mod tests {
         let level = [390, 390, 350, 210, 170];
         let two = of(&[("uring", fast), ("mmap", slow), ("auto", level)]);
         assert!(two.contains("; no difference beyond the spread: "), "{two}");
-        assert!(of(&[("uring", fast), ("auto", level)]).contains("does not matter"));
-        assert!(of(&[("uring", fast)]).contains("uring, with which nothing can be compared"));
+        assert!(of(&[("uring", fast), ("auto", level)]).starts_with("verdict: no difference"));
+        assert!(of(&[("uring", fast)]).contains("uring; nothing else can be compared"));
     }
 
     #[test]
@@ -232,7 +266,7 @@ mod tests {
         }
         let mut report = crate::report::tests::report();
         judge(&mut report, &rows);
-        let expected = "verdict: uring; its shortness of p99: 2.00x of mmap (2.00 to 2.00, 94 %)";
+        let expected = "verdict: uring; its p99: 2.00x shorter than mmap's (2.00 to 2.00, 94 %)";
         assert_eq!(report.notes[0], expected);
         // The one with the better p99 left a tenth of its reads unsent in one repetition.
         for sample in rows.0[0].samples.iter_mut().flatten().take(1) {
@@ -240,8 +274,8 @@ mod tests {
         }
         let mut report = crate::report::tests::report();
         judge(&mut report, &rows);
-        let expected = "verdict: mmap, with which nothing can be compared; the rate was not held by uring (10.0 % never sent), whose p99 is \
-                        only of what was sent";
+        let expected = "verdict: mmap; nothing else can be compared; the rate was not held by uring (up to 10.0 % never sent in a \
+                        repetition): that p99 covers only the requests sent";
         assert_eq!(report.notes[0], expected);
         rows.0.pop();
         judge(&mut report, &rows);

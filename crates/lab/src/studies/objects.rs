@@ -7,6 +7,7 @@
 
 use crate::args::Objects;
 use crate::error::LabError;
+use crate::honesty::check_before_making;
 use crate::material::{Material, Progress};
 use crate::report::{Claim, Report, series};
 use crate::sample::seconds;
@@ -52,7 +53,20 @@ fn sizes(args: &Objects) -> Result<Vec<(u64, u64)>, LabError> {
 /// Plans the study.
 pub(crate) fn plan(args: &Objects, progress: Progress<'_>) -> Result<Study, LabError> {
     check_only(&args.common, NAMES)?;
-    let made = sizes(args)?.into_iter();
+    let planned = sizes(args)?;
+    let largest = planned
+        .iter()
+        .map(|(count, bytes)| count * bytes)
+        .max()
+        .unwrap_or(0);
+    let needs = |warm_bytes| Needs {
+        // Cold files are evicted before each step, which is checked.
+        larger_than_memory: false,
+        warm_bytes,
+        warm_option: "--bytes-max",
+    };
+    check_before_making(&args.common, "--bytes-max", largest, needs(largest))?;
+    let made = planned.into_iter();
     let made = made.map(|(count, bytes)| Material::many(&args.common.path, count, bytes, progress));
     let materials: Vec<Material> = made.collect::<Result<_, _>>()?;
     let warm_bytes = materials.iter().map(Material::length_bytes).max().unwrap_or(0);
@@ -65,12 +79,7 @@ pub(crate) fn plan(args: &Objects, progress: Progress<'_>) -> Result<Study, LabE
     ];
     let made: Vec<usize> = materials.iter().map(|material| material.files.len()).collect();
     let mut study = Study::new(&ABOUT, &args.common, NAMES, settings, materials)?;
-    study.needs = Needs {
-        // Cold files are evicted before each step, which is checked.
-        larger_than_memory: false,
-        warm_bytes,
-        warm_option: "--bytes-max",
-    };
+    study.needs = needs(warm_bytes);
     for (each, made) in sizes.iter().zip(&made) {
         let most = size(args.bytes_max);
         let too_many = args.files.iter().filter(|files| **files as usize > *made);

@@ -7,13 +7,14 @@
 
 use crate::args::Rescore;
 use crate::error::LabError;
+use crate::honesty::check_before_making;
 use crate::material::{Material, Progress, at_path, foreign};
 use crate::questions::Questions;
 use crate::report::{Claim, Report, series};
 use crate::sample::{Of, cpu_percent, reads_per_second, seconds};
 use crate::served::{Clients, Served};
 use crate::setup::{Amount, Heat, Setup, Shape};
-use crate::study::{About, Row, Rows, Study, check_only, list, pair, texts};
+use crate::study::{About, Needs, Row, Rows, Study, check_only, list, pair, texts};
 use ringfetch_client::{Dtype, Kind};
 use std::fs::File;
 use std::io::{self, BufWriter, Read as _, Write as _};
@@ -41,13 +42,20 @@ const PUBLISHED: [Published; 3] = [
     ("1", "8", [4000.0, 200.0, 12.0], [2000.0, 90.0, 43.0]),
     ("4", "8", [7000.0, 100.0, 30.0], [2300.0, 50.0, 145.0]),
 ];
+const NEEDS: Needs = Needs {
+    larger_than_memory: true,
+    warm_bytes: 0,
+    warm_option: "",
+};
 /// Through the daemon, at most 1/5 of the time of plain mmap in process.
 const TARGET: f64 = 5.0;
 
 /// Makes the vectors if they are missing, and reads the candidates.
 fn material(args: &Rescore, clients: &Clients, progress: Progress<'_>) -> Result<Material, LabError> {
     let name = format!("vectors-{}x{DIM}.f32", args.vectors);
-    let mut material = Material::made(&args.common.path, &name, args.vectors * VECTOR_BYTES, |part| {
+    let bytes = args.vectors * VECTOR_BYTES;
+    check_before_making(&args.common, "--vectors", bytes, NEEDS)?;
+    let mut material = Material::made(&args.common.path, &name, bytes, |part| {
         write(part, args.vectors, progress)
     })?;
     let data = material.files.first();
@@ -104,7 +112,7 @@ fn write(part: &Path, count: u64, progress: Progress<'_>) -> io::Result<()> {
     let centres = centres();
     for id in 0..count {
         if id % 1024 == 0 && !progress(id * VECTOR_BYTES) {
-            return Err(io::Error::other("stopped"));
+            return Err(io::ErrorKind::Interrupted.into());
         }
         out.write_all(&vector(id, &centres))?;
     }
@@ -133,7 +141,7 @@ pub(crate) fn plan(args: &Rescore, clients: &Clients, progress: Progress<'_>) ->
         pair("daemon", served.unwrap_or_else(|| "none".to_owned())),
     ];
     let mut study = Study::new(&ABOUT, &args.common, NAMES, settings, vec![material])?;
-    study.needs.larger_than_memory = true;
+    study.needs = NEEDS;
     let heat = if args.buffered { Heat::Cold } else { Heat::Direct };
     let axes = [
         ("strategy", study.chosen.clone()),

@@ -6,6 +6,7 @@
 
 use crate::args::Strategies;
 use crate::error::LabError;
+use crate::honesty::check_before_making;
 use crate::material::{Material, Progress};
 use crate::report::{Claim, Report, series};
 use crate::sample::reads_per_second;
@@ -40,14 +41,21 @@ const PUBLISHED: [(&str, f64); 6] = [
 /// Plans the study.
 pub(crate) fn plan(args: &Strategies, progress: Progress<'_>) -> Result<Study, LabError> {
     check_only(&args.common, NAMES)?;
-    let material = Material::one(&args.common.path, args.blocks.size, progress)?;
-    let length = material.length_bytes();
     let has = |profile: &&str| args.profiles.iter().any(|known| known == profile);
-    let warm_bytes = if has(&"buffered") {
-        args.warm_bytes.min(length)
-    } else {
-        0
+    let needs = |length: u64| Needs {
+        larger_than_memory: has(&"direct"),
+        warm_bytes: if has(&"buffered") {
+            args.warm_bytes.min(length)
+        } else {
+            0
+        },
+        warm_option: "--warm-bytes",
     };
+    let size_bytes = args.blocks.size;
+    check_before_making(&args.common, "--size", size_bytes, needs(size_bytes))?;
+    let material = Material::one(&args.common.path, size_bytes, progress)?;
+    let length = material.length_bytes();
+    let warm_bytes = needs(length).warm_bytes;
     let settings = vec![
         pair("profiles", list(&args.profiles)),
         pair("depths", list(&args.depths)),
@@ -55,11 +63,7 @@ pub(crate) fn plan(args: &Strategies, progress: Progress<'_>) -> Result<Study, L
         pair("warm bytes", size(warm_bytes)),
     ];
     let mut study = Study::new(&ABOUT, &args.common, NAMES, settings, vec![material])?;
-    study.needs = Needs {
-        larger_than_memory: has(&"direct"),
-        warm_bytes,
-        warm_option: "--warm-bytes",
-    };
+    study.needs = needs(length);
     let profiles: Vec<&str> = ["direct", "buffered"].into_iter().filter(has).collect();
     let axes = [
         ("profile", texts(&profiles)),
@@ -142,7 +146,7 @@ fn judge(report: &mut Report, rows: &Rows) {
             ("p99", "p99 latency, us", lines(|sample| sample.p99_us)),
         ] {
             if !lines.is_empty() {
-                let axes = ["reads in flight asked for", y];
+                let axes = ["requested reads in flight", y];
                 report.plot(format!("plot-{profile}-{name}"), title.to_owned(), axes, lines);
             }
         }

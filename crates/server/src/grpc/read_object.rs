@@ -91,7 +91,7 @@ fn extent(request: &v1::ReadObjectRequest, end: u64) -> Result<Option<Extent>, F
 }
 
 fn changing() -> Status {
-    let message = "the object is being written: read it again from its beginning after a moment";
+    let message = "the object is being written: retry from its beginning after a moment";
     let mut details = ErrorDetails::with_error_info("CHANGING", error_status::ERROR_DOMAIN, HashMap::new());
     details.set_retry_info(Some(Duration::from_secs(1)));
     Status::with_error_details(Code::Aborted, message, details)

@@ -18,7 +18,7 @@ use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use bytes::{Bytes, BytesMut};
-use http::{HeaderMap, HeaderValue, StatusCode, header};
+use http::{HeaderMap, StatusCode, header};
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -190,11 +190,10 @@ pub(super) async fn read_body(
         Problem::new(
             StatusCode::PAYLOAD_TOO_LARGE,
             "request-too-large",
-            format!("the request's body is too long; the limit is {bytes_max} bytes (limits.request_bytes): split the batch"),
+            format!(
+                "the request's body is too long; the limit is {bytes_max} bytes (limits.request_bytes): split the batch"
+            ),
         )
-        // The rest of the body is not read, so the connection closes. Without this header a client could send
-        // its next request on it, and would not know whether that was executed.
-        .with_header(header::CONNECTION, HeaderValue::from_static("close"))
     };
     if declared.is_some_and(|length| length > u64::from(bytes_max)) {
         return Err(too_large());

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, Bytes};
-use http::{HeaderMap, HeaderValue, Response, header};
+use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
@@ -102,6 +102,11 @@ where
             response
                 .headers_mut()
                 .insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
+        if response.status() == StatusCode::NOT_MODIFIED {
+            // axum's, of the body that a HEAD leaves out: 0, where the representation has another length (RFC
+            // 9110 8.6).
+            response.headers_mut().remove(header::CONTENT_LENGTH);
         }
         this.exchange.has_answer();
         let exchange = Arc::clone(&this.exchange);

@@ -335,7 +335,7 @@ impl Progress {
 
     /// Reacts to the daemon's state.
     pub(super) fn set_state(&self, state: State) {
-        if state >= State::LameDuck && !self.is_late {
+        if state >= State::LameDuck {
             self.is_lame.store(true, Ordering::Relaxed);
         }
         let last = if self.is_late {

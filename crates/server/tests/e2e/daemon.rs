@@ -6,9 +6,9 @@ use crate::seccomp::without_io_uring;
 use crate::tls::{Authority, Door, with_tls};
 use crate::wire;
 use rustix::process::{Pid, Signal, kill_process};
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
@@ -207,12 +207,12 @@ impl Setup {
     }
 
     /// Writes the configuration file, as an operator would.
-    fn configuration(&self) -> PathBuf {
+    fn write_configuration(&self) {
         let text = match &self.whole {
             Some(text) => text.clone(),
             None => LISTEN.to_owned() + "datasets:\n" + &self.datasets,
         };
-        self.file("ringfetchd.yaml", text.as_bytes())
+        self.file("ringfetchd.yaml", text.as_bytes());
     }
 
     fn command(&self, arguments: &[&str]) -> Command {
@@ -230,7 +230,7 @@ impl Setup {
                 command
             }
         };
-        command.arg("--config").arg(self.configuration());
+        command.arg("--config").arg(self.path("ringfetchd.yaml"));
         for setting in &self.set {
             command.args(["--set", setting]);
         }
@@ -247,6 +247,7 @@ impl Setup {
     }
 
     fn spawn(&self, arguments: &[&str]) -> Child {
+        self.write_configuration();
         let mut command = self.command(arguments);
         let child = match self.io_uring_errno {
             None => command.spawn(),
@@ -285,9 +286,9 @@ impl Setup {
             }
         };
         let addresses: serde_json::Value = serde_json::from_str(&text).expect("JSON");
-        let address = |name: &str| {
-            let text = addresses[name].as_str().expect("an address");
-            text.parse().expect("an address")
+        let address = |name: &str| match addresses[name].as_str() {
+            None if name == "admin" && addresses[name].is_null() => NOWHERE,
+            text => text.expect("an address").parse().expect("an address"),
         };
         let mut through = |name: &str| match &daemon.setup.authority {
             None => address(name),
@@ -365,8 +366,11 @@ pub(crate) struct Daemon {
     doors: Vec<Door>,
     pub(crate) grpc: SocketAddr,
     pub(crate) http: SocketAddr,
+    /// Port 0 if it is off.
     pub(crate) admin: SocketAddr,
 }
+
+const NOWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 impl Daemon {
     fn watch(mut child: Child, setup: Setup) -> Self {
@@ -379,16 +383,15 @@ impl Daemon {
                 lines.lock().expect("the log").push(line);
             }
         });
-        let nowhere = SocketAddr::from(([127, 0, 0, 1], 0));
         Self {
             child,
             setup,
             log,
             reader: Some(reader),
             doors: Vec::new(),
-            grpc: nowhere,
-            http: nowhere,
-            admin: nowhere,
+            grpc: NOWHERE,
+            http: NOWHERE,
+            admin: NOWHERE,
         }
     }
 
@@ -405,6 +408,12 @@ impl Daemon {
     pub(crate) fn rewrite(&self, text: &str) {
         let next = self.setup.file("ringfetchd.yaml.next", text.as_bytes());
         fs::rename(next, self.path("ringfetchd.yaml")).expect("a rename");
+    }
+
+    /// Runs one of the daemon's other commands, with its configuration file as it is now.
+    pub(crate) fn command(&self, arguments: &[&str]) -> Output {
+        let mut command = self.setup.command(arguments);
+        command.stdout(Stdio::piped()).output().expect("the command")
     }
 
     /// Number of files that the daemon has open.

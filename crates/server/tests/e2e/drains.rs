@@ -1,5 +1,5 @@
-//! Draining under load: no client gets a broken response, each learns to go elsewhere, and the process ends
-//! in time. `drain` tests what one signal does to an idle daemon.
+//! Draining, idle and under load: no client gets a broken response, each learns to go elsewhere, and the
+//! process ends in time.
 //!
 //! Clients run on one thread: a request handed to a hyper connection that is just ending on another thread
 //! may neither complete nor fail (hyperium/hyper#2312); on a busy machine that hung this test about once in a
@@ -23,6 +23,8 @@ use tonic_health::pb::health_client::HealthClient;
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
 const COUNT: u64 = 512;
+/// Blocks of a file that does not fit in the socket buffers of a client that does not read.
+const LONG_COUNT: usize = 4096;
 
 /// Reads until refused; every response before that is complete and correct.
 async fn unary(daemon: &Daemon, bytes: &[u8], answered: &AtomicU64, seed: u64) {
@@ -204,6 +206,121 @@ async fn a_drain_under_load_breaks_no_answer() {
     }
 }
 
+/// Sends a GET and leaves the response unread.
+fn asked(address: SocketAddr, path: &str) -> TcpStream {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n").unwrap();
+    stream
+}
+
+/// Waits until the daemon drains: then its gRPC port is closed.
+fn drains(daemon: &Daemon) {
+    eventually("the gRPC port is closed", PATIENCE, || {
+        TcpStream::connect(daemon.grpc).err()
+    });
+}
+
+#[tokio::test]
+async fn idle_connections_are_not_waited_for() {
+    // Scenario: each backend and each signal, without an admin port, with idle connections: one kept alive
+    // after a response, and one on each port that has sent nothing. Expectation: healthy, with the right
+    // bytes, before the signal; exit 0 after it, long before the drain's timeout; the log says where the
+    // daemon listened and that it drained.
+    let signals = [Signal::TERM, Signal::INT, Signal::TERM];
+    for (&backend, signal) in backends().iter().zip(signals) {
+        let (setup, bytes) = plain_blocks(Setup::new(backend), 16);
+        let mut daemon = setup
+            .set("admin.listen", "off")
+            .set("timeouts.handshake_ms", "600000")
+            .set("shutdown.drain_timeout_ms", "600000")
+            .start();
+        assert_eq!(daemon.admin.port(), 0);
+        let http = daemon.http.to_string();
+        let health = daemon.command(&["healthcheck", "--http-listen", &http]);
+        assert!(health.status.success(), "{health:?}");
+        let block = daemon.http_client().get("/v1/datasets/blocks/blocks/7").await;
+        assert_eq!(block.status, 200);
+        assert!(block.body == of(&bytes, 7), "wrong bytes");
+
+        let mut kept = asked(daemon.http, "/livez");
+        let mut first = [0; 12];
+        kept.read_exact(&mut first).unwrap();
+        assert_eq!(&first, b"HTTP/1.1 200");
+        let _silent = [daemon.http, daemon.grpc].map(|address| TcpStream::connect(address).unwrap());
+        eventually_async("the open connections are counted", async || {
+            let metrics = daemon.scrape().await;
+            let open = |transport| metrics.sum("ringfetch_connections", &[("transport", transport)]);
+            // HTTP has three: kept alive, silent, and the one of this request.
+            ((open("http"), open("grpc")) == (3.0, 1.0)).then_some(())
+        })
+        .await;
+
+        daemon.signal(signal);
+        let status = daemon.ended().await;
+        assert_eq!(status.code(), Some(0), "{backend}: {}", daemon.log().join("\n"));
+        daemon.logged(&[&format!("\"address\":\"{http}\"")]);
+        daemon.logged(&["\"drained\""]);
+    }
+}
+
+#[tokio::test]
+async fn a_response_in_flight_is_finished_first() {
+    // Scenario: the client has begun to read a long response when the signal arrives. Expectation: new
+    // connections are refused on gRPC, and get no data on HTTP; the response is complete and correct; exit 0.
+    let (setup, bytes) = plain_blocks(Setup::new(any_backend()), LONG_COUNT);
+    let mut daemon = setup.set("shutdown.drain_timeout_ms", "60000").start();
+    let mut stream = asked(daemon.http, "/v1/datasets/blocks/bytes");
+    let mut answer = vec![0; 12];
+    stream.read_exact(&mut answer).unwrap();
+    assert_eq!(answer, b"HTTP/1.1 200");
+    daemon.signal(Signal::TERM);
+    drains(&daemon);
+    let refused = daemon.http_client().get("/v1/datasets/blocks/blocks/0").await;
+    refused.is_problem(503, "draining", None, &["draining"]);
+    assert_eq!(daemon.http_client().get("/livez").await.status, 200);
+    assert!(daemon.is_alive(), "{}", daemon.log().join("\n"));
+    stream.read_to_end(&mut answer).unwrap();
+    let head = answer
+        .windows(4)
+        .position(|window| window == b"\r\n\r\n")
+        .unwrap();
+    assert!(answer[head + 4..] == bytes, "wrong bytes");
+    let status = daemon.ended().await;
+    assert_eq!(status.code(), Some(0), "{}", daemon.log().join("\n"));
+}
+
+#[tokio::test]
+async fn who_had_connected_and_not_spoken_is_told_of_the_drain() {
+    // Scenario: connections that are silent until SIGTERM, and send a request right after it. Expectation:
+    // each gets a response, 503 or the data; none is reset; exit 0.
+    let (setup, bytes) = plain_blocks(Setup::new("mmap"), 1);
+    let mut daemon = setup.set("shutdown.drain_timeout_ms", "10000").start();
+    let mut silent: Vec<TcpStream> = (0..16)
+        .map(|_| TcpStream::connect(daemon.http).unwrap())
+        .collect();
+    daemon.signal(Signal::TERM);
+    drains(&daemon);
+    for stream in &mut silent {
+        let request = b"GET /v1/datasets/blocks/blocks/0 HTTP/1.1\r\nhost: localhost\r\n\r\n";
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.write_all(request).unwrap();
+    }
+    for stream in &mut silent {
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).unwrap();
+        let is_whole = answer.starts_with(b"HTTP/1.1 200 ") && answer.ends_with(&bytes);
+        assert!(
+            is_whole || answer.starts_with(b"HTTP/1.1 503 "),
+            "{}",
+            String::from_utf8_lossy(&answer)
+        );
+    }
+    drop(silent);
+    let status = daemon.ended().await;
+    assert_eq!(status.code(), Some(0), "{}", daemon.log().join("\n"));
+}
+
 #[tokio::test]
 async fn what_is_in_flight_is_answered_however_long_the_queue() {
     // Scenario: four batches of 4096 reads wait for one reading thread when SIGTERM arrives; run twice.
@@ -263,18 +380,25 @@ async fn a_client_that_does_not_read_cannot_hold_the_daemon() {
 
 #[tokio::test]
 async fn a_second_signal_ends_it_at_once() {
-    // Scenario: a drain that may wait ten minutes for a client, and a second signal of the other kind.
-    // Expectation: the process ends at once, with the exit code for an interrupt.
-    let (setup, _) = plain_blocks(Setup::new(any_backend()), 1024);
-    let mut daemon = setup.set("shutdown.drain_timeout_ms", "600000").start();
-    let mut narrow = Narrow::connect(daemon.grpc, 65_535).await;
-    let _held = narrow
-        .call("FetchRanges", &[], &wire::ranges("blocks", &[(0, 3 << 20)]))
-        .await;
-    daemon.signal(Signal::INT);
-    daemon.logged(&["draining", "SIGINT"]);
-    daemon.signal(Signal::TERM);
-    assert_eq!(daemon.ended().await.code(), Some(130));
+    // Scenario: a drain that may wait ten minutes for a client of each transport, and a second signal of the
+    // other kind. Expectation: the process ends at once, with the exit code for an interrupt.
+    for (first, name, second) in [
+        (Signal::INT, "SIGINT", Signal::TERM),
+        (Signal::TERM, "SIGTERM", Signal::INT),
+    ] {
+        let (setup, _) = plain_blocks(Setup::new(any_backend()), LONG_COUNT);
+        let mut daemon = setup.set("shutdown.drain_timeout_ms", "600000").start();
+        let mut narrow = Narrow::connect(daemon.grpc, 65_535).await;
+        let _held = narrow
+            .call("FetchRanges", &[], &wire::ranges("blocks", &[(0, 3 << 20)]))
+            .await;
+        let mut unread = asked(daemon.http, "/v1/datasets/blocks/bytes");
+        unread.read_exact(&mut [0; 12]).unwrap();
+        daemon.signal(first);
+        daemon.logged(&["draining", name]);
+        daemon.signal(second);
+        assert_eq!(daemon.ended().await.code(), Some(130), "{name}");
+    }
 }
 
 /// How a client that opens a new connection for each request found the daemon gone.

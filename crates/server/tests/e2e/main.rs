@@ -24,6 +24,7 @@ mod adversary;
 mod agreement;
 mod backlog;
 mod byte_ranges;
+mod commands;
 mod counting;
 mod deadlines;
 mod devices;

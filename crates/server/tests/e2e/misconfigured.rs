@@ -2,7 +2,7 @@
 //! message that names the field and the remedy.
 
 use crate::daemon::Setup;
-use crate::data::{counted, noise, npy};
+use crate::data::{counted, noise, npy, plain_blocks};
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt as _;
 
@@ -89,7 +89,11 @@ fn files_that_contradict_their_entry_are_told_all_at_once() {
             "not a multiple of 4096",
             "partial_tail: ignore",
         ],
-        &["missing", "path", "gone.bin: does not exist", "correct the path"],
+        &[
+            "dataset missing: path",
+            "gone.bin: does not exist",
+            "correct the path",
+        ],
         &["empty", "is empty", "write it first"],
         &["a-directory", "is a directory", "kind: objects"],
         &["a-file", "objects need a directory", "kind: blocks"],
@@ -236,27 +240,32 @@ fn every_port_in_use_is_told_at_once() {
         .fold(Setup::new("mmap"), |setup, (key, taken)| {
             setup.set(key, &taken.local_addr().unwrap().to_string())
         });
-    let (setup, _) = crate::data::plain_blocks(setup, 1);
+    let (setup, _) = plain_blocks(setup, 1);
     let run = setup.refused();
     run.with(3, &keys);
     assert_eq!(run.said.matches("(os error 98)").count(), 3, "{}", run.said);
 }
 
-#[test]
-fn a_port_in_use_is_named_with_its_key() {
-    // Scenario: another process listens on the gRPC or HTTP address. Expectation: exit code 3, key, address
-    // and remedy.
+#[tokio::test]
+async fn a_port_in_use_is_named_with_its_key() {
+    // Scenario: another program or another daemon listens on the gRPC, HTTP or admin address. Expectation:
+    // exit code 3, key, address and remedy; the other daemon continues.
+    let daemon = plain_blocks(Setup::new("mmap"), 1).0.start();
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = taken.local_addr().unwrap().to_string();
-    for (key, flag) in [
-        ("grpc.listen", "--grpc-listen"),
-        ("http.listen", "--http-listen"),
-        ("admin.listen", "--set"),
-    ] {
-        let setup = Setup::new("mmap").set(key, &address);
-        let (setup, _) = crate::data::plain_blocks(setup, 1);
-        setup
-            .refused()
-            .with(3, &[key, &address, "another process has this port", flag]);
+    for address in [taken.local_addr().unwrap(), daemon.grpc] {
+        for (key, remedy) in [
+            ("grpc.listen", "--grpc-listen 127.0.0.1:0"),
+            ("http.listen", "--http-listen 127.0.0.1:0"),
+            ("admin.listen", "--set admin.listen=127.0.0.1:0"),
+        ] {
+            let setup = Setup::new("mmap").set(key, &address.to_string());
+            let (setup, _) = plain_blocks(setup, 1);
+            let complaint = format!("{key}: cannot listen on {address}");
+            setup
+                .refused()
+                .with(3, &[&complaint, "another process has this port", remedy]);
+        }
     }
+    assert_eq!(daemon.http_client().get("/readyz").await.status, 200);
+    daemon.stop().await;
 }

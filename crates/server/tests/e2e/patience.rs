@@ -442,3 +442,49 @@ async fn readiness_ends_before_service_and_probes_after_it() {
     );
     daemon.logged(&["shutdown.drain_timeout_ms (5000) passed with 1 connections open"]);
 }
+
+#[tokio::test]
+async fn an_answer_to_half_a_request_says_that_the_connection_closes() {
+    // Scenario: requests of HTTP/1.1 that are answered before their body has arrived: refused, and served
+    // although they have one. Expectation: each response announces that the connection closes, and it does; a
+    // request whose body arrived whole keeps its connection. A HEAD answered by 304 has no length, since 0
+    // would be wrong.
+    let (setup, _) = plain_blocks(Setup::new("pread"), 8);
+    let daemon = setup.start();
+    for (line, status) in [
+        ("POST /nope", "404"),
+        ("POST /v1/datasets", "405"),
+        ("POST /v1/datasets/blocks/blocks:batchFetch", "415"),
+        ("GET /livez", "200"),
+        ("GET /v1/datasets/blocks/blocks/1", "200"),
+        ("GET /v1/datasets/blocks/blocks/8", "404"),
+    ] {
+        let request = format!(
+            "{line} HTTP/1.1\r\nhost: localhost\r\ncontent-type: text/plain\r\ncontent-length: 100000\r\n\r\nhalf"
+        );
+        let mut stream = saying(daemon.http, request.as_bytes()).await;
+        let head = next_head(&mut stream).await;
+        assert!(
+            head.starts_with(&format!("http/1.1 {status}")) && head.contains("\r\nconnection: close\r\n"),
+            "{line}: {head}"
+        );
+        let mut rest = Vec::new();
+        // The daemon may close before it has read what was sent, which resets the connection.
+        let _closed = stream.read_to_end(&mut rest).await;
+    }
+    let whole = "POST /v1/datasets/blocks/blocks:batchFetch HTTP/1.1\r\nhost: localhost\r\n\
+                 content-type: application/json\r\ncontent-length: 2\r\n\r\n{}";
+    let mut stream = saying(daemon.http, whole.as_bytes()).await;
+    let head = next_head(&mut stream).await;
+    assert!(
+        head.starts_with("http/1.1 400") && !head.contains("connection: close"),
+        "{head}"
+    );
+    let unchanged = "HEAD /v1/datasets/blocks/bytes HTTP/1.1\r\nhost: localhost\r\nif-none-match: *\r\n\r\n";
+    let head = next_head(&mut saying(daemon.http, unchanged.as_bytes()).await).await;
+    assert!(
+        head.starts_with("http/1.1 304") && !head.contains("content-length"),
+        "{head}"
+    );
+    daemon.stop().await;
+}

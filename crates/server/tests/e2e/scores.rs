@@ -377,7 +377,7 @@ const MISTAKES: [Mistake; 11] = [
         |request| request.queries[1].ids = vec![5; 98],
         (Code::ResourceExhausted, 413),
         "queries.ids",
-        "may have 100 (limits.items_per_request): split the batch",
+        "the limit is 100 (limits.items_per_request): split the batch",
     ),
     (
         |request| {

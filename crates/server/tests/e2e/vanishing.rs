@@ -33,11 +33,11 @@ async fn a_file_cut_short_under_load_loses_only_what_is_gone() {
         let (before, lost) = (AtomicU64::new(0), AtomicU64::new(0));
         let reader = async |seed: u64| {
             let mut fetch = daemon.fetch().await;
-            let mut random = fastrand_like(seed);
+            let mut random = fastrand::Rng::with_seed(seed);
             let mut rounds_after = 0;
             while rounds_after < 40 {
                 let was_cut = cut.load(Ordering::Acquire);
-                let indices: Vec<u64> = (0..32).map(|_| random() % COUNT).collect();
+                let indices: Vec<u64> = (0..32).map(|_| random.u64(..COUNT)).collect();
                 let answer = fetch
                     .fetch_blocks(wire::blocks("blocks", &indices))
                     .await
@@ -284,15 +284,4 @@ async fn an_object_cut_short_is_lost_once_and_then_what_it_is() {
 
 fn block(bytes: &[u8], index: u64) -> Vec<u8> {
     bytes[usize::try_from(index * 4096).unwrap()..][..4096].to_vec()
-}
-
-/// Numbers that depend on the seed (xorshift, Marsaglia 2003).
-fn fastrand_like(seed: u64) -> impl FnMut() -> u64 {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    move || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state >> 11
-    }
 }

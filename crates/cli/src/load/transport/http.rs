@@ -460,9 +460,7 @@ fn octets(answer: HttpResponse, part: &Part, items: &[u64]) -> Result<Response, 
         lengths = match list("ringfetch-lengths") {
             Some(lengths) if lengths.len() == items.len() => lengths,
             Some(_) => {
-                return Err(RequestError::protocol(
-                    "lengths of other items than were asked for",
-                ));
+                return Err(RequestError::protocol("lengths do not match the requested items"));
             }
             None => vec![each.unwrap_or(0); items.len()],
         };

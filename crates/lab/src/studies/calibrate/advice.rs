@@ -176,7 +176,7 @@ impl Found<'_> {
 
     /// When io_uring is ahead of mmap and pread, and by how much: a table with its head.
     pub(super) fn backends(&self) -> Vec<Vec<String>> {
-        let head = ["", "asked for at once", "uring against", "", ""];
+        let head = ["", "submitted at once", "uring against", "", ""];
         let mut lines = vec![head.map(str::to_owned).to_vec()];
         for stage in ["cold", "warm"] {
             for (setting, asked) in [("one", "1".to_owned()), ("many", self.asked().to_string())] {
@@ -213,7 +213,7 @@ impl Found<'_> {
         let mut notes = Vec::new();
         if used_up > 0 {
             notes.push(format!(
-                "{used_up} steps had read the whole file before their time was over: a larger file tells more"
+                "{used_up} steps read the whole file before their time ended; use a larger file"
             ));
         }
         if self.subject.registered && !self.is_registered() {

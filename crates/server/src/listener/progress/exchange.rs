@@ -118,9 +118,12 @@ impl Exchange {
         fits
     }
 
-    /// Whether this response announces that the connection closes after it.
+    /// Whether this response announces that the connection closes after it: also if a part of the request's
+    /// body is unread. hyper then closes the connection, and a client that was not told would send its next
+    /// request on it without knowing whether that was executed.
     pub(in crate::listener) fn closes_connection(&self) -> bool {
-        self.progress.announces_close()
+        let is_unread = !self.is_whole.load(Ordering::Relaxed) && !self.progress.is_http2();
+        is_unread || self.progress.announces_close()
     }
 
     /// Marks the response's head as ready. The rest of the request may now take any time, as in streams.

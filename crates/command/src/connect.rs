@@ -1,0 +1,43 @@
+//! What to do about a connection that failed, by its cause.
+
+/// What a message contains, and the remedy. The texts are those of rustls, h2 and hyper.
+const REMEDIES: [(&str, &str); 8] = [
+    // HTTP/2 or HTTP/1.1 that gets a TLS alert for an answer.
+    (
+        "frame with invalid size",
+        "if it wants TLS, use https://; if it is no gRPC port, name another",
+    ),
+    (
+        "invalid HTTP version parsed",
+        "if it wants TLS, use https://; if it is no HTTP port, name another",
+    ),
+    // TLS that gets plain text.
+    ("InvalidContentType", "it speaks plain text: use http://"),
+    (
+        "UnknownIssuer",
+        "--ca names the authority that signed its certificate",
+    ),
+    (
+        "certificate not valid for name",
+        "use a name of its certificate in the address",
+    ),
+    ("CertificateRequired", "it wants a certificate: --cert and --key"),
+    (
+        "alert: UnknownCA",
+        "its tls.client_ca did not sign the certificate of --cert",
+    ),
+    ("does not speak HTTP/2 there", "name its gRPC or admin address"),
+];
+
+/// The remedy for a connection to `url`, given by `--{flag}`, that failed with this message.
+pub fn remedy(message: &str, flag: &str, url: &str) -> String {
+    if let Some((_, remedy)) = REMEDIES.iter().find(|(part, _)| message.contains(part)) {
+        return (*remedy).to_owned();
+    }
+    // TLS 1.3 is complete for the client before the server has checked its certificate, and a request sent
+    // then may fail before the alert is read.
+    if url.starts_with("https:") && message.contains("broken pipe") {
+        return "if it wants a certificate, use --cert and --key".to_owned();
+    }
+    format!("is ringfetchd there? --{flag} names another")
+}
