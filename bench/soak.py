@@ -51,7 +51,7 @@ MAPPINGS_SLACK = 64
 # Descriptors of objects: two datasets with a cache of 16, each object may have two.
 OBJECT_DESCRIPTORS = 64
 # ERROR log messages about configurations, certificates and principals that are invalid on purpose.
-EXPECTED_ERRORS = ("the configuration is not reloaded", "TLS files cannot be used: the old ones stay in force",
+EXPECTED_ERRORS = ("the configuration is not reloaded", "the TLS files cannot be used; the old ones stay in force",
                    "the principals file cannot be used; the old one stays in force")
 # Clients that authenticate by a certificate while TLS is on; the others have tokens.
 BY_CERTIFICATE = {"stream", "http", "new-grpc", "changing", "slow-http"}

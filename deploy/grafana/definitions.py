@@ -68,7 +68,7 @@ def overview():
         stat("Reads failed", "Share of reads that the service failed: errors of the device, lost bytes, unreadable "
              "objects, deadlines, overload. Wrong requests do not count.", "percentunit", EIGHTH,
              f"max({pick('ringfetch:failed_reads:ratio_rate1m')} >= 0) or vector(0)", bad_from=0.001),
-        stat("Refused", "Requests a second refused because of a bound, a deadline or the drain.", "reqps", EIGHTH,
+        stat("Refused", "Requests a second refused because of a limit, a deadline or the drain.", "reqps", EIGHTH,
              f"sum({rate('ringfetch_rejected_total')})", bad_from=0.001),
     ]
     in_force = f" and on (job, instance, dataset, backend) {pick('ringfetch_dataset_backend_info')}"
@@ -95,7 +95,7 @@ def overview():
          series("Read latency by dataset", "The same by dataset, whichever backends serve it: which dataset is slow.", "s",
                 THIRD, *[target(quantile(share, "dataset", DATASET_DURATION, OF_DATASET), f"{name} {{{{dataset}}}}")
                          for share, name in ((0.5, "p50"), (0.99, "p99"))], logarithmic=True),
-         series("Request latency (p99)", "Whole requests: from a request's head to its answer's head, for streams to "
+         series("Request latency (p99)", "Whole requests: from a request's head to its response's head, for streams to "
                 "their end.", "s", THIRD,
                 target(quantile(0.99, "transport, method", "ringfetch_rpc_duration_seconds"), "{{transport}} {{method}}"),
                 logarithmic=True)],

@@ -59,7 +59,7 @@ const PROBLEMS: [&str; 20] = [
     "line N has the limit L twice",
     "line N has the limit L with an invalid value: not a number, or out of range",
     "line N repeats the credential of line N",
-    "line N has other rights or limits than line N, which has the same name",
+    "line N differs in rights or limits from line N with the same name",
 ];
 
 /// A daemon's ports that one principals file guards.
@@ -181,22 +181,24 @@ impl Guarded {
                     .for_each(|renewed| self.access.install(renewed));
                 assert!(lines.is_some(), "accepted: {:?}", text.escape_ascii().to_string());
             }
-            Err(error) => {
-                let mut problem = error.problem.clone();
-                for digits in error
-                    .problem
-                    .split(|c: char| !c.is_ascii_digit())
-                    .filter(|digits| !digits.is_empty())
-                {
-                    problem = problem.replacen(digits, "N", 1);
+            Err(refused) => {
+                for error in std::iter::once(&refused).chain(&refused.more) {
+                    let mut problem = error.problem.clone();
+                    for digits in error
+                        .problem
+                        .split(|c: char| !c.is_ascii_digit())
+                        .filter(|digits| !digits.is_empty())
+                    {
+                        problem = problem.replacen(digits, "N", 1);
+                    }
+                    for limit in LIMITS {
+                        problem = problem.replace(&format!("the limit {limit} "), "the limit L ");
+                    }
+                    assert!(PROBLEMS.contains(&&problem[..]), "{error}");
                 }
-                for limit in LIMITS {
-                    problem = problem.replace(&format!("the limit {limit} "), "the limit L ");
-                }
-                assert!(PROBLEMS.contains(&&problem[..]), "{error}");
                 assert!(
                     lines.is_none(),
-                    "refused: {error}: {:?}",
+                    "refused: {refused}: {:?}",
                     text.escape_ascii().to_string()
                 );
             }

@@ -57,7 +57,7 @@ impl Tls {
                     .map_err(|_| Error::invalid("key", "is no private key in PEM without a passphrase"))?;
                 let config = builder.with_client_auth_cert(certificates("certificate", chain)?, key);
                 config.map_err(|error| {
-                    Error::invalid("key", format!("does not fit the certificate: {error}"))
+                    Error::invalid("key", format!("does not match the certificate: {error}"))
                 })?
             }
         };
@@ -119,7 +119,7 @@ async fn connect<S: AsyncRead + AsyncWrite + Unpin>(
 
 fn certificates(field: &'static str, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, Error> {
     let found = CertificateDer::pem_slice_iter(pem).collect::<Result<Vec<_>, _>>();
-    let found = found.map_err(|_| Error::invalid(field, "is no valid PEM"))?;
+    let found = found.map_err(|_| Error::invalid(field, "is not valid PEM"))?;
     if found.is_empty() {
         return Err(Error::invalid(field, "holds no certificate in PEM"));
     }

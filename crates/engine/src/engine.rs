@@ -158,6 +158,14 @@ impl Engine {
         Self::start_on(config, backend, None)
     }
 
+    /// The backend that a start with `requested` would use on this host.
+    ///
+    /// # Errors
+    /// The backend is unavailable, and falling back is not allowed.
+    pub fn check_backend(config: &EngineConfig, requested: BackendKind) -> Result<BackendStatus, StartError> {
+        start::choose(config, requested)
+    }
+
     /// Starts an engine with one shard on the simulated backend of `control`, with `queue_depth` of
     /// `config.uring`.
     ///

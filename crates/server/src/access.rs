@@ -44,8 +44,8 @@ pub(crate) enum Need {
 pub(crate) enum Denied {
     /// No credential, or one that is not in force.
     Unauthenticated,
-    /// The principal may not do that.
-    Forbidden,
+    /// The principal lacks the right to this.
+    Forbidden(Need),
 }
 
 /// Checks requests against the principals file. Clones share it.
@@ -95,6 +95,7 @@ impl Access {
             path: path.display().to_string(),
             problem: "was not read".to_owned(),
             remedy: "report this defect",
+            more: Vec::new(),
         };
         let table = Table::read(path, has_client_ca, None)?.ok_or_else(unchanged)?;
         table.set_limits();
@@ -156,7 +157,7 @@ impl Access {
         };
         record::note(|facts| facts.principal = Some(grant.principal.name().into()));
         if !grant.allows(need) {
-            return Err(Denied::Forbidden);
+            return Err(Denied::Forbidden(need));
         }
         grant.principal.count_request();
         connection.granted(grant, closing).ok_or(Denied::Unauthenticated)

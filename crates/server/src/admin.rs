@@ -240,7 +240,7 @@ impl AdminService for Admin {
         let filter = request.into_inner().filter;
         let result = if filter.len() > FILTER_BYTES_MAX {
             Err(format!(
-                "the filter has {} bytes, and one may have {FILTER_BYTES_MAX}",
+                "the filter has {} bytes; the limit is {FILTER_BYTES_MAX}",
                 filter.len()
             ))
         } else if filter.trim().is_empty() {

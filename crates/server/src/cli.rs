@@ -14,13 +14,13 @@ Exit codes:
     0  drained after SIGTERM or SIGINT; or the command succeeded
     1  failed at run time, or the drain aborted requests; not ready (healthcheck)
     2  a mistake in the configuration, the command line, or a dataset: no port was bound; fix it before starting again
-    3  this host refuses what the configuration asks for: a port, io_uring with on_unavailable: fail, memory, threads
+    3  this host refuses what the configuration asks for: a port, io_uring with on_unavailable: fail, memory, threads, descriptors
   130  a second signal ended the drain";
 
 /// Serves random reads - blocks, vectors, byte ranges, objects - over gRPC and HTTP.
 ///
-/// Without a configuration it makes demo data and serves that. Flags beat the environment (RINGFETCH__ENGINE__BACKEND
-/// is engine.backend), which beats the file.
+/// Without a configuration it creates demo data and serves that. Flags override the environment
+/// (RINGFETCH__ENGINE__BACKEND is engine.backend), which overrides the file.
 #[derive(Debug, Parser)]
 #[command(name = "ringfetchd", version, max_term_width = 110, after_help = EXIT_CODES)]
 pub(crate) struct Cli {
@@ -30,7 +30,7 @@ pub(crate) struct Cli {
     /// Sets any key outside `datasets`, such as engine.uring.queue_depth=64. Repeatable.
     #[arg(long, value_name = "KEY=VALUE", global = true)]
     set: Vec<String>,
-    /// engine.backend: uring, mmap, auto or pread. This and the next three beat --set.
+    /// engine.backend: uring, mmap, auto or pread. This and the next three override --set.
     #[arg(long, global = true)]
     backend: Option<String>,
     /// grpc.listen, such as 127.0.0.1:7410; port 0 is any free one.
@@ -58,15 +58,15 @@ pub(crate) enum Command {
     Run,
     /// Reports every mistake in the configuration; exits 2 if there are any.
     CheckConfig {
-        /// Open the datasets too.
+        /// Open the files too, and compare with this host: memory, backends.
         #[arg(long)]
         open: bool,
     },
     /// Prints the configuration in force, with the source of each value.
     PrintConfig,
-    /// Asks the daemon's /readyz; exits 0 if it is ready, else 1.
+    /// Checks the daemon's /readyz; exits with 0 if it is ready, otherwise 1.
     Healthcheck,
-    /// Makes the demo's data in --demo-dir unless it is there, and serves nothing.
+    /// Creates the demo data in --demo-dir unless it exists, and exits.
     MakeDemo,
     /// Prints completions for a shell, to be sourced by it.
     Completions {

@@ -16,7 +16,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant, SystemTime};
 use utoipa::ToSchema;
 
-/// What the daemon does now. Counters are of this process: they begin at 0 when `started_unix_ms` changes.
+/// The daemon's current status. Counters are of this process: they begin at 0 when `started_unix_ms` changes.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = Status)]
 pub(crate) struct StatusView {
@@ -24,20 +24,20 @@ pub(crate) struct StatusView {
     pub(crate) version: &'static str,
     /// `starting`, `serving` or `draining`.
     pub(crate) state: &'static str,
-    /// When it was started: milliseconds since 1970, by its clock. Another value is another process.
+    /// When it was started: milliseconds since 1970, by its clock. A new value means a new process.
     pub(crate) started_unix_ms: u64,
-    /// When these figures were taken: milliseconds since its start, by a clock that only goes forward. Divide by
+    /// When these figures were taken: milliseconds since its start, by a monotonic clock. Divide by
     /// differences of this one.
     pub(crate) uptime_ms: u64,
     /// Which backend serves datasets that have none of their own.
     pub(crate) backend: BackendView,
     /// Network threads.
     pub(crate) cores: u64,
-    /// Memory of answers.
+    /// Response memory.
     pub(crate) memory: MemoryView,
     /// Sums over all datasets.
     pub(crate) totals: TotalsView,
-    /// Time of a read from acceptance to its answer.
+    /// Time of a read from acceptance to its result.
     pub(crate) read_duration: DurationView,
     /// Every shard, by number.
     pub(crate) shards: Vec<ShardView>,
@@ -53,23 +53,23 @@ pub(crate) struct BackendView {
     #[serde(serialize_with = "backend_word")]
     #[schema(value_type = String)]
     pub(crate) backend: BackendKind,
-    /// The one that the configuration asked for.
+    /// The requested one.
     #[serde(serialize_with = "backend_word")]
     #[schema(value_type = String)]
     pub(crate) requested: BackendKind,
     /// Whether `backend` differs from `requested`.
     pub(crate) fallback: bool,
-    /// What decided it, in a sentence.
+    /// The reason for the choice, in a sentence.
     pub(crate) reason: String,
 }
 
-/// Memory of answers, from disk to socket.
+/// Response memory, from disk to socket.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = Memory)]
 pub(crate) struct MemoryView {
     /// Bytes in use.
     pub(crate) in_use_bytes: u64,
-    /// Bytes there are.
+    /// Budget in bytes.
     pub(crate) budget_bytes: u64,
 }
 
@@ -114,7 +114,7 @@ pub(crate) struct BucketView {
 pub(crate) struct ShardView {
     /// Its number.
     pub(crate) shard: u32,
-    /// The backend that it serves; a ring's shard says `uring` and serves `auto` too.
+    /// The backend that it serves; the shard of a ring reports `uring`, and also serves `auto`.
     #[serde(serialize_with = "backend_word")]
     #[schema(value_type = String)]
     pub(crate) backend: BackendKind,

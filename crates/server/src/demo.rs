@@ -125,7 +125,7 @@ pub fn prepare(directory: &Path) -> Result<(), DemoError> {
         } else {
             std::fs::remove_file(&path)
         };
-        removed.map_err(|error| errno(&format!("{name} was half made and cannot be removed"), &error))?;
+        removed.map_err(|error| errno(&format!("{name} is incomplete and cannot be removed"), &error))?;
     }
     let needed = total_bytes();
     if let Ok(space) = rustix::fs::statvfs(directory) {
@@ -238,7 +238,7 @@ pub fn greeting(datasets: &[Arc<Dataset>], backend: &BackendStatus, addresses: &
         "
 backend  {}: {}
 gRPC     {grpc}
-HTTP     http://{http}/ (in a browser: what it does now)
+HTTP     http://{http}/ (open it in a browser for live status)
 admin    {admin}
 
 Try:
@@ -246,7 +246,7 @@ Try:
   grpcurl -plaintext -d '{{\"dataset\":\"vectors\",\"ids\":[17,4711,5]}}' {grpc} ringfetch.v1.FetchService/FetchVectors
   cargo run --release --bin ringfetch -- load{grpc_flag} --dataset blocks --seconds 5 --verify
 
-The other engine:
+To run the other engine:
   RINGFETCH__ENGINE__BACKEND={other} cargo run --release
 ",
         backend.backend, backend.reason

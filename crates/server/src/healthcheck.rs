@@ -1,6 +1,6 @@
 //! `ringfetchd healthcheck`: one GET of /readyz, for containers that have no curl.
 
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::time::Duration;
 
@@ -23,14 +23,29 @@ pub(crate) fn ask(listen: SocketAddr, tls: Option<&TlsConfig>) -> Result<String,
     if address.port() == 0 {
         return Err("http.listen has port 0: the real port is only in the daemon's log".to_owned());
     }
-    let answer =
-        get(address, tls).map_err(|error| format!("not ready: {scheme}://{address}/readyz: {error}"))?;
+    let not_ready = |why: &str| format!("not ready: {scheme}://{address}/readyz: {why}");
+    let answer = get(address, tls).map_err(|error| {
+        // The kernel reports a socket's timeout as EAGAIN.
+        if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) {
+            not_ready(&format!("no response within {} s", TIMEOUT.as_secs()))
+        } else {
+            not_ready(&error.to_string())
+        }
+    })?;
+    if answer.is_empty() {
+        return Err(not_ready("the connection was closed without a response"));
+    }
     let status_line = answer.lines().next().unwrap_or_default();
     // RFC 9112 section 4: HTTP-version SP status-code SP [reason].
-    match status_line.split(' ').nth(1) {
-        Some("200") => Ok(format!("ready: {scheme}://{address}/readyz")),
-        _ => Err(format!(
-            "not ready: {scheme}://{address}/readyz answers {status_line:?}"
+    let mut words = status_line.split(' ');
+    match (
+        words.next().is_some_and(|version| version.starts_with("HTTP/1.")),
+        words.next(),
+    ) {
+        (true, Some("200")) => Ok(format!("ready: {scheme}://{address}/readyz")),
+        (true, _) => Err(not_ready(&format!("the response is {status_line:?}"))),
+        (false, _) => Err(not_ready(
+            "the response is not HTTP/1.1; http.listen must be the daemon's HTTP address, not that of gRPC",
         )),
     }
 }
@@ -45,7 +60,7 @@ fn reachable(listen: SocketAddr) -> SocketAddr {
     SocketAddr::new(ip, listen.port())
 }
 
-fn get(address: SocketAddr, tls: Option<&TlsConfig>) -> std::io::Result<String> {
+fn get(address: SocketAddr, tls: Option<&TlsConfig>) -> io::Result<String> {
     let stream = TcpStream::connect_timeout(&address, TIMEOUT)?;
     stream.set_read_timeout(Some(TIMEOUT))?;
     stream.set_write_timeout(Some(TIMEOUT))?;
@@ -58,7 +73,7 @@ fn get(address: SocketAddr, tls: Option<&TlsConfig>) -> std::io::Result<String> 
     Ok(String::from_utf8_lossy(&answer).into_owned())
 }
 
-fn exchange(mut stream: impl Read + Write, request: &str, answer: &mut Vec<u8>) -> std::io::Result<()> {
+fn exchange(mut stream: impl Read + Write, request: &str, answer: &mut Vec<u8>) -> io::Result<()> {
     stream.write_all(request.as_bytes())?;
     stream.take(ANSWER_BYTES_MAX).read_to_end(answer)?;
     Ok(())
@@ -83,8 +98,8 @@ mod tests {
 
     #[test]
     fn the_status_decides() {
-        // Scenario: a daemon that is ready, one that drains, one that closes without a response. Expectation:
-        // only the first is ready; the lines report the response.
+        // Scenario: a daemon that is ready, one that drains, one that closes without a response, a gRPC
+        // port. Expectation: only the first is ready; the lines report the response.
         let (address, server) = answering("HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nready");
         assert_eq!(ask(address, None), Ok(format!("ready: http://{address}/readyz")));
         assert!(
@@ -101,6 +116,19 @@ mod tests {
         );
         let (address, _server) = answering("");
         assert!(ask(address, None).expect_err("silent").starts_with("not ready"));
+        // The gRPC port answers with HTTP/2's SETTINGS.
+        let (address, _server) = answering("\0\0\x06\x04\0\0\0\0\0\0\x05\0\0@\0");
+        let line = ask(address, None).expect_err("gRPC");
+        assert!(line.contains("http.listen") && !line.contains("\\u{"), "{line}");
+    }
+
+    #[test]
+    fn a_daemon_that_does_not_answer_is_reported_with_the_timeout() {
+        // Scenario: a port whose owner accepts nothing. Expectation: the line names the timeout, not an errno.
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("its address");
+        let line = ask(address, None).expect_err("stopped");
+        assert!(line.contains("no response within 2 s"), "{line}");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Files with credentials and keys: read whole, within a size limit, and again when they change.
 
 use rustix::fs::{Mode, OFlags};
+use std::fmt;
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::Path;
@@ -13,8 +14,7 @@ pub const REREAD: Duration = Duration::from_secs(5);
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// A file that cannot be used. Contains none of its bytes.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{key}: {path}: {problem}; {remedy}")]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileError {
     /// The configuration key that names the file.
     pub key: &'static str,
@@ -24,7 +24,26 @@ pub struct FileError {
     pub problem: String,
     /// How to fix it.
     pub remedy: &'static str,
+    /// Further problems of the same file.
+    pub more: Vec<Self>,
 }
+
+/// One problem per line.
+impl fmt::Display for FileError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{}: {}: {}; {}",
+            self.key, self.path, self.problem, self.remedy
+        )?;
+        for problem in &self.more {
+            write!(f, "\n  {problem}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for FileError {}
 
 /// A file and its bytes.
 #[derive(Debug)]
@@ -53,8 +72,11 @@ impl<'a> KeyFile<'a> {
                 format!("cannot be read: {error}"),
                 "name a file that the daemon may read",
             )),
-            Ok(None) => Err(file.error("is no regular file", "name a file")),
-            Ok(Some(0)) => Err(file.error("is empty", "write it anew, by rename if the daemon runs")),
+            Ok(None) => Err(file.error("is not a regular file", "name a file")),
+            Ok(Some(0)) => Err(file.error(
+                "is empty",
+                "write it again; replace it by rename while the daemon runs",
+            )),
             Ok(Some(_)) if file.bytes.len() as u64 > FILE_BYTES_MAX => Err(file.error(
                 format!("has more than {FILE_BYTES_MAX} bytes"),
                 "name another file",
@@ -69,6 +91,7 @@ impl<'a> KeyFile<'a> {
             path: self.path.display().to_string(),
             problem: problem.into(),
             remedy,
+            more: Vec::new(),
         }
     }
 }
@@ -132,7 +155,10 @@ mod tests {
         mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
         for path in [fifo.as_path(), directory.path(), Path::new("/dev/zero")] {
             let error = KeyFile::read("tls.key", path).unwrap_err();
-            assert_eq!((error.key, &error.problem[..]), ("tls.key", "is no regular file"));
+            assert_eq!(
+                (error.key, &error.problem[..]),
+                ("tls.key", "is not a regular file")
+            );
         }
         let file = directory.path().join("file");
         std::fs::write(&file, "text").unwrap();

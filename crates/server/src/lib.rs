@@ -12,6 +12,7 @@ pub mod demo;
 pub mod error_status;
 pub mod fetch;
 pub mod grpc;
+pub mod host_memory;
 pub mod http;
 pub mod key_file;
 pub mod lifecycle;

@@ -107,7 +107,7 @@ impl<F: AsFd> LogOutput<F> {
     }
 
     fn notice(&self, lines: u64) -> String {
-        let message = "log lines were dropped, since nobody read the log";
+        let message = "log lines were dropped: stderr was not read in time";
         if self.json {
             format!(
                 "{{\"level\":\"WARN\",\"message\":\"{message}\",\"lines\":{lines},\"target\":\"{}\"}}\n",

@@ -8,8 +8,9 @@ mod cli;
 mod healthcheck;
 mod manual;
 
+use std::fmt::Display;
 use std::fs::File;
-use std::io::Write;
+use std::io::{self, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::ExitCode;
@@ -20,10 +21,11 @@ use clap::Parser;
 use ringfetch_engine::config::{BackendKind, EngineConfig};
 use ringfetch_engine::dataset::Dataset;
 use ringfetch_engine::engine::{Engine, StartError};
+use ringfetch_host::View;
 use ringfetch_host::block::Device;
 use ringfetch_server::access::Access;
 use ringfetch_server::access_log::{AccessLog, FlushGuard};
-use ringfetch_server::catalogue::{Catalogue, OpenErrors};
+use ringfetch_server::catalogue::Catalogue;
 use ringfetch_server::config::{self, Base, Config, Inputs};
 use ringfetch_server::fetch::Fetcher;
 use ringfetch_server::lifecycle::{self, Lifecycle, ReloadSignals, ShutdownSignals};
@@ -37,7 +39,8 @@ use ringfetch_server::sd_notify::Notifier;
 use ringfetch_server::spans::Spans;
 use ringfetch_server::telemetry::Telemetry;
 use ringfetch_server::tls::Tls;
-use ringfetch_server::{admin, demo, grpc, http};
+use ringfetch_server::{admin, demo, grpc, host_memory, http};
+use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use cli::{Cli, Command};
@@ -57,6 +60,25 @@ const EXIT_HOST: u8 = 3;
 #[error("{0}")]
 struct ConfigError(String);
 
+/// What this host refuses, one per line.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct HostError(String);
+
+/// Gathers mistakes, so that all are reported at once.
+#[derive(Default)]
+struct Mistakes(Vec<String>);
+
+impl Mistakes {
+    fn take<T, E: Display>(&mut self, result: Result<T, E>) -> Option<T> {
+        result.map_err(|error| self.0.push(error.to_string())).ok()
+    }
+
+    fn text(&self) -> String {
+        self.0.join("\n  ")
+    }
+}
+
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let outcome = match cli.command.clone().unwrap_or(Command::Run) {
@@ -72,7 +94,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             // To stderr for people: the log may be JSON, or not set up yet.
-            let _stderr_is_gone = writeln!(std::io::stderr(), "ringfetchd: {error:#}");
+            let _stderr_is_gone = writeln!(io::stderr(), "ringfetchd: {error:#}");
             ExitCode::from(exit_code(&error))
         }
     }
@@ -82,11 +104,20 @@ fn main() -> ExitCode {
 fn exit_code(error: &anyhow::Error) -> u8 {
     if error.is::<ConfigError>() {
         EXIT_CONFIG
-    } else if error.is::<listener::BindError>() || error.is::<StartError>() {
+    } else if error.is::<HostError>()
+        || error.is::<listener::BindError>()
+        || error.is::<StartError>()
+        || error.chain().any(is_out_of_descriptors)
+    {
         EXIT_HOST
     } else {
         EXIT_FAILED
     }
+}
+
+fn is_out_of_descriptors(error: &(dyn std::error::Error + 'static)) -> bool {
+    let errno = error.downcast_ref::<io::Error>().and_then(Errno::from_io_error);
+    matches!(errno, Some(Errno::MFILE | Errno::NFILE))
 }
 
 fn load(inputs: &Inputs) -> Result<config::Loaded, ConfigError> {
@@ -94,7 +125,7 @@ fn load(inputs: &Inputs) -> Result<config::Loaded, ConfigError> {
 }
 
 fn print(text: &str) -> anyhow::Result<()> {
-    std::io::stdout()
+    io::stdout()
         .write_all(text.as_bytes())
         .context("writing to stdout")
 }
@@ -107,12 +138,24 @@ fn check_config(inputs: &Inputs, open: bool) -> anyhow::Result<()> {
         .map(|dataset| dataset.name.as_str())
         .collect();
     let opened = if open {
-        load_tls(&config)?;
-        load_access(&config)?;
-        if let Some(log) = &config.access_log {
-            AccessLog::check(log).map_err(|error| ConfigError(error.to_string()))?;
+        let (mut mistakes, mut refusals) = (Mistakes::default(), Mistakes::default());
+        mistakes.take(check_memory(&config));
+        mistakes.take(load_tls(&config));
+        mistakes.take(load_access(&config));
+        mistakes.take(config.access_log.as_ref().map_or(Ok(()), AccessLog::check));
+        mistakes.take(Catalogue::open(&config.datasets));
+        refusals.take(Engine::check_backend(&config.engine, config.engine.backend));
+        for (name, backend) in &config.dataset_backends {
+            let checked = Engine::check_backend(&config.engine, *backend);
+            refusals.take(checked.map_err(|error| format!("datasets.{name}.backend: {error}")));
         }
-        Catalogue::open(&config.datasets).map_err(config_error)?;
+        if !mistakes.0.is_empty() {
+            mistakes.0.append(&mut refusals.0);
+            return Err(ConfigError(mistakes.text()).into());
+        }
+        if !refusals.0.is_empty() {
+            return Err(HostError(refusals.text()).into());
+        }
         ", and they open"
     } else {
         ""
@@ -142,7 +185,7 @@ fn check_health(inputs: &Inputs) -> anyhow::Result<()> {
         Err(mistake) => {
             let config =
                 config::despite_mistakes(inputs).ok_or_else(|| anyhow::Error::msg(mistake.to_string()))?;
-            let invalid = format!("the configuration as it is now is not valid: {mistake}");
+            let invalid = format!("the current configuration is invalid: {mistake}");
             match ask(config) {
                 Ok(line) => format!("{line}, but {invalid}"),
                 // Not the exit code of a configuration mistake: orchestrators know only 0 and 1.
@@ -151,6 +194,11 @@ fn check_health(inputs: &Inputs) -> anyhow::Result<()> {
         }
     };
     print(&format!("{line}\n"))
+}
+
+/// Memory beyond the host's would end in the OOM killer.
+fn check_memory(config: &Config) -> Result<(), ConfigError> {
+    host_memory::check(config.engine.memory_budget_bytes, &View::real()).map_err(ConfigError)
 }
 
 fn load_tls(config: &Config) -> Result<Option<Tls>, ConfigError> {
@@ -172,10 +220,6 @@ fn load_access(config: &Config) -> Result<Option<Access>, ConfigError> {
     Access::load(&config.access, has_client_ca).map_err(|error| ConfigError(error.to_string()))
 }
 
-fn config_error(errors: OpenErrors) -> ConfigError {
-    ConfigError(errors.to_string())
-}
-
 /// The three ports, bound.
 struct Ports {
     grpc: BoundSocket,
@@ -184,15 +228,19 @@ struct Ports {
 }
 
 impl Ports {
-    fn bind(config: &Config) -> Result<Self, listener::BindError> {
-        Ok(Self {
-            grpc: listener::bind("grpc.listen", config.grpc_listen)?,
-            http: listener::bind("http.listen", config.http_listen)?,
-            admin: config
-                .admin_listen
-                .map(|address| listener::bind("admin.listen", address))
-                .transpose()?,
-        })
+    fn bind(config: &Config) -> Result<Self, HostError> {
+        let mut refusals = Mistakes::default();
+        let mut bind = |key, address| refusals.take(listener::bind(key, address));
+        let grpc = bind("grpc.listen", config.grpc_listen);
+        let http = bind("http.listen", config.http_listen);
+        let admin = match config.admin_listen {
+            Some(address) => bind("admin.listen", address).map(Some),
+            None => Some(None),
+        };
+        match (grpc, http, admin) {
+            (Some(grpc), Some(http), Some(admin)) => Ok(Self { grpc, http, admin }),
+            _ => Err(HostError(refusals.text())),
+        }
     }
 
     fn addresses(&self) -> Addresses {
@@ -216,23 +264,34 @@ fn run(inputs: &Inputs, addresses_file: Option<&Path>) -> anyhow::Result<()> {
         let _inside = runtime.enter();
         ReloadSignals::install().context("catching SIGHUP")?
     };
-    let tls = load_tls(config)?;
-    // The guard lives to the end, so that the last lines are written.
-    let (access_log, _flushed) = open_access_log(config, telemetry.registry())?.unzip();
-    let access = load_access(config)?;
+    let mut mistakes = Mistakes::default();
+    let memory = mistakes.take(check_memory(config));
+    let tls = mistakes.take(load_tls(config));
+    let access_log = mistakes.take(open_access_log(config, telemetry.registry()));
+    let access = mistakes.take(load_access(config));
     // Ports before anything slow, so that a port in use is reported at once. Only datasets come first,
     // because a file that cannot be opened is a configuration mistake, which is reported before any port is
     // bound; the demo first has to make its files.
-    let open = || Catalogue::open(&config.datasets).map_err(config_error);
-    let (ports, catalogue) = match &inputs.base {
-        Base::File(_) => {
-            let catalogue = open()?;
-            (Ports::bind(config)?, catalogue)
-        }
-        Base::Demo(directory) => {
-            let ports = Ports::bind(config)?;
-            demo::prepare(directory)?;
-            (ports, open()?)
+    let open = || Catalogue::open(&config.datasets);
+    let opened = match &inputs.base {
+        Base::File(_) => mistakes.take(open().map(Some)),
+        Base::Demo(_) => Some(None),
+    };
+    let (Some(()), Some(tls), Some(access_log), Some(access), Some(opened)) =
+        (memory, tls, access_log, access, opened)
+    else {
+        return Err(ConfigError(mistakes.text()).into());
+    };
+    // The guard lives to the end, so that the last lines are written.
+    let (access_log, _flushed) = access_log.unzip();
+    let ports = Ports::bind(config)?;
+    let catalogue = match (opened, &inputs.base) {
+        (Some(catalogue), _) => catalogue,
+        (None, base) => {
+            if let Base::Demo(directory) = base {
+                demo::prepare(directory)?;
+            }
+            open().map_err(|errors| ConfigError(errors.to_string()))?
         }
     };
     let datasets = catalogue.datasets();
@@ -244,7 +303,7 @@ fn run(inputs: &Inputs, addresses_file: Option<&Path>) -> anyhow::Result<()> {
     if config.limits.response_bytes > most {
         let asked = config.limits.response_bytes;
         return Err(ConfigError(format!(
-            "limits.response_bytes: is {asked} bytes, and engine.memory_budget has room for an answer of {most}; lower \
+            "limits.response_bytes: is {asked} bytes, but engine.memory_budget allows responses of at most {most}; lower \
              it, or raise engine.memory_budget"
         ))
         .into());

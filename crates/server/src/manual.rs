@@ -16,11 +16,11 @@ const SECTIONS: [Section<'_>; 3] = [
         &[
             (
                 "SIGTERM, SIGINT",
-                "Drain: not ready, no new work, shutdown.drain_timeout_ms for what is in flight. A second one ends it at once.",
+                "Drains: not ready, refuses new requests, gives those in flight shutdown.drain_timeout_ms. A second signal exits at once.",
             ),
             (
                 "SIGHUP",
-                "Read the configuration again: applies what can change while serving, logs what needs a restart; a mistake changes nothing.",
+                "Reloads the configuration: applies what can change while serving and logs what needs a restart. If there is a mistake, nothing changes.",
             ),
         ],
     ),

@@ -162,7 +162,7 @@ impl RpcMetrics {
             )?,
             duration: Desc::new(
                 "ringfetch_rpc_duration_seconds".into(),
-                "Time from a request's head to its answer's head (to its end for streams).".into(),
+                "Time from a request's head to its response's head (for streams, to the end).".into(),
                 labels(&["transport", "method"]),
                 HashMap::new(),
             )?,

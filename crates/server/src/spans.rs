@@ -65,7 +65,7 @@ impl Spans {
     pub fn start(config: &TracingConfig, registry: &Registry) -> Result<Self, SpansError> {
         let spans = Opts::new(
             "ringfetch_trace_spans_total",
-            "Spans of requests: made, sent, and those that the collector did not take.",
+            "Request spans: made, sent, and failed (not accepted by the collector).",
         );
         let spans = IntCounterVec::new(spans, &["result"])?;
         registry.register(Box::new(spans.clone()))?;

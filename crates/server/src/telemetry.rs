@@ -37,7 +37,7 @@ pub enum TelemetryError {
     #[error("log.filter: {0}")]
     Filter(String),
     /// Another subscriber is already installed.
-    #[error("the log is set up already: {0}")]
+    #[error("logging is already set up: {0}")]
     Subscriber(#[from] tracing::subscriber::SetGlobalDefaultError),
     /// A metric's name is already registered.
     #[error("a metric cannot be registered: {0}")]
@@ -133,7 +133,7 @@ pub(crate) fn parse(filter: &str) -> Result<EnvFilter, String> {
     let words = filter.split(',').map(str::trim).filter(|_| !filter.contains('['));
     for word in words.filter(|word| !word.is_empty() && !word.contains('=')) {
         let level = word.parse::<LevelFilter>().map_err(|_no_level| {
-            format!("{word} is none of the levels off, error, warn, info, debug and trace; for a target, write {word}=debug")
+            format!("{word} is not a level (off, error, warn, info, debug or trace); for a target, write {word}=debug")
         })?;
         most = most.max(level);
     }

@@ -41,7 +41,7 @@ impl KeyFile<'_> {
     fn certificates(&self) -> Result<Vec<CertificateDer<'static>>, FileError> {
         const REMEDY: &str = "use PEM, with lines BEGIN CERTIFICATE";
         let found = CertificateDer::pem_slice_iter(&self.bytes).collect::<Result<Vec<_>, PemError>>();
-        let found = found.map_err(|_| self.error("is no valid PEM", REMEDY))?;
+        let found = found.map_err(|_| self.error("is not valid PEM", REMEDY))?;
         if found.is_empty() {
             return Err(self.error("holds no certificate", REMEDY));
         }
@@ -53,8 +53,12 @@ impl KeyFile<'_> {
                     "leave one of them out",
                 ));
             }
-            let (_, parsed) = parse_x509_certificate(certificate)
-                .map_err(|_| self.error(format!("certificate {number} is no X.509 certificate"), REMEDY))?;
+            let (_, parsed) = parse_x509_certificate(certificate).map_err(|_| {
+                self.error(
+                    format!("certificate {number} is not an X.509 certificate"),
+                    REMEDY,
+                )
+            })?;
             let validity = parsed.validity();
             let now = ASN1Time::now();
             if validity.not_after < now {
@@ -76,7 +80,7 @@ impl KeyFile<'_> {
             (Some(Ok(key)), None) => Ok(key),
             (Some(Ok(_)), Some(_)) => Err(self.error("holds more than one private key", REMEDY)),
             // The parser's error could quote the file.
-            (Some(Err(_)), _) => Err(self.error("is no valid PEM", REMEDY)),
+            (Some(Err(_)), _) => Err(self.error("is not valid PEM", REMEDY)),
             (None, _) => Err(self.error("holds no private key", REMEDY)),
         }
     }
@@ -128,8 +132,8 @@ impl Active {
             .with_single_cert(chain, key.private_key()?)
             .map_err(|error| {
                 key.error(
-                    format!("does not fit the certificate: {error}"),
-                    "use the key that the certificate was made for",
+                    format!("does not match the certificate: {error}"),
+                    "use the certificate's own key",
                 )
             })?;
         http2.session_storage = Arc::new(NoServerSessionStorage {});
@@ -168,7 +172,12 @@ fn verifier(
     let mut roots = RootCertStore::empty();
     for certificate in file.certificates()? {
         let added = roots.add(certificate);
-        added.map_err(|error| file.error(format!("holds a certificate of no authority: {error}"), REMEDY))?;
+        added.map_err(|error| {
+            file.error(
+                format!("holds a certificate that cannot be used as an authority: {error}"),
+                REMEDY,
+            )
+        })?;
     }
     let builder = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(provider));
     let builder = match config.client_certificates {
@@ -294,7 +303,7 @@ impl Metrics {
         );
         let loads = Opts::new(
             "ringfetch_tls_loads_total",
-            "Changed certificates, keys and authorities that were read, by result. After a failure the old ones stay.",
+            "Loads of changed certificates, keys and authorities, by result. After a failure the old ones stay in force.",
         );
         let load_count = IntCounterVec::new(loads, &["result"])?;
         Ok(Self {
@@ -324,6 +333,7 @@ impl Tls {
             path: config.certificate.display().to_string(),
             problem: "was not read".to_owned(),
             remedy: "report this defect",
+            more: Vec::new(),
         };
         let active = Active::read(config, None)?.ok_or_else(unchanged)?;
         // The names and labels are constants that the crate accepts, which a test checks.
@@ -413,7 +423,7 @@ impl Tls {
 
     fn renew(&self) {
         let renewed = self.inner.problem.check(self.read(), |problem| {
-            tracing::error!(%problem, "TLS files cannot be used: the old ones stay in force");
+            tracing::error!(%problem, "the TLS files cannot be used; the old ones stay in force");
         });
         renewed.into_iter().for_each(|renewed| self.install(renewed));
     }

@@ -376,7 +376,7 @@ fn make(attempt: &Attempt, fate: Fault) -> Result<u32, i32> {
         Fault::Errno(_) => 0,
         Fault::Short { bytes } => bytes.min(attempt.length),
         Fault::None | Fault::Stall => attempt.length,
-        Fault::Panic => panic!("the simulation was told to panic"),
+        Fault::Panic => panic!("the fault plan made the simulation panic"),
     };
     // Buffered, since a shortened length is no longer aligned for a direct read.
     let real = Attempt {

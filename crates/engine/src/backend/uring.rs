@@ -521,7 +521,7 @@ mod tests {
             let mut turns = 0;
             std::future::poll_fn(|cx| {
                 turns += 1;
-                assert!(turns < TURNS_MAX, "nobody submits it");
+                assert!(turns < TURNS_MAX, "it is not submitted");
                 crate::cores::give_way(cx);
                 backend.poll_completions(cx, &mut finished)
             })

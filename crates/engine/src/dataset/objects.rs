@@ -259,7 +259,7 @@ fn try_direct(
         // 4096 is the assumed alignment; each object has its own.
         let facts = DirectFacts {
             direct: true,
-            reason: "O_DIRECT is decided per object: there is none yet to try".to_owned(),
+            reason: "O_DIRECT is decided per object; the directory has no object to try yet".to_owned(),
             offset_alignment_bytes: 4096,
             memory_alignment_bytes: 4096,
         };

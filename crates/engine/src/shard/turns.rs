@@ -362,7 +362,7 @@ mod tests {
     fn run(turns: &mut Turns, rounds: usize, batches: usize, read_bytes: impl Fn(usize) -> u64) -> Vec<u64> {
         let mut started = vec![0; batches];
         for _ in 0..rounds {
-            let turn = turns.next().expect("somebody waits");
+            let turn = turns.next().expect("a batch waits");
             let mut bytes = 0;
             while i64::try_from(bytes).expect("few") < turn.bytes.min(1 << 20) {
                 bytes += read_bytes(turn.batch);
@@ -442,7 +442,7 @@ mod tests {
         for _ in 0..50 {
             run(&mut turns, 30, 9, |_| 1 << 20);
             turns.push(origin(1, 0), 8);
-            let turn = turns.next().expect("somebody waits");
+            let turn = turns.next().expect("a batch waits");
             assert_eq!(turn.batch, 8);
             turns.took(&turn, 4096, true);
         }
@@ -502,7 +502,7 @@ mod tests {
                         others += 1;
                     }
                 }
-                let turn = turns.next().expect("somebody waits");
+                let turn = turns.next().expect("a batch waits");
                 assert_eq!(turn.batch, 8);
                 turns.took(&turn, 4096, true);
             }
@@ -521,7 +521,7 @@ mod tests {
         turns.push(origin(0, 0), 0);
         let mut started = [0_u64; 2];
         for _ in 0..5000 {
-            let turn = turns.next().expect("somebody waits");
+            let turn = turns.next().expect("a batch waits");
             let taken = [bytes, 4096][turn.batch];
             started[turn.batch] += taken;
             turns.took(&turn, taken, turn.batch == 0);
@@ -554,7 +554,7 @@ mod tests {
         let mut left = false;
         let mut alone = 0_u64;
         while alone < 100 << 20 {
-            let turn = turns.next().expect("somebody waits");
+            let turn = turns.next().expect("a batch waits");
             if turn.batch == 0 {
                 left = true;
                 turns.took(&turn, 2 << 20, true);
@@ -566,7 +566,7 @@ mod tests {
         turns.push(origin(0, 0), 0);
         let mut before = 0;
         loop {
-            let turn = turns.next().expect("somebody waits");
+            let turn = turns.next().expect("a batch waits");
             if turn.batch == 0 {
                 break;
             }

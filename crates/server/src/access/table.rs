@@ -21,6 +21,8 @@ const LIMITS: &str = "write limits with commas between them: requests=NUMBER in 
 const BYTES_MIN: u64 = 64 << 10;
 /// A round over two callers is then 6.25 MiB.
 const WEIGHT_MAX: u32 = 100;
+/// Most wrong lines that are reported: a file of another kind has thousands.
+const WRONG_LINES_MAX: usize = 20;
 /// What metrics call clients without a principal.
 pub(super) const ANONYMOUS: &str = "anonymous";
 const RIGHTS: &str =
@@ -79,11 +81,12 @@ impl Table {
         };
         let mut lines_of: BTreeMap<Credential, usize> = BTreeMap::new();
         let mut rights_of: HashMap<&str, (usize, (Rights, PrincipalLimits))> = HashMap::new();
-        for (number, line) in (1_usize..).zip(text.lines()) {
-            let wrong = |problem: String, remedy| Err(file.error(format!("line {number} {problem}"), remedy));
+        let wrong_lines = (1_usize..).zip(text.lines()).filter_map(|(number, line)| {
+            let wrong =
+                |problem: String, remedy| Some(file.error(format!("line {number} {problem}"), remedy));
             let line = line.trim_ascii();
             if line.is_empty() || line.starts_with('#') {
-                continue;
+                return None;
             }
             let mut words = line.split_ascii_whitespace();
             let (Some(name), Some(credential), Some(rights), limits, None) = (
@@ -129,8 +132,7 @@ impl Table {
             match rights_of.get(name) {
                 Some((first, others)) if *others != given => {
                     let remedy = "give a principal's lines the same rights and limits";
-                    let problem =
-                        format!("has other rights or limits than line {first}, which has the same name");
+                    let problem = format!("differs in rights or limits from line {first} with the same name");
                     return wrong(problem, remedy);
                 }
                 Some(_) => {}
@@ -141,6 +143,15 @@ impl Table {
             let (rights, limits) = given;
             let principal = table.principal(name, limits, before);
             table.add(Grant::new(principal, credential, rights), before);
+            None
+        });
+        let mut wrong_lines: Vec<FileError> = wrong_lines.take(WRONG_LINES_MAX).collect();
+        if !wrong_lines.is_empty() {
+            let first = wrong_lines.remove(0);
+            return Err(FileError {
+                more: wrong_lines,
+                ..first
+            });
         }
         if lines_of.is_empty() {
             return Err(file.error("has no line with a principal", LINE));
@@ -448,7 +459,7 @@ mod tests {
             (format!("{good}{good}"), "line 2 repeats the credential of line 1"),
             (
                 format!("{good}a {two} y\n"),
-                "line 2 has other rights or limits than line 1, which has the same name",
+                "line 2 differs in rights or limits from line 1 with the same name",
             ),
         ] {
             let error = read(&text, None).unwrap_err();
@@ -460,5 +471,27 @@ mod tests {
         std::fs::write(&path, "c certificate:c x\n").unwrap();
         let error = Table::read(&path, false, None).unwrap_err();
         assert!(error.problem.contains("tls.client_ca is off"), "{error}");
+    }
+
+    #[test]
+    fn every_wrong_line_is_reported() {
+        // Scenario: three wrong lines among good ones; a file with wrong lines only. Expectation: each wrong
+        // line with its remedy, in order; of many, the first twenty.
+        let (one, two) = (hash("one"), hash("two"));
+        let text = format!("a sha256:{one} x\nb\nc sha256:{two} x\nd sha256:{two} @root\ne sha256:{one} x\n");
+        let error = read(&text, None).unwrap_err().to_string();
+        let lines: Vec<&str> = error.lines().collect();
+        let parts = [
+            ["line 2 must have three or four words", "write each line as"],
+            ["line 4 has an unknown role", "@metrics and @admin"],
+            ["line 5 repeats the credential of line 1", "leave one of them out"],
+        ];
+        assert_eq!(lines.len(), parts.len(), "{error}");
+        for (line, parts) in lines.iter().zip(parts) {
+            assert!(line.trim_start().starts_with("access.principals: "), "{error}");
+            assert!(parts.iter().all(|part| line.contains(part)), "{error}");
+        }
+        let error = read(&"x\n".repeat(1000), None).unwrap_err().to_string();
+        assert_eq!(error.lines().count(), WRONG_LINES_MAX, "{error}");
     }
 }

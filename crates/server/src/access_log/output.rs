@@ -111,9 +111,9 @@ impl Output {
         let was_failing = std::mem::replace(&mut self.is_failing, result.is_err());
         match result {
             Err(error) if !was_failing => {
-                tracing::warn!(%error, "the access log cannot be written: lines are lost");
+                tracing::warn!(%error, "cannot write the access log; lines are dropped");
             }
-            Ok(()) if was_failing => tracing::info!("the access log is written again"),
+            Ok(()) if was_failing => tracing::info!("the access log can be written again"),
             Ok(()) | Err(_) => {}
         }
     }
@@ -190,7 +190,7 @@ fn append_to(path: &Path) -> Result<File, String> {
     let kind = kind.map(|metadata| metadata.file_type());
     match (opened, kind) {
         (_, Ok(kind)) if kind.is_dir() => Err("is a directory".to_owned()),
-        (_, Ok(kind)) if !kind.is_file() && !kind.is_char_device() => Err("is no regular file".to_owned()),
+        (_, Ok(kind)) if !kind.is_file() && !kind.is_char_device() => Err("is not a regular file".to_owned()),
         (Ok(file), _) => Ok(file),
         (Err(error), _) => Err(format!("cannot be written: {error}")),
     }
@@ -271,8 +271,8 @@ mod tests {
         let _socket = std::os::unix::net::UnixListener::bind(path("socket")).unwrap();
         for (name, problem) in [
             ("", "is a directory"),
-            ("fifo", "is no regular file"),
-            ("socket", "is no regular file"),
+            ("fifo", "is not a regular file"),
+            ("socket", "is not a regular file"),
             ("none/log", "cannot be written: No such file"),
         ] {
             let refused = append_to(&path(name)).unwrap_err();

@@ -53,7 +53,7 @@ pub(super) fn read(
         ANONYMOUS_KEY,
         PRINCIPALS_KEY,
         principals.is_none() && anonymous == Anonymous::Nobody,
-        format!("is nobody, and {PRINCIPALS_KEY} is off: nobody could read"),
+        format!("is nobody, but {PRINCIPALS_KEY} is off: no client could read"),
         format!("name a file of principals in {PRINCIPALS_KEY}"),
     );
     for (port, key, address) in listeners {
@@ -68,7 +68,7 @@ pub(super) fn read(
             key,
             ANONYMOUS_KEY,
             is_beyond && principals.is_none() && anonymous == Anonymous::Loopback && !is_verified,
-            format!("is reachable from other hosts, and {ANONYMOUS_KEY} is loopback: anybody there could read"),
+            format!("is reachable from other hosts, but {ANONYMOUS_KEY} is loopback: any client there could read"),
             format!(
                 "listen on loopback, name a file of principals in {PRINCIPALS_KEY}, or set {ANONYMOUS_KEY} to everybody"
             ),

@@ -204,7 +204,7 @@ fn entry(
             && let Some(kind) = kind
         {
             let (kind, of) = (word_of(kind, &KIND_WORDS), word_of(of, &KIND_WORDS));
-            let problem = format!("is for kind {of}, and this dataset is of kind {kind}");
+            let problem = format!("is only for kind {of}; this dataset is of kind {kind}");
             walk.report(
                 &section.key(key),
                 problem,
@@ -328,7 +328,7 @@ fn paths(
             | Content::List(_)
             | Content::Section(_) => (
                 node.content.describe(),
-                "allowed: the path of a file, device or directory (quote what is not text)",
+                "allowed: the path of a file, device or directory (quote it if YAML would not read it as text)",
             ),
         };
         walk.report(&key, problem, remedy.to_owned(), node.source);
@@ -355,7 +355,7 @@ fn blocks(section: &mut Section<'_>, source: &Source, around: &EntryContext<'_>)
         walk.report(
             &key,
             "is missing".to_owned(),
-            "say how many bytes a block has, such as 4KiB".to_owned(),
+            "give the block length in bytes, such as 4KiB".to_owned(),
             source.clone(),
         );
     }
@@ -418,7 +418,10 @@ fn layout(section: &mut Section<'_>, paths: Option<&[PathBuf]>, source: &Source)
         return Some(*layout);
     }
     let words: Vec<&str> = LAYOUT_WORDS.iter().map(|(word, _)| *word).collect();
-    let remedy = format!("the file's suffix does not tell; allowed: {}", words.join(", "));
+    let remedy = format!(
+        "cannot be derived from the file's suffix; allowed: {}",
+        words.join(", ")
+    );
     walk.report(&key, "is missing".to_owned(), remedy, source.clone());
     None
 }
@@ -448,12 +451,12 @@ fn vectors(
             (
                 "dim",
                 dim_given,
-                "a raw file does not tell: say how many elements a vector has",
+                "a raw file does not contain it: give the elements per vector",
             ),
             (
                 "dtype",
                 dtype_given,
-                "a raw file does not tell; allowed: f32, f16, bf16, f64, u8, i8, i32",
+                "a raw file does not contain it; allowed: f32, f16, bf16, f64, u8, i8, i32",
             ),
         ] {
             if !given {

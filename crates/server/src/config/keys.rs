@@ -174,7 +174,7 @@ fn ports_differ(walk: &Walk, listeners: [(&str, Option<SocketAddr>); 3]) {
             };
             let same =
                 address.port() == other.port() && address.port() != 0 && overlap(address.ip(), other.ip());
-            let problem = format!("is {address}, and {other_key} is {other}: one port cannot be both");
+            let problem = format!("is {address}, but {other_key} is {other}: both cannot use one port");
             walk.report_conflict(
                 key,
                 other_key,

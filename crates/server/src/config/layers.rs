@@ -17,8 +17,25 @@ pub const ENVIRONMENT_PREFIX: &str = "RINGFETCH__";
 /// Largest configuration file, which is read whole.
 const FILE_BYTES_MAX: u64 = 4 << 20;
 
-/// The message where a section is expected and something else is found.
-pub(super) const SECTION_ALLOWED: &str = "allowed: a section of keys";
+/// Keys that are `off` where somebody may write `off` for the whole section.
+const OFF_KEYS: [(&str, &str); 5] = [
+    ("access", "principals"),
+    ("access_log", "path"),
+    ("admin", "listen"),
+    ("tls", "certificate"),
+    ("tracing", "otlp_endpoint"),
+];
+
+/// The remedy where the section `path` is expected and something else is found.
+pub(super) fn section_allowed(path: &str, found: &Content) -> String {
+    let off_key = OFF_KEYS.iter().find(|(section, _)| *section == path);
+    match (found, off_key) {
+        (Content::Text(text), Some((_, key))) if text == "off" => {
+            format!("allowed: a section of keys, such as {{{key}: off}}")
+        }
+        _ => "allowed: a section of keys".to_owned(),
+    }
+}
 
 /// One setting from the command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -167,7 +184,7 @@ fn read(path: &Path) -> Result<Value, ProblemAndRemedy> {
     let syntax = |error: serde_yaml::Error| {
         (
             format!("is not valid YAML: {error}"),
-            "fix it there; nothing else was checked".to_owned(),
+            "fix the syntax first; nothing else was checked".to_owned(),
         )
     };
     // serde_yaml takes a byte order mark, which YAML allows, for the beginning of a document.
@@ -277,7 +294,7 @@ fn set(root: &mut Node, key: &str, text: &str, source: Source, problems: &mut Ve
         problems.push(Problem {
             key: (*top).to_owned(),
             problem: section.content.describe(),
-            remedy: SECTION_ALLOWED.to_owned(),
+            remedy: section_allowed(top, &section.content),
             source: section.source.clone(),
         });
         section.content = Content::Section(Vec::new());

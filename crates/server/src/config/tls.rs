@@ -63,7 +63,7 @@ fn port_name(name: &str) -> Result<(), String> {
     if PORTS.contains(&name) {
         Ok(())
     } else {
-        Err(format!("is {name:?}, which is none of {}", PORTS.join(", ")))
+        Err(format!("is {name:?}, which is not one of {}", PORTS.join(", ")))
     }
 }
 
@@ -90,7 +90,7 @@ pub(super) fn read(mut section: Section<'_>, directory: &Path) -> Option<TlsConf
             certificate.is_some(),
         ),
     ] {
-        let problem = format!("is set, and {other} is off");
+        let problem = format!("is set, but {other} is off");
         let remedy = format!("set {other} too, or turn {name} off");
         walk.report_conflict(name, other, is_set && !other_is_set, problem, remedy);
     }

@@ -21,9 +21,7 @@ pub(super) fn read(mut section: Section<'_>) -> Option<TracingConfig> {
         // Credentials in the URL are neither repeated nor accepted: the configuration is printed, and its
         // changes are logged.
         if text.contains('@') {
-            return Err(
-                "names a user or a password, for which there is OTEL_EXPORTER_OTLP_HEADERS".to_owned(),
-            );
+            return Err("contains a user or a password: use OTEL_EXPORTER_OTLP_HEADERS instead".to_owned());
         }
         let is_plain = uri.is_ok_and(|uri| {
             uri.scheme_str() == Some("http") && uri.port().is_some() && matches!(uri.path(), "" | "/")

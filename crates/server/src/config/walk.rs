@@ -15,7 +15,7 @@ use serde_yaml::Value;
 
 use ringfetch_command::size;
 
-use super::layers::{Content, Node, SECTION_ALLOWED, join};
+use super::layers::{Content, Node, join, section_allowed};
 use super::problem::{Problem, Source};
 
 /// One key's effective value.
@@ -214,7 +214,12 @@ impl<'w> Section<'w> {
                 ..
             }) => entries = found,
             Some(Node { content, source }) => {
-                walk.report(&path, content.describe(), SECTION_ALLOWED.to_owned(), source);
+                walk.report(
+                    &path,
+                    content.describe(),
+                    section_allowed(&path, &content),
+                    source,
+                );
             }
         }
         Self { walk, path, entries }

@@ -84,9 +84,9 @@ pub struct ReadPath {
     pub direct_io: bool,
     /// Why.
     pub direct_io_reason: String,
-    /// What direct reads must be aligned to, offset and length.
+    /// Required alignment of offset and length of direct reads.
     pub offset_alignment_bytes: u32,
-    /// What a direct read's memory must be aligned to.
+    /// Required alignment of the memory of direct reads.
     pub memory_alignment_bytes: u32,
     /// Whether the dataset has a backend of its own, or shares the engine's.
     pub own_backend: bool,

@@ -112,9 +112,7 @@ pub enum FetchError {
         expected: usize,
     },
     /// More items than one request may have.
-    #[error(
-        "{field}: {items} items, and one request may have {max} (limits.items_per_request): split the batch"
-    )]
+    #[error("{field}: {items} items; the limit is {max} (limits.items_per_request): split the batch")]
     TooManyItems {
         /// The request field.
         field: &'static str,

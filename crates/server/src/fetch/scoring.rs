@@ -262,7 +262,7 @@ fn check(scoring: &Scoring<'_>, dataset: &DatasetHandle, limits: &Limits) -> Res
             return malformed(
                 format!("queries[{number}].vector"),
                 format!(
-                    "it has {} elements, and a vector of {:?} has {dim}",
+                    "it has {} elements; vectors of {:?} have {dim}",
                     query.vector.len(),
                     dataset.name()
                 ),
@@ -272,7 +272,7 @@ fn check(scoring: &Scoring<'_>, dataset: &DatasetHandle, limits: &Limits) -> Res
             let value = query.vector.get(place).copied().unwrap_or_default();
             return malformed(
                 format!("queries[{number}].vector"),
-                format!("element {place} is {value}: a query has finite elements only"),
+                format!("element {place} is {value}: elements must be finite"),
             );
         }
         if query.ids.is_empty() {
@@ -285,7 +285,7 @@ fn check(scoring: &Scoring<'_>, dataset: &DatasetHandle, limits: &Limits) -> Res
         return malformed(
             "limit".to_owned(),
             format!(
-                "it is {}, and can be from 1 to {most}, the number of candidates of the query with the most",
+                "it is {}; it must be from 1 to {most}, the largest number of candidates in a query",
                 scoring.limit
             ),
         );

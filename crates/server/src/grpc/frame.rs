@@ -31,7 +31,7 @@ impl FrameError {
         let (code, message) = match self {
             Self::TooLarge { length, max } => {
                 let message = format!(
-                    "the request has {length} bytes, and one may have {max} (limits.request_bytes): split the batch"
+                    "the request has {length} bytes; the limit is {max} (limits.request_bytes): split the batch"
                 );
                 let info = ("REQUEST_TOO_LARGE", ERROR_DOMAIN, HashMap::new());
                 let mut details = ErrorDetails::with_error_info(info.0, info.1, info.2);

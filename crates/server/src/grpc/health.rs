@@ -53,7 +53,7 @@ impl Health for HealthService {
             Ok(Response::new(response(serving(self.lifecycle.state()))))
         } else {
             Err(Status::not_found(format!(
-                "service: there are \"\", {}",
+                "service: unknown; known: \"\", {}",
                 self.services.join(", ")
             )))
         }

@@ -171,8 +171,8 @@ fn check_form(params: &BatchParams, form: ResponseFormat, items_max: usize) -> R
         StatusCode::NOT_ACCEPTABLE,
         "lengths-not-listable",
         format!(
-            "{items} items of differing lengths, and their lengths fit the answer's head up to {LENGTHS_LISTED_MAX}: \
-             ask for application/json in Accept, or split the batch"
+            "{items} items of differing lengths; the response's headers can list {LENGTHS_LISTED_MAX}: \
+             accept application/json, or split the batch"
         ),
     )
     .with_field(params.field)
@@ -190,7 +190,9 @@ pub(super) async fn read_body(
         Problem::new(
             StatusCode::PAYLOAD_TOO_LARGE,
             "request-too-large",
-            format!("a request's body may have {bytes_max} bytes (limits.request_bytes): split the batch"),
+            format!(
+                "the request's body is too long; the limit is {bytes_max} bytes (limits.request_bytes): split the batch"
+            ),
         )
     };
     if declared.is_some_and(|length| length > u64::from(bytes_max)) {

@@ -15,10 +15,10 @@ pub(super) struct BlocksBatch {
     /// Block indices from 0, in any order; duplicates are allowed.
     #[serde(deserialize_with = "bounded_list::list")]
     indices: Vec<u64>,
-    /// Answer the first item error as the request's.
+    /// Fail the request on the first item error.
     #[serde(default)]
     fail_fast: bool,
-    /// How long the answer is worth having, from the request's arrival; 0: as long as the connection lives.
+    /// Deadline, milliseconds from the request's arrival; 0: only the daemon's (limits.deadline_ms).
     #[serde(default)]
     deadline_ms: u32,
 }
@@ -30,10 +30,10 @@ pub(super) struct VectorsBatch {
     /// Vector ids from 0, in any order; duplicates are allowed.
     #[serde(deserialize_with = "bounded_list::list")]
     ids: Vec<u64>,
-    /// Answer the first item error as the request's.
+    /// Fail the request on the first item error.
     #[serde(default)]
     fail_fast: bool,
-    /// How long the answer is worth having, from the request's arrival; 0: as long as the connection lives.
+    /// Deadline, milliseconds from the request's arrival; 0: only the daemon's (limits.deadline_ms).
     #[serde(default)]
     deadline_ms: u32,
 }
@@ -45,10 +45,10 @@ pub(super) struct RangesBatch {
     /// In any order; they may overlap.
     #[serde(deserialize_with = "bounded_list::objects")]
     ranges: Vec<ByteRange>,
-    /// Answer the first item error as the request's.
+    /// Fail the request on the first item error.
     #[serde(default)]
     fail_fast: bool,
-    /// How long the answer is worth having, from the request's arrival; 0: as long as the connection lives.
+    /// Deadline, milliseconds from the request's arrival; 0: only the daemon's (limits.deadline_ms).
     #[serde(default)]
     deadline_ms: u32,
 }
@@ -73,10 +73,10 @@ pub(super) struct ObjectsBatch {
     /// Parts of objects.
     #[serde(default, deserialize_with = "bounded_list::optional_objects")]
     objects: Option<Vec<ObjectPart>>,
-    /// Answer the first item error as the request's.
+    /// Fail the request on the first item error.
     #[serde(default)]
     fail_fast: bool,
-    /// How long the answer is worth having, from the request's arrival; 0: as long as the connection lives.
+    /// Deadline, milliseconds from the request's arrival; 0: only the daemon's (limits.deadline_ms).
     #[serde(default)]
     deadline_ms: u32,
 }
@@ -93,7 +93,7 @@ pub(super) struct ObjectPart {
     /// Bytes; 0: to the end.
     #[serde(default)]
     length: u64,
-    /// The version that it must be of, without quotes; empty: any.
+    /// The required version, without quotes; empty: any.
     #[serde(default)]
     if_match: String,
 }

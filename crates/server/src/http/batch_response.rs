@@ -62,7 +62,7 @@ pub(super) struct BatchResponse {
     /// Otherwise: bytes of each item, 0 for a failed one.
     #[serde(skip_serializing_if = "Option::is_none")]
     lengths: Option<Vec<u32>>,
-    /// Elements a vector; only for vectors.
+    /// Elements per vector; only for vectors.
     #[serde(skip_serializing_if = "Option::is_none")]
     dim: Option<u32>,
     /// Element type; only for vectors.
@@ -155,7 +155,7 @@ fn octets(fetched: Fetched, shape: Option<Shape>) -> Result<Response, Problem> {
     if let (false, Some(first)) = (listable, errors.first()) {
         let answer = error_status::of_read(&first.error);
         let detail = format!(
-            "{} of {items} items failed, item {} first: {}. Ask for application/json in Accept to have each one's reason",
+            "{} of {items} items failed; the first is item {}: {}. Accept application/json to get every error",
             errors.len(),
             first.item,
             first.error

@@ -83,8 +83,8 @@ pub(super) async fn block(
         ("If-Match" = Option<String>, Header), ("If-None-Match" = Option<String>, Header),
     ),
     responses(
-        (status = 200, description = "The elements, little-endian; or a JSON array, with null for what JSON has no \
-            number for (NaN and the infinities).", content(
+        (status = 200, description = "The elements, little-endian; or a JSON array, with null for NaN and \
+            infinities.", content(
                 (Vec<u8> = "application/octet-stream"), (Vec<f32> = "application/json"))),
         (status = 304, description = "If-None-Match names this version."),
         (status = 406, description = "Accept allows neither format."),

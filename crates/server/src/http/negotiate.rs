@@ -38,7 +38,7 @@ pub(super) fn preferred(headers: &HeaderMap) -> Result<ResponseFormat, Problem> 
         (0, 0) => Err(Problem::new(
             StatusCode::NOT_ACCEPTABLE,
             "not-acceptable",
-            format!("the answer comes as {OCTET_STREAM} or as {JSON}: name one of them in Accept"),
+            format!("the response is available as {OCTET_STREAM} or {JSON}: name one of them in Accept"),
         )
         .with_field("Accept")
         .with_allowed(vec![OCTET_STREAM, JSON])),
@@ -58,7 +58,7 @@ pub(super) fn require_json_accepted(headers: &HeaderMap) -> Result<(), Problem> 
     Err(Problem::new(
         StatusCode::NOT_ACCEPTABLE,
         "not-acceptable",
-        format!("the answer comes as {JSON}: name it in Accept"),
+        format!("the response is available as {JSON}: name it in Accept"),
     )
     .with_field("Accept")
     .with_allowed(vec![JSON]))
@@ -74,7 +74,7 @@ pub(super) fn require_json(headers: &HeaderMap) -> Result<(), Problem> {
         return Err(Problem::new(
             StatusCode::UNSUPPORTED_MEDIA_TYPE,
             "unsupported-media-type",
-            format!("the request's Content-Encoding is {coding:?}: send the body as it is"),
+            format!("the request's Content-Encoding is {coding:?}: send the body without an encoding"),
         )
         .with_field("Content-Encoding")
         .with_allowed(vec!["identity"]));

@@ -28,12 +28,12 @@ const LOOK_UPS_MAX: usize = 3;
     params(
         ("name" = String, Path, description = "The dataset, of kind blocks or vectors."),
         ("Range" = Option<String>, Header, description = "`bytes=0-499`, `bytes=500-`, `bytes=-500`, or several."),
-        ("If-Range" = Option<String>, Header, description = "A strong ETag: Range counts only if it still holds."),
+        ("If-Range" = Option<String>, Header, description = "A strong ETag: Range applies only if it is still current."),
         ("If-Match" = Option<String>, Header), ("If-None-Match" = Option<String>, Header),
     ),
     responses(
         (status = 200, description = "All of it.", content_type = "application/octet-stream"),
-        (status = 206, description = "The range, or multipart/byteranges for several, in the order asked for."),
+        (status = 206, description = "The range, or multipart/byteranges for several, in the requested order."),
         (status = 304, description = "If-None-Match names this version."),
         (status = 412, description = "If-Match names other versions."),
         (status = 416, description = "Every range begins past the end."),
@@ -65,14 +65,14 @@ pub(super) async fn bytes(
 #[utoipa::path(get, path = "/v1/datasets/{name}/objects/{object}", tag = "data", operation_id = "GetObject",
     params(
         ("name" = String, Path, description = "The dataset, of kind objects."),
-        ("object" = String, Path, description = "The object's name; `/` between its parts may stand as it is."),
+        ("object" = String, Path, description = "The object's name; `/` between its parts need not be escaped."),
         ("Range" = Option<String>, Header, description = "As for bytes."),
         ("If-Range" = Option<String>, Header, description = "As for bytes."),
         ("If-Match" = Option<String>, Header), ("If-None-Match" = Option<String>, Header),
     ),
     responses(
         (status = 200, description = "All of it.", content_type = "application/octet-stream"),
-        (status = 206, description = "The range, or multipart/byteranges for several, in the order asked for."),
+        (status = 206, description = "The range, or multipart/byteranges for several, in the requested order."),
         (status = 304, description = "If-None-Match names this version."),
         (status = 412, description = "If-Match names other versions."),
         (status = 416, description = "Every range begins past the end."),

@@ -122,7 +122,7 @@ impl Asset {
 #[utoipa::path(get, path = "/", tag = "operation", operation_id = "Page",
     responses(
         (status = 200, description = "The page.", body = String, content_type = "text/html"),
-        (status = 304, description = "The page of If-None-Match is the current one."),
+        (status = 304, description = "If-None-Match names the current version of the page."),
     ))]
 pub(super) async fn index(State(app): State<Arc<AppState>>, headers: HeaderMap) -> Result<Response, Problem> {
     app.page.answer(INDEX, &headers).await

@@ -35,7 +35,7 @@ pub(super) async fn metrics(State(app): State<Arc<AppState>>) -> Result<Response
     }
 }
 
-/// Whether the process runs.
+/// Whether the process is running.
 #[utoipa::path(get, path = "/livez", tag = "operation", operation_id = "Livez",
     responses((status = 200, description = "It runs.", body = Probe)))]
 pub(super) async fn livez(State(app): State<Arc<AppState>>) -> Json<Probe> {
@@ -44,11 +44,11 @@ pub(super) async fn livez(State(app): State<Arc<AppState>>) -> Json<Probe> {
     })
 }
 
-/// Whether requests are welcome.
+/// Whether the daemon is ready for requests.
 #[utoipa::path(get, path = "/readyz", tag = "operation", operation_id = "Readyz",
     responses(
-        (status = 200, description = "They are.", body = Probe),
-        (status = 503, description = "They are not: it starts or drains.", body = Probe),
+        (status = 200, description = "It is.", body = Probe),
+        (status = 503, description = "Not ready: it is starting or draining.", body = Probe),
     ))]
 pub(super) async fn readyz(State(app): State<Arc<AppState>>) -> (StatusCode, Json<Probe>) {
     let state = app.lifecycle.state();

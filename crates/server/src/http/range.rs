@@ -37,7 +37,7 @@ pub(super) fn resolve(value: &[u8], length: u64, ranges_max: u32) -> Ranges {
     };
     if specs.len() > usize::try_from(ranges_max).unwrap_or(usize::MAX) {
         return Ranges::Refused(format!(
-            "{} ranges, and one request may have {ranges_max} (limits.http_ranges): send several requests, or POST \
+            "{} ranges; the limit is {ranges_max} (limits.http_ranges): send several requests, or POST \
              ranges:batchFetch",
             specs.len()
         ));
@@ -58,10 +58,10 @@ pub(super) fn resolve(value: &[u8], length: u64, ranges_max: u32) -> Ranges {
     match overlapping(&extents) {
         0..=2 if sum(&extents) <= u128::from(length) => Ranges::Send(extents),
         0..=2 => {
-            Ranges::Refused("the ranges together are longer than the resource: ask for each byte once".into())
+            Ranges::Refused("the ranges together are longer than the resource: request each byte once".into())
         }
         count => Ranges::Refused(format!(
-            "{count} of the ranges overlap others: ask for each byte once"
+            "{count} of the ranges overlap others: request each byte once"
         )),
     }
 }

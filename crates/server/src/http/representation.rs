@@ -150,7 +150,7 @@ fn unsatisfiable(etag: &ETag, length: u64) -> Problem {
     let problem = Problem::new(
         StatusCode::RANGE_NOT_SATISFIABLE,
         "range-not-satisfiable",
-        format!("every range begins past the end: there are {length} bytes"),
+        format!("every range begins past the end of {length} bytes"),
     )
     .with_field("Range")
     .with_header(header::ETAG, etag.value());

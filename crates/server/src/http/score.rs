@@ -32,15 +32,15 @@ pub(super) struct ScoreRequest {
     queries: Vec<ScoreRequestQuery>,
     /// `dot` or `cosine`, where larger is better; `euclidean` or `manhattan`, where smaller is better.
     metric: String,
-    /// At most so many results for each query: from 1 to the number of ids of the query that has the most.
+    /// Most results per query: from 1 to the largest number of ids in a query.
     limit: u32,
     /// Only results with this score or a better one.
     #[serde(default)]
     threshold: Option<f64>,
-    /// Answer an item error as the request's.
+    /// Fail the request on an item error.
     #[serde(default)]
     fail_fast: bool,
-    /// How long the answer is worth having, from the request's arrival; 0: as long as the connection lives.
+    /// Deadline, milliseconds from the request's arrival; 0: only the daemon's (limits.deadline_ms).
     #[serde(default)]
     deadline_ms: u32,
 }
@@ -51,7 +51,7 @@ pub(super) struct ScoreRequest {
 pub(super) struct ScoreRequestQuery {
     /// As many elements as a vector of the dataset has.
     vector: Vec<f32>,
-    /// Vector ids from 0, in any order, at least one. One that stands more than once has one score.
+    /// Vector ids from 0, in any order, at least one. A repeated id has one score.
     ids: Vec<u64>,
 }
 

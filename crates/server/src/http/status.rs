@@ -59,11 +59,11 @@ impl StatusCache {
     }
 }
 
-/// What the daemon does now: counters since its start, and the state of its shards. Poll it to get rates; the page at `/`
+/// The daemon's current status: counters since its start, and the state of its shards. Poll it to get rates; the page at `/`
 /// does. Figures may be 200 ms old, `uptime_ms` says exactly when they were taken. Numbers beyond 2^53 lose their last
 /// digits in JavaScript.
 #[utoipa::path(get, path = "/v1/status", tag = "operation", operation_id = "GetStatus",
-    responses((status = 200, description = "The figures, also while it starts or drains.", body = StatusView)))]
+    responses((status = 200, description = "The figures, also while it is starting or draining.", body = StatusView)))]
 pub(super) async fn status(State(app): State<Arc<AppState>>) -> Response {
     let headers = [
         (header::CONTENT_TYPE, HeaderValue::from_static("application/json")),

@@ -7,6 +7,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
 
+use rustix::io::Errno;
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::TcpListener;
 
@@ -45,8 +46,7 @@ pub struct BindError {
     pub key: &'static str,
     /// The address.
     pub address: SocketAddr,
-    /// The kernel's error.
-    #[source]
+    /// The kernel's error, which is part of the message and so not a source.
     pub error: io::Error,
 }
 
@@ -68,7 +68,14 @@ impl BindError {
                 "a port below 1024 needs CAP_NET_BIND_SERVICE: choose another port ({flag}{other} for any free one)"
             )
         } else if kind == io::ErrorKind::AddrNotAvailable {
-            format!("no interface of this machine has that address: choose one it has ({flag}127.0.0.1:0)")
+            format!(
+                "no interface of this machine has that address: choose one of its addresses ({flag}127.0.0.1:0)"
+            )
+        } else if matches!(
+            Errno::from_io_error(&self.error),
+            Some(Errno::MFILE | Errno::NFILE)
+        ) {
+            "raise the limit of open files (ulimit -n, LimitNOFILE)".to_owned()
         } else {
             format!("choose another address ({flag}127.0.0.1:0)")
         }

@@ -178,7 +178,7 @@ impl CloseCounters {
             reason = reason.as_str(),
             %caller,
             connections = unsaid,
-            "connections were closed by a limit"
+            "connections were closed; see reason"
         );
     }
 }

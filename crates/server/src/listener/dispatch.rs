@@ -182,7 +182,7 @@ impl RequestDispatcher {
             },
         };
         if is_service && !exchange.is_service(SERVICES_MAX) {
-            let detail = "too many health and reflection calls are open on this connection";
+            let detail = "too many health and reflection calls are open on this connection; end one first";
             let refused = refused_call(Code::ResourceExhausted, "too-many-watches", detail);
             return DispatchFuture::refused(refused.into_http(), progress);
         }
@@ -249,7 +249,11 @@ impl RequestDispatcher {
         self.refusals.memory.inc();
         let own = refused != Refused::Budget;
         let response = if is_grpc(request) {
-            let detail = "open requests have used all request memory (limits.request_memory)";
+            let detail = if own {
+                "this caller's open requests have used its share of request memory (limits.request_memory)"
+            } else {
+                "open requests have used all request memory (limits.request_memory)"
+            };
             overloaded_call(detail).into_http()
         } else {
             let mut response = without_body(Response::new(AnswerBody::default()));
@@ -275,12 +279,19 @@ impl RequestDispatcher {
                 "unauthenticated",
                 "no valid credential: send authorization: Bearer TOKEN, or a client certificate",
             ),
-            Denied::Forbidden => (
+            Denied::Forbidden(need) => (
                 &self.refusals.forbidden,
                 Code::PermissionDenied,
                 StatusCode::FORBIDDEN,
                 "forbidden",
-                "this principal has no right to do that",
+                match need {
+                    Need::Admin => {
+                        "this principal has no right to do that: its line in access.principals needs @admin"
+                    }
+                    Need::Known | Need::Operation => {
+                        "this principal has no right to do that: its line in access.principals needs @metrics, @admin or *"
+                    }
+                },
             ),
         };
         counter.inc();

@@ -28,7 +28,7 @@ impl Metrics {
     pub(super) fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
         let successful = IntGauge::new(
             "ringfetch_config_last_reload_successful",
-            "Whether the last reload succeeded.",
+            "Whether the last load of the configuration succeeded; the start counts as one.",
         )?;
         let success_seconds = Gauge::new(
             "ringfetch_config_last_reload_success_timestamp_seconds",

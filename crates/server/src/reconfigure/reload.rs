@@ -135,12 +135,13 @@ impl Inner {
             };
             ReloadError::Invalid(errors.0.iter().map(mistake).collect())
         })?;
-        let unusable = |error: FileError| {
-            let mistake = ReloadProblem {
+        let unusable = |mut error: FileError| {
+            let more = std::mem::take(&mut error.more);
+            let mistake = |error: FileError| ReloadProblem {
                 key: error.key.to_owned(),
                 problem: error.to_string(),
             };
-            ReloadError::Invalid(vec![mistake])
+            ReloadError::Invalid(std::iter::once(error).chain(more).map(mistake).collect())
         };
         let renewed = self.tls.as_ref().map_or(Ok(None), Tls::read).map_err(unusable)?;
         let principals = self.access.as_ref().map_or(Ok(None), Access::read);
@@ -222,7 +223,7 @@ fn log(reloaded: &ReloadOutcome) {
         tracing::warn!(change = %change, "needs a restart");
     }
     for note in &reloaded.notes {
-        tracing::warn!(note, "reloaded, but not as asked");
+        tracing::warn!(note, "reloaded, with a fallback");
     }
     let datasets = &reloaded.datasets;
     tracing::info!(

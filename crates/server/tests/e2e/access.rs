@@ -458,7 +458,7 @@ fn a_port_beyond_loopback_needs_a_word_about_who_may_read() {
     setup.refused().with(
         2,
         &[
-            "access.anonymous: is nobody, and access.principals is off",
+            "access.anonymous: is nobody, but access.principals is off",
             "name a file",
         ],
     );

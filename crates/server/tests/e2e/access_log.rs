@@ -412,11 +412,11 @@ async fn a_full_disk_costs_lines_and_no_request() {
         (dropped(&daemon, "write").await > 20.0).then_some(())
     })
     .await;
-    daemon.logged(&["the access log cannot be written: lines are lost"]);
+    daemon.logged(&["cannot write the access log; lines are dropped"]);
     let said = daemon.log();
     let said = said
         .iter()
-        .filter(|line| line.contains("access log cannot"))
+        .filter(|line| line.contains("cannot write the access log"))
         .count();
     assert_eq!(said, 1);
     daemon.stop().await;
@@ -459,7 +459,7 @@ fn what_cannot_be_a_log_is_refused_at_the_start() {
     // path and remedy.
     for (path, problem) in [
         ("objects", "is a directory"),
-        ("fifo", "is no regular file"),
+        ("fifo", "is not a regular file"),
         ("none/access.log", "cannot be written: No such file"),
     ] {
         let (setup, _) = plain_blocks(Setup::new("pread"), 4);

@@ -222,7 +222,7 @@ async fn emptiness(http: &Http) {
         416,
         "range-not-satisfiable",
         Some("Range"),
-        &["there are 0 bytes"],
+        &["past the end of 0 bytes"],
     );
     assert_eq!(answer.header("content-range"), "bytes */0");
     assert_eq!(http.get_with(path, &[("range", "bytes=-5")]).await.status, 200);

@@ -181,6 +181,71 @@ fn mistakes_in_the_configuration_are_told_all_at_once() {
         .with(2, &["datasets", "there are none"]);
 }
 
+#[test]
+fn mistakes_in_all_kinds_of_files_are_told_all_at_once() {
+    // Scenario: a missing certificate, a principals file with two wrong lines, an access log in a missing
+    // directory, a missing file, and (on hosts with less than 1 TiB) more memory than there is; a start, and a
+    // check of the configuration. Expectation: exit code 2, each in its own line, with its key and the remedy.
+    let setup = Setup::new("mmap")
+        .set("tls.certificate", "gone.pem")
+        .set("tls.key", "gone.pem")
+        .set("access.principals", "principals")
+        .set("access_log.path", "gone/access.log")
+        .set("engine.memory_budget", "1TiB")
+        .dataset(&["name: a", "kind: blocks", "block_bytes: 4096", "path: gone.bin"]);
+    setup.file("principals", b"alice\nbob token x\n");
+    let memory: &[&str] = &["engine.memory_budget: is 1TiB, more than", "lower it"];
+    let is_small = std::fs::read_to_string("/proc/meminfo").is_ok_and(|text| {
+        let total = text.lines().find_map(|line| line.strip_prefix("MemTotal:"));
+        total
+            .and_then(|total| total.split_whitespace().next()?.parse::<u64>().ok())
+            .is_some_and(|kib| kib < 1 << 30)
+    });
+    let checks: [&[&str]; 6] = [
+        if is_small { memory } else { &[] },
+        &[
+            "tls.certificate",
+            "gone.pem",
+            "name a file that the daemon may read",
+        ],
+        &[
+            "access.principals",
+            "line 1 must have three or four words",
+            "write each line",
+        ],
+        &["access.principals", "line 2", "write each line"],
+        &["access_log.path", "gone/access.log", "cannot be"],
+        &["a: path", "gone.bin: does not exist", "correct the path"],
+    ];
+    for run in [setup.refused(), setup.run(&["check-config", "--open"])] {
+        run.with(2, &[]);
+        for check in &checks {
+            let told = run
+                .said
+                .lines()
+                .any(|line| check.iter().all(|part| line.contains(part)));
+            assert!(told, "no line with {check:?} in:\n{}", run.said);
+        }
+    }
+}
+
+#[test]
+fn every_port_in_use_is_told_at_once() {
+    // Scenario: all three addresses are in use. Expectation: exit code 3; a line for each, which says it once.
+    let taken = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+    let keys = ["grpc.listen", "http.listen", "admin.listen"];
+    let setup = keys
+        .iter()
+        .zip(&taken)
+        .fold(Setup::new("mmap"), |setup, (key, taken)| {
+            setup.set(key, &taken.local_addr().unwrap().to_string())
+        });
+    let (setup, _) = plain_blocks(setup, 1);
+    let run = setup.refused();
+    run.with(3, &keys);
+    assert_eq!(run.said.matches("(os error 98)").count(), 3, "{}", run.said);
+}
+
 #[tokio::test]
 async fn a_port_in_use_is_named_with_its_key() {
     // Scenario: another program or another daemon listens on the gRPC, HTTP or admin address. Expectation:

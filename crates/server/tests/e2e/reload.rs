@@ -295,7 +295,7 @@ async fn limits_change_at_once_and_what_cannot_is_named() {
     // have seen the close yet.
     let second = daemon.http_client();
     assert_eq!(second.get("/livez").await.status, 200);
-    daemon.logged(&["closed by a limit", "evicted", "\"transport\":\"http\""]);
+    daemon.logged(&["connections were closed", "evicted", "\"transport\":\"http\""]);
     daemon.logged(&["\"DEBUG\""]);
 
     let again = reload_on_held_connection(&daemon, &keys.replace("connections: 1,", "connections: 2,")).await;

@@ -323,19 +323,19 @@ const MISTAKES: [Mistake; 11] = [
         |request| request.queries[1].vector.truncate(2),
         (Code::InvalidArgument, 400),
         "queries[1].vector",
-        "it has 2 elements, and a vector of \"fvecs\" has 3",
+        "it has 2 elements; vectors of \"fvecs\" have 3",
     ),
     (
         |request| request.queries[0].vector[1] = f32::INFINITY,
         (Code::InvalidArgument, 400),
         "queries[0].vector",
-        "a query has finite elements only",
+        "elements must be finite",
     ),
     (
         |request| request.queries[0].vector[1] = f32::NAN,
         (Code::InvalidArgument, 400),
         "queries[0].vector",
-        "a query has finite elements only",
+        "elements must be finite",
     ),
     (
         |request| request.metric = 0,
@@ -353,13 +353,13 @@ const MISTAKES: [Mistake; 11] = [
         |request| request.limit = 0,
         (Code::InvalidArgument, 400),
         "limit",
-        "can be from 1 to 3",
+        "must be from 1 to 3",
     ),
     (
         |request| request.limit = 4,
         (Code::InvalidArgument, 400),
         "limit",
-        "can be from 1 to 3",
+        "must be from 1 to 3",
     ),
     (
         |request| request.queries.clear(),
@@ -377,7 +377,7 @@ const MISTAKES: [Mistake; 11] = [
         |request| request.queries[1].ids = vec![5; 98],
         (Code::ResourceExhausted, 413),
         "queries.ids",
-        "may have 100 (limits.items_per_request): split the batch",
+        "the limit is 100 (limits.items_per_request): split the batch",
     ),
     (
         |request| {

@@ -363,7 +363,10 @@ async fn files_that_change_are_used_and_no_connection_notices() {
         fs::write(key, &right[1]).unwrap();
     }
     fs::remove_file(key).unwrap();
-    daemon.logged(&["TLS files cannot be used: the old ones stay in force", "key.pem"]);
+    daemon.logged(&[
+        "the TLS files cannot be used; the old ones stay in force",
+        "key.pem",
+    ]);
     assert_eq!(served(&authority).await, good);
     assert!(!metric(&daemon, &tls, "ringfetch_tls_loads_total{result=\"failed\"} 0").await);
     daemon.stop().await;
@@ -385,7 +388,7 @@ fn bad_files_are_refused_at_the_start() {
         (
             "key.pem",
             Some(&authority.pair("other").key[..]),
-            "does not fit the certificate",
+            "does not match the certificate",
         ),
         ("key.pem", Some(&keys), "more than one private key"),
         ("key.pem", Some("nonsense"), "holds no private key"),
