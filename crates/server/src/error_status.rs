@@ -49,7 +49,7 @@ pub const ERROR_DOMAIN: &str = "ringfetch";
 
 /// Longest message that is sent, in bytes. grpc-core and grpc-java refuse more than 8 KiB of trailers, which
 /// contain a message up to three times (percent-encoded, and twice in base64 in the details).
-const MESSAGE_BYTES_MAX: usize = 512;
+pub(crate) const MESSAGE_BYTES_MAX: usize = 512;
 
 /// Queues and memory drain at the rate of the disk: thousands of reads in this time.
 const RETRY_OVERLOADED: Duration = Duration::from_millis(50);
@@ -183,6 +183,41 @@ pub fn field_of(error: &FetchError) -> Option<&str> {
         | FetchError::OverRate { .. }
         | FetchError::ListingFailed { .. }
         | FetchError::Read(_) => None,
+    }
+}
+
+/// The messages of a response's failed items: together at most [`ITEM_MESSAGES_BYTES_MAX`], which clients accept.
+/// Items beyond that have an empty one.
+#[derive(Debug)]
+pub(crate) struct ItemMessages {
+    left: usize,
+}
+
+/// Most bytes of all messages in a response, as they are sent (in JSON, two for a quote).
+pub(crate) const ITEM_MESSAGES_BYTES_MAX: usize = 512 << 10;
+
+impl Default for ItemMessages {
+    fn default() -> Self {
+        Self {
+            left: ITEM_MESSAGES_BYTES_MAX,
+        }
+    }
+}
+
+impl ItemMessages {
+    /// The next item's message.
+    pub(crate) fn of(&mut self, error: &ReadError) -> String {
+        if self.left == 0 {
+            return String::new();
+        }
+        let message = message_of(error);
+        let escapes = message
+            .bytes()
+            .filter(|byte| matches!(byte, b'"' | b'\\'))
+            .count();
+        let left = self.left.checked_sub(message.len() + escapes);
+        self.left = left.unwrap_or(0);
+        left.map_or_else(String::new, |_| message)
     }
 }
 

@@ -55,7 +55,7 @@ pub use bodies::{AnswerBody, RequestBody};
 pub use connection_limits::ConnectionLimits;
 pub(crate) use core_turns::note_refusal;
 pub use dispatch::FastPath;
-pub(crate) use dispatch::HoldsData;
+pub(crate) use dispatch::TextBytes;
 pub use frame_parts::FrameParts;
 pub use hosts::AllowedHosts;
 pub use response_future::ResponseFuture;

@@ -15,7 +15,7 @@ use tokio::sync::OwnedSemaphorePermit;
 pub const PAGE_NAMES_MAX: usize = 1000;
 /// Bytes of names on one page: clients refuse messages of more than 4 MiB by default, and a name can take 4
 /// KiB.
-const PAGE_BYTES_MAX: usize = 1 << 20;
+pub(super) const PAGE_BYTES_MAX: usize = 1 << 20;
 /// Concurrent directory walks in the daemon.
 pub(super) const WALKS_MAX: usize = 4;
 

@@ -1,11 +1,14 @@
-//! The memory of a request from its arrival to its response, charged to its connection before it is used.
+//! The memory of a request from its arrival to its response, charged to its connection before it is used; and
+//! that of its response's text, until it is sent.
 //!
 //! A small request that arrives at once is not charged: the memory of such requests is bounded by their number
 //! (`limits.requests_in_flight`), and updating three shared counters for each would cost too much.
 
 use super::Fetcher;
+use super::listing::PAGE_BYTES_MAX;
 use super::request::FetchError;
 use crate::caller::Connection;
+use crate::error_status::{ITEM_MESSAGES_BYTES_MAX, MESSAGE_BYTES_MAX};
 use bytes::Bytes;
 use http_body::{Body, Frame};
 use ringfetch_engine::share::{Charge, Refused};
@@ -20,20 +23,40 @@ const SMALL_BYTES_MAX: usize = 512;
 const ITEM_BYTES: usize = 32;
 /// Charges grow in steps, so that a request that arrives slowly does not update the counters for each byte.
 const STEP_BYTES: usize = 16 << 10;
+/// The memory that each open request is charged covers a text of this size.
+const TEXT_FREE_BYTES_MAX: usize = 4 << 10;
+/// Longest text for one item without its message: in JSON, an error's other members, a length and a version.
+const ITEM_TEXT_BYTES: u64 = 128;
 
-/// Request memory that is enough for one request of this size, if nothing else is charged. The largest
-/// request is a score over HTTP, charged `bytes` while it is read, then `4 * bytes + 2 * items`. A connection
-/// that holds `h` of capacity `c` is granted up to `(c - h) / 2 - h` more (`ringfetch_engine::share`), so `c
-/// = 2 * (4 * bytes + 2 * items) + 3 * bytes`.
+/// Request memory that is enough for one request of this size and the text of its response, if nothing else is
+/// charged. The largest request is a score over HTTP, charged `bytes` while it is read, then `4 * bytes + 2 *
+/// items`. A connection that holds `h` of capacity `c` is granted up to `(c - h) / 2 - h` more
+/// (`ringfetch_engine::share`), so `c = 2 * (4 * bytes + 2 * items) + 3 * bytes`. The text is charged in place of
+/// the request.
 pub(crate) fn enough_for(request_bytes: u64, items_per_request: u32) -> u64 {
     // An item takes at least one byte.
     let items = request_bytes.min(items_per_request.into());
     let items_bytes = items.saturating_mul(ITEM_BYTES as u64).saturating_mul(4);
     let steps = 2 * STEP_BYTES as u64;
-    request_bytes
-        .saturating_mul(11)
-        .saturating_add(items_bytes)
-        .saturating_add(steps)
+    let for_request = request_bytes.saturating_mul(11).saturating_add(items_bytes);
+    let messages = ITEM_MESSAGES_BYTES_MAX.min(MESSAGE_BYTES_MAX.saturating_mul(items_per_request as usize));
+    let text = items
+        .saturating_mul(ITEM_TEXT_BYTES)
+        .saturating_add(messages as u64)
+        .max(PAGE_BYTES_MAX as u64);
+    for_request.max(text.saturating_mul(2)).saturating_add(steps)
+}
+
+/// A response's text and its charge.
+struct ChargedText {
+    text: Bytes,
+    _charge: Option<Charge>,
+}
+
+impl AsRef<[u8]> for ChargedText {
+    fn as_ref(&self) -> &[u8] {
+        &self.text
+    }
 }
 
 /// The memory of one request.
@@ -108,6 +131,31 @@ impl<'a> RequestMemory<'a> {
 }
 
 impl Fetcher {
+    /// Charges a response's text (errors, lengths, versions; its data is charged as response memory) as request
+    /// memory until it is sent. `charge` is the request's own, whose memory is no longer needed.
+    ///
+    /// # Errors
+    /// `RequestMemory`.
+    pub(crate) fn charge_text(
+        &self,
+        connection: Option<&Arc<Connection>>,
+        mut charge: Option<Charge>,
+        text: Bytes,
+    ) -> Result<Bytes, FetchError> {
+        if text.len() <= TEXT_FREE_BYTES_MAX {
+            return Ok(text);
+        }
+        if let Some(charge) = &mut charge {
+            // Empty, if it is refused.
+            let _refused = charge.resize(steps(text.len()));
+        }
+        self.charge_request_memory(connection, &mut charge, text.len())?;
+        Ok(Bytes::from_owner(ChargedText {
+            text,
+            _charge: charge,
+        }))
+    }
+
     /// Grows `charge` to at least `bytes` of request memory.
     ///
     /// # Errors
@@ -119,7 +167,7 @@ impl Fetcher {
         bytes: usize,
     ) -> Result<(), FetchError> {
         let charged = charge.as_ref().map_or(0, Charge::amount);
-        let wanted = u64::try_from(bytes.next_multiple_of(STEP_BYTES)).unwrap_or(u64::MAX);
+        let wanted = steps(bytes);
         if bytes == 0 || wanted <= charged {
             return Ok(());
         }
@@ -139,4 +187,9 @@ impl Fetcher {
         });
         self.count_rejection(result, connection)
     }
+}
+
+/// The charge for so many bytes.
+fn steps(bytes: usize) -> u64 {
+    u64::try_from(bytes.next_multiple_of(STEP_BYTES)).unwrap_or(u64::MAX)
 }

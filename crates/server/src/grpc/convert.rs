@@ -1,6 +1,6 @@
 //! Converts datasets, kinds, backends and item errors to protobuf messages.
 
-use crate::error_status;
+use crate::error_status::{self, ItemMessages};
 use crate::fetch::{DatasetInfo, Dtype, ReadPath};
 use ringfetch_engine::config::BackendKind;
 use ringfetch_engine::error::ItemError;
@@ -67,49 +67,14 @@ pub(crate) fn dtype(dtype: Dtype) -> v1::Dtype {
     }
 }
 
-/// Total bytes of the item errors' messages in a response: thousands of them must not exceed what clients accept.
-const MESSAGES_BYTES_MAX: usize = 512 << 10;
-
-/// Failed items. Those beyond [`MESSAGES_BYTES_MAX`] have no message.
-pub(crate) fn item_errors(errors: &[ItemError]) -> Vec<v1::ItemError> {
-    ItemErrors::default().messages(errors)
-}
-
-/// The failed items of one response, which may be spread over several lists.
-#[derive(Debug)]
-pub(crate) struct ItemErrors {
-    /// Bytes left for messages.
-    left: usize,
-}
-
-impl Default for ItemErrors {
-    fn default() -> Self {
-        Self {
-            left: MESSAGES_BYTES_MAX,
-        }
-    }
-}
-
-impl ItemErrors {
-    /// Converts the next list.
-    pub(crate) fn messages(&mut self, errors: &[ItemError]) -> Vec<v1::ItemError> {
-        let item_error = |failed: &ItemError| {
-            let mut message = String::new();
-            if self.left > 0 {
-                message = error_status::message_of(&failed.error);
-                self.left = self.left.checked_sub(message.len()).unwrap_or_else(|| {
-                    message.clear();
-                    0
-                });
-            }
-            v1::ItemError {
-                item: failed.item,
-                code: error_status::of_read(&failed.error).grpc.into(),
-                message,
-            }
-        };
-        errors.iter().map(item_error).collect()
-    }
+/// Failed items. `messages` is the response's, which may have several lists of them.
+pub(crate) fn item_errors(errors: &[ItemError], messages: &mut ItemMessages) -> Vec<v1::ItemError> {
+    let item_error = |failed: &ItemError| v1::ItemError {
+        item: failed.item,
+        code: error_status::of_read(&failed.error).grpc.into(),
+        message: messages.of(&failed.error),
+    };
+    errors.iter().map(item_error).collect()
 }
 
 #[cfg(test)]
@@ -132,9 +97,10 @@ mod tests {
         };
         let errors: Vec<_> = (0..limits.items_per_request).map(failed).collect();
         let items = errors.len();
+        let sent = item_errors(&errors, &mut ItemMessages::default());
         let answer = v1::FetchObjectsResponse {
             lengths: vec![u32::try_from(limits.response_bytes).unwrap(); items],
-            errors: item_errors(&errors),
+            errors: sent.clone(),
             etags: vec!["0".repeat(32); items],
             data: vec![0; usize::try_from(limits.response_bytes).unwrap()].into(),
         };
@@ -145,10 +111,7 @@ mod tests {
         }
         .encoded_len();
         assert!(length < 4 << 20, "{length}");
-        assert!(
-            item_errors(&errors)[0].message.len() == 512
-                && item_errors(&errors)[items - 1].message.is_empty()
-        );
+        assert!(sent[0].message.len() == 512 && sent[items - 1].message.is_empty());
     }
 
     #[test]
@@ -163,7 +126,7 @@ mod tests {
                 count: 10,
             },
         };
-        let wire = item_errors(&[failed]);
+        let wire = item_errors(&[failed], &mut ItemMessages::default());
         assert_eq!((wire[0].item, wire[0].code), (3, tonic::Code::OutOfRange as i32));
         assert_eq!(
             wire[0].message,

@@ -4,6 +4,8 @@ use super::convert;
 use crate::caller::Connection;
 use crate::error_status;
 use crate::fetch::{Fetcher, PageRequest, RequestContext};
+use crate::listener::TextBytes;
+use prost::Message;
 use ringfetch_proto::v1;
 use ringfetch_proto::v1::dataset_service_server::DatasetService;
 use std::sync::Arc;
@@ -32,7 +34,7 @@ impl DatasetService for Datasets {
         };
         let listed = self.fetcher.list_datasets(&page, connection.as_ref());
         let (datasets, next) = listed.map_err(|error| error_status::to_status(&error, "page_token"))?;
-        Ok(Response::new(v1::ListDatasetsResponse {
+        Ok(listed_response(v1::ListDatasetsResponse {
             datasets: datasets.into_iter().map(convert::dataset).collect(),
             next_page_token: next.unwrap_or_default(),
         }))
@@ -72,9 +74,17 @@ impl DatasetService for Datasets {
             .await
             .map_err(|error| error_status::to_status(&error, "dataset"))?;
         let object = |(name, length_bytes)| v1::ObjectInfo { name, length_bytes };
-        Ok(Response::new(v1::ListObjectsResponse {
+        Ok(listed_response(v1::ListObjectsResponse {
             objects: page.objects.into_iter().map(object).collect(),
             next_page_token: page.next_page_token.unwrap_or_default(),
         }))
     }
+}
+
+/// A list as a response that tells its length, since tonic encodes it only when the client reads it.
+fn listed_response<M: Message>(list: M) -> Response<M> {
+    let text_bytes = TextBytes(u64::try_from(list.encoded_len()).unwrap_or(u64::MAX));
+    let mut response = Response::new(list);
+    response.extensions_mut().insert(text_bytes);
+    response
 }

@@ -132,20 +132,20 @@ impl FrameBuffer {
         if !fits && length > 0 {
             return Err(EncodedMessage { head, data });
         }
-        if data.len() > COPIED_BYTES_MAX {
-            if self.bytes.is_empty() {
-                self.parts.push(head);
-            } else {
-                self.bytes.extend_from_slice(&head);
-                self.close_part();
-            }
-            self.parts.push(data);
+        let is_long = |part: &Bytes| part.len() > COPIED_BYTES_MAX;
+        // A long head has a charge of its own.
+        if is_long(&head) || (is_long(&data) && self.bytes.is_empty()) {
+            self.close_part();
+            self.parts.push(head);
         } else {
             self.bytes.extend_from_slice(&head);
+        }
+        if is_long(&data) {
+            self.close_part();
+            self.parts.push(data);
+        } else if !data.is_empty() {
             self.bytes.extend_from_slice(&data);
-            if !data.is_empty() {
-                self.held.push(data);
-            }
+            self.held.push(data);
         }
         Ok(())
     }
@@ -155,6 +155,9 @@ impl FrameBuffer {
     }
 
     fn close_part(&mut self) {
+        if self.bytes.is_empty() {
+            return;
+        }
         let bytes = self.bytes.split().freeze();
         let held = std::mem::take(&mut self.held);
         self.parts.push(if held.is_empty() {
@@ -177,6 +180,17 @@ impl EncodedMessage {
         let mut parts = FrameParts::from(self.head);
         parts.push(self.data);
         parts
+    }
+
+    /// The message with its head as `charge` returns it.
+    ///
+    /// # Errors
+    /// Those of `charge`.
+    pub(super) fn charged<E>(self, charge: impl FnOnce(Bytes) -> Result<Bytes, E>) -> Result<Self, E> {
+        Ok(Self {
+            head: charge(self.head)?,
+            data: self.data,
+        })
     }
 
     /// A response without `data`, and the bytes of `data`.

@@ -4,6 +4,7 @@ use super::convert;
 use super::encode::{ResponseFields, Tagged};
 use super::service::decode_into;
 use super::wire::{FieldValue, RepeatedField, longest_list, visit};
+use crate::error_status::ItemMessages;
 use crate::fetch::{FetchError, FetchResponse, Fetcher, Items, Kind, RequestContext, ScoreQuery, Scoring};
 use crate::rpc_metrics::GrpcMethod;
 use bytes::Bytes;
@@ -107,7 +108,7 @@ async fn run<C: FetchRequest>(
     let (dataset, FetchResponse { fetched, etags }) = fetcher
         .fetch(request.dataset(), request.if_match(), &request.items(), context)
         .await?;
-    let errors = convert::item_errors(&fetched.errors);
+    let errors = convert::item_errors(&fetched.errors, &mut ItemMessages::default());
     let response = Tagged {
         message: C::response(dataset.kind(), etags, fetched.lengths, errors),
         etag_field: C::ETAG_FIELD,
@@ -386,12 +387,12 @@ impl UnaryRequest for v1::ScoreVectorsRequest {
         // Boxed: it is larger than all other state of a request.
         let scoring = Box::pin(fetcher.score(&self.dataset, &self.if_match, &scoring, context));
         let (dataset, rankings) = scoring.await?;
-        let mut errors = convert::ItemErrors::default();
+        let mut messages = ItemMessages::default();
         let results = rankings.into_iter().map(|ranking| v1::ScoreResult {
             ids: ranking.best.iter().map(|scored| scored.id).collect(),
             scores: ranking.best.iter().map(|scored| scored.score).collect(),
             unscored: ranking.unscored,
-            errors: errors.messages(&ranking.errors),
+            errors: convert::item_errors(&ranking.errors, &mut messages),
         });
         let response = v1::ScoreVectorsResponse {
             results: results.collect(),

@@ -191,7 +191,10 @@ impl<B: BytesBody> GrpcRequest<B> {
                 fail_fast: call.fail_fast(),
             };
             let (answer, data) = call.run(fetcher, &context).await.map_err(to_status)?;
-            EncodedMessage::unary(&answer, data)
+            let charge = request_memory.into_charge();
+            EncodedMessage::unary(&answer, data)?
+                .charged(|text| fetcher.charge_text(connection.as_ref(), charge, text))
+                .map_err(to_status)
         }
         .await;
         counted.end(result.as_ref().map_or_else(Status::code, |_| Code::Ok));

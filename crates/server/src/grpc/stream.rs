@@ -27,6 +27,7 @@ use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use http_body::Frame;
 use pin_project_lite::pin_project;
+use ringfetch_engine::share::Charge;
 use ringfetch_proto::v1;
 use ringfetch_proto::v1::fetch_stream_request::Request as OneOf;
 use std::collections::HashMap;
@@ -66,7 +67,6 @@ pub(super) struct StreamRequest {
 
 /// Answers one request of a stream.
 ///
-/// At once, if the message is not a request; this ends the stream.
 /// At once, if the message is not a request, which ends the stream.
 pub(super) fn respond(
     fetcher: Fetcher,
@@ -111,17 +111,17 @@ pub(super) fn respond(
         fail_fast: false,
     };
     Ok(record::part(arrived, async move {
-        let _charge = match checked {
+        let charge = match checked {
             Ok(charge) => charge,
             Err((id, error)) => return failed(id, &error, "request"),
         };
         let id = request.id;
         match &request.request {
-            Some(OneOf::Blocks(call)) => answer(&fetcher, id, call, context).await,
-            Some(OneOf::Vectors(call)) => answer(&fetcher, id, call, context).await,
-            Some(OneOf::Ranges(call)) => answer(&fetcher, id, call, context).await,
-            Some(OneOf::Objects(call)) => answer(&fetcher, id, call, context).await,
-            Some(OneOf::Scores(call)) => answer(&fetcher, id, call, context).await,
+            Some(OneOf::Blocks(call)) => answer(&fetcher, id, call, context, charge).await,
+            Some(OneOf::Vectors(call)) => answer(&fetcher, id, call, context, charge).await,
+            Some(OneOf::Ranges(call)) => answer(&fetcher, id, call, context, charge).await,
+            Some(OneOf::Objects(call)) => answer(&fetcher, id, call, context, charge).await,
+            Some(OneOf::Scores(call)) => answer(&fetcher, id, call, context, charge).await,
             // Cancels are handled before this point (`MessageHeader`).
             Some(OneOf::Cancel(_)) | None => failed(id, &nothing_asked(), "request"),
         }
@@ -197,11 +197,18 @@ async fn answer<C: UnaryRequest>(
     id: u64,
     call: &C,
     mut context: RequestContext,
+    charge: Option<Charge>,
 ) -> Result<EncodedMessage, Status> {
     record::note(|facts| (facts.method, facts.batch) = (C::METHOD.name(), Some(id)));
     context.fail_fast = call.fail_fast();
     match call.run(fetcher, &context).await {
-        Ok((answer, data)) => EncodedMessage::nested(id, C::STREAM_TAG, &answer, data),
+        Ok((answer, data)) => {
+            let encoded = EncodedMessage::nested(id, C::STREAM_TAG, &answer, data)?;
+            let connection = context.connection.as_ref();
+            encoded
+                .charged(|text| fetcher.charge_text(connection, charge, text))
+                .or_else(|error| failed(id, &error, C::ITEMS_FIELD))
+        }
         Err(error) => failed(id, &error, C::ITEMS_FIELD),
     }
 }

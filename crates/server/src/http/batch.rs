@@ -138,7 +138,10 @@ async fn run<R: BatchRequest>(app: &AppState, name: &str, request: Request) -> R
         }
         Kind::Vectors { .. } | Kind::Blocks { .. } | Kind::Objects => None,
     };
-    let mut response = encode(form, answered, shape)?;
+    let charge = request_memory.into_charge();
+    let mut response = encode(form, answered, shape, |text| {
+        app.fetcher.charge_text(connection.as_ref(), charge, text)
+    })?;
     if let Some(etag) = etag {
         response.headers_mut().insert(header::ETAG, etag.value());
     }

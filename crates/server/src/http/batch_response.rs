@@ -10,9 +10,9 @@
 use super::items::{RINGFETCH_DIM, RINGFETCH_DTYPE};
 use super::negotiate::ResponseFormat;
 use super::problem::Problem;
-use crate::error_status;
-use crate::fetch::{Dtype, FetchResponse};
-use crate::listener::HoldsData;
+use crate::error_status::{self, ItemMessages};
+use crate::fetch::{Dtype, FetchError, FetchResponse};
+use crate::listener::TextBytes;
 use axum::Extension;
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
@@ -91,33 +91,34 @@ pub(super) struct ItemErrorView {
     item: u32,
     /// The problem type's last segment, such as `index-out-of-range`.
     code: &'static str,
-    /// What is wrong and how to fix it.
+    /// What is wrong and how to fix it; empty where the messages before it are 512 KiB.
     message: String,
 }
 
-/// Failed items as they are sent.
-pub(super) fn item_error_views(errors: &[ItemError]) -> Vec<ItemErrorView> {
+/// Failed items as they are sent. `messages` is the response's, which may have several lists of them.
+pub(super) fn item_error_views(errors: &[ItemError], messages: &mut ItemMessages) -> Vec<ItemErrorView> {
     let view = |ItemError { item, error }: &ItemError| ItemErrorView {
         item: *item,
         code: error_status::of_read(error).slug,
-        message: error_status::message_of(error),
+        message: messages.of(error),
     };
     errors.iter().map(view).collect()
 }
 
-/// Encodes a batch in the negotiated format.
+/// Encodes a batch in the negotiated format. `charge` charges the text of the response.
 ///
 /// # Errors
-/// The first item's problem, if more items failed than the head can list.
+/// The first item's problem, if more items failed than the head can list; that of `charge`.
 pub(super) fn encode(
     form: ResponseFormat,
     answered: FetchResponse,
     shape: Option<Shape>,
+    charge: impl FnOnce(Bytes) -> Result<Bytes, FetchError>,
 ) -> Result<Response, Problem> {
     let FetchResponse { fetched, etags } = answered;
     match form {
         ResponseFormat::Octets => octets(fetched, shape),
-        ResponseFormat::Json => Ok(json(fetched, etags, shape)),
+        ResponseFormat::Json => Ok(json(fetched, etags, shape, charge)?),
     }
 }
 
@@ -201,7 +202,12 @@ fn insert_list(head: &mut HeaderMap, name: HeaderName, values: impl Iterator<Ite
     }
 }
 
-fn json(fetched: Fetched, etags: Vec<String>, shape: Option<Shape>) -> Response {
+fn json(
+    fetched: Fetched,
+    etags: Vec<String>,
+    shape: Option<Shape>,
+    charge: impl FnOnce(Bytes) -> Result<Bytes, FetchError>,
+) -> Result<Response, FetchError> {
     let Fetched {
         data,
         lengths,
@@ -219,7 +225,7 @@ fn json(fetched: Fetched, etags: Vec<String>, shape: Option<Shape>) -> Response 
         lengths,
         dim: shape.map(|shape| shape.dim),
         dtype: shape.map(|shape| shape.dtype.as_str()),
-        errors: item_error_views(&errors),
+        errors: item_error_views(&errors, &mut ItemMessages::default()),
         etags,
         data: (),
     };
@@ -232,11 +238,11 @@ fn json(fetched: Fetched, etags: Vec<String>, shape: Option<Shape>) -> Response 
     head.insert(header::CONTENT_TYPE, ResponseFormat::Json.media_type());
     head.insert(header::VARY, HeaderValue::from_static("Accept"));
     let body = JsonBody {
-        before: Some(Bytes::from(before)),
+        before: Some(charge(Bytes::from(before))?),
         data,
         after: true,
     };
-    (StatusCode::OK, head, Extension(HoldsData), Body::new(body)).into_response()
+    Ok((StatusCode::OK, head, Extension(TextBytes(0)), Body::new(body)).into_response())
 }
 
 /// `{...,"data":"` + base64 + `"}`.
@@ -381,9 +387,12 @@ mod tests {
                 etags: Vec::new(),
             }
         };
-        assert!(encode(ResponseFormat::Octets, batch(), None).is_err());
+        assert!(encode(ResponseFormat::Octets, batch(), None, Ok).is_err());
         assert_eq!(
-            encode(ResponseFormat::Json, batch(), None).ok().unwrap().status(),
+            encode(ResponseFormat::Json, batch(), None, Ok)
+                .ok()
+                .unwrap()
+                .status(),
             200
         );
     }
@@ -393,7 +402,8 @@ mod tests {
         // A batch with a failed item: count, lengths, the error with its code, and the data in base64.
         let batch = fetched(b"ab", Lengths::Each(vec![2, 0]), vec![failed(1)]);
         let etags = vec!["v".to_owned(), String::new()];
-        let body = json(batch, etags, None)
+        let body = json(batch, etags, None, Ok)
+            .unwrap()
             .into_body()
             .collect()
             .await

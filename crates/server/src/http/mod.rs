@@ -41,7 +41,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 pub use fast_path::fast_path;
-pub(crate) use problem::refusal;
+pub(crate) use problem::{refusal, too_late};
 
 /// The state shared by the handlers.
 #[derive(Debug)]

@@ -185,9 +185,17 @@ const REFUSAL_PATH_BYTES: usize = 256;
 
 /// The response for a problem found before the router.
 pub(crate) fn refusal(status: StatusCode, slug: &'static str, detail: String, path: &str) -> Response {
+    refused(Problem::new(status, slug, detail), path)
+}
+
+/// The response to a request that comes too late in a drain.
+pub(crate) fn too_late(path: &str) -> Response {
+    refused(ReadError::Draining.into(), path)
+}
+
+fn refused(problem: Problem, path: &str) -> Response {
     // Cut, because a refusal is charged to no one's memory.
-    let path = &path[..path.floor_char_boundary(REFUSAL_PATH_BYTES)];
-    Problem::new(status, slug, detail).into_answer(path)
+    problem.into_answer(&path[..path.floor_char_boundary(REFUSAL_PATH_BYTES)])
 }
 
 /// The response for an unknown path.

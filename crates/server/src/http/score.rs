@@ -9,6 +9,7 @@ use super::conditional::ETag;
 use super::negotiate::{require_json, require_json_accepted};
 use super::problem::{PathParams, Problem};
 use super::representation::require_version;
+use crate::error_status::ItemMessages;
 use crate::fetch::{
     FetchError, RequestContext, RequestMemory, RequiredKind, ScoreQuery, Scoring, timeout_at, within,
 };
@@ -142,11 +143,12 @@ pub(super) async fn score(
         fail_fast: request.fail_fast,
     };
     let rankings = app.fetcher.score_of(&dataset, &scoring, &context).await?;
+    let mut messages = ItemMessages::default();
     let results = rankings.into_iter().map(|ranking| ScoreResult {
         ids: ranking.best.iter().map(|scored| scored.id).collect(),
         scores: ranking.best.iter().map(|scored| scored.score).collect(),
         unscored: ranking.unscored,
-        errors: item_error_views(&ranking.errors),
+        errors: item_error_views(&ranking.errors, &mut messages),
     });
     let answer = ScoreResponse {
         results: results.collect(),

@@ -6,12 +6,14 @@ use std::io::IoSlice;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use bytes::{Buf, Bytes};
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
+use tokio::time::Sleep;
 
 use super::frame_parts::FrameParts;
 
@@ -21,13 +23,33 @@ use crate::record::within;
 /// A request's body from the socket.
 #[derive(Debug)]
 pub struct RequestBody {
-    body: Incoming,
+    /// `None` only while it is dropped.
+    body: Option<Incoming>,
     exchange: Arc<Exchange>,
+    /// The client sends it without being asked to, so that it can be read to its end after the response is known.
+    comes_unasked: bool,
 }
 
 impl RequestBody {
-    pub(super) fn new(body: Incoming, exchange: Arc<Exchange>) -> Self {
-        Self { body, exchange }
+    /// The body of a request with this head.
+    pub(super) fn new(body: Incoming, head: &HeaderMap, exchange: Arc<Exchange>) -> Self {
+        let comes_unasked = !body.is_end_stream() && !head.contains_key(header::EXPECT);
+        Self {
+            body: Some(body),
+            exchange,
+            comes_unasked,
+        }
+    }
+}
+
+impl Drop for RequestBody {
+    fn drop(&mut self) {
+        if let Some(body) = self.body.take()
+            && self.comes_unasked
+            && !body.is_end_stream()
+        {
+            self.exchange.leave_unread(body);
+        }
     }
 }
 
@@ -40,27 +62,78 @@ impl Body for RequestBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         let this = self.get_mut();
-        let polled = Pin::new(&mut this.body).poll_frame(cx);
+        let Some(body) = &mut this.body else {
+            return Poll::Ready(None);
+        };
+        let polled = Pin::new(&mut *body).poll_frame(cx);
         match &polled {
-            Poll::Pending => this.exchange.wants_body(cx),
+            Poll::Pending => this.exchange.await_body(cx),
             Poll::Ready(Some(Ok(frame))) => {
                 this.exchange.received(frame.data_ref().map_or(0, Bytes::len));
-                if this.body.is_end_stream() {
-                    this.exchange.is_whole();
+                if body.is_end_stream() {
+                    this.exchange.mark_whole();
                 }
             }
-            Poll::Ready(None) => this.exchange.is_whole(),
+            Poll::Ready(None) => this.exchange.mark_whole(),
             Poll::Ready(Some(Err(_))) => {}
         }
         polled
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        self.body.as_ref().is_none_or(Incoming::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        self.body
+            .as_ref()
+            .map_or_else(SizeHint::default, Incoming::size_hint)
+    }
+}
+
+/// Most bytes of an unread body that are read to keep its connection, and the longest wait for them: clients may
+/// send it separately from the head.
+const UNREAD_BYTES_MAX: u64 = 64 << 10;
+const UNREAD_WAIT_MAX: Duration = Duration::from_secs(2);
+
+/// A response that waits for the end of its request's body, which nothing else reads. hyper closes an HTTP/1.1
+/// connection after a response unless the request is at its end.
+#[derive(Debug)]
+struct UnreadRequest<B> {
+    response: Response<B>,
+    body: Incoming,
+    bytes_left: u64,
+    wait: Pin<Box<Sleep>>,
+}
+
+impl<B> UnreadRequest<B> {
+    fn new(response: Response<B>, body: Incoming) -> Self {
+        Self {
+            response,
+            body,
+            bytes_left: UNREAD_BYTES_MAX,
+            wait: Box::pin(tokio::time::sleep(UNREAD_WAIT_MAX)),
+        }
+    }
+
+    /// Ready once the body is at its end, which marks the request as whole, or is not worth waiting for.
+    fn poll_end(&mut self, cx: &mut Context<'_>, exchange: &Exchange) -> Poll<()> {
+        while self.body.size_hint().lower() <= self.bytes_left {
+            match Pin::new(&mut self.body).poll_frame(cx) {
+                Poll::Pending => return self.wait.as_mut().poll(cx),
+                Poll::Ready(Some(Ok(frame))) => {
+                    let bytes = frame.data_ref().map_or(0, Bytes::len);
+                    exchange.received(bytes);
+                    self.bytes_left = self.bytes_left.saturating_sub(bytes as u64);
+                }
+                Poll::Ready(Some(Err(_))) => break,
+                Poll::Ready(None) => {
+                    exchange.mark_whole();
+                    break;
+                }
+            }
+        }
+        Poll::Ready(())
     }
 }
 
@@ -71,20 +144,27 @@ impl Body for RequestBody {
 pub(super) struct BodyStalled;
 
 /// A response future that fails when the request's body stalls.
-pub(super) struct ResponseOrStall<F> {
+pub(super) struct ResponseOrStall<F, B> {
     answer: F,
     exchange: Arc<Exchange>,
+    /// The response, once it is known.
+    unread: Option<UnreadRequest<B>>,
 }
 
-impl<F> ResponseOrStall<F> {
+impl<F, B> ResponseOrStall<F, B> {
     pub(super) fn new(answer: F, exchange: Arc<Exchange>) -> Self {
-        Self { answer, exchange }
+        Self {
+            answer,
+            exchange,
+            unread: None,
+        }
     }
 }
 
-impl<F, B> Future for ResponseOrStall<F>
+impl<F, B> Future for ResponseOrStall<F, B>
 where
     F: Future<Output = Result<Response<B>, Infallible>> + Unpin,
+    B: Unpin,
 {
     type Output = Result<Response<ResponseBody<B>>, BodyStalled>;
 
@@ -93,12 +173,32 @@ where
         if this.exchange.is_stalled() {
             return Poll::Ready(Err(BodyStalled));
         }
-        let record = this.exchange.record();
-        let Ok(mut response) = ready!(within(record, || Pin::new(&mut this.answer).poll(cx)));
-        if let Some(record) = record {
-            record.answered(response.status(), response.headers_mut());
+        if this.unread.is_none() {
+            let record = this.exchange.record();
+            let Ok(mut response) = ready!(within(record, || Pin::new(&mut this.answer).poll(cx)));
+            if let Some(record) = record {
+                record.answered(response.status(), response.headers_mut());
+            }
+            match this.exchange.take_unread() {
+                None => return Poll::Ready(Ok(this.sent(response))),
+                Some(body) => this.unread = Some(UnreadRequest::new(response, body)),
+            }
         }
-        if this.exchange.closes_connection() {
+        let Some(mut unread) = this.unread.take() else {
+            return Poll::Pending;
+        };
+        if unread.poll_end(cx, &this.exchange).is_pending() {
+            this.unread = Some(unread);
+            return Poll::Pending;
+        }
+        Poll::Ready(Ok(this.sent(unread.response)))
+    }
+}
+
+impl<F, B> ResponseOrStall<F, B> {
+    /// The response as hyper is to send it.
+    fn sent(&self, mut response: Response<B>) -> Response<ResponseBody<B>> {
+        if self.exchange.closes_connection() {
             response
                 .headers_mut()
                 .insert(header::CONNECTION, HeaderValue::from_static("close"));
@@ -108,9 +208,9 @@ where
             // 9110 8.6).
             response.headers_mut().remove(header::CONTENT_LENGTH);
         }
-        this.exchange.has_answer();
-        let exchange = Arc::clone(&this.exchange);
-        Poll::Ready(Ok(response.map(|body| ResponseBody { body, exchange })))
+        self.exchange.mark_answered();
+        let exchange = Arc::clone(&self.exchange);
+        response.map(|body| ResponseBody { body, exchange })
     }
 }
 

@@ -30,7 +30,7 @@ use super::{Role, STREAM_WINDOW_BYTES};
 use crate::access::{Access, Denied, Need};
 use crate::caller::Connection;
 use crate::error_status::{overloaded_call, refused_call};
-use crate::http::refusal;
+use crate::http::{refusal, too_late};
 use ringfetch_engine::share::{Refused, Share};
 
 /// Most open calls of the health and reflection services on a connection. A watch has no deadline.
@@ -109,9 +109,9 @@ pub(super) enum DispatchFuture {
     Routed(Box<RoutedRequest>),
 }
 
-/// Marks a response whose text is made from data while it is sent.
+/// Bytes of text that a response holds and that are not charged yet, where its body does not tell.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct HoldsData;
+pub(crate) struct TextBytes(pub(crate) u64);
 
 /// A request that the router serves, and what its response is charged to.
 pub(super) struct RoutedRequest {
@@ -144,11 +144,14 @@ impl RequestDispatcher {
     /// Serves a request.
     pub(super) fn call(
         &self,
-        mut request: Request<Incoming>,
+        request: Request<Incoming>,
         connection: &Arc<Connection>,
         exchange: &Arc<Exchange>,
         progress: &Arc<Progress>,
     ) -> DispatchFuture {
+        let (head, body) = request.into_parts();
+        let body = RequestBody::new(body, &head.headers, Arc::clone(exchange));
+        let mut request = Request::from_parts(head, body);
         if let Some(refused) = self.refused(&request, progress.is_late()) {
             return DispatchFuture::refused(refused, progress);
         }
@@ -165,28 +168,27 @@ impl RequestDispatcher {
         let admitted;
         let connection = match &self.access {
             None => {
-                exchange.is_admitted();
+                exchange.mark_admitted();
                 connection
             }
             Some(access) => match self.admitted(access, &mut request, connection, progress) {
                 Ok(as_principal) => {
                     core_turns::work_for(as_principal.account());
                     if as_principal.principal().is_some() || self.need(request.uri().path()).is_some() {
-                        exchange.is_admitted();
+                        exchange.mark_admitted();
                     }
-                    exchange.is_of(&as_principal);
+                    exchange.set_connection(&as_principal);
                     admitted = as_principal;
                     &admitted
                 }
                 Err(refused) => return DispatchFuture::refused(*refused, progress),
             },
         };
-        if is_service && !exchange.is_service(SERVICES_MAX) {
+        if is_service && !exchange.count_service(SERVICES_MAX) {
             let detail = "too many health and reflection calls are open on this connection; end one first";
             let refused = refused_call(Code::ResourceExhausted, "too-many-watches", detail);
             return DispatchFuture::refused(refused.into_http(), progress);
         }
-        let mut request = request.map(|body| RequestBody::new(body, Arc::clone(exchange)));
         match &self.fast_path {
             Some(fast_path) if fast_path.accepts(&request) => {
                 DispatchFuture::Fast(fast_path.call(request, connection))
@@ -247,27 +249,7 @@ impl RequestDispatcher {
     /// The response to a request whose memory is not granted: at most a head.
     fn no_memory<B>(&self, request: &Request<B>, refused: Refused, progress: &Progress) -> DispatchFuture {
         self.refusals.memory.inc();
-        let own = refused != Refused::Budget;
-        let response = if is_grpc(request) {
-            let detail = if own {
-                "this caller's open requests have used its share of request memory (limits.request_memory)"
-            } else {
-                "open requests have used all request memory (limits.request_memory)"
-            };
-            overloaded_call(detail).into_http()
-        } else {
-            let mut response = without_body(Response::new(AnswerBody::default()));
-            *response.status_mut() = if own {
-                StatusCode::TOO_MANY_REQUESTS
-            } else {
-                StatusCode::SERVICE_UNAVAILABLE
-            };
-            response
-                .headers_mut()
-                .insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
-            response
-        };
-        DispatchFuture::refused(response, progress)
+        DispatchFuture::refused(no_memory(is_grpc(request), refused), progress)
     }
 
     fn denied<B>(&self, denied: Denied, request: &Request<B>) -> Response<AnswerBody> {
@@ -338,11 +320,7 @@ impl RequestDispatcher {
             }
             Role::DataAndProbes(is_probe) if is_late && !is_probe(path) => {
                 self.refusals.draining.inc();
-                refuse(
-                    StatusCode::SERVICE_UNAVAILABLE,
-                    "draining",
-                    "draining: the daemon takes no further requests",
-                )
+                Some(too_late(path).map(AnswerBody::Routed))
             }
             Role::Control | Role::DataAndProbes(_) | Role::Data => None,
         }
@@ -357,10 +335,13 @@ fn is_service(path: &str) -> bool {
 /// Whether a request is a gRPC call, which a page in a browser cannot send without a CORS preflight.
 fn is_grpc<B>(request: &Request<B>) -> bool {
     let media_type = request.headers().get(header::CONTENT_TYPE);
-    let rest = media_type.and_then(|value| value.as_bytes().strip_prefix(b"application/grpc"));
+    media_type.is_some_and(is_grpc_type) && request.method() == http::Method::POST
+}
+
+fn is_grpc_type(media_type: &HeaderValue) -> bool {
+    let rest = media_type.as_bytes().strip_prefix(b"application/grpc");
     // Not application/grpc-web, which is for browsers.
     rest.is_some_and(|rest| matches!(rest.first(), None | Some(b'+' | b';')))
-        && request.method() == http::Method::POST
 }
 
 impl Future for DispatchFuture {
@@ -400,25 +381,44 @@ fn charged(
         let data = [&b"application/octet-stream"[..], b"multipart/"];
         data.iter().any(|data| value.as_bytes().starts_with(data))
     };
-    let holds_data = response.headers().get(header::CONTENT_TYPE).is_some_and(is_data)
-        || response.extensions().get::<HoldsData>().is_some();
-    let text_bytes = response
-        .body()
-        .size_hint()
-        .exact()
-        .filter(|_| !holds_data)
-        .unwrap_or(0);
+    let media_type = response.headers().get(header::CONTENT_TYPE);
+    let text_bytes = match response.extensions().get::<TextBytes>() {
+        Some(TextBytes(bytes)) => *bytes,
+        None if media_type.is_some_and(is_data) => 0,
+        None => response.body().size_hint().exact().unwrap_or(0),
+    };
     // A smaller text is covered by the request's own unit.
     let units = usize::try_from(text_bytes / UNIT_BYTES).unwrap_or(usize::MAX);
-    if units == 0 || exchange.charge(units, by_address).is_ok() {
+    if units == 0 {
         return response.map(AnswerBody::Routed);
     }
-    let mut refused = Response::new(AnswerBody::default());
-    *refused.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
-    refused
+    match exchange.charge(units, by_address) {
+        Ok(()) => response.map(AnswerBody::Routed),
+        Err(refused) => no_memory(media_type.is_some_and(is_grpc_type), refused),
+    }
+}
+
+/// The response where request memory is not granted: a head.
+fn no_memory(is_call: bool, refused: Refused) -> Response<AnswerBody> {
+    let own = refused != Refused::Budget;
+    if is_call {
+        let detail = if own {
+            "this caller's open requests have used its share of request memory (limits.request_memory)"
+        } else {
+            "open requests have used all request memory (limits.request_memory)"
+        };
+        return overloaded_call(detail).into_http();
+    }
+    let mut response = Response::new(AnswerBody::default());
+    *response.status_mut() = if own {
+        StatusCode::TOO_MANY_REQUESTS
+    } else {
+        StatusCode::SERVICE_UNAVAILABLE
+    };
+    response
         .headers_mut()
         .insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
-    refused
+    response
 }
 
 /// Sets Content-Length if the length is known, as the router does.

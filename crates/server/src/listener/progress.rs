@@ -180,7 +180,7 @@ impl Progress {
     #[cfg(test)]
     pub(super) fn open(self: &Arc<Self>, is_whole: bool) -> Arc<Exchange> {
         let exchange = self.open_recorded(is_whole, None);
-        exchange.is_admitted();
+        exchange.mark_admitted();
         exchange
     }
 
@@ -201,7 +201,7 @@ impl Progress {
         });
         drop(exchanges);
         if is_whole {
-            exchange.is_whole();
+            exchange.mark_whole();
         }
         exchange
     }
@@ -449,7 +449,7 @@ mod tests {
         assert_eq!(progress.activity(), Activity::Unproven);
         let exchange = progress.open(false);
         assert_eq!(progress.activity(), Activity::Unproven);
-        exchange.is_whole();
+        exchange.mark_whole();
         assert_eq!(progress.activity(), Activity::Busy);
         exchange.produced(10);
         exchange.sent(4);

@@ -430,14 +430,14 @@ mod tests {
             let mut watch = TimeoutTracker::new(0);
             let exchange = progress.open(false);
             if has_answer {
-                exchange.has_answer();
+                exchange.mark_answered();
             }
             let mut stalled = 0;
             for _ in 0..60 {
                 tokio::time::advance(Duration::from_secs(1)).await;
                 exchange.received(bytes_per_s);
                 std::future::poll_fn(|cx| {
-                    exchange.wants_body(cx);
+                    exchange.await_body(cx);
                     Poll::Ready(())
                 })
                 .await;
@@ -554,7 +554,7 @@ mod tests {
             progress.read(PREFACE);
             let mut watch = TimeoutTracker::new(0);
             (0..given_up).for_each(|_| drop(progress.open(true)));
-            (0..answered).for_each(|_| progress.open(true).has_answer());
+            (0..answered).for_each(|_| progress.open(true).mark_answered());
             tokio::time::advance(Duration::from_secs(1)).await;
             assert_eq!(watch.check(&times(), &progress).decision, expected, "{given_up}");
         }

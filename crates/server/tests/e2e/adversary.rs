@@ -4,7 +4,7 @@
 
 use crate::daemon::{Daemon, Setup, eventually_async};
 use crate::data::plain_blocks;
-use adversary::{Counts, Hold, Process, Tally, Target, cases};
+use adversary::{Counts, Hold, Tally, Target, cases};
 use ringfetch_client::Client;
 use std::future::Future;
 use std::io;
@@ -16,12 +16,6 @@ const MIB: f64 = 1024.0 * 1024.0;
 fn target(daemon: &Daemon, from: &str) -> Target {
     let target = Target::known(daemon.grpc, daemon.http, daemon.admin, "blocks", 1024, 4096);
     target.expect("loopback").from(from.parse().expect("an address"))
-}
-
-fn resident_mib(daemon: &Daemon) -> f64 {
-    let pid = u32::try_from(daemon.pid().as_raw_nonzero().get()).expect("a pid");
-    let process = Process::new(pid).expect("it runs");
-    process.usage().expect("it runs").resident_mib
 }
 
 /// Attacks until `seen` returns true for the tally, then runs `meanwhile`, then ends the attack.
@@ -53,7 +47,7 @@ async fn requests_that_never_end_hold_no_more_than_their_memory() {
             .set("limits.request_memory", "8MiB")
             .start();
         daemon.assert_serves("blocks").await;
-        let before = resident_mib(&daemon);
+        let before = daemon.resident_mib();
         let tally = Tally::default();
         let target = target(&daemon, from);
         let options = cases::partial_bodies::Options {
@@ -70,7 +64,7 @@ async fn requests_that_never_end_hold_no_more_than_their_memory() {
                 for _ in 0..20 {
                     daemon.assert_serves("blocks").await;
                 }
-                let grown = resident_mib(&daemon) - before;
+                let grown = daemon.resident_mib() - before;
                 // Its request memory, and the windows and buffers of ten connections.
                 assert!(grown <= 8.0 + 32.0, "{from}: {grown} MiB");
             },

@@ -5,6 +5,7 @@ use crate::access::lines;
 use crate::seccomp::without_io_uring;
 use crate::tls::{Authority, Door, with_tls};
 use crate::wire;
+use adversary::Process;
 use rustix::process::{Pid, Signal, kill_process};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -425,6 +426,12 @@ impl Daemon {
     /// Its process id.
     pub(crate) fn pid(&self) -> Pid {
         Pid::from_child(&self.child)
+    }
+
+    /// Its resident memory.
+    pub(crate) fn resident_mib(&self) -> f64 {
+        let process = Process::new(self.child.id()).expect("it runs");
+        process.usage().expect("it runs").resident_mib
     }
 
     /// The lines logged so far.

@@ -114,6 +114,7 @@ async fn over_http(http: Http, bytes: &[u8], answered: &AtomicU64) {
         };
         if answer.status == 503 {
             answer.is_problem(503, "draining", None, &["draining"]);
+            assert_eq!(answer.header("retry-after"), "1");
             return;
         }
         assert_eq!(answer.status, 206, "{answer:?}");
@@ -278,6 +279,7 @@ async fn a_response_in_flight_is_finished_first() {
     drains(&daemon);
     let refused = daemon.http_client().get("/v1/datasets/blocks/blocks/0").await;
     refused.is_problem(503, "draining", None, &["draining"]);
+    assert_eq!(refused.header("retry-after"), "1");
     assert_eq!(daemon.http_client().get("/livez").await.status, 200);
     assert!(daemon.is_alive(), "{}", daemon.log().join("\n"));
     stream.read_to_end(&mut answer).unwrap();

@@ -433,6 +433,7 @@ async fn readiness_ends_before_service_and_probes_after_it() {
     }
     let refused = daemon.http_client().get("/v1/datasets/blocks/blocks/0").await;
     refused.is_problem(503, "draining", None, &["draining"]);
+    assert_eq!(refused.header("retry-after"), "1");
     assert_eq!(daemon.status().await.state, "draining");
     assert_eq!(
         daemon.ended().await.code(),
@@ -447,7 +448,7 @@ async fn readiness_ends_before_service_and_probes_after_it() {
 async fn an_answer_to_half_a_request_says_that_the_connection_closes() {
     // Scenario: requests of HTTP/1.1 that are answered before their body has arrived: refused, and served
     // although they have one. Expectation: each response announces that the connection closes, and it does; a
-    // request whose body arrived whole keeps its connection. A HEAD answered by 304 has no length, since 0
+    // request whose body arrives whole keeps its connection, also if nothing reads it. A HEAD answered by 304 has no length, since 0
     // would be wrong.
     let (setup, _) = plain_blocks(Setup::new("pread"), 8);
     let daemon = setup.start();
@@ -480,6 +481,7 @@ async fn an_answer_to_half_a_request_says_that_the_connection_closes() {
         head.starts_with("http/1.1 400") && !head.contains("connection: close"),
         "{head}"
     );
+    one_connection_for_small_bodies(&daemon).await;
     let unchanged = "HEAD /v1/datasets/blocks/bytes HTTP/1.1\r\nhost: localhost\r\nif-none-match: *\r\n\r\n";
     let head = next_head(&mut saying(daemon.http, unchanged.as_bytes()).await).await;
     assert!(
@@ -487,4 +489,51 @@ async fn an_answer_to_half_a_request_says_that_the_connection_closes() {
         "{head}"
     );
     daemon.stop().await;
+}
+
+/// Small bodies that nothing reads, as one piece and in chunks: they come with the head, or after the request was
+/// refused, all on one connection.
+async fn one_connection_for_small_bodies(daemon: &Daemon) {
+    let head = |rest: &str| format!("POST /nope HTTP/1.1\r\nhost: localhost\r\n{rest}\r\n\r\n");
+    let mut stream = saying(daemon.http, b"").await;
+    for (head, body) in [
+        (head("content-length: 4"), "body"),
+        (head("transfer-encoding: chunked"), "4\r\nbody\r\n0\r\n\r\n"),
+    ] {
+        for is_later in [false, true] {
+            if is_later {
+                stream.write_all(head.as_bytes()).await.unwrap();
+                // As long as another request takes.
+                daemon.assert_serves("blocks").await;
+                stream.write_all(body.as_bytes()).await.unwrap();
+            } else {
+                stream
+                    .write_all([&head[..], body].concat().as_bytes())
+                    .await
+                    .unwrap();
+            }
+            let answer = next_head(&mut stream).await;
+            assert!(
+                answer.starts_with("http/1.1 404") && !answer.contains("connection: close"),
+                "{answer}"
+            );
+            skip_body(&answer, &mut stream).await;
+        }
+    }
+    // A body that does not come, and one that waits to be asked for.
+    for rest in ["content-length: 4", "content-length: 4\r\nexpect: 100-continue"] {
+        let mut stream = saying(daemon.http, head(rest).as_bytes()).await;
+        let answer = next_head(&mut stream).await;
+        assert!(
+            answer.starts_with("http/1.1 404") && answer.contains("\r\nconnection: close\r\n"),
+            "{answer}"
+        );
+    }
+}
+
+/// Reads the body of a response with this head.
+async fn skip_body(head: &str, stream: &mut TcpStream) {
+    let length = head.split("content-length: ").nth(1).expect("a length");
+    let length = length.split("\r\n").next().unwrap().parse().unwrap();
+    stream.read_exact(&mut vec![0; length]).await.unwrap();
 }

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::{Context, Waker};
 
+use hyper::body::Incoming;
 use ringfetch_engine::share::{Charge, Refused, Share};
 use slab::Slab;
 
@@ -38,6 +39,8 @@ pub(in crate::listener) struct Exchange {
     /// Its body has stalled: there will be no response.
     is_stalled: AtomicBool,
     waiting: Mutex<Option<Waker>>,
+    /// The rest of its body, if nothing reads it and the connection's protocol is HTTP/1.1.
+    unread: Mutex<Option<Incoming>>,
     /// Its record; `None`: it is not recorded.
     record: Option<Arc<Record>>,
 }
@@ -61,6 +64,7 @@ impl Exchange {
             owed_bytes: AtomicU64::new(0),
             is_stalled: AtomicBool::new(false),
             waiting: Mutex::default(),
+            unread: Mutex::default(),
             record,
         })
     }
@@ -71,13 +75,13 @@ impl Exchange {
     }
 
     /// Marks the request as complete.
-    pub(in crate::listener) fn is_whole(&self) {
+    pub(in crate::listener) fn mark_whole(&self) {
         self.is_whole.store(true, Ordering::Relaxed);
         self.count();
     }
 
     /// Marks the request as admitted: its client has the right to what it asks for.
-    pub(in crate::listener) fn is_admitted(&self) {
+    pub(in crate::listener) fn mark_admitted(&self) {
         self.is_admitted.store(true, Ordering::Relaxed);
         self.count();
     }
@@ -93,7 +97,7 @@ impl Exchange {
     }
 
     /// Sets the connection as used by the request's principal.
-    pub(in crate::listener) fn is_of(&self, connection: &Arc<Connection>) {
+    pub(in crate::listener) fn set_connection(&self, connection: &Arc<Connection>) {
         let _only_once = self.connection.set(Arc::clone(connection));
     }
 
@@ -108,7 +112,7 @@ impl Exchange {
 
     /// Counts the request among the health and reflection calls, which no share of memory limits. Returns
     /// `false` if the connection has `most` of them already.
-    pub(in crate::listener) fn is_service(&self, most: usize) -> bool {
+    pub(in crate::listener) fn count_service(&self, most: usize) -> bool {
         let fits = self.progress.services.fetch_add(1, Ordering::Relaxed) < most;
         if fits {
             self.is_service.store(true, Ordering::Relaxed);
@@ -116,6 +120,18 @@ impl Exchange {
             self.progress.services.fetch_sub(1, Ordering::Relaxed);
         }
         fits
+    }
+
+    /// Keeps the rest of a body that nothing reads, until the response is known.
+    pub(in crate::listener) fn leave_unread(&self, body: Incoming) {
+        if !self.progress.is_http2() && !self.progress.announces_close() {
+            *self.unread.lock().unwrap_or_else(PoisonError::into_inner) = Some(body);
+        }
+    }
+
+    /// The body that nothing read.
+    pub(in crate::listener) fn take_unread(&self) -> Option<Incoming> {
+        self.unread.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Whether this response announces that the connection closes after it: also if a part of the request's
@@ -127,9 +143,9 @@ impl Exchange {
     }
 
     /// Marks the response's head as ready. The rest of the request may now take any time, as in streams.
-    pub(in crate::listener) fn has_answer(&self) {
+    pub(in crate::listener) fn mark_answered(&self) {
         self.has_answer.store(true, Ordering::Relaxed);
-        self.is_whole();
+        self.mark_whole();
     }
 
     /// Counts bytes of the body that were read.
@@ -140,7 +156,7 @@ impl Exchange {
     }
 
     /// Notes that the service waits for more of the body.
-    pub(in crate::listener) fn wants_body(&self, cx: &Context<'_>) {
+    pub(in crate::listener) fn await_body(&self, cx: &Context<'_>) {
         self.wants_body.store(true, Ordering::Relaxed);
         if self.has_answer.load(Ordering::Relaxed) {
             return;

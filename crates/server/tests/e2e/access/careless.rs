@@ -71,7 +71,7 @@ async fn a_connection_has_few_watches() {
 #[tokio::test]
 async fn requests_that_never_end_are_charged_from_their_heads_on() {
     // Scenario: four connections from one address, each with 100 calls of which only the head arrives, of
-    // listings and of reads, and 1 MiB of request memory. Expectation: the calls over the share are refused,
+    // listings and of reads, and 3 MiB of request memory. Expectation: the calls over the share are refused,
     // with a retry hint, and counted; another address is served meanwhile; once the connections are gone, the
     // first address is served too.
     for path in [
@@ -80,7 +80,7 @@ async fn requests_that_never_end_are_charged_from_their_heads_on() {
     ] {
         let daemon = served(&lines(&[("a", "first", "*")]))
             .set("limits.request_bytes", "16KiB")
-            .set("limits.request_memory", "1MiB")
+            .set("limits.request_memory", "3MiB")
             .start();
         let mut connections = Vec::new();
         let mut open = Vec::new();
@@ -190,12 +190,12 @@ async fn a_revoked_principals_answer_ends_also_where_another_has_asked_since() {
 
 #[tokio::test]
 async fn json_of_data_is_no_text_that_is_held() {
-    // Scenario: ten concurrent batches of 256 KiB each in JSON, which is 3.4 MiB of text, with 1 MiB of
+    // Scenario: 30 concurrent batches of 256 KiB each in JSON, which is 10 MiB of text, with 3 MiB of
     // request memory. Expectation: all are answered: the text is made from the data while it is sent.
     let daemon = served(&lines(&[("a", "first", "*")]))
         .set("limits.request_bytes", "4KiB")
         .set("limits.items_per_request", "64")
-        .set("limits.request_memory", "1MiB")
+        .set("limits.request_memory", "3MiB")
         .start();
     let body = json!({"indices": (0..64).collect::<Vec<u32>>()}).to_string();
     let headers = [
@@ -205,8 +205,131 @@ async fn json_of_data_is_no_text_that_is_held() {
     ];
     let path = "/v1/datasets/blocks/blocks:batchFetch";
     let http = daemon.http_client();
-    let answers = (0..10).map(|_| http.send(Method::POST, path, &headers, body.clone()));
+    let answers = (0..30).map(|_| http.send(Method::POST, path, &headers, body.clone()));
     for answer in futures_util::future::join_all(answers).await {
         assert_eq!(answer.status, 200, "{answer:?}");
     }
+}
+
+/// A request whose response has some 400 KiB of text, and that says nothing about its data.
+struct TextRequest {
+    is_call: bool,
+    path: &'static str,
+    body: Vec<u8>,
+}
+
+fn text_requests() -> [TextRequest; 4] {
+    let past_the_end = vec![1 << 20; 4096];
+    let blocks = wire::blocks("blocks", &past_the_end);
+    let streamed = v1::FetchStreamRequest {
+        id: 1,
+        deadline_ms: 0,
+        request: Some(OneOf::Blocks(blocks.clone())),
+    };
+    let listed = v1::ListObjectsRequest {
+        dataset: "objects".to_owned(),
+        ..Default::default()
+    };
+    let json = json!({"indices": past_the_end}).to_string();
+    [
+        (
+            true,
+            "/ringfetch.v1.FetchService/FetchBlocks",
+            blocks.encode_to_vec(),
+        ),
+        (
+            true,
+            "/ringfetch.v1.FetchService/FetchStream",
+            streamed.encode_to_vec(),
+        ),
+        (
+            true,
+            "/ringfetch.v1.DatasetService/ListObjects",
+            listed.encode_to_vec(),
+        ),
+        (false, "/v1/datasets/blocks/blocks:batchFetch", json.into_bytes()),
+    ]
+    .map(|(is_call, path, body)| TextRequest { is_call, path, body })
+}
+
+#[tokio::test]
+async fn text_of_responses_that_nobody_reads_is_charged() {
+    // Scenario: four connections of one address with 64 requests each, whose responses are lists of 4,096 failed
+    // items or of objects with long names, and which nobody reads; 4 MiB of request memory. Expectation: what the
+    // memory does not hold is refused, with a retry hint, and the daemon grows by little more; another address is
+    // served; so is this one once the connections are gone.
+    for TextRequest { is_call, path, body } in text_requests() {
+        let setup = served(&lines(&[("a", "first", "*")]));
+        for object in 0..1000 {
+            setup.file(&format!("objects/{}{object}", "x".repeat(200)), b"");
+        }
+        let daemon = setup
+            .set("limits.request_bytes", "64KiB")
+            .set("limits.request_memory", "4MiB")
+            .start();
+        let to = if is_call { daemon.grpc } else { daemon.http };
+        assert_eq!(read(&daemon, "first", "blocks").await, Ok(()), "{path}");
+        let before = daemon.resident_mib();
+        let (mut connections, mut answers) = (Vec::new(), Vec::new());
+        for _ in 0..4 {
+            let (sender, connection) = http2(2, to, 1).await;
+            connections.push(tokio::spawn(connection));
+            for _ in 0..64 {
+                answers.push(if is_call {
+                    call(&sender, "first", path, body.clone()).await
+                } else {
+                    batch(&sender, path, body.clone()).await
+                });
+            }
+        }
+        let (mut refused, mut held) = (0, Vec::new());
+        for answer in answers {
+            let answer = timeout(PATIENCE, answer).await.expect("a head").unwrap();
+            let status = Status::from_header_map(answer.headers());
+            if let Some(status) = status {
+                assert_eq!(status.code(), Code::ResourceExhausted, "{path}");
+                assert!(status.get_error_details().retry_info().is_some(), "{status:?}");
+                refused += 1;
+            } else if answer.status() != 200 {
+                assert!(matches!(answer.status().as_u16(), 429 | 503), "{answer:?}");
+                assert!(answer.headers().contains_key("retry-after"), "{answer:?}");
+                refused += 1;
+            }
+            held.push(answer);
+        }
+        let grown = daemon.resident_mib() - before;
+        // Its request memory, and HTTP/2's of four connections.
+        assert!(grown < 4.0 + 12.0, "{path}: {grown} MiB, {refused} refused");
+        assert_eq!(read(&daemon, "first", "blocks").await, Ok(()), "{path}");
+        connections.iter().for_each(tokio::task::JoinHandle::abort);
+        drop(held);
+        eventually_async("the address is served again", async || {
+            let (sender, connection) = http2(2, to, 1).await;
+            let connection = tokio::spawn(connection);
+            let answer = if is_call {
+                call(&sender, "first", path, body.clone()).await
+            } else {
+                batch(&sender, path, body.clone()).await
+            };
+            let answer = answer.await.ok()?;
+            connection.abort();
+            let is_served = answer.status() == 200 && !answer.headers().contains_key("grpc-status");
+            is_served.then_some(())
+        })
+        .await;
+    }
+}
+
+/// Sends a batch over HTTP/2 that accepts JSON.
+async fn batch(sender: &SendRequest<Bytes>, path: &str, body: Vec<u8>) -> h2::client::ResponseFuture {
+    let request = http::Request::post(format!("http://localhost{path}"))
+        .header("content-type", "application/json")
+        .header("accept", "application/json")
+        .header("authorization", "Bearer first")
+        .body(())
+        .unwrap();
+    let mut sender = sender.clone().ready().await.unwrap();
+    let (response, mut sending) = sender.send_request(request, false).unwrap();
+    sending.send_data(Bytes::from(body), true).unwrap();
+    response
 }
