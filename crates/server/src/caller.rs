@@ -88,8 +88,35 @@ pub struct Connection {
     certificate_names: OnceLock<Vec<String>>,
     /// The rights of its requests; `None`: everything that needs no principal.
     grant: Option<GrantInUse>,
-    /// The form of this connection for the last principal that used it.
-    latest: Mutex<Option<Arc<Self>>>,
+    /// The forms of this connection for the principals that use it.
+    forms: Mutex<Forms>,
+}
+
+/// A connection's forms.
+#[derive(Debug, Default)]
+struct Forms {
+    /// For the last principal.
+    latest: Option<Arc<Connection>>,
+    /// For those before it whose requests are not finished.
+    earlier: Vec<Weak<Connection>>,
+}
+
+impl Forms {
+    /// The first form, the latest before others, for which this holds.
+    fn find(&self, holds: impl Fn(&Connection) -> bool) -> Option<Arc<Connection>> {
+        let earlier = self.earlier.iter().filter_map(Weak::upgrade);
+        let mut all = self.latest.iter().cloned().chain(earlier);
+        all.find(|form| holds(form))
+    }
+
+    fn set_latest(&mut self, form: &Arc<Connection>) {
+        if let Some(before) = self.latest.replace(Arc::clone(form)) {
+            self.earlier.push(Arc::downgrade(&before));
+        }
+        let latest = Arc::as_ptr(form);
+        self.earlier
+            .retain(|form| form.strong_count() > 0 && form.as_ptr() != latest);
+    }
 }
 
 /// A connection's parts of what its caller may hold.
@@ -135,7 +162,7 @@ impl Callers {
             is_from_this_host: address.to_canonical().is_loopback(),
             certificate_names: OnceLock::new(),
             grant: None,
-            latest: Mutex::default(),
+            forms: Mutex::default(),
         })
     }
 
@@ -270,11 +297,14 @@ impl Connection {
         grant: &Arc<Grant>,
         closing: &Arc<C>,
     ) -> Option<Arc<Self>> {
-        let mut latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(latest) = &*latest
-            && latest.grant.as_ref().is_some_and(|in_use| in_use.is_of(grant))
-        {
+        let is_granted = |form: &Self| form.grant.as_ref().is_some_and(|in_use| in_use.is_of(grant));
+        let mut forms = self.forms.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(latest) = forms.latest.as_ref().filter(|latest| is_granted(latest)) {
             return Some(Arc::clone(latest));
+        }
+        if let Some(form) = forms.find(is_granted) {
+            forms.set_latest(&form);
+            return Some(form);
         }
         // Exists until the daemon ends. Only a weak reference is kept, since the engine's threads may drop
         // what is held here.
@@ -284,9 +314,7 @@ impl Connection {
         let in_use = GrantInUse::new(grant, closing)?;
         let caller = grant.principal.caller(|| callers.new_caller(None));
         // Shared with other credentials of the same principal, so that the limits cover both.
-        let same = latest
-            .as_ref()
-            .filter(|latest| Arc::ptr_eq(&latest.caller, &caller));
+        let same = forms.find(|form| Arc::ptr_eq(&form.caller, &caller));
         let shares = same.map(|same| same.shares.clone());
         let granted = Arc::new(Self {
             shares: shares.unwrap_or_else(|| callers.shares(&caller, self.memory_bytes)),
@@ -296,9 +324,9 @@ impl Connection {
             is_from_this_host: self.is_from_this_host,
             certificate_names: OnceLock::new(),
             grant: Some(in_use),
-            latest: Mutex::default(),
+            forms: Mutex::default(),
         });
-        *latest = Some(Arc::clone(&granted));
+        forms.set_latest(&granted);
         Some(granted)
     }
 
@@ -376,6 +404,30 @@ mod tests {
         assert_eq!(take(&grants[0]).len(), 1);
         drop((held, most));
         assert_eq!(principal.held(), (0, 0));
+    }
+
+    #[test]
+    fn a_connection_of_several_principals_holds_one_share_for_each() {
+        // Scenario: two principals take turns on a connection that may hold 64 KiB, 4 KiB at a time, and hold what
+        // they get. Expectation: 64 KiB each; once one has let go of it, that one may hold as much again.
+        let fetcher = without_datasets(Limits::default());
+        let connection = fetcher.callers().connect("192.0.2.1".parse().unwrap(), 64 << 10);
+        let grants = [1, 2].map(|token| Grant::for_tests(&Principal::new(&token.to_string()), token));
+        let take = |grant| {
+            let form = connection.granted(grant, &Arc::new(Nothing)).unwrap();
+            let charge = form.account().memory().charge(4096).ok()?;
+            Some((form, charge))
+        };
+        let mut held: [Vec<_>; 2] = Default::default();
+        for _ in 0..40 {
+            for (grant, held) in grants.iter().zip(&mut held) {
+                held.extend(take(grant));
+            }
+        }
+        assert_eq!(held.each_ref().map(Vec::len), [16, 16]);
+        held[0].clear();
+        let again: Vec<_> = (0..40).filter_map(|_| take(&grants[0])).collect();
+        assert_eq!(again.len(), 16);
     }
 
     #[test]

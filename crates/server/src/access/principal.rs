@@ -151,6 +151,14 @@ impl Principal {
         self.byte_rate.per_s()
     }
 
+    /// Charges the bytes of a later part of a response if other requests have had `room` to come first.
+    ///
+    /// # Errors
+    /// They have not.
+    pub(crate) fn take_bytes_after_others(&self, bytes: u64, room: Duration) -> Result<(), OverRate> {
+        self.byte_rate.take_after_others(bytes, room)
+    }
+
     /// Charges the bytes of a later part of a response, and returns how long that part has to wait.
     pub(crate) fn reserve_bytes(&self, bytes: u64) -> Duration {
         self.byte_rate.reserve(bytes)

@@ -59,14 +59,22 @@ impl Rate {
 
     /// Takes `amount` if all of it is available.
     pub(super) fn take(&self, amount: u64) -> Result<(), OverRate> {
-        self.limited()
-            .map_or(Ok(()), |per_s| self.take_at(now_ns(), per_s, amount, amount))
+        self.limited().map_or(Ok(()), |per_s| {
+            self.take_at(now_ns(), per_s, amount, refill_ns(amount, per_s))
+        })
     }
 
     /// Takes `amount` if anything is available.
     pub(super) fn take_any(&self, amount: u64) -> Result<(), OverRate> {
         self.limited()
             .map_or(Ok(()), |per_s| self.take_at(now_ns(), per_s, amount, 0))
+    }
+
+    /// Takes `amount` if what refills in `room` is available: whoever waits for anything comes before that.
+    pub(super) fn take_after_others(&self, amount: u64, room: Duration) -> Result<(), OverRate> {
+        let room = u64::try_from(room.as_nanos()).unwrap_or(u64::MAX);
+        self.limited()
+            .map_or(Ok(()), |per_s| self.take_at(now_ns(), per_s, amount, room))
     }
 
     /// Takes `amount` in any case, and returns how long to wait before using it.
@@ -92,8 +100,9 @@ impl Rate {
         Some(self.per_s()).filter(|per_s| *per_s != UNLIMITED)
     }
 
-    fn take_at(&self, now: u64, per_s: u64, amount: u64, needed: u64) -> Result<(), OverRate> {
-        let (refill, needed) = (refill_ns(amount, per_s), refill_ns(needed, per_s).max(1));
+    /// Takes `amount` if what refills in `needed_ns` is available.
+    fn take_at(&self, now: u64, per_s: u64, amount: u64, needed_ns: u64) -> Result<(), OverRate> {
+        let (refill, needed) = (refill_ns(amount, per_s), needed_ns.max(1));
         let missing = |full_at: u64| {
             let used = full_at.saturating_sub(now);
             used.saturating_add(needed).saturating_sub(SECOND_NS)
@@ -149,13 +158,15 @@ mod tests {
         // reports when to retry.
         let rate = rate(10);
         for now in [SECOND_NS, 100 * SECOND_NS] {
-            let granted = (0..20).filter(|_| rate.take_at(now, 10, 1, 1).is_ok()).count();
+            let granted = (0..20)
+                .filter(|_| rate.take_at(now, 10, 1, 100 * MS).is_ok())
+                .count();
             assert_eq!(granted, 10);
-            assert_eq!(wait(rate.take_at(now + 30 * MS, 10, 1, 1)), 70);
+            assert_eq!(wait(rate.take_at(now + 30 * MS, 10, 1, 100 * MS)), 70);
             for later in 1..=5 {
                 let now = now + later * 100 * MS;
-                assert_eq!(rate.take_at(now, 10, 1, 1), Ok(()));
-                assert_eq!(wait(rate.take_at(now, 10, 1, 1)), 100);
+                assert_eq!(rate.take_at(now, 10, 1, 100 * MS), Ok(()));
+                assert_eq!(wait(rate.take_at(now, 10, 1, 100 * MS)), 100);
             }
         }
     }
@@ -185,6 +196,19 @@ mod tests {
         assert_eq!(rate.take_at(SECOND_NS, 1 << 20, 16 << 20, 0), Ok(()));
         assert_eq!(wait(rate.take_at(SECOND_NS, 1 << 20, 1, 0)), 15_001);
         assert_eq!(rate.take_at(16 * SECOND_NS + MS, 1 << 20, 16 << 20, 0), Ok(()));
+    }
+
+    #[test]
+    fn who_comes_after_others_leaves_them_room() {
+        // A bucket in debt, at 1 MiB/s: anything is granted a second before it is full, and 100 ms later also
+        // to who leaves room.
+        let rate = rate(1 << 20);
+        let take = |at: u64, needed| wait(rate.take_at(at, 1 << 20, 1 << 20, needed));
+        assert_eq!(take(SECOND_NS, 0), 0);
+        assert_eq!(take(SECOND_NS, 0), 1);
+        assert_eq!(take(SECOND_NS, 100 * MS), 100);
+        assert_eq!(take(SECOND_NS + 50 * MS, 100 * MS), 50);
+        assert_eq!(take(SECOND_NS + 50 * MS, 0), 0);
     }
 
     #[test]

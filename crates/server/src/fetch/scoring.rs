@@ -150,7 +150,7 @@ impl Fetcher {
         // Charges what is read, although the response is small.
         Self::charge_bytes(context, work.read_bytes())?;
         let mut turn = Turn::new(deadline);
-        let mut unread = windows(work.ids.len(), work.vector_bytes, self.window_bytes()).peekable();
+        let mut unread = windows(work.ids.len(), work.vector_bytes, self.window_bytes(context)).peekable();
         let mut reading: VecDeque<(Range<usize>, Ticket)> = VecDeque::with_capacity(WINDOWS_AHEAD);
         let mut scored = 0;
         loop {
@@ -190,9 +190,11 @@ impl Fetcher {
         work.finish(scoring.limit, &mut turn).await
     }
 
-    /// Bytes of a window: small enough that several fit in a small memory budget.
-    fn window_bytes(&self) -> usize {
-        let room = self.inner.engine.response_bytes_max() / 8;
+    /// Bytes of a window: small enough that several fit in a small memory budget, and in what the caller may hold.
+    fn window_bytes(&self, context: &RequestContext) -> usize {
+        let connection = context.connection.as_ref();
+        let share = connection.map_or(u64::MAX, |connection| connection.account().memory().most());
+        let room = (self.inner.engine.response_bytes_max() / 8).min(share / 4);
         WINDOW_BYTES.min(usize::try_from(room).unwrap_or(usize::MAX))
     }
 

@@ -10,6 +10,7 @@ use super::Fetcher;
 use super::request::{FetchError, RequestContext};
 use super::snapshot::{ReadPhase, Snapshot, SnapshotError};
 use super::window::{BodyPart, WindowBudget, WindowLimits, WindowPlan, total_bytes};
+use crate::access::Principal;
 use crate::caller::Connection;
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
@@ -19,7 +20,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Backoff of a later window that was refused: doubled from the first wait to the longest, up to a total.
 const WAIT_FIRST: Duration = Duration::from_millis(5);
@@ -27,6 +28,11 @@ const WAIT_LONGEST: Duration = Duration::from_secs(1);
 const WAIT_TOTAL: Duration = Duration::from_secs(30);
 /// How often a window that waits for its principal's rate checks whether the limit has changed.
 const RATE_LOOK: Duration = Duration::from_secs(1);
+/// How long what its principal's rate grants is left to other requests before a window takes it: they are told when
+/// to retry, and need a round trip.
+const ROOM_FOR_OTHERS: Duration = Duration::from_millis(100);
+/// How much later than without other requests a window is read at most.
+const GIVES_WAY_MAX: Duration = Duration::from_secs(1);
 
 /// Reads the windows of one response.
 #[derive(Debug)]
@@ -67,15 +73,19 @@ impl SnapshotReader {
     }
 
     fn window_limits(&self) -> WindowLimits {
+        let connection = self.connection.as_ref();
         // Two windows, rounded up to pages, fit in what the caller may hold.
-        let share = self.connection.as_ref();
-        let share = share.map_or(u64::MAX, |connection| connection.account().memory().most());
+        let share = connection.map_or(u64::MAX, |connection| connection.account().memory().most());
+        // At a low rate, a second's worth, so that the response does not pause for longer.
+        let principal = connection.and_then(|connection| connection.principal());
+        let second = principal.map_or(u64::MAX, Principal::bytes_per_s);
         WindowLimits {
             bytes: self
                 .window_budget()
                 .window_bytes
                 .min(self.fetcher.item_bytes_max())
-                .min(share / 4),
+                .min(share / 4)
+                .min(second),
             extents: usize::try_from(self.fetcher.limits().items_per_request).unwrap_or(usize::MAX),
         }
     }
@@ -121,18 +131,30 @@ impl SnapshotReader {
         Ok(frames)
     }
 
-    /// Charges a later window to its principal's bytes per second, and waits until they are due.
+    /// Charges a later window to its principal's bytes per second, and waits until they are due. Other requests
+    /// of the principal come first, but not for ever.
     async fn wait_for_rate(&self, window: &[BodyPart]) {
-        let principal = self.connection.as_ref().and_then(|own| own.principal());
-        if let Some(principal) = principal {
-            let limit = principal.bytes_per_s();
-            let mut wait = principal.reserve_bytes(total_bytes(window));
+        let Some(principal) = self.connection.as_ref().and_then(|own| own.principal()) else {
+            return;
+        };
+        let (limit, bytes) = (principal.bytes_per_s(), total_bytes(window));
+        let mut gives_way_until = None;
+        while let Err(over) = principal.take_bytes_after_others(bytes, ROOM_FOR_OTHERS) {
+            let now = Instant::now();
+            let until = *gives_way_until.get_or_insert(now + over.retry_after + GIVES_WAY_MAX);
+            if now < until {
+                let step = over.retry_after.min(until - now);
+                tokio::time::sleep(step.min(RATE_LOOK)).await;
+                continue;
+            }
+            let mut wait = principal.reserve_bytes(bytes);
             // A changed limit takes effect at once.
             while !wait.is_zero() && principal.bytes_per_s() == limit {
                 let step = wait.min(RATE_LOOK);
                 tokio::time::sleep(step).await;
                 wait -= step;
             }
+            return;
         }
     }
 

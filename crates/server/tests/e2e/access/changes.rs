@@ -124,6 +124,42 @@ async fn limits_are_a_principals_own_and_change_under_its_streams() {
 }
 
 #[tokio::test]
+async fn scores_need_no_more_memory_than_their_principal_has() {
+    // Scenario: a principal with 64 KiB of response memory scores 1,024 vectors of 512 bytes. Expectation: it
+    // gets its scores, since candidates are read in parts that fit.
+    let setup = served(&lines(&[("small", "small", "wide memory=64KiB")]));
+    setup.file("wide.bin", &vec![0; 1024 * 512]);
+    let daemon = setup
+        .dataset(&[
+            "name: wide",
+            "kind: vectors",
+            "path: wide.bin",
+            "layout: raw",
+            "dim: 128",
+            "dtype: f32",
+        ])
+        .start();
+    let request = v1::ScoreVectorsRequest {
+        dataset: "wide".to_owned(),
+        queries: vec![v1::ScoreQuery {
+            vector: vec![1.0; 128],
+            ids: (0..1024).collect(),
+        }],
+        metric: v1::Metric::Dot.into(),
+        limit: 3,
+        ..Default::default()
+    };
+    let scored = daemon
+        .fetch()
+        .await
+        .score_vectors(with("small", request))
+        .await
+        .unwrap();
+    assert_eq!(scored.into_inner().results[0].ids, [0, 1, 2]);
+    daemon.stop().await;
+}
+
+#[tokio::test]
 async fn a_limit_of_its_own_is_named_to_its_principal() {
     // Scenario: a principal that may have one request in flight, or 64 KiB of response memory, has an unread
     // response to a long object. Expectation: its next request is refused by its own limit, which is named;

@@ -221,6 +221,41 @@ async fn a_long_object_comes_whole_within_its_bytes_a_second() {
 }
 
 #[tokio::test]
+async fn a_long_object_leaves_room_for_other_reads() {
+    // Scenario: a principal with 64 KiB a second reads an object of 32 MiB, and blocks while that comes.
+    // Expectation: blocks are served, though some are refused, and the object continues, in parts of a second's
+    // worth.
+    let setup = served(&principals("bytes/s=64KiB"));
+    setup.file("objects/long", &vec![7; 32 << 20]);
+    let daemon = setup.start();
+    let request = v1::ReadObjectRequest {
+        dataset: "objects".to_owned(),
+        name: "long".to_owned(),
+        ..Default::default()
+    };
+    let answer = daemon.fetch().await.read_object(with("greedy", request)).await;
+    let mut answer = answer.unwrap().into_inner();
+    let mut read = 0;
+    for _ in 0..3 {
+        while let Some(message) = timeout(PATIENCE, answer.message()).await.unwrap().unwrap() {
+            assert!(message.data.len() <= 64 << 10, "{}", message.data.len());
+            if !message.data.is_empty() {
+                read += message.data.len();
+                break;
+            }
+        }
+        eventually_async("a block is served", async || {
+            let request = with("greedy", wire::blocks("blocks", &[1]));
+            daemon.fetch().await.fetch_blocks(request).await.ok()
+        })
+        .await;
+    }
+    assert!((1..32 << 20).contains(&read), "{read}");
+    drop(answer);
+    daemon.stop().await;
+}
+
+#[tokio::test]
 async fn a_long_object_that_waits_hears_of_another_limit() {
     // Scenario: a principal with 64 KiB a second reads an object of 32 MiB, which would take eight minutes;
     // once it has begun, the limit is removed. Expectation: the rest arrives soon.
