@@ -44,7 +44,7 @@ pub fn service(
     let mut routes = RoutesBuilder::default();
     routes.add_service(
         AdminServiceServer::new(admin)
-            .max_decoding_message_size(64 << 10)
+            .max_decoding_message_size(grpc::SMALL_REQUEST_BYTES_MAX)
             .max_encoding_message_size(usize::MAX),
     );
     grpc::finish(routes, lifecycle, rpc, SERVICES)

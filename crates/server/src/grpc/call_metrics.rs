@@ -1,8 +1,12 @@
-//! Counts calls of the services that tonic generates. FetchService counts its own.
+//! Counts calls of the services that tonic generates, and gives their framing the errors of FetchService, which
+//! has its own framing and counts its own calls.
 //!
 //! The status is in the head of a trailers-only response, otherwise in the trailers. A response dropped
 //! before its trailers was cancelled.
 
+use super::frame::too_large;
+use super::service::malformed;
+use super::{SMALL_REQUEST_BYTES_MAX, metadata};
 use crate::rpc_metrics::{CallTimer, GrpcMethod, RpcMetrics};
 use axum::body::Body;
 use axum::extract::{Request, State};
@@ -20,13 +24,34 @@ use tonic::{Code, Status};
 pub(crate) async fn count(State(rpc): State<RpcMetrics>, request: Request, next: Next) -> Response {
     let started = Instant::now();
     let method = method_of(request.uri().path());
-    let (parts, body) = next.run(request).await.into_parts();
     let mut call = CallTimer::new(rpc, method, started);
-    if let Some(code) = code_in(&parts.headers) {
-        call.end(code);
-        return Response::from_parts(parts, body);
+    // tonic ignores a timeout that it cannot read.
+    if let Err(malformed) = metadata::timeout(request.headers()) {
+        call.end(malformed.code());
+        return malformed.into_http();
     }
-    Response::from_parts(parts, Body::new(CountedBody { body, call }))
+    let (parts, body) = next.run(request).await.into_parts();
+    match Status::from_header_map(&parts.headers) {
+        None => Response::from_parts(parts, Body::new(CountedBody { body, call })),
+        Some(status) => {
+            let translated = translate(&status);
+            call.end(translated.as_ref().map_or(status.code(), Status::code));
+            translated.map_or_else(|| Response::from_parts(parts, body), Status::into_http)
+        }
+    }
+}
+
+/// FetchService's error for one that tonic reports before a method runs; `None`: it is no such error.
+fn translate(status: &Status) -> Option<Status> {
+    // No method of these services has this status.
+    if status.code() == Code::OutOfRange {
+        let limit = format!("the request is too long; the limit is {SMALL_REQUEST_BYTES_MAX} bytes");
+        return Some(too_large(limit));
+    }
+    // As all of prost's errors begin.
+    let is_undecoded =
+        status.code() == Code::Internal && status.message().starts_with("failed to decode Protobuf");
+    is_undecoded.then(|| malformed(&status.message()))
 }
 
 fn method_of(path: &str) -> GrpcMethod {

@@ -26,6 +26,13 @@ pub(super) enum FrameError {
     CutShort,
 }
 
+/// The status of a request message above its limit.
+pub(super) fn too_large(message: String) -> Status {
+    let mut details = ErrorDetails::with_error_info("REQUEST_TOO_LARGE", ERROR_DOMAIN, HashMap::new());
+    details.add_bad_request_violation("message", message.clone());
+    Status::with_error_details(Code::ResourceExhausted, message, details)
+}
+
 impl FrameError {
     pub(super) fn to_status(self) -> Status {
         let (code, message) = match self {
@@ -33,10 +40,7 @@ impl FrameError {
                 let message = format!(
                     "the request has {length} bytes; the limit is {max} (limits.request_bytes): split the batch"
                 );
-                let info = ("REQUEST_TOO_LARGE", ERROR_DOMAIN, HashMap::new());
-                let mut details = ErrorDetails::with_error_info(info.0, info.1, info.2);
-                details.add_bad_request_violation("message", message.clone());
-                return Status::with_error_details(Code::ResourceExhausted, message, details);
+                return too_large(message);
             }
             Self::Compressed => (
                 Code::Internal,

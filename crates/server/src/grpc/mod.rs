@@ -34,7 +34,7 @@ use tonic_health::pb::health_server::HealthServer;
 const SERVICES: &[&str] = &[service::NAME, "ringfetch.v1.DatasetService"];
 
 /// Longest request message of the services that tonic generates.
-const SMALL_REQUEST_BYTES_MAX: usize = 64 << 10;
+pub(crate) const SMALL_REQUEST_BYTES_MAX: usize = 64 << 10;
 
 /// Everything that the public gRPC port serves: FetchService, DatasetService, health and reflection.
 ///

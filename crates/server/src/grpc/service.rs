@@ -407,12 +407,15 @@ pub(super) fn decode<M: Message + Default>(message: Bytes) -> Result<M, Status> 
 
 /// As `decode`, into the memory of an empty message.
 pub(super) fn decode_into<M: Message>(mut decoded: M, message: Bytes) -> Result<M, Status> {
-    decoded.merge(message).map(|()| decoded).map_err(|error| {
-        let problem =
-            error_status::message_of(&format_args!("message: not a request of this method: {error}"));
-        let details = ErrorDetails::with_bad_request_violation("message", problem.clone());
-        Status::with_error_details(Code::InvalidArgument, problem, details)
-    })
+    let decoding = decoded.merge(message);
+    decoding.map(|()| decoded).map_err(|error| malformed(&error))
+}
+
+/// The status of a message that cannot be decoded.
+pub(super) fn malformed(error: &impl std::fmt::Display) -> Status {
+    let problem = error_status::message_of(&format_args!("message: not a request of this method: {error}"));
+    let details = ErrorDetails::with_bad_request_violation("message", problem.clone());
+    Status::with_error_details(Code::InvalidArgument, problem, details)
 }
 
 /// The trailers of a successful call.

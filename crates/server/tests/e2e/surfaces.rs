@@ -3,10 +3,12 @@
 use crate::daemon::{Setup, backends, eventually_async};
 use crate::data::{everything, plain_blocks};
 use crate::wire::{self, channel};
+use bytes::{Buf as _, BufMut as _, Bytes};
 use ringfetch_proto::v1;
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
-use tonic::Code;
+use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
+use tonic::{Code, Status};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
@@ -48,6 +50,88 @@ async fn each_service_has_its_health() {
         }
     }
     daemon.stop().await;
+}
+
+#[tokio::test]
+async fn every_service_refuses_what_is_no_request_in_the_same_way() {
+    // Scenario: a method of each service gets a message that is none of its requests, one that is too long, and a
+    // timeout that is none. Expectation: the same errors from all of them, whatever frames its messages.
+    let setup = plain_blocks(Setup::new("mmap"), 1).0;
+    let daemon = setup.set("limits.request_bytes", "64KiB").start();
+    for (address, path) in [
+        (daemon.grpc, "/ringfetch.v1.FetchService/FetchBlocks"),
+        (daemon.grpc, "/ringfetch.v1.DatasetService/GetDataset"),
+        (daemon.grpc, "/grpc.health.v1.Health/Check"),
+        (daemon.admin, "/ringfetch.v1.AdminService/SetLogLevel"),
+    ] {
+        let refused = async |message: &[u8], grpc_timeout: Option<&'static str>| {
+            let mut client = tonic::client::Grpc::new(channel(address).await);
+            client.ready().await.unwrap();
+            let mut request = tonic::Request::new(Bytes::copy_from_slice(message));
+            if let Some(timeout) = grpc_timeout {
+                request
+                    .metadata_mut()
+                    .insert("grpc-timeout", timeout.parse().unwrap());
+            }
+            let path = http::uri::PathAndQuery::from_static(path);
+            client.unary(request, path, Unread).await.unwrap_err()
+        };
+        let status = refused(b"\x08\x05", None).await;
+        assert_eq!(status.code(), Code::InvalidArgument, "{path}: {status:?}");
+        let details = status.get_error_details();
+        let violations = &details.bad_request().unwrap().field_violations;
+        assert_eq!(violations[0].field, "message", "{path}");
+        let status = refused(&vec![0; 70_000], None).await;
+        assert_eq!(status.code(), Code::ResourceExhausted, "{path}: {status:?}");
+        assert!(
+            status.message().contains("the limit is 65536"),
+            "{path}: {status:?}"
+        );
+        let reason = &status.get_error_details().error_info().unwrap().reason.clone();
+        assert_eq!(reason, "REQUEST_TOO_LARGE", "{path}");
+        let status = refused(b"", Some("soon")).await;
+        assert_eq!(status.code(), Code::InvalidArgument, "{path}: {status:?}");
+        assert!(status.message().contains("grpc-timeout"), "{path}: {status:?}");
+    }
+    daemon.stop().await;
+}
+
+/// Sends bytes as a message, and decodes nothing.
+#[derive(Debug, Default, Clone, Copy)]
+struct Unread;
+
+impl Codec for Unread {
+    type Encode = Bytes;
+    type Decode = ();
+    type Encoder = Self;
+    type Decoder = Self;
+
+    fn encoder(&mut self) -> Self {
+        Self
+    }
+    fn decoder(&mut self) -> Self {
+        Self
+    }
+}
+
+impl Encoder for Unread {
+    type Item = Bytes;
+    type Error = Status;
+
+    fn encode(&mut self, item: Bytes, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        buffer.put(item);
+        Ok(())
+    }
+}
+
+impl Decoder for Unread {
+    type Item = ();
+    type Error = Status;
+
+    fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<()>, Status> {
+        buffer.advance(buffer.remaining());
+        Ok(Some(()))
+    }
 }
 
 #[tokio::test]
