@@ -100,11 +100,12 @@ async fn refused_everywhere(daemon: &Daemon, load: &Load, dataset: &str, indices
 
 #[tokio::test]
 async fn more_requests_than_may_be_in_flight_are_refused() {
-    // Scenario: two requests may be in flight, and two clients always have one each; others send requests.
-    // Expectation: they are refused at once over gRPC, stream and HTTP, with a hint; refusals are counted;
-    // they are served again once the load is over.
+    // Scenario: four requests may be in flight, a caller may have half of what is free, and two clients of one
+    // caller always send one each (both may be granted at the same moment, on different cores); others of the
+    // caller send requests. Expectation: they are refused at once over gRPC, stream and HTTP, by the caller's share
+    // and with a hint; refusals are counted; they are served again once the load is over.
     let (setup, _) = plain_blocks(slow(Setup::new("pread")), 8);
-    let daemon = setup.set("limits.requests_in_flight", "2").start();
+    let daemon = setup.set("limits.requests_in_flight", "4").start();
     let load = Load::start(&daemon, 2).await;
     refused_everywhere(&daemon, &load, "blocks", &[1], "limits.requests_in_flight").await;
     let (finished, _) = load.stop().await;
