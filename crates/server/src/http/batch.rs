@@ -13,12 +13,14 @@ use super::conditional::ETag;
 use super::negotiate::{ResponseFormat, preferred, require_json};
 use super::problem::{PathParams, Problem};
 use super::representation::require_version;
+use crate::caller::Connection;
 use crate::fetch::{FetchError, Kind, RequestContext, RequestMemory, RequiredKind, timeout_at, within};
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, StatusCode, header};
+use http_body::Body as _;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -81,17 +83,9 @@ async fn run<R: BatchRequest>(app: &AppState, name: &str, request: Request) -> R
     let (parts, body) = request.into_parts();
     let form = preferred(&parts.headers)?;
     require_json(&parts.headers)?;
-    let declared = parts
-        .headers
-        .get(header::CONTENT_LENGTH)
-        .and_then(|value| value.to_str().ok()?.parse().ok());
     let connection = super::connection_of(&parts.extensions);
     let limits = app.fetcher.limits();
-    let mut request_memory = RequestMemory::new(&app.fetcher, connection.as_ref());
-    let reading = read_body(body, declared, limits.request_bytes, &mut request_memory);
-    let body = timeout_at(within(&limits, arrival, None), pin!(reading))
-        .await
-        .ok_or_else(not_sent_in_time)??;
+    let (body, mut request_memory) = receive(app, connection.as_ref(), body, arrival).await?;
     let items_max = usize::try_from(limits.items_per_request).unwrap_or(usize::MAX);
     // At most so many items are stored, however many are listed, so charge for them before parsing.
     request_memory.whole(body.len(), items_max.min(body.len()))?;
@@ -182,10 +176,24 @@ fn check_form(params: &BatchParams, form: ResponseFormat, items_max: usize) -> R
     .with_allowed(vec![super::negotiate::JSON]))
 }
 
-/// Reads a request's body.
-pub(super) async fn read_body(
+/// Receives a request's body within the time and memory that requests have.
+pub(super) async fn receive<'a>(
+    app: &'a AppState,
+    connection: Option<&'a Arc<Connection>>,
+    body: Body,
+    arrival: Instant,
+) -> Result<(Bytes, RequestMemory<'a>), Problem> {
+    let limits = app.fetcher.limits();
+    let mut request_memory = RequestMemory::new(&app.fetcher, connection);
+    let reading = read_body(body, limits.request_bytes, &mut request_memory);
+    let body = timeout_at(within(&limits, arrival, None), pin!(reading))
+        .await
+        .ok_or_else(not_sent_in_time)??;
+    Ok((body, request_memory))
+}
+
+async fn read_body(
     mut body: Body,
-    declared: Option<u64>,
     bytes_max: u32,
     request_memory: &mut RequestMemory<'_>,
 ) -> Result<Bytes, Problem> {
@@ -198,7 +206,7 @@ pub(super) async fn read_body(
             ),
         )
     };
-    if declared.is_some_and(|length| length > u64::from(bytes_max)) {
+    if body.size_hint().lower() > u64::from(bytes_max) {
         return Err(too_large());
     }
     let most = usize::try_from(bytes_max).unwrap_or(usize::MAX);
@@ -223,7 +231,7 @@ pub(super) async fn read_body(
     Ok(if all.is_empty() { first } else { all.freeze() })
 }
 
-pub(super) fn not_sent_in_time() -> Problem {
+fn not_sent_in_time() -> Problem {
     Problem::new(
         StatusCode::REQUEST_TIMEOUT,
         "request-timeout",
@@ -249,19 +257,21 @@ mod tests {
     use crate::fetch::tests::without_datasets;
     use crate::http::batch_request::Columns;
     use crate::http::batch_request::tests::rendered;
+    use std::convert::Infallible;
 
     #[tokio::test]
     async fn a_body_over_the_limit_is_refused() {
-        // Bodies below and above 8 bytes, with and without a declared length: 413 names the limit.
+        // Bodies of 8 bytes and more, with and without a declared length: 413 names the limit.
         let fetcher = without_datasets(Limits::default());
         let mut request_memory = RequestMemory::new(&fetcher, None);
-        let body = |text: &'static str| Body::from(text);
-        let whole = read_body(body("12345678"), Some(8), 8, &mut request_memory).await;
+        let undeclared = |text: &'static str| {
+            let frames = tokio_stream::once(Ok::<_, Infallible>(Bytes::from_static(text.as_bytes())));
+            Body::from_stream(frames)
+        };
+        let whole = read_body(Body::from("12345678"), 8, &mut request_memory).await;
         assert_eq!(whole.unwrap(), "12345678");
-        for declared in [None, Some(9)] {
-            let problem = read_body(body("123456789"), declared, 8, &mut request_memory)
-                .await
-                .unwrap_err();
+        for body in [undeclared("123456789"), Body::from("123456789")] {
+            let problem = read_body(body, 8, &mut request_memory).await.unwrap_err();
             let (status, _, detail) = rendered(problem).await;
             assert_eq!(status, 413);
             assert!(detail.contains("limits.request_bytes"), "{detail}");

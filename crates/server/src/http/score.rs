@@ -1,7 +1,7 @@
 //! `POST .../vectors:score`: the best of each query's candidates, in JSON. The fetcher computes the scores.
 
 use super::AppState;
-use super::batch::{not_sent_in_time, read_body};
+use super::batch::receive;
 use super::batch_request::parse;
 use super::batch_response::{ItemErrorView, item_error_views};
 use super::bounded_list;
@@ -10,16 +10,13 @@ use super::negotiate::{require_json, require_json_accepted};
 use super::problem::{PathParams, Problem};
 use super::representation::require_version;
 use crate::error_status::ItemMessages;
-use crate::fetch::{
-    FetchError, RequestContext, RequestMemory, RequiredKind, ScoreQuery, Scoring, timeout_at, within,
-};
+use crate::fetch::{FetchError, RequestContext, RequiredKind, ScoreQuery, Scoring};
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use http::header;
 use ringfetch_score::Metric;
 use serde::{Deserialize, Serialize};
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use utoipa::ToSchema;
@@ -90,17 +87,9 @@ pub(super) async fn score(
     let (parts, body) = request.into_parts();
     require_json_accepted(&parts.headers)?;
     require_json(&parts.headers)?;
-    let declared = parts
-        .headers
-        .get(header::CONTENT_LENGTH)
-        .and_then(|value| value.to_str().ok()?.parse().ok());
     let connection = super::connection_of(&parts.extensions);
     let limits = app.fetcher.limits();
-    let mut request_memory = RequestMemory::new(&app.fetcher, connection.as_ref());
-    let reading = read_body(body, declared, limits.request_bytes, &mut request_memory);
-    let body = timeout_at(within(&limits, arrival, None), pin!(reading))
-        .await
-        .ok_or_else(not_sent_in_time)??;
+    let (body, mut request_memory) = receive(&app, connection.as_ref(), body, arrival).await?;
     // An id of one digit and its comma take 8 bytes once parsed, four times their length; a candidate takes
     // as much as two items.
     let items_max = usize::try_from(limits.items_per_request).unwrap_or(usize::MAX);
