@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::thread::Builder;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What the thread drops.
 pub(super) type Remains = Box<dyn Any + Send>;
@@ -20,6 +20,8 @@ const WAITING_MAX: usize = 8192;
 
 /// How long [`settle`] waits: closing a local file takes microseconds.
 const SETTLES_WITHIN: Duration = Duration::from_secs(1);
+/// Pause between attempts to send to a thread that has [`WAITING_MAX`] remains left.
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// The name of the thread.
 const NAME: &str = "rf-reaper";
@@ -58,23 +60,36 @@ pub(super) fn drop_later(remains: Remains) {
 /// Waits until everything sent so far is dropped, for callers that need the descriptors back. Blocks, at most
 /// [`SETTLES_WITHIN`]: a file system that does not answer may hold the thread for any time.
 pub(super) fn settle() {
+    static WARNED: AtomicBool = AtomicBool::new(false);
+    if !settles_within(SETTLES_WITHIN) && !WARNED.swap(true, Ordering::Relaxed) {
+        tracing::warn!(
+            "closing files takes long: a file system may not respond. Descriptors that wait to be closed count as open"
+        );
+    }
+}
+
+/// Waits as `settle` does, at most for `limit`; returns whether everything is dropped.
+pub(super) fn settles_within(limit: Duration) -> bool {
     struct Tell(SyncSender<()>);
     impl Drop for Tell {
         fn drop(&mut self) {
             let _gone = self.0.send(());
         }
     }
+    let Some(reaper) = reaper() else { return true };
+    let deadline = Instant::now() + limit;
+    let left = || deadline.saturating_duration_since(Instant::now());
     let (dropped, wait) = sync_channel(1);
-    if let Some(reaper) = reaper()
-        && (reaper.try_send(Box::new(Tell(dropped))).is_err() || wait.recv_timeout(SETTLES_WITHIN).is_err())
-    {
-        static WARNED: AtomicBool = AtomicBool::new(false);
-        if !WARNED.swap(true, Ordering::Relaxed) {
-            tracing::warn!(
-                "closing files takes long: a file system may not respond. Descriptors that wait to be closed count as open"
-            );
+    let mut last: Remains = Box::new(Tell(dropped));
+    while let Err(refused) = reaper.try_send(last) {
+        let (TrySendError::Full(back) | TrySendError::Disconnected(back)) = refused;
+        if left().is_zero() {
+            return false;
         }
+        last = back;
+        std::thread::sleep(PAUSE);
     }
+    wait.recv_timeout(left()).is_ok()
 }
 
 #[cfg(test)]
@@ -84,7 +99,6 @@ mod tests {
     use crate::dataset::{Dataset, DatasetSpec, KindSpec, OpenFile, PartialTail};
     use std::sync::mpsc::{Receiver, Sender, channel};
     use std::sync::{Mutex, MutexGuard, PoisonError};
-    use std::time::Duration;
 
     /// One of these tests fills the queue, so that the other's file would be closed by its caller.
     static ALONE: Mutex<()> = Mutex::new(());
@@ -138,7 +152,7 @@ mod tests {
         let by = told.recv_timeout(Duration::from_secs(30)).unwrap();
         assert_eq!(by.as_deref(), Some(NAME));
 
-        settle();
+        assert!(settles_within(Duration::from_secs(30)));
         let held = std::fs::read_dir("/proc/self/fd").unwrap().filter(|entry| {
             let target = entry
                 .as_ref()
@@ -173,7 +187,8 @@ mod tests {
     #[test]
     fn a_file_system_that_does_not_respond_holds_up_nobody_who_needs_descriptors() {
         let _alone = alone();
-        // Scenario: the reaper is stuck in a close. Expectation: who waits for descriptors gives up.
+        // Scenario: the reaper is stuck in a close, and later comes out of it. Expectation: who waits for
+        // descriptors gives up, and then gets them.
         struct Stuck(Receiver<()>);
         impl Drop for Stuck {
             fn drop(&mut self) {
@@ -182,7 +197,8 @@ mod tests {
         }
         let (release, released) = channel();
         drop_later(Box::new(Stuck(released)));
-        settle();
+        assert!(!settles_within(Duration::from_millis(10)));
         drop(release);
+        assert!(settles_within(Duration::from_secs(30)));
     }
 }

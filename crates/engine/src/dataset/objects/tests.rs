@@ -42,7 +42,7 @@ fn not_found(name: &str) -> ReadError {
 
 /// Open descriptors of this process on files below a directory, after the reaper has closed unused ones.
 fn descriptors_below(dir: &TempDir) -> usize {
-    reaper::settle();
+    assert!(reaper::settles_within(Duration::from_secs(30)));
     let root = dir.path().canonicalize().unwrap();
     std::fs::read_dir("/proc/self/fd")
         .unwrap()
