@@ -11,8 +11,7 @@ const LENGTH: usize = 24 << 20;
 /// slack.
 const HELD_BYTES_MAX: f64 = 16.0 * 1024.0 * 1024.0;
 
-fn serve(backend: &str, bytes: &[u8]) -> Daemon {
-    let setup = Setup::new(backend).set("limits.connection_bytes", "8MiB");
+fn serve(setup: Setup, bytes: &[u8]) -> Daemon {
     setup.file("blocks.bin", bytes);
     let setup = setup.dataset(&[
         "name: blocks",
@@ -47,7 +46,8 @@ async fn slow_readers_hold_two_windows_each_and_stop_nobody() {
     // behind.
     let bytes = noise(90, LENGTH);
     for &backend in backends() {
-        let daemon = serve(backend, &bytes);
+        let setup = Setup::new(backend).set("limits.connection_bytes", "8MiB");
+        let daemon = serve(setup, &bytes);
         let mut slow = Vec::new();
         for _ in 0..6 {
             slow.push((ask_for_all(&daemon).await, Vec::new()));
@@ -105,7 +105,11 @@ async fn what_nobody_receives_is_not_read() {
     // is complete, and each of its bytes was read once.
     let bytes = noise(90, LENGTH);
     for &backend in backends() {
-        let daemon = serve(backend, &bytes);
+        // What one connection may hold is no bound here.
+        let setup = Setup::new(backend)
+            .set("engine.memory_budget", "96MiB")
+            .set("limits.connection_bytes", "48MiB");
+        let daemon = serve(setup, &bytes);
         let mut stream = ask_for_all(&daemon).await;
         stream.readable().await.unwrap();
         let read = async |metric| daemon.scrape().await.sum(metric, &[]);
