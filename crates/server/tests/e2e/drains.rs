@@ -261,7 +261,9 @@ async fn idle_connections_are_not_waited_for() {
         .await;
 
         daemon.signal(signal);
-        let end = stream.into_inner().message().await.unwrap_err();
+        let mut stream = stream.into_inner();
+        let end = tokio::time::timeout(PATIENCE, stream.message()).await;
+        let end = end.expect("the end of the stream").unwrap_err();
         assert_eq!(end.code(), Code::Unavailable, "{end:?}");
         let status = daemon.ended().await;
         assert_eq!(status.code(), Some(0), "{backend}: {}", daemon.log().join("\n"));
