@@ -10,7 +10,7 @@ use crate::needs::Need;
 use crate::suite::Test;
 use ringfetch_engine::batch::Batch;
 use ringfetch_engine::config::{BackendKind, DirectIo};
-use ringfetch_engine::dataset::{Dtype, KindSpec, Layout};
+use ringfetch_engine::dataset::{Dataset, DatasetSpec, Dtype, KindSpec, Layout, PartialTail};
 use ringfetch_engine::engine::SubmitOptions;
 use ringfetch_engine::error::ReadError;
 use ringfetch_pattern as pattern;
@@ -31,9 +31,12 @@ fn reads_are_right_on(variant: Variant, sector_bytes: u32) {
     let (backing, model) = harness.file("backing", 4 << 20);
     let device = Device::on_file(&backing, sector_bytes, true).expect("a loop device");
     let dataset = harness.blocks(4096, &[device.path()]);
+    // Its own length: st_size is 0.
     assert_eq!(dataset.length_bytes(), 4 << 20, "{}", harness.name());
+    assert_eq!(dataset.count(), 1024, "{}", harness.name());
+    let facts = dataset.direct();
+    assert_eq!(facts.direct, variant.direct_io != DirectIo::Off, "{facts:?}");
     if variant.direct_io == DirectIo::Required {
-        let facts = dataset.direct();
         assert!(
             !facts.reason.contains("memory"),
             "{}: a device's node is on tmpfs: {facts:?}",
@@ -45,6 +48,9 @@ fn reads_are_right_on(variant: Variant, sector_bytes: u32) {
             "{}: {facts:?}",
             harness.name()
         );
+        assert!(facts.memory_alignment_bytes <= sector_bytes, "{facts:?}");
+        let alignment = format!("{sector_bytes}-byte alignment");
+        assert!(facts.reason.contains(&alignment), "{facts:?}");
     }
     harness.expect_blocks(&dataset, &model, 4096, &[0, 1023, 7, 8, 9, 500, 7]);
     harness.expect_ranges(
@@ -62,17 +68,40 @@ fn reads_are_right_on(variant: Variant, sector_bytes: u32) {
     harness.expect_ranges(&dataset, &model, &[(77, 200_000)]);
     harness.expect_ranges(&dataset, &model, &[((4 << 20) - 700, 700)]);
     drop(dataset);
+
+    let vectors = KindSpec::Vectors {
+        layout: Layout::Raw,
+        dim: Some(1024),
+        dtype: Some(Dtype::F32),
+        header_bytes: 4096,
+    };
+    let dataset = harness.open(vectors, &[device.path()]);
+    assert_eq!(dataset.count(), 1023, "{}", harness.name());
+    drop(dataset);
+    let uneven = DatasetSpec {
+        name: "uneven".to_owned(),
+        paths: vec![device.path().to_owned()],
+        kind: KindSpec::Blocks {
+            block_bytes: 3000,
+            partial_tail: PartialTail::Refuse,
+        },
+        direct_io: variant.direct_io,
+    };
+    let error = Dataset::open(&uneven).expect_err("3000 does not divide the length");
+    assert_eq!(error.field, "block_bytes", "{error}");
     harness.finish();
 }
 
 fn sectors_of_512_bytes(variant: Variant) {
     // Scenario: a loop device of 512-byte sectors, read by every backend. Expectation: direct reads aligned
-    // to 512, and the right bytes for blocks and unaligned ranges, at both ends too.
+    // to 512, and the right bytes for blocks and unaligned ranges, at both ends too; it opens as raw vectors;
+    // a block size that does not divide its length is refused with the field.
     reads_are_right_on(variant, 512);
 }
 
 fn sectors_of_4096_bytes(variant: Variant) {
-    // Scenario: a loop device of 4096-byte sectors. Expectation: direct reads aligned to 4096, and the same bytes.
+    // Scenario: a loop device of 4096-byte sectors. Expectation: direct reads aligned to 4096, and the same
+    // otherwise.
     reads_are_right_on(variant, 4096);
 }
 

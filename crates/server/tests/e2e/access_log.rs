@@ -307,6 +307,16 @@ async fn a_stream_leaves_a_line_a_batch_and_one_of_its_own() {
         (&found[1]["method"], &found[1]["code"]),
         (&json!("FetchStream"), &json!("CANCELLED"))
     );
+    eventually_async("the call is counted once, as cancelled", async || {
+        let labels = [
+            ("transport", "grpc"),
+            ("method", "FetchStream"),
+            ("code", "CANCELLED"),
+        ];
+        let counted = daemon.scrape().await.sum("ringfetch_rpc_requests_total", &labels);
+        (counted == 1.0).then_some(())
+    })
+    .await;
     daemon.stop().await;
 }
 

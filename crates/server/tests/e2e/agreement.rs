@@ -1,12 +1,13 @@
 //! Both transports, every kind of dataset and layout, every backend: the same bytes, which are those of the
 //! files.
 
-use crate::daemon::setups;
+use crate::daemon::{Setup, any_backend, setups};
 use crate::data::{Everything, Space, Unit, everything};
 use crate::wire::{self, Http, Wire, escaped};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;
+use http::Method;
 use ringfetch_proto::v1;
 use ringfetch_proto::v1::fetch_service_client::FetchServiceClient;
 use ringfetch_proto::v1::fetch_stream_request::Request;
@@ -38,6 +39,31 @@ async fn both_transports_serve_the_bytes_of_the_files() {
         .await;
         daemon.stop().await;
     }
+}
+
+#[tokio::test]
+async fn a_vector_as_json_is_its_elements() {
+    // Scenario: a vector is requested alone as JSON. Expectation: an array of its numbers.
+    let setup = Setup::new(any_backend());
+    let elements: Vec<u8> = (0..400_u16).flat_map(|i| f32::from(i).to_le_bytes()).collect();
+    setup.file("vectors.dat", &elements);
+    let daemon = setup
+        .dataset(&[
+            "name: vectors",
+            "kind: vectors",
+            "path: vectors.dat",
+            "layout: raw",
+            "dim: 4",
+            "dtype: f32",
+        ])
+        .start();
+    let http = daemon.http_client();
+    let answer = http
+        .get_with("/v1/datasets/vectors/vectors/2", &[("accept", JSON)])
+        .await;
+    assert_eq!(answer.status, 200, "{answer:?}");
+    assert_eq!(answer.json(), json!([8.0, 9.0, 10.0, 11.0]));
+    daemon.stop().await;
 }
 
 /// Items of a batch: the first, the last, some out of order, one twice.
@@ -113,6 +139,9 @@ async fn units(fetch: &mut FetchServiceClient<Wire>, http: &Http, space: &Space)
         (&answer["items"], &answer["item_bytes"]),
         (&json!(wanted.len()), &json!(length))
     );
+    if let Unit::Vectors(dim, dtype) = space.unit {
+        assert_eq!((&answer["dim"], &answer["dtype"]), (&json!(dim), &json!(dtype)));
+    }
     assert!(data_of(&answer) == expected, "{name}: JSON");
 }
 
@@ -212,23 +241,38 @@ async fn objects(fetch: &mut FetchServiceClient<Wire>, http: &Http, everything: 
     let answer = http.batch(path, &json!({ "names": names }), JSON).await.json();
     assert!(data_of(&answer) == whole, "JSON of objects");
 
-    // Parts: 10 bytes from 3, from 4000 to the end.
+    // Parts: 10 bytes from 3, from 4000 to the end, of an object without bytes, the last byte, the whole one
+    // again.
+    let (large, block) = (&everything.objects[2].1, &everything.objects[3].1);
     let parts = v1::FetchObjectsRequest {
-        offsets: vec![3, 4000],
-        lengths: vec![10, 0],
-        ..wire::objects("objects", &["large.bin", "nested/deeper/block"])
+        offsets: vec![3, 4000, 0, 4095, 0],
+        lengths: vec![10, 0, 0, 1, 4096],
+        ..wire::objects(
+            "objects",
+            &[
+                "large.bin",
+                "nested/deeper/block",
+                "empty",
+                "nested/deeper/block",
+                "nested/deeper/block",
+            ],
+        )
     };
-    let expected = [&everything.objects[2].1[3..13], &everything.objects[3].1[4000..]].concat();
+    let expected = [&large[3..13], &block[4000..], &block[4095..], block].concat();
     let answer = fetch.fetch_objects(parts).await.unwrap().into_inner();
-    assert_eq!(answer.lengths, [10, 96]);
+    assert_eq!(
+        (answer.lengths, answer.errors),
+        (vec![10, 96, 0, 1, 4096], vec![])
+    );
     assert!(answer.data == expected, "unary parts");
     let parts = json!({"objects": [
         {"name": "large.bin", "offset": 3, "length": 10}, {"name": "nested/deeper/block", "offset": 4000},
+        {"name": "empty"}, {"name": "nested/deeper/block", "offset": 4095, "length": 1},
+        {"name": "nested/deeper/block"},
     ]});
-    assert!(
-        http.batch(path, &parts, OCTETS).await.body == expected,
-        "octets of parts"
-    );
+    let answer = http.batch(path, &parts, OCTETS).await;
+    assert_eq!(answer.header("ringfetch-lengths"), "10,96,0,1,4096", "{answer:?}");
+    assert!(answer.body == expected, "octets of parts");
 
     // A link that stays inside is served; one that leads outside is not found.
     let answer = fetch
@@ -282,6 +326,11 @@ async fn described(
         assert_eq!(mirrored["length_bytes"], dataset.length_bytes);
         assert_eq!(mirrored["count"], dataset.count);
         assert_eq!(mirrored["etag"], dataset.etag, "{name}");
+        // How it is read is only for operators.
+        assert!(
+            mirrored["read_path"].is_null() && mirrored["files"].is_null(),
+            "{mirrored}"
+        );
         let (seen, told) = (statuses.next().unwrap(), figures.next().unwrap());
         assert_eq!(seen.dataset.as_ref(), Some(dataset));
         let path = seen.read_path.as_ref().unwrap();
@@ -312,18 +361,34 @@ async fn described(
                 (name.as_str(), dataset.etag.as_str(), dataset.count),
                 ("objects", "", 0)
             );
+            assert_eq!(dataset.length_bytes, 0);
             continue;
         };
+        let path = format!("/v1/datasets/{name}/bytes");
+        let head = http.send(Method::HEAD, &path, &[], "").await;
+        assert_eq!(head.header("etag"), format!("\"{}\"", dataset.etag));
         assert_eq!(dataset.count, space.items.len() as u64);
         assert_eq!(dataset.length_bytes, space.bytes.len() as u64);
         assert_eq!(seen.files, if name == "joined" { 3 } else { 1 });
         match (space.unit, &dataset.vectors) {
-            (Unit::Blocks, None) => assert_eq!(dataset.block_bytes as usize, space.items[0].len()),
+            (Unit::Blocks, None) => {
+                assert_eq!(dataset.block_bytes as usize, space.items[0].len());
+                assert_eq!(mirrored["block_bytes"], dataset.block_bytes);
+            }
             (Unit::Vectors(dim, dtype), Some(shape)) => {
                 assert_eq!(
                     (shape.dim, word(shape.dtype().as_str_name()).as_str()),
                     (dim, dtype)
                 );
+                let mirrored = &mirrored["vectors"];
+                assert_eq!(
+                    (&mirrored["dim"], &mirrored["dtype"]),
+                    (&json!(dim), &json!(dtype))
+                );
+                assert_eq!(mirrored["layout"], shape.layout);
+                if name == "fvecs" {
+                    assert_eq!((shape.layout.as_str(), shape.vector_bytes), ("fvecs", 12));
+                }
                 assert_eq!(told["stride_bytes"], seen.stride_bytes);
                 // Vector 1 is where the status says.
                 let begin = seen.base_offset + seen.stride_bytes;

@@ -50,6 +50,11 @@ async fn one_range(http: &Http, path: &str, bytes: &[u8]) {
             "{range}"
         );
         assert_eq!(answer.header("accept-ranges"), "bytes");
+        assert_eq!(
+            answer.header("content-length"),
+            (to - from).to_string(),
+            "{range}"
+        );
         assert!(answer.body == bytes[from..to], "{range}");
     }
     for range in [
@@ -73,6 +78,7 @@ async fn one_range(http: &Http, path: &str, bytes: &[u8]) {
     for range in ["bytes=2-1", "bytes=a-b", "lines=1-2", "bytes="] {
         let answer = http.get_with(path, &[("range", range)]).await;
         assert_eq!(answer.status, 200, "{range} is no range and is not looked at");
+        assert_eq!(answer.header("content-length"), length.to_string(), "{range}");
         assert!(answer.body == bytes, "{range}");
     }
 }
@@ -89,6 +95,15 @@ async fn several_ranges(http: &Http, path: &str, bytes: &[u8]) {
     let answer = http.get_with(path, &[("range", &range)]).await;
     assert_eq!(answer.status, 206, "{answer:?}");
     let parts = multipart(&answer);
+    assert_eq!(parts.len(), wanted.len());
+    for ((from, to), (content_range, data)) in wanted.into_iter().zip(parts) {
+        assert_eq!(content_range, format!("bytes {from}-{}/{length}", to - 1));
+        assert!(data == bytes[from..to], "{content_range}");
+    }
+    // The first part is nearly everything: of the object, more than two windows.
+    let range = format!("bytes=1000-{},-10,5-5", length - 100);
+    let parts = multipart(&http.get_with(path, &[("range", &range)]).await);
+    let wanted = [(1000, length - 99), (length - 10, length), (5, 6)];
     assert_eq!(parts.len(), wanted.len());
     for ((from, to), (content_range, data)) in wanted.into_iter().zip(parts) {
         assert_eq!(content_range, format!("bytes {from}-{}/{length}", to - 1));
@@ -235,6 +250,7 @@ fn multipart(answer: &Answer) -> Vec<(String, Vec<u8>)> {
         .strip_prefix("multipart/byteranges; boundary=")
         .unwrap_or_else(|| panic!("{answer:?}"))
         .to_owned();
+    assert_eq!(answer.header("content-length"), answer.body.len().to_string());
     let mut rest = &answer.body[..];
     let mut parts = Vec::new();
     let eat = |rest: &mut &[u8], token: &str| {

@@ -138,15 +138,42 @@ async fn what_nobody_waits_for_is_not_read() {
 
 #[tokio::test]
 async fn a_deadline_that_has_passed_touches_nothing() {
-    // Scenario: an idle daemon, and calls whose deadline has passed when they arrive. Expectation:
-    // DEADLINE_EXCEEDED, and no read of the device; an invalid timeout is INVALID_ARGUMENT.
+    // Scenario: an idle daemon, and calls whose deadline has passed when they arrive, for blocks and for
+    // scores. Expectation: DEADLINE_EXCEEDED, and no read of the device; an invalid timeout is
+    // INVALID_ARGUMENT.
     let (setup, _) = plain_blocks(Setup::new(any_backend()), 8);
-    let daemon = setup.start();
+    setup.file("vectors.dat", &[0; 128]);
+    let daemon = setup
+        .dataset(&[
+            "name: vectors",
+            "kind: vectors",
+            "path: vectors.dat",
+            "layout: raw",
+            "dim: 4",
+            "dtype: f32",
+        ])
+        .start();
+    let scores = v1::ScoreVectorsRequest {
+        dataset: "vectors".to_owned(),
+        queries: vec![v1::ScoreQuery {
+            vector: vec![1.0; 4],
+            ids: vec![3],
+        }],
+        metric: v1::Metric::Dot.into(),
+        limit: 1,
+        ..Default::default()
+    };
     let mut narrow = Narrow::connect(daemon.grpc, 1 << 20).await;
     let request = wire::blocks("blocks", &[3]);
     for timeout in ["1n", "0m", "0S"] {
         let status = narrow
             .call("FetchBlocks", &[("grpc-timeout", timeout)], &request)
+            .await
+            .status()
+            .await;
+        assert_eq!(status.code(), Code::DeadlineExceeded, "{status:?}");
+        let status = narrow
+            .call("ScoreVectors", &[("grpc-timeout", timeout)], &scores)
             .await
             .status()
             .await;
@@ -161,7 +188,9 @@ async fn a_deadline_that_has_passed_touches_nothing() {
         assert_eq!(status.code(), Code::InvalidArgument, "{timeout:?}: {status:?}");
         assert!(status.message().contains("grpc-timeout"), "{status:?}");
     }
-    assert!(daemon.scrape().await.sum("ringfetch_device_reads_total", &[]) < 0.5);
+    let scrape = daemon.scrape().await;
+    assert!(scrape.sum("ringfetch_device_reads_total", &[]) < 0.5);
+    assert!(scrape.sum("ringfetch_reads_total", &[("result", "ok")]) < 0.5);
     let status = narrow
         .call("FetchBlocks", &[("grpc-timeout", "99999999H")], &request)
         .await

@@ -225,9 +225,10 @@ fn drains(daemon: &Daemon) {
 #[tokio::test]
 async fn idle_connections_are_not_waited_for() {
     // Scenario: each backend and each signal, without an admin port, with idle connections: one kept alive
-    // after a response, and one on each port that has sent nothing. Expectation: healthy, with the right
-    // bytes, before the signal; exit 0 after it, long before the drain's timeout; the log says where the
-    // daemon listened and that it drained.
+    // after a response, one on each port that has sent nothing, and one with a FetchStream on which nothing
+    // was sent. Expectation: healthy, with the right bytes, before the signal; the stream ends with
+    // UNAVAILABLE; exit 0 after it, long before the drain's timeout; the log says where the daemon listened
+    // and that it drained.
     let signals = [Signal::TERM, Signal::INT, Signal::TERM];
     for (&backend, signal) in backends().iter().zip(signals) {
         let (setup, bytes) = plain_blocks(Setup::new(backend), 16);
@@ -249,15 +250,21 @@ async fn idle_connections_are_not_waited_for() {
         kept.read_exact(&mut first).unwrap();
         assert_eq!(&first, b"HTTP/1.1 200");
         let _silent = [daemon.http, daemon.grpc].map(|address| TcpStream::connect(address).unwrap());
+        let mut fetch = daemon.fetch().await;
+        let stream = fetch.fetch_stream(tokio_stream::pending()).await.unwrap();
         eventually_async("the open connections are counted", async || {
             let metrics = daemon.scrape().await;
             let open = |transport| metrics.sum("ringfetch_connections", &[("transport", transport)]);
             // HTTP has three: kept alive, silent, and the one of this request.
-            ((open("http"), open("grpc")) == (3.0, 1.0)).then_some(())
+            ((open("http"), open("grpc")) == (3.0, 2.0)).then_some(())
         })
         .await;
 
         daemon.signal(signal);
+        let mut stream = stream.into_inner();
+        let end = tokio::time::timeout(PATIENCE, stream.message()).await;
+        let end = end.expect("the end of the stream").unwrap_err();
+        assert_eq!(end.code(), Code::Unavailable, "{end:?}");
         let status = daemon.ended().await;
         assert_eq!(status.code(), Some(0), "{backend}: {}", daemon.log().join("\n"));
         daemon.logged(&[&format!("\"address\":\"{http}\"")]);

@@ -149,7 +149,8 @@ async fn a_dataset_is_flipped_by_itself() {
     };
     let flips = async {
         tally.more(50).await;
-        set(&daemon, Pread, Some("blocks")).await.unwrap();
+        let answer = set(&daemon, Pread, Some("blocks")).await.unwrap();
+        assert_eq!((answer.previous(), answer.backend()), (Mmap, Pread));
         assert_eq!(reads(&daemon, "blocks").await, (Pread, Pread, true));
         assert_eq!(reads(&daemon, "other").await, (Mmap, Mmap, false));
         tally.more(50).await;

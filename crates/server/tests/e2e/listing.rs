@@ -3,10 +3,10 @@
 use crate::daemon::{Daemon, Setup};
 use crate::wire;
 use ringfetch_proto::v1;
-use serde_json::Value;
+use serde_json::{Value, json};
 
-/// A page: its names, and the next page's token.
-type Page = (Vec<String>, String);
+/// A page: its names and lengths, and the next page's token.
+type Page = (Vec<(String, u64)>, String);
 
 async fn datasets(daemon: &Daemon, page_size: u32, page_token: &str) -> Page {
     let request = v1::ListDatasetsRequest {
@@ -20,8 +20,9 @@ async fn datasets(daemon: &Daemon, page_size: u32, page_token: &str) -> Page {
         .await
         .unwrap()
         .into_inner();
-    let names = answer.datasets.into_iter().map(|dataset| dataset.name).collect();
-    (names, answer.next_page_token)
+    let datasets = answer.datasets.into_iter();
+    let listed = datasets.map(|dataset| (dataset.name, dataset.length_bytes));
+    (listed.collect(), answer.next_page_token)
 }
 
 async fn objects(daemon: &Daemon, page_size: u32, page_token: &str) -> Page {
@@ -37,8 +38,9 @@ async fn objects(daemon: &Daemon, page_size: u32, page_token: &str) -> Page {
         .await
         .unwrap()
         .into_inner();
-    let names = answer.objects.into_iter().map(|object| object.name).collect();
-    (names, answer.next_page_token)
+    let objects = answer.objects.into_iter();
+    let listed = objects.map(|object| (object.name, object.length_bytes));
+    (listed.collect(), answer.next_page_token)
 }
 
 async fn mirrored(daemon: &Daemon, path: &str, member: &str, page_size: u32, page_token: &str) -> Page {
@@ -49,26 +51,31 @@ async fn mirrored(daemon: &Daemon, path: &str, member: &str, page_size: u32, pag
     let answer = daemon.http_client().get(&path).await;
     assert_eq!(answer.status, 200, "{answer:?}");
     let answer = answer.json();
-    let name = |listed: &Value| listed["name"].as_str().unwrap().to_owned();
-    let names = answer[member].as_array().unwrap().iter().map(name).collect();
-    (
-        names,
-        answer["next_page_token"].as_str().unwrap_or_default().to_owned(),
-    )
+    let one = |listed: &Value| {
+        let name = listed["name"].as_str().unwrap().to_owned();
+        (name, listed["length_bytes"].as_u64().unwrap())
+    };
+    let listed = answer[member].as_array().unwrap().iter().map(one).collect();
+    // Over HTTP the last page has no token at all.
+    assert_ne!(answer.get("next_page_token"), Some(&json!("")));
+    let next = answer
+        .get("next_page_token")
+        .map_or("", |token| token.as_str().unwrap());
+    (listed, next.to_owned())
 }
 
-/// All pages of a list, over both transports: the names, and the number of pages.
-async fn pages(daemon: &Daemon, path: &str, page_size: u32) -> (Vec<String>, usize) {
+/// All pages of a list, over both transports: names and lengths, and the number of pages.
+async fn pages(daemon: &Daemon, path: &str, page_size: u32) -> (Vec<(String, u64)>, usize) {
     let (mut seen, mut token) = (Vec::new(), String::new());
     for page in 1.. {
-        let (member, (names, next)) = if path == DATASETS {
+        let (member, (listed, next)) = if path == DATASETS {
             ("datasets", datasets(daemon, page_size, &token).await)
         } else {
             ("objects", objects(daemon, page_size, &token).await)
         };
         let mirrored = mirrored(daemon, path, member, page_size, &token).await;
-        assert_eq!(mirrored, (names.clone(), next.clone()), "{path} {page_size}");
-        seen.extend(names);
+        assert_eq!(mirrored, (listed.clone(), next.clone()), "{path} {page_size}");
+        seen.extend(listed);
         token = next;
         if token.is_empty() {
             return (seen, page);
@@ -84,11 +91,13 @@ const OBJECTS: &str = "/v1/datasets/objects/objects";
 async fn both_transports_page_alike() {
     // Scenario: datasets and 1,100 objects in pages of the default size, of a few, of more than the maximum,
     // and after a name that does not exist; sizes that are not numbers. Expectation: the same pages over gRPC
-    // and HTTP; all names, once, in order; over HTTP invalid sizes are refused with their field.
+    // and HTTP; all names, once, in order, with their lengths; over HTTP invalid sizes are refused with their
+    // field.
     let setup = Setup::new("pread");
     setup.file("one", &[7; 512]);
     for number in 0..1100 {
-        setup.file(&format!("objects/{:02}/o {number:04}", number % 100), b"");
+        let bytes = vec![0; number % 7];
+        setup.file(&format!("objects/{:02}/o {number:04}", number % 100), &bytes);
     }
     let dataset = |setup: Setup, name| {
         setup.dataset(&[
@@ -103,25 +112,23 @@ async fn both_transports_page_alike() {
         .dataset(&["name: objects", "kind: objects", "path: objects"])
         .start();
     let sorted = ["a", "b", "c", "d", "e", "objects", "z"];
+    let sorted = sorted.map(|name| (name.to_owned(), if name == "objects" { 0 } else { 512 }));
     for (size, expected) in [(0, 1), (3, 3), (6, 2), (7, 1), (u32::MAX, 1)] {
-        let (names, count) = pages(&daemon, DATASETS, size).await;
-        assert_eq!(
-            (names, count),
-            (sorted.map(str::to_owned).to_vec(), expected),
-            "{size}"
-        );
+        let (listed, count) = pages(&daemon, DATASETS, size).await;
+        assert_eq!((listed, count), (sorted.to_vec(), expected), "{size}");
     }
     for (size, expected) in [(0, 2), (400, 3), (1000, 2), (5000, 2)] {
-        let (names, count) = pages(&daemon, OBJECTS, size).await;
-        assert_eq!((names.len(), count), (1100, expected), "{size}");
-        assert!(
-            names.is_sorted() && names.windows(2).all(|pair| pair[0] != pair[1]),
-            "{size}"
-        );
+        let (listed, count) = pages(&daemon, OBJECTS, size).await;
+        assert_eq!((listed.len(), count), (1100, expected), "{size}");
+        assert!(listed.windows(2).all(|pair| pair[0].0 < pair[1].0), "{size}");
+        for (name, length) in listed {
+            let number: u64 = name[name.len() - 4..].parse().unwrap();
+            assert_eq!(length, number % 7, "{name}");
+        }
     }
     assert_eq!(
         datasets(&daemon, 1, "bb").await,
-        (vec!["c".to_owned()], "c".to_owned())
+        (vec![("c".to_owned(), 512)], "c".to_owned())
     );
     assert_eq!(datasets(&daemon, 1, "zz").await, (Vec::new(), String::new()));
     let http = daemon.http_client();

@@ -87,7 +87,9 @@ async fn five_hundred_requests_are_answered_by_their_ids() {
                 Response::Status(error) => {
                     assert_eq!(Err(Code::from(error.code)), expected, "{error:?}");
                     assert!(
-                        !error.message.is_empty() && error.get_details_retry_info().is_none(),
+                        !error.message.is_empty()
+                            && error.get_details_error_info().is_some()
+                            && error.get_details_retry_info().is_none(),
                         "{error:?}"
                     );
                     continue;

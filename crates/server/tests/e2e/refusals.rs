@@ -2,7 +2,7 @@
 //! decode, and a daemon that continues.
 
 use crate::daemon::{Daemon, PATIENCE, Setup, any_backend, backends};
-use crate::data::{everything, plain_blocks};
+use crate::data::{Everything, everything, plain_blocks};
 use crate::wire::{self, Answer, Http, Wire};
 use http::Method;
 use ringfetch_proto::v1;
@@ -16,13 +16,15 @@ use tonic_types::StatusExt as _;
 const OCTETS: &str = "application/octet-stream";
 const JSON: &str = "application/json";
 
-fn serve(backend: &str) -> Daemon {
+/// A daemon with small limits, the bytes of its dataset `blocks`, and what else it serves.
+fn serve(backend: &str) -> (Daemon, Vec<u8>, Everything) {
     let setup = Setup::new(backend)
         .set("limits.items_per_request", "100")
         .set("limits.request_bytes", "64KiB")
-        .set("limits.response_bytes", "1MiB");
-    let (setup, _) = plain_blocks(setup, 300);
-    everything(setup).0.start()
+        .set("limits.response_bytes", "256KiB");
+    let (setup, bytes) = plain_blocks(setup, 300);
+    let (setup, everything) = everything(setup);
+    (setup.start(), bytes, everything)
 }
 
 /// Fails unless the status has this code, these details and these parts in its message.
@@ -55,8 +57,9 @@ fn check(status: &Status, code: Code, reason: &str, field: Option<&str>, parts: 
 #[tokio::test]
 async fn a_request_that_is_wrong_as_a_whole_is_told_so_over_grpc() {
     // Scenario: each mistake that a request as a whole can have. Expectation: gRPC's code for it, google.rpc
-    // details that name the field, a message with the remedy; the daemon continues to serve.
-    let daemon = serve(any_backend());
+    // details that name the field, a message with the remedy; refusals are counted by their reason; the daemon
+    // continues to serve, on the same connection.
+    let (daemon, _, _) = serve(any_backend());
     let mut fetch = daemon.fetch().await;
 
     let status = fetch
@@ -136,7 +139,7 @@ async fn a_request_that_is_wrong_as_a_whole_is_told_so_over_grpc() {
         Code::InvalidArgument,
         "LISTS_DIFFER",
         Some("lengths"),
-        &["1 entries for 2 offsets"],
+        &["1 entries for 2 offsets", "the same length"],
     );
     let mut uneven = wire::objects("objects", &["one", "empty"]);
     uneven.offsets = vec![0];
@@ -162,10 +165,10 @@ async fn a_request_that_is_wrong_as_a_whole_is_told_so_over_grpc() {
         limit,
     );
     let status = fetch
-        .fetch_ranges(wire::ranges("blocks", &[(0, 600_000); 2]))
+        .fetch_ranges(wire::ranges("blocks", &[(0, 200_000); 2]))
         .await
         .unwrap_err();
-    let limit = &["1200000 bytes", "limits.response_bytes", "split the batch"];
+    let limit = &["400000 bytes", "limits.response_bytes", "split the batch"];
     check(
         &status,
         Code::ResourceExhausted,
@@ -174,7 +177,20 @@ async fn a_request_that_is_wrong_as_a_whole_is_told_so_over_grpc() {
         limit,
     );
     let status = fetch
-        .fetch_blocks(wire::blocks("blocks", &[u64::MAX; 20_000]))
+        .fetch_blocks(wire::blocks("blocks", &[0; 100]))
+        .await
+        .unwrap_err();
+    let limit = &["409600 bytes", "limits.response_bytes", "split the batch"];
+    check(
+        &status,
+        Code::ResourceExhausted,
+        "RESPONSE_TOO_LARGE",
+        Some("indices"),
+        limit,
+    );
+    // A message of 8 MB, of which the daemon reads only the beginning.
+    let status = fetch
+        .fetch_blocks(wire::blocks("blocks", &vec![u64::MAX; 800_000]))
         .await
         .unwrap_err();
     let limit = &["limits.request_bytes", "65536", "split the batch"];
@@ -185,6 +201,7 @@ async fn a_request_that_is_wrong_as_a_whole_is_told_so_over_grpc() {
         Some("message"),
         limit,
     );
+    fetch.fetch_blocks(wire::blocks("blocks", &[0])).await.unwrap();
 
     let mut datasets = daemon.datasets().await;
     let request = v1::GetDatasetRequest {
@@ -198,7 +215,29 @@ async fn a_request_that_is_wrong_as_a_whole_is_told_so_over_grpc() {
         Some("dataset"),
         &["\"nothing\""],
     );
+    let request = v1::ListObjectsRequest {
+        dataset: "blocks".to_owned(),
+        ..Default::default()
+    };
+    let status = datasets.list_objects(request).await.unwrap_err();
+    check(
+        &status,
+        Code::FailedPrecondition,
+        "WRONG_KIND",
+        Some("dataset"),
+        &["kind blocks"],
+    );
 
+    let scrape = daemon.scrape().await;
+    for (reason, refusals) in [("items", 1.0), ("response_bytes", 2.0)] {
+        let refused = scrape.sum("ringfetch_rejected_total", &[("reason", reason)]);
+        assert_eq!(refused, refusals, "{reason}");
+    }
+    for (method, calls) in [("FetchBlocks", 2.0), ("GetDataset", 1.0)] {
+        let labels = [("transport", "grpc"), ("method", method), ("code", "NOT_FOUND")];
+        let counted = scrape.sum("ringfetch_rpc_requests_total", &labels);
+        assert_eq!(counted, calls, "{method}");
+    }
     daemon.assert_serves("blocks").await;
     daemon.stop().await;
 }
@@ -246,13 +285,14 @@ async fn a_bad_item_is_told_alike_by_both_transports() {
     // items' bytes, and for each bad one the same code and message over gRPC and HTTP; with fail_fast, the
     // first fails the call.
     for &backend in backends() {
-        let daemon = serve(backend);
+        let (daemon, bytes, everything) = serve(backend);
         let (mut fetch, http) = (daemon.fetch().await, daemon.http_client());
 
         // Indices.
         let request = wire::blocks("blocks", &[0, 300, 1, u64::MAX]);
         let answer = fetch.fetch_blocks(request.clone()).await.unwrap().into_inner();
         assert_eq!(answer.lengths, [4096, 0, 4096, 0]);
+        assert!(answer.data == bytes[..2 * 4096], "{backend}");
         let expected = [
             (1, Code::OutOfRange, "300 (block 0 to 299)"),
             (3, Code::OutOfRange, "is out of range"),
@@ -261,11 +301,17 @@ async fn a_bad_item_is_told_alike_by_both_transports() {
         let path = "/v1/datasets/blocks/blocks:batchFetch";
         let mirrored = http.batch(path, &json!({"indices": request.indices}), JSON).await;
         alike(&mirrored, &answer.errors, &["index-out-of-range"; 2]);
+        assert_eq!(mirrored.json()["lengths"], json!(answer.lengths));
         let mirrored = http
             .batch(path, &json!({"indices": request.indices}), OCTETS)
             .await;
+        assert_eq!(mirrored.header("ringfetch-errors"), "2");
         assert_eq!(mirrored.header("ringfetch-error-items"), "1,3");
+        assert_eq!(mirrored.header("ringfetch-item-bytes"), "4096");
         assert_eq!(mirrored.body, answer.data);
+        let failing = json!({"indices": request.indices, "fail_fast": true});
+        let failing = http.batch(path, &failing, OCTETS).await;
+        failing.is_problem(404, "index-out-of-range", None, &["block 300"]);
         let status = fetch
             .fetch_blocks(v1::FetchBlocksRequest {
                 fail_fast: true,
@@ -288,12 +334,13 @@ async fn a_bad_item_is_told_alike_by_both_transports() {
             (end - 1, 2),
             (u64::MAX, 2),
             (7, 0),
-            (0, (1 << 20) + 1),
+            (0, (256 << 10) + 1),
             (end, 1),
         ];
         let request = wire::ranges("blocks", &wanted);
         let answer = fetch.fetch_ranges(request.clone()).await.unwrap().into_inner();
         assert_eq!(answer.lengths, [1, 0, 0, 0, 0, 0]);
+        assert!(answer.data == bytes[bytes.len() - 1..], "{backend}");
         items(
             &answer.errors,
             &[
@@ -327,7 +374,11 @@ async fn a_bad_item_is_told_alike_by_both_transports() {
         failing.is_problem(416, "range-out-of-range", None, &["ends past the end"]);
 
         // Names.
-        let names: Vec<&str> = BAD_NAMES.iter().map(|bad| bad.0).chain(["one", ""]).collect();
+        let names: Vec<&str> = BAD_NAMES
+            .iter()
+            .map(|bad| bad.0)
+            .chain(["one", "", ".hidden"])
+            .collect();
         let answer = fetch
             .fetch_objects(wire::objects("objects", &names))
             .await
@@ -339,6 +390,9 @@ async fn a_bad_item_is_told_alike_by_both_transports() {
             .collect();
         expected.push((9, Code::InvalidArgument, "it is empty"));
         items(&answer.errors, &expected);
+        assert_eq!(answer.lengths, [0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 3]);
+        let good = [&everything.objects[0].1[..], &everything.objects[7].1];
+        assert_eq!(answer.data, good.concat());
         let mut slugs = BAD_NAMES.map(|bad| bad.2).to_vec();
         slugs.push("object-name-invalid");
         let path = "/v1/datasets/objects/objects:batchFetch";
@@ -347,6 +401,10 @@ async fn a_bad_item_is_told_alike_by_both_transports() {
             &answer.errors,
             &slugs,
         );
+        let mirrored = http.batch(path, &json!({ "names": names }), OCTETS).await;
+        assert_eq!(mirrored.header("ringfetch-errors"), "9");
+        assert_eq!(mirrored.header("ringfetch-lengths"), "0,0,0,0,0,0,0,0,1,0,3");
+        assert_eq!(mirrored.body, answer.data);
         for (name, code, slug, part) in BAD_NAMES {
             let answer = http
                 .get(&format!("/v1/datasets/objects/objects/{}", wire::escaped(name)))
@@ -385,7 +443,7 @@ async fn a_request_that_is_wrong_as_a_whole_is_told_so_over_http() {
     // Scenario: each mistake that an HTTP request can have. Expectation: its status, problem+json with the
     // field and the remedy, Allow and similar headers where they apply; the daemon continues to serve, on the
     // same connections.
-    let daemon = serve("mmap");
+    let (daemon, _, _) = serve("mmap");
     let http = daemon.http_client();
     let get = async |path: &str| http.get(path).await;
 
@@ -412,6 +470,16 @@ async fn a_request_that_is_wrong_as_a_whole_is_told_so_over_http() {
         "wrong-kind",
         Some("dataset"),
         &["objects/{object}"],
+    );
+    for path in ["/v1/datasets/blocks/objects", "/v1/datasets/blocks/objects/a"] {
+        let answer = get(path).await;
+        answer.is_problem(400, "wrong-kind", Some("dataset"), &["kind blocks"]);
+    }
+    get("/v1/datasets/objects/objects/..%2Fsecret").await.is_problem(
+        400,
+        "object-name-invalid",
+        None,
+        &["`..` part"],
     );
     get("/v1/datasets/blocks/blocks/300").await.is_problem(
         404,
@@ -462,6 +530,14 @@ async fn a_request_that_is_wrong_as_a_whole_is_told_so_over_http() {
         Some("indices"),
         &["at least one"],
     );
+    let other_kind = "/v1/datasets/blocks/objects:batchFetch";
+    let answer = http.batch(other_kind, &json!({"names": ["a"]}), JSON).await;
+    answer.is_problem(400, "wrong-kind", Some("dataset"), &["kind blocks"]);
+    let ranges = "/v1/datasets/blocks/ranges:batchFetch";
+    let answer = http
+        .batch(ranges, &json!({"ranges": [{"offset": 1}]}), JSON)
+        .await;
+    answer.is_problem(400, "malformed", Some("ranges[0]"), &["length"]);
     let many = json!({"indices": vec![0; 101]});
     http.batch(batch, &many, JSON).await.is_problem(
         413,
@@ -469,16 +545,16 @@ async fn a_request_that_is_wrong_as_a_whole_is_told_so_over_http() {
         Some("indices"),
         &["limits.items_per_request"],
     );
-    let large = json!({"ranges": [{"offset": 0, "length": 600_000}, {"offset": 0, "length": 600_000}]});
-    let answer = http
-        .batch("/v1/datasets/blocks/ranges:batchFetch", &large, OCTETS)
-        .await;
-    answer.is_problem(
-        413,
-        "response-too-large",
-        None,
-        &["limits.response_bytes", "split the batch"],
-    );
+    let large = json!({"ranges": [{"offset": 0, "length": 200_000}, {"offset": 0, "length": 200_000}]});
+    for (path, body) in [(ranges, &large), (batch, &json!({"indices": vec![0; 100]}))] {
+        let answer = http.batch(path, body, OCTETS).await;
+        answer.is_problem(
+            413,
+            "response-too-large",
+            None,
+            &["limits.response_bytes", "split the batch"],
+        );
+    }
     let long = json!({"indices": vec![1_000_000; 20_000]});
     let answer = http.batch(batch, &long, JSON).await;
     answer.is_problem(413, "request-too-large", None, &["limits.request_bytes"]);

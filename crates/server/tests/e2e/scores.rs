@@ -12,6 +12,7 @@ use ringfetch_proto::v1::fetch_stream_response::Response;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use tonic::Code;
+use tonic_types::StatusExt as _;
 
 const METRICS: [(v1::Metric, &str); 4] = [
     (v1::Metric::Dot, "dot"),
@@ -24,12 +25,14 @@ const METRICS: [(v1::Metric, &str); 4] = [
 async fn both_transports_score_alike_on_each_backend() {
     // Scenario: two queries that share candidates, with a repeated id and one past the end, as a unary call,
     // on a stream and over HTTP. Expectation: the same response, bit by bit, on every backend, equal to plain
-    // sums over the files' elements; noise as f32 has NaN and infinities, which are left out and counted.
+    // sums over the files' elements; noise as f32 has NaN and infinities, which are left out and counted; a
+    // threshold leaves out more; the calls are counted.
     let mut seen: BTreeMap<String, v1::ScoreVectorsResponse> = BTreeMap::new();
     for backend in backends_and_auto() {
         let (setup, everything) = everything(Setup::new(backend));
         let daemon = setup.start();
         let (mut fetch, http) = (daemon.fetch().await, daemon.http_client());
+        let mut calls = 0;
         for space in &everything.spaces {
             let Unit::Vectors(dim, dtype) = space.unit else {
                 continue;
@@ -46,6 +49,12 @@ async fn both_transports_score_alike_on_each_backend() {
                 by_client(&format!("http://{}", daemon.grpc), &request, &answer).await;
                 over_http(&http, &request, word, &answer).await;
                 right(space, dtype, word, &request, &answer);
+                calls += 1;
+                // Sums of small integers, of which JSON has every digit.
+                if matches!(word, "dot" | "manhattan") && matches!(dtype, "u8" | "i8") {
+                    above_a_threshold(&mut fetch, &http, request, word, &answer).await;
+                    calls += 1;
+                }
                 // The etag differs between runs.
                 answer.etag.clear();
                 let first = seen
@@ -54,6 +63,18 @@ async fn both_transports_score_alike_on_each_backend() {
                 assert_eq!(*first, answer, "{} {word}", space.name);
             }
         }
+        let scrape = daemon.scrape().await;
+        let counted = |transport, code| {
+            let labels = [
+                ("transport", transport),
+                ("method", "ScoreVectors"),
+                ("code", code),
+            ];
+            scrape.sum("ringfetch_rpc_requests_total", &labels)
+        };
+        assert_eq!(counted("http", "200"), f64::from(calls));
+        // The Rust client has called as well.
+        assert!(counted("grpc", "OK") >= f64::from(calls));
         daemon.stop().await;
     }
 }
@@ -137,7 +158,38 @@ async fn by_client(url: &str, request: &v1::ScoreVectorsRequest, expected: &v1::
 fn body(request: &v1::ScoreVectorsRequest, word: &str) -> Value {
     let query = |query: &v1::ScoreQuery| json!({ "vector": query.vector, "ids": query.ids });
     let queries: Vec<Value> = request.queries.iter().map(query).collect();
-    json!({ "queries": queries, "metric": word, "limit": request.limit })
+    let mut body = json!({ "queries": queries, "metric": word, "limit": request.limit });
+    if let Some(threshold) = request.threshold {
+        body["threshold"] = json!(threshold);
+    }
+    body
+}
+
+/// With the second score as threshold, the response has those that reach it, and no others.
+async fn above_a_threshold(
+    fetch: &mut FetchServiceClient<Wire>,
+    http: &Http,
+    mut request: v1::ScoreVectorsRequest,
+    word: &str,
+    without: &v1::ScoreVectorsResponse,
+) {
+    let threshold = without.results[0].scores[1];
+    request.threshold = Some(threshold);
+    let mut expected = without.clone();
+    for result in &mut expected.results {
+        let reaches = |score: &&f64| match word {
+            "dot" => **score >= threshold,
+            _ => **score <= threshold,
+        };
+        let reaching = result.scores.iter().filter(reaches).count();
+        result.ids.truncate(reaching);
+        result.scores.truncate(reaching);
+    }
+    assert!(expected.results[0].ids.len() < without.results[0].ids.len());
+    let answer = fetch.score_vectors(request.clone()).await.unwrap().into_inner();
+    assert_eq!(answer, expected, "{word}");
+    assert_eq!(streamed(fetch, request.clone()).await, expected, "{word}");
+    over_http(http, &request, word, &expected).await;
 }
 
 async fn over_http(
@@ -318,7 +370,49 @@ type Mistake = (
     &'static str,
 );
 
-const MISTAKES: [Mistake; 11] = [
+const MISTAKES: [Mistake; 18] = [
+    (
+        |request| request.dataset = "nothing".to_owned(),
+        (Code::NotFound, 404),
+        "dataset",
+        "there is no dataset",
+    ),
+    (
+        |request| request.dataset = "joined".to_owned(),
+        (Code::FailedPrecondition, 400),
+        "dataset",
+        "kind blocks",
+    ),
+    (
+        |request| request.queries[0].vector.clear(),
+        (Code::InvalidArgument, 400),
+        "queries[0].vector",
+        "it has 0 elements",
+    ),
+    (
+        |request| request.queries[0].vector[2] = f32::NEG_INFINITY,
+        (Code::InvalidArgument, 400),
+        "queries[0].vector",
+        "element 2 is -inf: elements must be finite",
+    ),
+    (
+        |request| request.metric = 99,
+        (Code::InvalidArgument, 400),
+        "metric",
+        "name one of dot, cosine, euclidean and manhattan",
+    ),
+    (
+        |request| request.threshold = Some(f64::NAN),
+        (Code::InvalidArgument, 400),
+        "threshold",
+        "it is NaN",
+    ),
+    (
+        |request| request.queries = vec![request.queries[0].clone(); 34],
+        (Code::ResourceExhausted, 413),
+        "queries.ids",
+        "102 items",
+    ),
     (
         |request| request.queries[1].vector.truncate(2),
         (Code::InvalidArgument, 400),
@@ -329,13 +423,13 @@ const MISTAKES: [Mistake; 11] = [
         |request| request.queries[0].vector[1] = f32::INFINITY,
         (Code::InvalidArgument, 400),
         "queries[0].vector",
-        "elements must be finite",
+        "element 1 is inf: elements must be finite",
     ),
     (
         |request| request.queries[0].vector[1] = f32::NAN,
         (Code::InvalidArgument, 400),
         "queries[0].vector",
-        "elements must be finite",
+        "element 1 is NaN: elements must be finite",
     ),
     (
         |request| request.metric = 0,
@@ -417,6 +511,10 @@ async fn each_mistake_is_answered_with_its_field_and_remedy() {
                 message.contains(remedy) && message.starts_with(field),
                 "{message}"
             );
+            if !field.is_empty() {
+                let details = refused.get_details_bad_request().unwrap();
+                assert_eq!(details.field_violations[0].field, field);
+            }
             let Response::Status(in_stream) = in_stream(&mut fetch, request.clone()).await else {
                 panic!("{remedy}");
             };
@@ -425,6 +523,10 @@ async fn each_mistake_is_answered_with_its_field_and_remedy() {
                 (code as i32, message)
             );
 
+            // JSON has no NaN, and no threshold is none.
+            if request.threshold.is_some() {
+                continue;
+            }
             let word = METRICS.iter().find(|(metric, _)| *metric == request.metric());
             let mut json = body(&request, word.map_or("l2", |(_, word)| word));
             json["fail_fast"] = json!(request.fail_fast);

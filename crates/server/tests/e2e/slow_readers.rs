@@ -1,12 +1,42 @@
 //! Clients that read very slowly slow only themselves.
 
-use crate::daemon::{Setup, backends, eventually_async};
+use crate::daemon::{Daemon, Setup, backends, eventually_async};
 use crate::data::noise;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpSocket;
+use tokio::net::{TcpSocket, TcpStream};
 
 const LENGTH: usize = 24 << 20;
+/// Two windows, what the kernel buffers for a connection (tcp_wmem's 4 MiB, a small receive buffer), and
+/// slack.
+const HELD_BYTES_MAX: f64 = 16.0 * 1024.0 * 1024.0;
+
+fn serve(setup: Setup, bytes: &[u8]) -> Daemon {
+    setup.file("blocks.bin", bytes);
+    let setup = setup.dataset(&[
+        "name: blocks",
+        "kind: blocks",
+        "block_bytes: 4KiB",
+        "path: blocks.bin",
+    ]);
+    setup.start()
+}
+
+/// Requests everything, with a small receive buffer, and reads nothing yet.
+async fn ask_for_all(daemon: &Daemon) -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(4096).unwrap();
+    let mut stream = socket.connect(daemon.http).await.unwrap();
+    let request = b"GET /v1/datasets/blocks/bytes HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
+    stream.write_all(request).await.unwrap();
+    stream
+}
+
+/// The bytes of a response: a head before a blank line, then these.
+fn content(response: &[u8]) -> &[u8] {
+    let end = response.windows(4).position(|window| window == b"\r\n\r\n");
+    &response[end.unwrap() + 4..]
+}
 
 #[tokio::test]
 async fn slow_readers_hold_two_windows_each_and_stop_nobody() {
@@ -17,26 +47,10 @@ async fn slow_readers_hold_two_windows_each_and_stop_nobody() {
     let bytes = noise(90, LENGTH);
     for &backend in backends() {
         let setup = Setup::new(backend).set("limits.connection_bytes", "8MiB");
-        setup.file("blocks.bin", &bytes);
-        let setup = setup.dataset(&[
-            "name: blocks",
-            "kind: blocks",
-            "block_bytes: 4KiB",
-            "path: blocks.bin",
-        ]);
-        let daemon = setup.start();
+        let daemon = serve(setup, &bytes);
         let mut slow = Vec::new();
         for _ in 0..6 {
-            let socket = TcpSocket::new_v4().unwrap();
-            socket.set_recv_buffer_size(4096).unwrap();
-            let mut stream = socket.connect(daemon.http).await.unwrap();
-            stream
-                .write_all(
-                    b"GET /v1/datasets/blocks/bytes HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n",
-                )
-                .await
-                .unwrap();
-            slow.push((stream, Vec::new()));
+            slow.push((ask_for_all(&daemon).await, Vec::new()));
         }
         let mut longest = Duration::ZERO;
         for round in 0..15 {
@@ -67,11 +81,9 @@ async fn slow_readers_hold_two_windows_each_and_stop_nobody() {
             "{backend}: {resident} bytes are resident"
         );
 
-        // A head before a blank line, then the bytes.
         let (mut stream, mut got) = slow.pop().unwrap();
         stream.read_to_end(&mut got).await.unwrap();
-        let end = got.windows(4).position(|window| window == b"\r\n\r\n").unwrap() + 4;
-        assert!(got[end..] == bytes, "{backend}: {} bytes", got.len() - end);
+        assert!(content(&got) == bytes, "{backend}: {} bytes", got.len());
         drop((stream, slow));
         eventually_async("nothing is left behind", async || {
             let open = daemon
@@ -82,6 +94,44 @@ async fn slow_readers_hold_two_windows_each_and_stop_nobody() {
             (daemon.status().await.memory_in_use_bytes == 0 && open < 1.5).then_some(())
         })
         .await;
+        daemon.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn what_nobody_receives_is_not_read() {
+    // Scenario: a client requests 24 MiB and reads nothing, while others are served; then it reads to the end.
+    // Expectation: what is read for it stops at what its windows and the kernel hold; in the end the response
+    // is complete, and each of its bytes was read once.
+    let bytes = noise(90, LENGTH);
+    for &backend in backends() {
+        // What one connection may hold is no bound here.
+        let setup = Setup::new(backend)
+            .set("engine.memory_budget", "96MiB")
+            .set("limits.connection_bytes", "48MiB");
+        let daemon = serve(setup, &bytes);
+        let mut stream = ask_for_all(&daemon).await;
+        stream.readable().await.unwrap();
+        let read = async |metric| daemon.scrape().await.sum(metric, &[]);
+        let (mut before, mut still) = (0.0, 0);
+        eventually_async("reads stop", async || {
+            let now = read("ringfetch_read_bytes_total").await;
+            still = if now > before { 0 } else { still + 1 };
+            before = now;
+            (before > 0.0 && still >= 50).then_some(())
+        })
+        .await;
+        for metric in ["ringfetch_read_bytes_total", "ringfetch_device_read_bytes_total"] {
+            let held = read(metric).await;
+            assert!(held <= HELD_BYTES_MAX, "{backend}: {metric} is {held}");
+        }
+
+        let mut got = Vec::new();
+        stream.read_to_end(&mut got).await.unwrap();
+        assert!(content(&got) == bytes, "{backend}: {} bytes", got.len());
+        #[expect(clippy::cast_precision_loss, reason = "megabytes")]
+        let once = LENGTH as f64;
+        assert_eq!(read("ringfetch_read_bytes_total").await, once, "{backend}");
         daemon.stop().await;
     }
 }

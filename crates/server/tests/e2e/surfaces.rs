@@ -395,5 +395,8 @@ async fn the_log_level_changes_while_it_runs() {
         );
     }
     assert_eq!(set("info").await.unwrap(), "warn,ringfetch_server=info");
+    let refused = [("method", "SetLogLevel"), ("code", "INVALID_ARGUMENT")];
+    let scrape = daemon.scrape().await;
+    assert_eq!(scrape.sum("ringfetch_rpc_requests_total", &refused), 4.0);
     daemon.stop().await;
 }

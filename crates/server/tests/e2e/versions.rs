@@ -37,7 +37,7 @@ fn refused<T: std::fmt::Debug>(result: Result<tonic::Response<T>, Status>, etag:
 
 #[tokio::test]
 async fn a_request_is_answered_from_the_version_it_names_or_not_at_all() {
-    // Scenario: blocks, vectors and ranges without a required version, with the current one, and with
+    // Scenario: blocks, vectors, ranges and scores without a required version, with the current one, and with
     // another, by calls, on a stream and over HTTP. Expectation: every response names the version, the same
     // everywhere; the other one is refused with the current version.
     let (setup, everything) = everything(Setup::new("pread"));
@@ -94,6 +94,20 @@ async fn a_request_is_answered_from_the_version_it_names_or_not_at_all() {
                 }
             }
         }
+        if name == "npy-f32" {
+            for if_match in [&etag, other] {
+                let request = v1::ScoreVectorsRequest {
+                    if_match: if_match.to_owned(),
+                    ..scores_of(name, 100)
+                };
+                let answer = fetch.score_vectors(request).await;
+                if if_match == other {
+                    refused(answer, &etag);
+                } else {
+                    assert_eq!(answer.unwrap().into_inner().etag, etag, "{name}");
+                }
+            }
+        }
         let batch = format!("/v1/datasets/{name}/ranges:batchFetch");
         let body = json!({"ranges": [{"offset": 0, "length": 1}]}).to_string();
         for (tag, status) in [(&etag[..], 200), (other, 412)] {
@@ -138,6 +152,19 @@ async fn a_request_is_answered_from_the_version_it_names_or_not_at_all() {
         assert_eq!((good, bad), (4, 2), "{name}");
     }
     daemon.stop().await;
+}
+
+fn scores_of(dataset: &str, dim: usize) -> v1::ScoreVectorsRequest {
+    v1::ScoreVectorsRequest {
+        dataset: dataset.to_owned(),
+        queries: vec![v1::ScoreQuery {
+            vector: vec![1.0; dim],
+            ids: vec![1],
+        }],
+        metric: v1::Metric::Dot.into(),
+        limit: 1,
+        ..Default::default()
+    }
 }
 
 #[tokio::test]
@@ -325,6 +352,9 @@ async fn items_over_http_may_be_asked_for_by_the_version_of_their_dataset() {
             let answer = http.get_with(&item(index), &[("if-match", tag)]).await;
             assert_eq!(answer.status.as_u16(), status, "{path}/{index} of {tag}");
         }
+        let same = http.get_with(&item(1), &[("if-none-match", &own)]).await;
+        assert_eq!((same.status.as_u16(), same.header("etag")), (304, &own[..]));
+        assert!(same.body.is_empty());
         let both = [("if-match", &whole[..]), ("if-none-match", &own[..])];
         assert_eq!(http.get_with(&item(1), &both).await.status, 304);
         let ranges = format!("/v1/datasets/{name}/ranges:batchFetch");

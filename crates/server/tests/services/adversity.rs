@@ -5,20 +5,32 @@ use axum::body::Body;
 use axum::response::Response;
 use http::{Request, StatusCode, header};
 use http_body_util::BodyExt as _;
+use ringfetch_proto::v1;
 use serde_json::json;
 use std::future::Future as _;
 use std::task::Poll;
+use tonic::Code;
+use tonic_types::StatusExt as _;
 
 #[tokio::test]
-async fn a_listing_waits_for_no_other_transport() {
-    // As many directories are being walked as allowed, for any caller: a listing is refused, and served
-    // when one has ended.
+async fn walks_are_bounded_over_all_transports() {
+    // Four directories are being walked, for any caller: one more listing is refused with a hint over gRPC and
+    // HTTP, and served when one has ended.
     let served = Served::new();
     let mut walks: Vec<_> = std::iter::from_fn(|| served.fetcher.try_walk()).collect();
+    assert_eq!(walks.len(), 4);
+    let request = v1::ListObjectsRequest {
+        dataset: "o".into(),
+        ..Default::default()
+    };
+    let refused = served.datasets().list_objects(request.clone()).await.unwrap_err();
+    assert_eq!(refused.code(), Code::ResourceExhausted);
+    assert!(refused.get_details_retry_info().is_some(), "{refused:?}");
     let refused = served.get("o/objects", &[]).await;
     assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert!(refused.headers().contains_key(header::RETRY_AFTER));
     walks.pop();
+    assert!(served.datasets().list_objects(request).await.is_ok());
     assert_eq!(served.get("o/objects", &[]).await.status(), StatusCode::OK);
 }
 

@@ -1,105 +1,86 @@
-//! Whole requests that are refused: each with the right code, field and remedy, and without affecting the
-//! next one.
+//! gRPC calls: bytes that no client library would send, and what only a part of a daemon can show.
 
-use super::served::{Served, serve};
+use super::served::{LIMITS, Served};
 use bytes::{BufMut as _, Bytes};
 use http::{HeaderMap, Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Full};
 use prost::Message as _;
 use ringfetch_proto::v1;
+use ringfetch_proto::v1::admin_service_client::AdminServiceClient;
 use ringfetch_server::config::Limits;
-use std::time::Duration;
 use tonic::{Code, Status};
 use tonic_types::StatusExt as _;
 use tower::ServiceExt as _;
 
 fn blocks(indices: Vec<u64>) -> v1::FetchBlocksRequest {
     v1::FetchBlocksRequest {
-        dataset: "blocks".into(),
+        dataset: "b".into(),
         indices,
         fail_fast: false,
         ..Default::default()
     }
 }
 
-#[tokio::test]
-async fn a_wrong_request_is_told_its_field() {
-    // Unknown dataset, wrong kind, nothing requested, too much requested: code and field; then a good one
-    // succeeds.
-    let served = serve(Limits {
-        items_per_request: 3,
-        ..Limits::default()
-    });
-    let elsewhere = |dataset: &str| v1::FetchBlocksRequest {
-        dataset: dataset.into(),
-        ..blocks(vec![1])
-    };
-    for (request, code, field) in [
-        (elsewhere("none"), Code::NotFound, "dataset"),
-        (elsewhere("objects"), Code::FailedPrecondition, "dataset"),
-        (blocks(vec![]), Code::InvalidArgument, "indices"),
-        (blocks(vec![0; 4]), Code::ResourceExhausted, "indices"),
-    ] {
-        let status = served.fetch().fetch_blocks(request).await.unwrap_err();
-        assert_eq!(status.code(), code, "{}", status.message());
-        assert_eq!(
-            status.get_details_bad_request().unwrap().field_violations[0].field,
-            field
-        );
+/// One query of ones with twenty candidates.
+fn scores() -> v1::ScoreVectorsRequest {
+    v1::ScoreVectorsRequest {
+        dataset: "v".into(),
+        queries: vec![v1::ScoreQuery {
+            vector: vec![1.0; 4],
+            ids: (0..20).collect(),
+        }],
+        metric: v1::Metric::Dot.into(),
+        limit: 3,
+        ..Default::default()
     }
-    let status = served
-        .fetch()
-        .fetch_ranges(v1::FetchRangesRequest {
-            dataset: "blocks".into(),
-            offsets: vec![1],
-            ..Default::default()
-        })
-        .await
-        .unwrap_err();
-    assert_eq!(
-        status.message(),
-        "lengths: 0 entries for 1 offsets: the lists must have the same length"
-    );
-    served.fetch().fetch_blocks(blocks(vec![0; 3])).await.unwrap();
-    assert!(served.scraped(r#"ringfetch_rejected_total{reason="items"} 1"#));
-    let not_found =
-        r#"ringfetch_rpc_requests_total{code="NOT_FOUND",method="FetchBlocks",transport="grpc"} 1"#;
-    assert!(served.scraped(not_found));
-}
-
-#[tokio::test]
-async fn a_deadline_that_has_passed_reads_nothing() {
-    // grpc-timeout 0: DEADLINE_EXCEEDED, whether the wait or the check found it first, and no read was made.
-    let served = serve(Limits::default());
-    let mut request = tonic::Request::new(blocks(vec![0]));
-    request.set_timeout(Duration::ZERO);
-    let status = served.fetch().fetch_blocks(request).await.unwrap_err();
-    assert_eq!(status.code(), Code::DeadlineExceeded);
-    assert_eq!(served.fetcher.engine().totals().reads, 0);
 }
 
 #[tokio::test]
 async fn a_draining_daemon_says_unavailable_and_when_to_retry() {
-    // The drain has begun: UNAVAILABLE with RetryInfo.
-    let served = serve(Limits::default());
+    // The drain has begun: UNAVAILABLE with RetryInfo, for data and for scores; both refusals are counted.
+    let served = Served::new();
     served.fetcher.start_draining();
-    let status = served.fetch().fetch_blocks(blocks(vec![0])).await.unwrap_err();
-    assert_eq!(status.code(), Code::Unavailable);
-    assert!(status.get_details_retry_info().unwrap().retry_delay.is_some());
-    assert!(served.scraped(r#"ringfetch_rejected_total{reason="draining"} 1"#));
+    for status in [
+        served.fetch().fetch_blocks(blocks(vec![0])).await.unwrap_err(),
+        served.fetch().score_vectors(scores()).await.unwrap_err(),
+    ] {
+        assert_eq!(status.code(), Code::Unavailable);
+        assert!(status.get_details_retry_info().unwrap().retry_delay.is_some());
+    }
+    let scraped = prometheus::TextEncoder::new()
+        .encode_to_string(&served.registry.gather())
+        .unwrap();
+    let counted = r#"ringfetch_rejected_total{reason="draining"} 2"#;
+    assert!(scraped.lines().any(|line| line == counted), "{scraped}");
 }
 
 #[tokio::test]
-async fn no_place_in_flight_is_refused_at_once() {
-    // No request may be in flight: RESOURCE_EXHAUSTED with a hint, without a read.
-    let served = serve(Limits {
-        requests_in_flight: 0,
-        ..Limits::default()
+async fn candidates_beyond_an_answers_bytes_are_scored() {
+    // Responses of at most 100 bytes, and 20 candidates of 16 bytes that fifty queries share: only ids and
+    // scores are in the response.
+    let served = Served::with(Limits {
+        response_bytes: 100,
+        ..LIMITS
     });
-    let status = served.fetch().fetch_blocks(blocks(vec![0])).await.unwrap_err();
-    assert_eq!(status.code(), Code::ResourceExhausted);
-    assert!(status.get_details_retry_info().is_some());
-    assert!(served.scraped(r#"ringfetch_rejected_total{reason="requests_in_flight"} 1"#));
+    let mut many = scores();
+    many.queries = vec![many.queries[0].clone(); 50];
+    let answer = served.fetch().score_vectors(many).await.unwrap().into_inner();
+    assert_eq!((answer.results.len(), answer.results[0].ids.len()), (50, 3));
+    assert!(answer.results.iter().all(|result| *result == answer.results[0]));
+}
+
+#[tokio::test]
+async fn a_daemon_without_a_file_cannot_reload_and_says_so() {
+    // The demo has no configuration file: FAILED_PRECONDITION with the remedy, and no reload in the status.
+    let served = Served::new();
+    served.lifecycle.start_serving();
+    let mut admin = AdminServiceClient::new(served.admin.clone());
+    let status = admin.reload(v1::ReloadRequest {}).await.unwrap_err();
+    assert_eq!(status.code(), Code::FailedPrecondition, "{status:?}");
+    assert!(status.message().contains("--config"), "{status:?}");
+    assert_eq!(status.get_details_error_info().unwrap().reason, "NO_FILE");
+    let state = admin.get_status(v1::GetStatusRequest {}).await.unwrap();
+    assert_eq!(state.into_inner().last_reload, None);
 }
 
 /// Calls a path with bytes that no client library would send.
@@ -115,7 +96,7 @@ async fn raw(served: &Served, path: &str, headers: &[(&str, &str)], body: Vec<u8
         request = request.header(*name, *value);
     }
     let request = request.body(Full::new(Bytes::from(body))).unwrap();
-    let (mut parts, body) = served.router.clone().oneshot(request).await.unwrap().into_parts();
+    let (mut parts, body) = served.grpc.clone().oneshot(request).await.unwrap().into_parts();
     let collected = body.collect().await.unwrap();
     parts
         .headers
@@ -139,9 +120,9 @@ const FETCH_BLOCKS: &str = "/ringfetch.v1.FetchService/FetchBlocks";
 #[tokio::test]
 async fn bytes_that_are_no_call_get_a_status() {
     // What a broken or hostile client sends: always HTTP 200 with a gRPC status and no body.
-    let served = serve(Limits {
+    let served = Served::with(Limits {
         request_bytes: 1024,
-        ..Limits::default()
+        ..LIMITS
     });
     let good = framed(&blocks(vec![1]).encode_to_vec());
     let compressed = [&[1], &good[1..]].concat();
@@ -171,7 +152,7 @@ async fn bytes_that_are_no_call_get_a_status() {
 #[tokio::test]
 async fn what_is_not_served_is_unimplemented() {
     // An unknown method, an unknown service, and the admin service on the public port.
-    let served = serve(Limits::default());
+    let served = Served::new();
     for path in [
         "/ringfetch.v1.FetchService/FetchEverything",
         "/ringfetch.v1.FetchService/",
@@ -196,7 +177,10 @@ async fn what_is_not_served_is_unimplemented() {
 #[tokio::test]
 async fn a_message_of_any_text_travels() {
     // A dataset name with a line break and non-ASCII letters: the status arrives intact.
-    let served = serve(Limits::default());
+    let served = Served::with(Limits {
+        request_bytes: 4 << 20,
+        ..LIMITS
+    });
     let request = v1::FetchBlocksRequest {
         dataset: "näme\n%00".into(),
         ..blocks(vec![1])
@@ -204,7 +188,7 @@ async fn a_message_of_any_text_travels() {
     let status = served.fetch().fetch_blocks(request).await.unwrap_err();
     assert_eq!(
         status.message(),
-        r#"dataset: there is no dataset "näme\n%00"; there are: blocks, objects, vectors"#
+        r#"dataset: there is no dataset "näme\n%00"; there are: b, o, v"#
     );
     let long = v1::FetchBlocksRequest {
         dataset: "ö".repeat(1 << 20),
