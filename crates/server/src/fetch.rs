@@ -325,18 +325,14 @@ impl Fetcher {
         context: &RequestContext,
     ) -> Result<FetchResponse, FetchError> {
         record::note(|facts| facts.add_items(items.len()));
-        let result = if self.is_draining() {
-            Err(ReadError::Draining.into())
-        } else {
-            self.fetch_within(&self.limits(), dataset, items, context, ReadPhase::BeforeHead)
-                .await
-        };
+        let result = self
+            .fetch_within(&self.limits(), dataset, items, context, ReadPhase::BeforeHead)
+            .await;
         self.count_rejection(result, context.connection.as_ref())
     }
 
-    /// Reads a later part of a response whose head has been sent. Like [`Self::fetch_of`], but also while
-    /// draining, since the response is in flight; without counting refusals, since the caller retries; and
-    /// without charging its bytes.
+    /// Reads a later part of a response whose head has been sent. Like [`Self::fetch_of`], but without counting
+    /// refusals, since the caller retries, and without charging its bytes.
     ///
     /// # Errors
     /// As [`Self::fetch`].

@@ -126,11 +126,7 @@ impl Fetcher {
         context: &RequestContext,
     ) -> Result<Vec<Ranking>, FetchError> {
         record::note(|facts| facts.add_items(scoring.queries.iter().map(|query| query.ids.len()).sum()));
-        let result = if self.is_draining() {
-            Err(ReadError::Draining.into())
-        } else {
-            self.score_within(&self.limits(), dataset, scoring, context).await
-        };
+        let result = self.score_within(&self.limits(), dataset, scoring, context).await;
         self.count_rejection(result, context.connection.as_ref())
     }
 
