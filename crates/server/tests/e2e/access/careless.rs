@@ -298,8 +298,8 @@ async fn text_of_responses_that_nobody_reads_is_charged() {
             held.push(answer);
         }
         let grown = daemon.resident_mib() - before;
-        // Its request memory, and HTTP/2's of four connections.
-        assert!(grown < 4.0 + 12.0, "{path}: {grown} MiB, {refused} refused");
+        // Its request memory, HTTP/2's of four connections, and what the allocator keeps; the text is at least 50 MiB.
+        assert!(grown < 4.0 + 20.0, "{path}: {grown} MiB, {refused} refused");
         assert_eq!(read(&daemon, "first", "blocks").await, Ok(()), "{path}");
         connections.iter().for_each(tokio::task::JoinHandle::abort);
         drop(held);
