@@ -124,7 +124,11 @@ impl<B> UnreadRequest<B> {
                 Poll::Ready(Some(Ok(frame))) => {
                     let bytes = frame.data_ref().map_or(0, Bytes::len);
                     exchange.received(bytes);
-                    self.bytes_left = self.bytes_left.saturating_sub(bytes as u64);
+                    // The length of a chunked body is not known beforehand.
+                    let Some(left) = self.bytes_left.checked_sub(bytes as u64) else {
+                        break;
+                    };
+                    self.bytes_left = left;
                 }
                 Poll::Ready(Some(Err(_))) => break,
                 Poll::Ready(None) => {

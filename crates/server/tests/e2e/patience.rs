@@ -519,6 +519,14 @@ async fn one_connection_for_small_bodies(daemon: &Daemon) {
             skip_body(&answer, &mut stream).await;
         }
     }
+    // More than is read, complete but of no declared length.
+    let long = format!("{:x}\r\n{}\r\n0\r\n\r\n", 200_000, "x".repeat(200_000));
+    let request = head("transfer-encoding: chunked") + &long;
+    let answer = next_head(&mut saying(daemon.http, request.as_bytes()).await).await;
+    assert!(
+        answer.starts_with("http/1.1 404") && answer.contains("\r\nconnection: close\r\n"),
+        "{answer}"
+    );
     // A body that does not come, and one that waits to be asked for.
     for rest in ["content-length: 4", "content-length: 4\r\nexpect: 100-continue"] {
         let mut stream = saying(daemon.http, head(rest).as_bytes()).await;
