@@ -37,6 +37,9 @@ TAIL_SECONDS = 1.0
 # one CPU from the daemon by scheduling alone (header flood: p99 20 to 40 ms, at 19: 6 to 10 ms).
 ATTACKERS_NICE = "19"
 BLOCK_BYTES = 4096
+# Reads of the device by another process: what they do to the reader is not the daemon's doing.
+DEVICE_READS = ["fio", "--name=device", "--readonly", "--rw=randread", "--bs=4k", "--ioengine=io_uring", "--direct=1",
+                "--iodepth=64", "--norandommap=1", "--time_based=1"]
 HERDS = 5
 # Pairs of runs alone and beside a greedy principal.
 PAIRS = 5
@@ -161,37 +164,58 @@ class Bench:
         counts = {"herds": herds, "device_reads": reads}
         return adversary_cases.Seen(None, None, found, counts, alive, disk=report)
 
+    def during(self, disturber, paced):
+        """The reader's figures while another command runs, and what that prints."""
+        with tempfile.TemporaryFile("w+") as output:
+            process = subprocess.Popen(["nice", "-n", ATTACKERS_NICE, *map(str, disturber)], stdout=output)
+            try:
+                time.sleep(TAIL_SECONDS)
+                seen = json.loads(run(paced))
+                if process.wait(timeout=60) != 0:
+                    raise RunFailed(f"{disturber[0]} ended with {process.returncode}")
+            finally:
+                if process.poll() is None:
+                    process.kill()
+                    process.wait()
+            output.seek(0)
+            return seen, output.read()
+
     def principals(self, case, source):
-        """A principal at a fraction of what its connection can take, alone and beside a greedy one, in turn."""
+        """A principal at a fraction of what its connection can take: alone and beside a greedy one, in turn, and then beside
+        another process that makes as many reads of the device as the greedy one got, without the daemon."""
         principals = {"modest": ("modest", f"* weight={case.weight}"), "greedy": ("greedy", f"* {case.limits}".strip())}
         seconds = max(1.0, self.options.seconds / PAIRS)
         own_connections = case.attack[0] == "big-answers"
         of_daemon, of_clients = halves_of_cpus()
-        with Victimised(self.options.daemon, self.directory, self.data, {}, principals=principals, prefix=of_daemon) as daemon:
+        with Victimised(self.options.daemon, self.directory, self.data, case.engine or {}, principals=principals,
+                        prefix=of_daemon) as daemon:
             peak = of_clients + self.command(daemon, 2, VICTIM, "big-answers", "--token", "modest", "--callers", 1, "--calls", 64,
                                 "--answer-blocks", 1)
             rate = json.loads(run(peak))["answers"] / 2 * case.load
             paced = undisturbed([*of_clients, *self.command(daemon, seconds, VICTIM, "paced", "--token", "modest"), "--rate",
                                  f"{rate:.0f}"])
-            pairs = []
+            runs = []
             for number in range(PAIRS):
                 found = {}
                 for with_it in (False, True) if number % 2 == 0 else (True, False):
                     if not with_it:
-                        seen = json.loads(run(paced))
+                        found["alone"] = json.loads(run(paced))["reader"]
                     elif own_connections:
-                        greedy = self.command(daemon, seconds + 2 * TAIL_SECONDS, source, *case.attack, "--token", case.token)
-                        process = subprocess.Popen(["nice", "-n", ATTACKERS_NICE, *of_clients, *greedy], stdout=subprocess.PIPE, text=True)
-                        time.sleep(TAIL_SECONDS)
-                        seen = json.loads(run(paced))
-                        counts = json.loads(process.communicate(timeout=60)[0])
+                        command = self.command(daemon, seconds + 2 * TAIL_SECONDS, source, *case.attack, "--token", case.token)
+                        seen, output = self.during([*of_clients, *command], paced)
+                        found["beside"], counts = seen["reader"], json.loads(output)
                     else:
                         seen = json.loads(run([*paced, "--beside-token", "greedy", *map(str, case.attack)]))
-                        counts = seen["beside"]
-                    found[with_it] = seen["reader"]
-                pairs.append((found[False], found[True]))
+                        found["beside"], counts = seen["reader"], seen["beside"]
+                lasted = seconds + 2 * TAIL_SECONDS if own_connections else seconds
+                reads = counts["answers"] * case.attack[case.attack.index(case.blocks) + 1] / lasted
+                if reads >= 1 and not case.engine:
+                    command = [*of_clients, *DEVICE_READS, f"--filename={self.data}", f"--rate_iops={reads:.0f}",
+                               f"--runtime={seconds + 2 * TAIL_SECONDS:g}"]
+                    found["device"] = self.during(command, paced)[0]["reader"]
+                runs.append(found)
             alive = daemon.process.poll() is None
-        counts = {"pairs": pairs, "rate": rate, "seconds": seconds, "greedy": counts}
+        counts = {"runs": runs, "rate": rate, "seconds": seconds, "greedy": counts}
         return adversary_cases.Seen(None, None, None, counts, alive)
 
     def measure(self, case, where):
@@ -243,8 +267,10 @@ def markdown(rows, bench, facts):
         f"{facts['file_gib']} GiB on {facts['file_system']}; load average at the start {facts['load_at_start']:.2f}. "
         f"Daemon: {run([options.daemon, '--version']).strip()}, release build, default configuration with answers of up to 16 MiB.", "",
         f"Attacker, victim and daemon share these CPUs; the attacker runs at nice {ATTACKERS_NICE}, since a real one has a "
-        "machine of its own. Beside a greedy principal the daemon has half of the CPUs and its clients the others, the reader before "
-        f"all others there. Each case {options.seconds:g} s, once with the attacker on another "
+        "machine of its own. Beside a greedy principal the daemon has half of the CPUs and its clients the others, the reader "
+        "before all others there; after each pair the reader runs beside fio, which makes as many reads of the device as the "
+        "greedy principal got, on the clients' CPUs and without the daemon. "
+        f"Each case {options.seconds:g} s, once with the attacker on another "
         "loopback address than the victim (other) and once on the same one. The victim is a reader of single blocks with "
         "one gRPC connection and without retries, a newcomer that connects for each read, and a probe of `/livez`. Its "
         "p99 is compared with the larger of two: alone, and beside as many well-behaved connections.", "",
@@ -276,6 +302,7 @@ def make_data(path, mib):
         for index in range(mib):
             # Each MiB begins with its number, so that blocks of different MiB differ.
             file.write(index.to_bytes(8, "little") + block[8:])
+        os.fsync(file.fileno())
 
 
 def parse():

@@ -48,6 +48,21 @@ class Judges(unittest.TestCase):
         for reads, expected in ((1, True), (0, False), (1000, False)):
             self.assertEqual(self.met(cases.one_read_a_shard, seen(counts={"device_reads": [reads]})), expected)
 
+    def test_a_greedy_principal_is_judged_by_each_run_next_to_it(self):
+        # Scenario: p99 of 1 ms alone, 4 beside fio, 5 beside the principal, in three runs; then no run beside fio; then a refusal.
+        # Expectation: 5x of alone is too much, 1.25x of beside fio is not; nothing to judge; the refusal is seen.
+        runs = [{"alone": part(p99_ms=1.0), "beside": part(p99_ms=5.0), "device": part(p99_ms=4.0)} for _ in range(3)]
+        run = seen(counts={"runs": runs})
+        of_alone, of_device = (cases.paired_p99_within(1.5, of, "") for of in ("alone", "device"))
+        self.assertEqual(of_alone(run)[1:], ("5.00x (5.00 to 5.00)", False))
+        self.assertEqual(of_device(run)[1:], ("1.25x (1.25 to 1.25)", True))
+        self.assertTrue(self.met(cases.nobody_of_runs_refused, run))
+        runs[1]["device"] = part(RESOURCE_EXHAUSTED=1)
+        self.assertFalse(self.met(cases.nobody_of_runs_refused, run))
+        for other in runs:
+            del other["device"]
+        self.assertIsNone(self.met(of_device, run))
+
     def test_every_case_has_judges_and_a_name_of_its_own(self):
         # Scenario: the table. Expectation: names differ, each case is judged.
         names = [case.name for case in cases.CASES]

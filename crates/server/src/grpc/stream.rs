@@ -359,6 +359,10 @@ where
     }
 }
 
+fn deadline_passed() -> Status {
+    Status::deadline_exceeded("the deadline of the stream passed")
+}
+
 /// Called once with the final code of the call.
 type OnEnd = Box<dyn FnOnce(Code) + Send>;
 
@@ -378,6 +382,7 @@ struct StreamState<B, S, Fut> {
     next: Option<EncodedMessage>,
     /// The status to report when all requests in flight are answered.
     end: Result<(), Status>,
+    deadline: Option<Instant>,
     trailers_sent: bool,
     hold: ChargeMemory,
     /// When the last bytes arrived.
@@ -411,6 +416,7 @@ where
             waiting: None,
             next: None,
             end: Ok(()),
+            deadline: bounds.deadline,
             trailers_sent: false,
             hold,
             arrived: Instant::now(),
@@ -493,7 +499,7 @@ where
         if self.trailers_sent {
             return;
         }
-        self.cut(Status::deadline_exceeded("the deadline of the stream passed"));
+        self.cut(deadline_passed());
         if let Some(waker) = self.waker.take() {
             waker.wake();
         }
@@ -520,7 +526,12 @@ where
 
     fn finish(&mut self) -> Frame<FrameParts> {
         self.trailers_sent = true;
-        let end = std::mem::replace(&mut self.end, Ok(()));
+        let mut end = std::mem::replace(&mut self.end, Ok(()));
+        // The last requests may have reached the deadline before the task that watches it.
+        let now = tokio::time::Instant::now();
+        if end.is_ok() && self.deadline.is_some_and(|deadline| now >= deadline.into()) {
+            end = Err(deadline_passed());
+        }
         if let Some(ended) = self.ended.take() {
             ended(end.as_ref().map_or_else(Status::code, |()| Code::Ok));
         }

@@ -368,6 +368,20 @@ async fn a_deadline_ends_the_stream() {
 }
 
 #[tokio::test]
+async fn answers_at_the_deadline_do_not_make_the_stream_a_success() {
+    // Scenario: the client has sent all its requests; the last one is answered when the deadline has passed, before
+    // the task that watches the deadline runs. Expectation: the answer, then DEADLINE_EXCEEDED.
+    let mut stream = stream(Some(Instant::now()));
+    stream.request(1);
+    assert!(stream.poll().is_none());
+    stream.begun.answer(1, b"late");
+    stream.pieces = None;
+    assert_eq!(stream.answer(), (1, Bytes::from_static(b"late")));
+    assert_eq!(stream.end().code(), Code::DeadlineExceeded);
+    assert_eq!(*stream.ended.lock().unwrap(), [Code::DeadlineExceeded]);
+}
+
+#[tokio::test]
 async fn a_stream_that_is_dropped_was_cancelled() {
     // The client resets the stream with a request in flight: the request is cancelled, and one call is
     // counted.
