@@ -1,16 +1,24 @@
 //! Result files that are complete or absent.
 
-use std::fs::Permissions;
+use std::fs::{self, File, Permissions};
 use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
 
 /// A temporary file next to its final name. Dropped before [`PartFile::finish`], it leaves nothing.
+///
+/// Symbolic links are followed. A device or a pipe (`/dev/null`, `/dev/stdout`) is not replaced: the bytes go into it.
 #[derive(Debug)]
 pub struct PartFile {
-    file: NamedTempFile,
+    target: Target,
     path: PathBuf,
+}
+
+#[derive(Debug)]
+enum Target {
+    Named(NamedTempFile),
+    Special(File),
 }
 
 impl PartFile {
@@ -19,15 +27,28 @@ impl PartFile {
     /// # Errors
     /// errno.
     pub fn beside(path: &Path) -> io::Result<Self> {
+        let found = fs::metadata(path).ok();
+        if found
+            .as_ref()
+            .is_some_and(|found| !found.is_file() && !found.is_dir())
+        {
+            return Ok(Self {
+                target: Target::Special(File::options().write(true).open(path)?),
+                path: path.to_owned(),
+            });
+        }
+        let path = found.map_or_else(|| Ok(path.to_owned()), |_| path.canonicalize())?;
         // A bare name has an empty parent. The umask limits the permissions.
-        let directory = Path::new(".").join(path.parent().unwrap_or(path));
+        let directory = Path::new(".").join(path.parent().unwrap_or(&path));
         let mut part = tempfile::Builder::new();
         let file = part
             .permissions(Permissions::from_mode(0o666))
             .tempfile_in(directory)
             .map_err(without_temporary_name)?;
-        let path = path.to_owned();
-        Ok(Self { file, path })
+        Ok(Self {
+            target: Target::Named(file),
+            path,
+        })
     }
 
     /// The final name.
@@ -39,10 +60,23 @@ impl PartFile {
     ///
     /// # Errors
     /// errno. The name then keeps its previous file.
-    pub fn finish(self) -> io::Result<()> {
-        self.file.as_file().sync_all()?;
-        self.file.persist(self.path)?;
+    pub fn finish(mut self) -> io::Result<()> {
+        self.flush()?;
+        match self.target {
+            Target::Special(_) => {}
+            Target::Named(file) => {
+                file.as_file().sync_all()?;
+                file.persist(self.path)?;
+            }
+        }
         Ok(())
+    }
+
+    fn file(&mut self) -> &mut File {
+        match &mut self.target {
+            Target::Named(file) => file.as_file_mut(),
+            Target::Special(file) => file,
+        }
     }
 }
 
@@ -55,11 +89,11 @@ fn without_temporary_name(error: io::Error) -> io::Error {
 
 impl Write for PartFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.file.write(bytes)
+        self.file().write(bytes)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.file.flush()
+        self.file().flush()
     }
 }
 
@@ -76,7 +110,7 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs;
+    use std::os::unix::fs::{FileTypeExt as _, symlink};
 
     #[test]
     fn a_file_that_cannot_be_named_is_not_left_behind() {
@@ -91,5 +125,31 @@ mod tests {
         fs::create_dir_all(taken.join("c")).unwrap();
         assert!(write_whole(&taken, b"x").is_err());
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn what_is_no_regular_file_stays_what_it_is() {
+        // Scenario: the name of a link to a file, and of a link to a pipe. Expected: the file behind the first has the
+        // bytes, with all links in place; the reader of the pipe gets them, and the pipe is still there.
+        let directory = tempfile::tempdir().unwrap();
+        let [file, link, pipe, named] =
+            ["file", "link", "pipe", "named"].map(|name| directory.path().join(name));
+        fs::write(&file, b"old").unwrap();
+        symlink(&file, &link).unwrap();
+        write_whole(&link, b"new").unwrap();
+        assert_eq!(fs::read(&file).unwrap(), b"new");
+        assert!(link.is_symlink());
+
+        let made = std::process::Command::new("mkfifo").arg(&pipe).status().unwrap();
+        assert!(made.success());
+        symlink(&pipe, &named).unwrap();
+        let reader = std::thread::spawn({
+            let pipe = pipe.clone();
+            move || fs::read(pipe).unwrap()
+        });
+        write_whole(&named, b"through").unwrap();
+        assert_eq!(reader.join().unwrap(), b"through");
+        assert!(fs::symlink_metadata(&pipe).unwrap().file_type().is_fifo() && named.is_symlink());
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 4);
     }
 }

@@ -7,6 +7,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
 
+use ringfetch_command::part_file::write_whole;
 use rustix::io::Errno;
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::TcpListener;
@@ -31,10 +32,7 @@ impl Addresses {
     /// # Errors
     /// Errors of writing the file.
     pub fn write(&self, path: &Path) -> io::Result<()> {
-        let mut partial = path.as_os_str().to_owned();
-        partial.push(".partial");
-        std::fs::write(&partial, serde_json::to_vec(self)?)?;
-        std::fs::rename(&partial, path)
+        write_whole(path, &serde_json::to_vec(self)?)
     }
 }
 
