@@ -30,8 +30,11 @@ impl BodyPart {
 }
 
 /// The length of a body.
-pub(crate) fn total_bytes(pieces: &[BodyPart]) -> u64 {
-    pieces.iter().map(BodyPart::bytes).fold(0, u64::saturating_add)
+pub(crate) fn total_bytes<'a>(pieces: impl IntoIterator<Item = &'a BodyPart>) -> u64 {
+    pieces
+        .into_iter()
+        .map(BodyPart::bytes)
+        .fold(0, u64::saturating_add)
 }
 
 /// Bytes of a window while memory is plentiful: large enough to keep the device busy.
@@ -83,6 +86,17 @@ impl WindowPlan {
     /// A plan for a whole body.
     pub(super) fn new(pieces: Vec<BodyPart>) -> Self {
         Self { left: pieces.into() }
+    }
+
+    /// The length of the rest.
+    pub(super) fn left_bytes(&self) -> u64 {
+        total_bytes(&self.left)
+    }
+
+    /// Puts parts before the rest.
+    pub(super) fn put_back(&mut self, Self { left: mut parts }: Self) {
+        parts.append(&mut self.left);
+        self.left = parts;
     }
 
     /// Drops the rest of the body.

@@ -42,7 +42,8 @@ pub(crate) struct SnapshotReader {
     version: Snapshot,
 }
 
-type Fetching = Pin<Box<dyn Future<Output = Result<Vec<Bytes>, SnapshotError>> + Send>>;
+/// The frames of a window, and the parts that no longer fitted in it.
+type Fetching = Pin<Box<dyn Future<Output = Result<(Vec<Bytes>, WindowPlan), SnapshotError>> + Send>>;
 
 /// A body of known length, fetched in windows.
 pub(crate) struct WindowedBody {
@@ -159,17 +160,29 @@ impl SnapshotReader {
     }
 
     /// Reads a later window, and retries if it is refused: the head is sent, so the client can no longer be
-    /// asked to retry.
-    async fn fetch_with_retry(&self, window: &[BodyPart]) -> Result<Vec<Bytes>, SnapshotError> {
-        self.wait_for_rate(window).await;
+    /// asked to retry. Limits may have shrunk since the window was planned; what does not fit any more is returned.
+    async fn fetch_with_retry(
+        &self,
+        window: Vec<BodyPart>,
+    ) -> Result<(Vec<Bytes>, WindowPlan), SnapshotError> {
+        self.wait_for_rate(&window).await;
         let mut waits = Backoff::default();
         loop {
-            match self.fetch(window, ReadPhase::AfterHead).await {
+            let mut rest = WindowPlan::new(window.clone());
+            let fitting = rest.next_window(self.window_limits()).unwrap_or_default();
+            match self.fetch(&fitting, ReadPhase::AfterHead).await {
                 Err(SnapshotError::Fetch(error)) if is_transient(&error) => match waits.next() {
                     Some(wait) => tokio::time::sleep(wait).await,
                     None => return Err(error.into()),
                 },
-                other => return other,
+                Err(error) => return Err(error),
+                Ok(frames) => {
+                    if let Some(principal) = self.connection.as_ref().and_then(|own| own.principal()) {
+                        // Charged again when it is read.
+                        principal.give_back_bytes(rest.left_bytes());
+                    }
+                    return Ok((frames, rest));
+                }
             }
         }
     }
@@ -243,14 +256,17 @@ impl WindowedBody {
                 return Poll::Ready(None);
             };
             let reader = Arc::clone(&self.reader);
-            self.fetching = Some(Box::pin(async move { reader.fetch_with_retry(&window).await }));
+            self.fetching = Some(Box::pin(async move { reader.fetch_with_retry(window).await }));
         }
         let Some(fetching) = self.fetching.as_mut() else {
             return Poll::Ready(None);
         };
         let result = ready!(fetching.as_mut().poll(cx));
         self.fetching = None;
-        Poll::Ready(Some(result))
+        Poll::Ready(Some(result.map(|(frames, rest)| {
+            self.plan.put_back(rest);
+            frames
+        })))
     }
 
     fn abort(&mut self, error: SnapshotError) -> SnapshotError {

@@ -257,9 +257,10 @@ async fn a_long_object_leaves_room_for_other_reads() {
 
 #[tokio::test]
 async fn a_long_object_that_waits_hears_of_another_limit() {
-    // Scenario: a principal with 64 KiB a second reads an object of 32 MiB, which would take eight minutes;
-    // once it has begun, the limit is removed. Expectation: the rest arrives soon.
-    let setup = served(&principals("bytes/s=64KiB"));
+    // Scenario: a principal with 256 KiB a second reads an object of 32 MiB, which would take two minutes; once it
+    // has begun, that limit is removed, and one of less memory is set than the part that waits has bytes.
+    // Expectation: the rest arrives soon, in parts that fit.
+    let setup = served(&principals("bytes/s=256KiB"));
     setup.file("objects/long", &vec![7; 32 << 20]);
     let daemon = setup.start();
     let request = v1::ReadObjectRequest {
@@ -273,7 +274,7 @@ async fn a_long_object_that_waits_hears_of_another_limit() {
     while read == 0 {
         read += answer.message().await.unwrap().unwrap().data.len();
     }
-    relimit(&daemon, "");
+    relimit(&daemon, "memory=64KiB");
     let rest = async {
         while let Some(message) = answer.message().await.unwrap() {
             read += message.data.len();
