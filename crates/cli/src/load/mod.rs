@@ -52,13 +52,12 @@ pub(crate) async fn run(global: &Global, args: &Load) -> Result<(), Failure> {
         return Err(Failure::Usage(problem.to_owned()));
     }
     driver::check(args)?;
-    let has_server_cpu =
-        args.http.is_some() || args.server_pid.is_some() || args.transport == TransportArg::Http;
-    require::check_available(
-        args.require.iter().chain(&args.objective),
-        args.rates().is_some(),
-        has_server_cpu,
-    )?;
+    let measured = require::Measured {
+        arrivals: args.rates().is_some(),
+        server_cpu: args.http.is_some() || args.server_pid.is_some() || args.transport == TransportArg::Http,
+        bytes: args.verify,
+    };
+    require::check_available(args.require.iter().chain(&args.objective), measured)?;
     let files = HistogramFiles::create(args.hgrm.as_deref(), args.hdr.as_deref())?;
     let series = args.csv.as_deref().map(series::Series::create).transpose()?;
     let workload = Arc::new(workload::resolve(&client(global)?, global, args).await?);

@@ -79,6 +79,16 @@ const ALLOWED: &str = "p50, p99, p99.9, ..., min, mean, max (durations), errors,
                        wrong_bytes, reads_per_second, requests_per_second, megabytes_per_second, cpu_us_per_read, \
                        server_cpu_us_per_read";
 
+/// What a run measures besides its requests.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Measured {
+    /// Arrivals at a rate.
+    pub(crate) arrivals: bool,
+    pub(crate) server_cpu: bool,
+    /// The bytes of responses, against the data's pattern.
+    pub(crate) bytes: bool,
+}
+
 impl Requirement {
     /// A figure, `<`, `<=`, `>` or `>=`, and a value.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
@@ -125,19 +135,19 @@ impl Requirement {
     }
 
     /// The flags without which no run has its figure; `None`: it needs none that is missing.
-    fn missing_flags(&self, is_open: bool, has_server_cpu: bool) -> Option<&'static str> {
+    fn missing_flags(&self, measured: Measured) -> Option<&'static str> {
         match self.figure {
             Figure::Missed | Figure::MissedShare | Figure::Late | Figure::LateShare => {
-                (!is_open).then_some("--rate or --ramp")
+                (!measured.arrivals).then_some("--rate or --ramp")
             }
-            Figure::ServerCpuPerRead => (!has_server_cpu).then_some("--http or --server-pid"),
+            Figure::ServerCpuPerRead => (!measured.server_cpu).then_some("--http or --server-pid"),
+            Figure::WrongBytes => (!measured.bytes).then_some("--verify"),
             Figure::Percentile(_)
             | Figure::LatencyMin
             | Figure::LatencyMean
             | Figure::LatencyMax
             | Figure::Errors
             | Figure::ErrorShare
-            | Figure::WrongBytes
             | Figure::ReadsPerSecond
             | Figure::RequestsPerSecond
             | Figure::MegabytesPerSecond
@@ -204,11 +214,10 @@ impl Unit {
 /// Refuses conditions whose figure the run will not have, before it sends anything.
 pub(crate) fn check_available<'a>(
     mut requirements: impl Iterator<Item = &'a Requirement>,
-    is_open: bool,
-    has_server_cpu: bool,
+    measured: Measured,
 ) -> Result<(), Failure> {
     let missing = requirements.find_map(|requirement| {
-        let flags = requirement.missing_flags(is_open, has_server_cpu)?;
+        let flags = requirement.missing_flags(measured)?;
         Some(format!("{}: this figure needs {flags}", requirement.text))
     });
     missing.map_or(Ok(()), |problem| Err(Failure::Usage(problem)))

@@ -187,6 +187,7 @@ fn conditions_set_the_exit_code() {
         ("missed<1%", "--rate"),
         ("late<1", "--rate"),
         ("server_cpu_us_per_read<5", "--http"),
+        ("wrong_bytes<=0", "--verify"),
     ] {
         let error = failure(None, &format!("{run} --require {condition}"), 2);
         assert!(error.contains(flags), "{error}");
