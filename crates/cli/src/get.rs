@@ -8,7 +8,7 @@ use crate::format;
 use crate::outcome::Failure;
 use crate::sink::{Sink, print_json};
 use bytes::Bytes;
-use ringfetch_client::{ByteRange, Client, Dtype, ItemError, Items, ObjectPart};
+use ringfetch_client::{ByteRange, Client, Code, Dtype, ItemError, Items, ObjectPart};
 use serde_json::{Value, json};
 use std::io::Write as _;
 
@@ -91,7 +91,19 @@ struct Source<'a> {
     object: Option<&'a str>,
 }
 
-/// Fetches `length` bytes from `offset`, in parts if it is long; `None`: to the object's end, in one request.
+/// How an object is fetched to its end, whose position is not known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ToEnd {
+    /// In one response, if it is short enough.
+    AtOnce,
+    /// In parts, until one would end past the end.
+    InParts,
+    /// The rest.
+    LastPart,
+}
+
+/// Fetches `length` bytes from `offset`; `None`: to the object's end. What is long comes in parts, of an object's one
+/// version.
 async fn fetch_range(
     client: &Client,
     global: &Global,
@@ -102,8 +114,13 @@ async fn fetch_range(
 ) -> Result<(), Failure> {
     let label = object.map_or_else(|| Value::from(offset), Value::from);
     let (mut whole, mut left) = (Vec::new(), length);
+    let (mut version, mut to_end) = (String::new(), ToEnd::AtOnce);
     loop {
-        let part = left.map(|left| left.min(PART_BYTES));
+        let part = match (left, to_end) {
+            (Some(left), _) => Some(left.min(PART_BYTES)),
+            (None, ToEnd::InParts) => Some(PART_BYTES),
+            (None, ToEnd::AtOnce | ToEnd::LastPart) => None,
+        };
         let items = match object {
             None => {
                 client
@@ -111,24 +128,35 @@ async fn fetch_range(
                     .await
             }
             Some(name) => {
-                client
-                    .fetch_objects(dataset, &[ObjectPart::new(name, offset, part)])
-                    .await
+                let mut wanted = ObjectPart::new(name, offset, part);
+                wanted.if_match.clone_from(&version);
+                client.fetch_objects(dataset, &[wanted]).await
             }
         };
         let items = items.map_err(grpc_failure(global))?;
-        let bytes = items
-            .get(0)
-            .map_err(|error| Failure::Failed(format!("{}: {}", error.label(), error.message)))?;
+        let bytes = match items.get(0) {
+            Ok(bytes) => bytes,
+            Err(error) => {
+                to_end = match (left, to_end, error.code) {
+                    (None, ToEnd::AtOnce, Code::ResourceExhausted) => ToEnd::InParts,
+                    (None, ToEnd::InParts, Code::OutOfRange) => ToEnd::LastPart,
+                    _ => return Err(Failure::Failed(format!("{}: {}", error.label(), error.message))),
+                };
+                continue;
+            }
+        };
+        if let Some(etag) = items.etags().first() {
+            version.clone_from(etag);
+        }
         match printer.format {
             Format::Hex => format::hex_dump(&mut printer.sink, offset, &bytes)?,
             Format::Raw => printer.sink.write_all(&bytes)?,
             Format::Text | Format::Npy | Format::Json => whole.extend_from_slice(&bytes),
         }
-        let fetched = part.unwrap_or(0);
+        let Some(fetched) = part else { break };
         offset = offset.saturating_add(fetched);
-        left = left.map(|left| left - fetched).filter(|left| *left > 0);
-        if left.is_none() {
+        left = left.map(|left| left - fetched);
+        if left == Some(0) {
             break;
         }
     }

@@ -17,7 +17,7 @@ mod tls;
 use ringfetch_engine::dataset::Dtype;
 use ringfetch_pattern as pattern;
 use serde_json::{Value, json};
-use server::{Flaw, SEED, start, start_for};
+use server::{Flaw, LONG_OBJECT, LONG_OBJECT_BYTES, SEED, start, start_for};
 use std::net::SocketAddr;
 use std::process::{Command, Output};
 
@@ -135,6 +135,12 @@ fn items_come_out_in_every_format() {
     assert_eq!(part["items"][0]["hex"], hex);
     let empty = pattern::object_name(0);
     assert_eq!(stdout(server, &format!("get object objects {empty}")), "");
+    let long = raw(&format!("object objects {LONG_OBJECT}"));
+    assert_eq!(long.len() as u64, LONG_OBJECT_BYTES);
+    assert_eq!(
+        pattern::first_difference(pattern::object_seed(SEED, LONG_OBJECT), 0, &long),
+        None
+    );
 }
 
 #[test]

@@ -104,6 +104,11 @@ pub(crate) fn start_for(authorization: Option<&'static str>, flaw: Flaw) -> Sock
     started.recv().unwrap()
 }
 
+/// An object that no listing has, and that is longer than a response may be.
+pub(crate) const LONG_OBJECT: &str = "long";
+pub(crate) const LONG_OBJECT_BYTES: u64 = (5 << 20) + 1;
+const RESPONSE_BYTES_MAX: u64 = 3 << 20;
+
 fn object_length(index: u64) -> u64 {
     pattern::object_length(SEED, index, 10, 3000)
 }
@@ -162,12 +167,16 @@ impl Server {
     /// An object from `offset` on; 0 bytes: to its end.
     fn object(name: &str, offset: u64, length: u64) -> Item {
         let index = (0..OBJECTS).find(|&index| pattern::object_name(index) == name);
-        let index = index.ok_or_else(|| (Code::NotFound, format!("there is no object {name:?}")))?;
-        let length = if length == 0 {
-            object_length(index) - offset
-        } else {
-            length
-        };
+        let long = (name == LONG_OBJECT).then_some(LONG_OBJECT_BYTES);
+        let end = index.map(object_length).or(long);
+        let end = end.ok_or_else(|| (Code::NotFound, format!("there is no object {name:?}")))?;
+        let length = if length == 0 { end - offset } else { length };
+        if offset + length > end {
+            return Err((Code::OutOfRange, format!("{name:?} ends at {end}")));
+        }
+        if length > RESPONSE_BYTES_MAX {
+            return Err((Code::ResourceExhausted, format!("at most {RESPONSE_BYTES_MAX}")));
+        }
         let mut bytes = vec![0; usize::try_from(length).unwrap()];
         pattern::fill(pattern::object_seed(SEED, name), offset, &mut bytes);
         Ok(bytes)
