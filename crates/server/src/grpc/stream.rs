@@ -10,6 +10,8 @@
 //! drain ends it once the requests in flight are answered. The deadline holds even if the body is not polled,
 //! as when the client does not read: the requests in flight are then cancelled, so that they hold no memory.
 
+mod in_flight;
+
 use super::encode::{EncodedMessage, FrameBuffer};
 use super::fetch_request::UnaryRequest;
 use super::frame::FrameDecoder;
@@ -26,11 +28,10 @@ use bytes::Bytes;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use http_body::Frame;
-use pin_project_lite::pin_project;
+use in_flight::InFlightRequest;
 use ringfetch_engine::share::Charge;
 use ringfetch_proto::v1;
 use ringfetch_proto::v1::fetch_stream_request::Request as OneOf;
-use std::collections::HashMap;
 use std::convert::Infallible;
 use std::future::Future;
 use std::pin::Pin;
@@ -38,7 +39,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 use tonic::{Code, Status};
-use tonic_types::{ErrorDetails, StatusExt as _};
 
 /// Fields of a request that are read before it is decoded.
 const ID_TAG: u32 = 1;
@@ -225,64 +225,6 @@ fn failed(id: u64, error: &FetchError, items_field: &str) -> Result<EncodedMessa
     })
 }
 
-/// The response to a request that its client cancelled.
-fn cancelled(id: u64) -> Result<EncodedMessage, Status> {
-    let details = ErrorDetails::with_error_info("CANCELLED", error_status::ERROR_DOMAIN, HashMap::new());
-    let status = Status::with_error_details(Code::Cancelled, "cancelled by the client", details);
-    let response = v1::fetch_stream_response::Response::Status(error_status::to_rpc_status(&status));
-    EncodedMessage::plain(&v1::FetchStreamResponse {
-        id,
-        response: Some(response),
-    })
-}
-
-pin_project! {
-    /// A request in flight.
-    struct InFlightRequest<F> {
-        id: u64,
-        // `None`: cancelled.
-        #[pin]
-        work: Option<F>,
-        // The waker of the last poll.
-        waker: Option<Waker>,
-    }
-}
-
-impl<F> InFlightRequest<F> {
-    /// Drops the work if the id matches; the response is then ready.
-    fn cancel(self: Pin<&mut Self>, id: u64) {
-        let this = self.project();
-        let mut work = this.work;
-        if *this.id == id && work.is_some() {
-            work.set(None);
-            if let Some(waker) = this.waker.take() {
-                waker.wake();
-            }
-        }
-    }
-}
-
-impl<F: Future<Output = Result<EncodedMessage, Status>>> Future for InFlightRequest<F> {
-    type Output = Result<EncodedMessage, Status>;
-
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let this = self.project();
-        let Some(work) = this.work.as_pin_mut() else {
-            return Poll::Ready(cancelled(*this.id));
-        };
-        let answer = work.poll(cx);
-        if answer.is_pending()
-            && !this
-                .waker
-                .as_ref()
-                .is_some_and(|waker| waker.will_wake(cx.waker()))
-        {
-            *this.waker = Some(cx.waker().clone());
-        }
-        answer
-    }
-}
-
 /// The body: the stream, and a task that ends it at its deadline even if it is not polled.
 pub(super) struct StreamBody<B, S, Fut> {
     stream: Arc<Mutex<StreamState<B, S, Fut>>>,
@@ -432,11 +374,8 @@ where
             if self.in_flight.len() < self.requests_in_flight_max
                 && let Some((header, message)) = self.waiting.take()
             {
-                self.in_flight.push(InFlightRequest {
-                    id: header.id,
-                    work: Some((self.start)(message)?),
-                    waker: None,
-                });
+                let work = (self.start)(message)?;
+                self.in_flight.push(InFlightRequest::new(header.id, work));
                 continue;
             }
             let Some(incoming) = &mut self.incoming else {
