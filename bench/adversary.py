@@ -31,7 +31,7 @@ from processes import RunFailed, run, say
 ADVERSARY, SLOWDISK = ringfetch.TARGET / "adversary", ringfetch.TARGET / "slowdisk"
 ATTACKERS = {"other": "127.0.0.2", "same": "127.0.0.1"}
 VICTIM = "127.0.0.1"
-# # The attack continues for this long after the victim has ended.
+# The attack continues for this long after the victim has ended.
 TAIL_SECONDS = 1.0
 # CPU time that an attacker burns on these CPUs is not an attack: at the same priority a flood that never sleeps takes most of
 # one CPU from the daemon by scheduling alone (header flood: p99 20 to 40 ms, at 19: 6 to 10 ms).

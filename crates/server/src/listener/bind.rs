@@ -5,6 +5,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::os::unix::fs::FileTypeExt as _;
 use std::path::Path;
 
 use ringfetch_command::part_file::write_whole;
@@ -30,8 +31,13 @@ impl Addresses {
     /// Writes them as JSON, atomically.
     ///
     /// # Errors
-    /// Errors of writing the file.
+    /// Errors of writing the file; a pipe, whose reader the start would wait for.
     pub fn write(&self, path: &Path) -> io::Result<()> {
+        if path.metadata().is_ok_and(|found| found.file_type().is_fifo()) {
+            return Err(io::Error::other(
+                "is a pipe, which may have no reader: name a file",
+            ));
+        }
         write_whole(path, &serde_json::to_vec(self)?)
     }
 }
@@ -184,5 +190,26 @@ mod tests {
         let text = std::fs::read_to_string(&path).expect("read");
         assert_eq!(text, r#"{"grpc":"127.0.0.1:1","http":"[::1]:2","admin":null}"#);
         assert_eq!(std::fs::read_dir(directory.path()).expect("list").count(), 1);
+    }
+
+    #[test]
+    fn addresses_are_not_written_into_a_pipe_that_nobody_reads() {
+        // Scenario: a pipe without a reader; a device. Expectation: refused at once; written, and still a device.
+        let directory = tempfile::tempdir().unwrap();
+        let pipe = directory.path().join("pipe");
+        let made = std::process::Command::new("mkfifo").arg(&pipe).status().unwrap();
+        assert!(made.success());
+        let any = "127.0.0.1:1".parse().unwrap();
+        let addresses = Addresses {
+            grpc: any,
+            http: any,
+            admin: None,
+        };
+        let refused = addresses.write(&pipe).unwrap_err();
+        assert!(refused.to_string().contains("is a pipe"), "{refused}");
+        let link = directory.path().join("link");
+        std::os::unix::fs::symlink("/dev/null", &link).unwrap();
+        addresses.write(&link).unwrap();
+        assert!(link.metadata().unwrap().file_type().is_char_device());
     }
 }
