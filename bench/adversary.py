@@ -7,7 +7,8 @@
     bench/adversary.py --daemon old/ringfetchd         another build, for the column "before"
 
 Each case runs with attacker and victim on different loopback addresses, and on the same one. Before that the victim is
-measured alone, and beside as many well-behaved connections (the control). Cases on a slow disk need root and /dev/fuse.
+measured alone, and beside as many well-behaved connections (the control). Cases on a slow disk need root and /dev/fuse,
+those of principals fio.
 """
 
 import argparse
@@ -84,12 +85,17 @@ class Bench:
         """The victim's figures while something else runs, and what that counted."""
         seconds = self.options.seconds
         command = self.command(daemon, ramp_seconds + seconds + TAIL_SECONDS, source, *attack)
+        found, output = self.during(command, lambda: self.victim(daemon, seconds), ramp_seconds)
+        return found, json.loads(output)
+
+    def during(self, disturber, measure, ramp_seconds=TAIL_SECONDS):
+        """What `measure` returns while another command runs, and what that prints."""
+        command = ["nice", "-n", ATTACKERS_NICE, *disturber]
         with tempfile.TemporaryFile("w+") as output:
-            process = subprocess.Popen(["nice", "-n", ATTACKERS_NICE, *command], stdout=output, stderr=subprocess.PIPE,
-                                       text=True)
+            process = subprocess.Popen(command, stdout=output, stderr=subprocess.PIPE, text=True)
             try:
                 time.sleep(ramp_seconds)
-                found = self.victim(daemon, seconds)
+                found = measure()
                 _, problem = process.communicate(timeout=60)
             finally:
                 if process.poll() is None:
@@ -98,7 +104,7 @@ class Bench:
             if process.returncode != 0:
                 raise RunFailed(f"{' '.join(command)}\n{problem}")
             output.seek(0)
-            return found, json.loads(output.read())
+            return found, output.read()
 
     def control(self, connections):
         """The victim beside this many well-behaved connections; `None`: alone."""
@@ -164,22 +170,6 @@ class Bench:
         counts = {"herds": herds, "device_reads": reads}
         return adversary_cases.Seen(None, None, found, counts, alive, disk=report)
 
-    def during(self, disturber, paced):
-        """The reader's figures while another command runs, and what that prints."""
-        with tempfile.TemporaryFile("w+") as output:
-            process = subprocess.Popen(["nice", "-n", ATTACKERS_NICE, *map(str, disturber)], stdout=output)
-            try:
-                time.sleep(TAIL_SECONDS)
-                seen = json.loads(run(paced))
-                if process.wait(timeout=60) != 0:
-                    raise RunFailed(f"{disturber[0]} ended with {process.returncode}")
-            finally:
-                if process.poll() is None:
-                    process.kill()
-                    process.wait()
-            output.seek(0)
-            return seen, output.read()
-
     def principals(self, case, source):
         """A principal at a fraction of what its connection can take: alone and beside a greedy one, in turn, and then beside
         another process that makes as many reads of the device as the greedy one got, without the daemon."""
@@ -194,16 +184,20 @@ class Bench:
             rate = json.loads(run(peak))["answers"] / 2 * case.load
             paced = undisturbed([*of_clients, *self.command(daemon, seconds, VICTIM, "paced", "--token", "modest"), "--rate",
                                  f"{rate:.0f}"])
+
+            def reader():
+                return json.loads(run(paced))["reader"]
+
             runs = []
             for number in range(PAIRS):
                 found = {}
                 for with_it in (False, True) if number % 2 == 0 else (True, False):
                     if not with_it:
-                        found["alone"] = json.loads(run(paced))["reader"]
+                        found["alone"] = reader()
                     elif own_connections:
                         command = self.command(daemon, seconds + 2 * TAIL_SECONDS, source, *case.attack, "--token", case.token)
-                        seen, output = self.during([*of_clients, *command], paced)
-                        found["beside"], counts = seen["reader"], json.loads(output)
+                        found["beside"], output = self.during([*of_clients, *command], reader)
+                        counts = json.loads(output)
                     else:
                         seen = json.loads(run([*paced, "--beside-token", "greedy", *map(str, case.attack)]))
                         found["beside"], counts = seen["reader"], seen["beside"]
@@ -212,7 +206,7 @@ class Bench:
                 if reads >= 1 and not case.engine:
                     command = [*of_clients, *DEVICE_READS, f"--filename={self.data}", f"--rate_iops={reads:.0f}",
                                f"--runtime={seconds + 2 * TAIL_SECONDS:g}"]
-                    found["device"] = self.during(command, paced)[0]["reader"]
+                    found["device"], _ = self.during(command, reader)
                 runs.append(found)
             alive = daemon.process.poll() is None
         counts = {"runs": runs, "rate": rate, "seconds": seconds, "greedy": counts}
