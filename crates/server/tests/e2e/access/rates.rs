@@ -6,6 +6,7 @@ use crate::exposition::Scrape;
 use crate::wire;
 use ringfetch_proto::v1;
 use rustix::process::Signal;
+use std::time::Duration;
 use tokio::time::timeout;
 use tonic::{Code, Status};
 use tonic_types::StatusExt as _;
@@ -282,5 +283,51 @@ async fn a_long_object_that_waits_hears_of_another_limit() {
     };
     timeout(PATIENCE, rest).await.expect("the rest");
     assert_eq!(read, 32 << 20);
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn limits_that_change_all_the_time_cut_no_long_object() {
+    // Scenario: four readers of objects of 16 MiB, again and again, whose principal may hold 64 KiB and 8 MiB by
+    // turns. Expectation: an answer that has begun is whole.
+    const READS: usize = 24;
+    let setup = served(&principals("memory=8MiB"));
+    setup.file("objects/long", &vec![7; 16 << 20]);
+    let daemon = setup.start();
+    let changing = async {
+        loop {
+            for limits in ["memory=64KiB", "memory=8MiB"] {
+                relimit(&daemon, limits);
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        }
+    };
+    let reading = async || {
+        let mut fetch = daemon.fetch().await;
+        let mut whole = 0;
+        while whole < READS {
+            let request = v1::ReadObjectRequest {
+                dataset: "objects".to_owned(),
+                name: "long".to_owned(),
+                ..Default::default()
+            };
+            let Ok(answer) = fetch.read_object(with("greedy", request)).await else {
+                // Refused, since the other readers hold what the principal may have now.
+                tokio::time::sleep(Duration::from_millis(5)).await;
+                continue;
+            };
+            let (mut answer, mut read) = (answer.into_inner(), 0);
+            while let Some(message) = answer.message().await.unwrap() {
+                read += message.data.len();
+            }
+            assert_eq!(read, 16 << 20);
+            whole += 1;
+        }
+    };
+    let readers = futures_util::future::join_all((0..4).map(|_| reading()));
+    tokio::select! {
+        () = changing => unreachable!("it does not end"),
+        read = timeout(PATIENCE, readers) => drop(read.expect("all objects")),
+    }
     daemon.stop().await;
 }
