@@ -170,7 +170,14 @@ fn verifier(
 ) -> Result<Arc<dyn ClientCertVerifier>, FileError> {
     const REMEDY: &str = "use the certificates of the authorities that sign clients' certificates";
     let mut roots = RootCertStore::empty();
-    for certificate in file.certificates()? {
+    for (index, certificate) in file.certificates()?.into_iter().enumerate() {
+        // rustls would take it, and refuse every client. A certificate that signs itself is one client's own.
+        if parse_x509_certificate(&certificate)
+            .is_ok_and(|(_, parsed)| !parsed.is_ca() && parsed.subject() != parsed.issuer())
+        {
+            let problem = format!("certificate {} is not an authority's (CA:TRUE)", index + 1);
+            return Err(file.error(problem, REMEDY));
+        }
         let added = roots.add(certificate);
         added.map_err(|error| {
             file.error(

@@ -399,6 +399,11 @@ fn bad_files_are_refused_at_the_start() {
         ("chain.pem", Some(&expired.chain), "has expired"),
         ("clients.pem", Some(""), "is empty"),
         ("clients.pem", Some(&expired.chain), "has expired"),
+        (
+            "clients.pem",
+            Some(&good.chain),
+            "certificate 1 is not an authority's",
+        ),
     ] {
         let (setup, _) = plain_blocks(Setup::new("pread"), 4);
         setup.file("clients.pem", authority.pem().as_bytes());
