@@ -6,7 +6,7 @@ use crate::quantity::{parse_duration, parse_size};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand, ValueEnum};
 use ringfetch_client::{Error, Tls};
-use ringfetch_engine::dataset::{Dtype, Layout};
+use ringfetch_engine::dataset::{BLOCK_BYTES_MAX, DIM_MAX, Dtype, Layout};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -239,7 +239,7 @@ pub(crate) enum Make {
         #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
         count: u64,
         /// Elements of a vector.
-        #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+        #[arg(long, value_parser = clap::value_parser!(u32).range(1..=i64::from(DIM_MAX)))]
         dim: u32,
         /// Element type. Default: what the layout fixes, else f32.
         #[arg(long, value_parser = dtypes())]
@@ -306,7 +306,10 @@ fn at_least_1(text: &str) -> Result<u64, String> {
 }
 
 fn parse_block_bytes(text: &str) -> Result<u32, String> {
-    u32::try_from(at_least_1(text)?).map_err(|_| format!("use 1 to {}", u32::MAX))
+    let bytes = u32::try_from(at_least_1(text)?).ok();
+    bytes
+        .filter(|bytes| *bytes <= BLOCK_BYTES_MAX)
+        .ok_or_else(|| format!("use 1 to {BLOCK_BYTES_MAX}"))
 }
 
 const LAYOUTS: [Layout; 8] = [

@@ -108,6 +108,15 @@ impl Plan {
         let (kind, length_bytes, keys, write): (_, _, _, Write) = match *make {
             Make::Blocks {
                 size, block_bytes, ..
+            } if size < block_bytes.into() => {
+                return Err(Failure::Usage(format!(
+                    "--size {} is less than a block; give at least {}, or a smaller --block-bytes",
+                    exact_size(size),
+                    exact_size(block_bytes.into())
+                )));
+            }
+            Make::Blocks {
+                size, block_bytes, ..
             } => {
                 let mut keys = vec![format!("block_bytes: {}", exact_size(block_bytes.into()))];
                 match size % u64::from(block_bytes) {

@@ -26,6 +26,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// Longest block of a dataset, bytes.
+pub const BLOCK_BYTES_MAX: u32 = 256 << 20;
+/// Most elements of a vector whose length a configuration gives.
+pub const DIM_MAX: u32 = 1 << 20;
+
 /// Element type of a vector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Dtype {

@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use ringfetch_engine::config::{BackendKind, DirectIo, OBJECT_REVALIDATE_DEFAULT};
-use ringfetch_engine::dataset::{DatasetSpec, Dtype, KindSpec, Layout, PartialTail};
+use ringfetch_engine::dataset::{
+    BLOCK_BYTES_MAX, DIM_MAX, DatasetSpec, Dtype, KindSpec, Layout, PartialTail,
+};
 
 use super::keys::{BACKEND_WORDS, DIRECT_IO_WORDS};
 use super::layers::{Content, Node};
@@ -76,8 +78,6 @@ const PARTIAL_TAIL_WORDS: [(&str, PartialTail); 2] =
 const INHERIT: &str = "inherit";
 
 const NAME_ALLOWED: &str = "allowed: 1 to 128 of A-Z a-z 0-9 . _ -, the first one a letter or a digit";
-const BLOCK_BYTES_MAX: u64 = 256 << 20;
-const DIM_MAX: u32 = 1 << 20;
 const HEADER_BYTES_MAX: u64 = 1 << 40;
 const MAX_OPEN_FILES_DEFAULT: u64 = 1024;
 const MAX_OPEN_FILES_MAX: u64 = 1 << 20;
@@ -349,7 +349,7 @@ fn blocks(section: &mut Section<'_>, source: &Source, around: &EntryContext<'_>)
     let walk = section.walk();
     let key = section.key("block_bytes");
     let given = section.has("block_bytes");
-    let block_bytes = section.optional_bytes("block_bytes", 1..=BLOCK_BYTES_MAX, 1);
+    let block_bytes = section.optional_bytes("block_bytes", 1..=BLOCK_BYTES_MAX.into(), 1);
     let partial_tail = section.word("partial_tail", PartialTail::Refuse, &PARTIAL_TAIL_WORDS);
     if !given {
         walk.report(
