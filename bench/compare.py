@@ -102,8 +102,10 @@ def parse():
     parser.add_argument("--warm-size", type=int, default=1024, metavar="MIB",
                         help="of the file that warm rows read, made beside --file, and of the device in memory; both are removed (default: 1024)")
     parser.add_argument("--quick", action="store_true", help="1 pair of 2 s: shows that the rows work, not what they cost")
-    parser.add_argument("--out", type=pathlib.Path, help="default: bench/results; with --quick, --rows or --before: target/bench")
-    parser.add_argument("--no-build", action="store_true", help="measure the release build that is there")
+    parser.add_argument("--out", type=pathlib.Path, help="default: bench/results; with --quick, --rows, --plain or --before: target/bench")
+    parser.add_argument("--plain", action="store_true",
+                        help="measure what cargo build --release makes, not release/compile, whose first run takes ten minutes")
+    parser.add_argument("--no-build", action="store_true", help="measure the build that is there")
     parser.add_argument("--list", action="store_true", help="print the rows and end")
     options = parser.parse_args()
     if not (options.file or options.make or options.list):
@@ -118,8 +120,8 @@ def parse():
         parser.error("--pairs, --seconds: at least 1; --warm-size: at least 64")
     if options.quick:
         options.pairs, options.seconds = QUICK_PAIRS, QUICK_SECONDS
-    # Only a complete table replaces the published one.
-    whole = options.rows == "all" and not options.quick and options.before is None
+    # Only a complete table of what is released replaces the published one.
+    whole = options.rows == "all" and not (options.quick or options.plain) and options.before is None
     options.out = options.out or (ringfetch.ROOT / "bench" / "results" if whole else ringfetch.TARGET.parent / "bench")
     return options
 
@@ -140,6 +142,7 @@ def command_line(path, options):
     words = ["bench/compare.py", f"--file {path.name}"]
     words += [f"--before {options.before.name}"] if options.before else []
     words += [f"--rows {options.rows}"] if options.rows != "all" else []
+    words += ["--plain"] if options.plain else []
     words += ["--quick"] if options.quick else [f"--pairs {options.pairs}", f"--seconds {options.seconds}"]
     words += [f"--warm-size {options.warm_size}"] if options.warm_size != 1024 else []
     return " ".join(words)
@@ -195,7 +198,9 @@ def main():
     path = (options.make or options.file).absolute()
     if not options.no_build:
         say("building the release binaries")
-        ringfetch.build(with_examples=options.before is None)
+        ringfetch.build(with_examples=options.before is None, as_released=not options.plain)
+    if not options.plain:
+        ringfetch.use_released()
     if options.make and not path.exists():
         count = ringfetch.size_bytes(options.size) // (ringfetch.DIM * 4)
         run([ringfetch.RINGFETCH, "dataset", "make", "vectors", path, "--layout", "raw", "--dim", ringfetch.DIM, "--count", count])
