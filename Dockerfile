@@ -11,13 +11,6 @@ WORKDIR /src
 # Debug information does not go into the image, so none is made.
 ENV CARGO_PROFILE_RELEASE_DEBUG=false CARGO_PROFILE_RELEASE_SPLIT_DEBUGINFO=off CARGO_PROFILE_RELEASE_STRIP=debuginfo
 
-# The profile of these sources, if release/compile has made one (docs/adr/0018). It knows functions by names that depend on
-# these settings and on --target. (A pattern may match nothing, beside what is there.)
-COPY Cargo.toml target/ringfetch.profdat[a] ./
-RUN mkdir .cargo \
- && { echo '[build]'; rustc -vV | sed -n 's/^host: \(.*\)/target = "\1"/p'; } >.cargo/config.toml \
- && if [ -e ringfetch.profdata ]; then echo 'rustflags = ["-Cprofile-use=/src/ringfetch.profdata"]' >>.cargo/config.toml; fi
-
 # Dependencies first, from manifests alone, so that a change of the code does not build them again.
 COPY Cargo.toml Cargo.lock ./
 COPY crates/proto/Cargo.toml crates/proto/
@@ -57,8 +50,8 @@ RUN find crates -name '*.rs' -exec touch {} + \
 # What the image is made of: the programs, and what the loader would open for them (glibc has the resolver in it since 2.34).
 RUN mkdir -p /out/usr/local/bin /demo \
  && for program in ringfetchd ringfetch; do \
-      cp target/*/release/"$program" "/out/usr/local/bin/$program" || exit 1; \
-      ldd target/*/release/"$program" >libraries || exit 1; \
+      cp "target/release/$program" "/out/usr/local/bin/$program" || exit 1; \
+      ldd "target/release/$program" >libraries || exit 1; \
       grep -o '/[^ ]*' libraries | xargs -I '{}' cp --dereference --parents '{}' /out || exit 1; \
     done
 
