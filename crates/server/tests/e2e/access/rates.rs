@@ -295,33 +295,33 @@ async fn limits_that_change_all_the_time_cut_no_long_object() {
     setup.file("objects/long", &vec![7; 16 << 20]);
     let daemon = setup.start();
     let changing = async {
+        let mut often = tokio::time::interval(Duration::from_millis(10));
         loop {
             for limits in ["memory=64KiB", "memory=8MiB"] {
+                often.tick().await;
                 relimit(&daemon, limits);
-                tokio::time::sleep(Duration::from_millis(10)).await;
             }
         }
     };
     let reading = async || {
-        let mut fetch = daemon.fetch().await;
-        let mut whole = 0;
-        while whole < READS {
+        let fetch = daemon.fetch().await;
+        for _ in 0..READS {
             let request = v1::ReadObjectRequest {
                 dataset: "objects".to_owned(),
                 name: "long".to_owned(),
                 ..Default::default()
             };
-            let Ok(answer) = fetch.read_object(with("greedy", request)).await else {
-                // Refused, since the other readers hold what the principal may have now.
-                tokio::time::sleep(Duration::from_millis(5)).await;
-                continue;
-            };
+            // Refused while the other readers hold what the principal may have.
+            let answer = eventually_async("it begins", async || {
+                let request = with("greedy", request.clone());
+                fetch.clone().read_object(request).await.ok()
+            })
+            .await;
             let (mut answer, mut read) = (answer.into_inner(), 0);
             while let Some(message) = answer.message().await.unwrap() {
                 read += message.data.len();
             }
             assert_eq!(read, 16 << 20);
-            whole += 1;
         }
     };
     let readers = futures_util::future::join_all((0..4).map(|_| reading()));
