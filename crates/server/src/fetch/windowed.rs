@@ -26,8 +26,8 @@ use std::time::{Duration, Instant};
 const WAIT_FIRST: Duration = Duration::from_millis(5);
 const WAIT_LONGEST: Duration = Duration::from_secs(1);
 const WAIT_TOTAL: Duration = Duration::from_secs(30);
-/// How often a window is cut again because limits shrank before the engine had it.
-const FITTING_ATTEMPTS: u32 = 3;
+/// How often a window is cut, if limits shrink each time before the engine has it.
+const CUTS_MAX: u32 = 3;
 /// How often a window that waits for its principal's rate checks whether the limit has changed.
 const RATE_LOOK: Duration = Duration::from_secs(1);
 /// How long what its principal's rate grants is left to other requests before a window takes it: they are told when
@@ -161,42 +161,42 @@ impl SnapshotReader {
         }
     }
 
-    /// Reads as much of a window as limits allow now, which may have shrunk since it was planned, or shrink before
-    /// the engine has it. Returns the rest, too.
-    async fn fetch_fitting(
-        &self,
-        window: &[BodyPart],
-        phase: ReadPhase,
-    ) -> Result<(Vec<Bytes>, WindowPlan), SnapshotError> {
+    /// Reads the next window of a plan; after an error the plan still has it. Empty at the plan's end.
+    async fn fetch_next(&self, plan: &mut WindowPlan, phase: ReadPhase) -> Result<Vec<Bytes>, SnapshotError> {
         let mut attempt = 1;
-        loop {
-            let mut rest = WindowPlan::new(window.to_vec());
-            let fitting = rest.next_window(self.window_limits()).unwrap_or_default();
-            match self.fetch(&fitting, phase).await {
-                Ok(frames) => return Ok((frames, rest)),
-                // It was cut within the limits, so they shrank meanwhile.
-                Err(error) if attempt < FITTING_ATTEMPTS && is_over_a_limit(&error) => attempt += 1,
-                Err(error) => return Err(error),
+        while let Some(window) = plan.next_window(self.window_limits()) {
+            match self.fetch(&window, phase).await {
+                Ok(frames) => return Ok(frames),
+                Err(error) => {
+                    plan.put_back(WindowPlan::new(window));
+                    // It was cut within the limits, so they shrank meanwhile.
+                    if attempt == CUTS_MAX || !is_over_a_limit(&error) {
+                        return Err(error);
+                    }
+                    attempt += 1;
+                }
             }
         }
+        Ok(Vec::new())
     }
 
     /// Reads a later window, and retries if it is refused: the head is sent, so the client can no longer be
-    /// asked to retry. Returns what did not fit, too.
+    /// asked to retry. Limits may have shrunk since the window was planned; what does not fit any more is returned.
     async fn fetch_with_retry(
         &self,
         window: Vec<BodyPart>,
     ) -> Result<(Vec<Bytes>, WindowPlan), SnapshotError> {
         self.wait_for_rate(&window).await;
+        let mut rest = WindowPlan::new(window);
         let mut waits = Backoff::default();
         loop {
-            match self.fetch_fitting(&window, ReadPhase::AfterHead).await {
+            match self.fetch_next(&mut rest, ReadPhase::AfterHead).await {
                 Err(SnapshotError::Fetch(error)) if is_transient(&error) => match waits.next() {
                     Some(wait) => tokio::time::sleep(wait).await,
                     None => return Err(error.into()),
                 },
                 Err(error) => return Err(error),
-                Ok((frames, rest)) => {
+                Ok(frames) => {
                     if let Some(principal) = self.connection.as_ref().and_then(|own| own.principal()) {
                         // Charged again when it is read.
                         principal.give_back_bytes(rest.left_bytes());
@@ -257,12 +257,7 @@ impl WindowedBody {
     pub(crate) async fn start(reader: SnapshotReader, pieces: Vec<BodyPart>) -> Result<Self, SnapshotError> {
         let left_bytes = total_bytes(&pieces);
         let mut plan = WindowPlan::new(pieces);
-        let mut first = Vec::new();
-        if let Some(window) = plan.next_window(reader.window_limits()) {
-            let rest;
-            (first, rest) = reader.fetch_fitting(&window, ReadPhase::BeforeHead).await?;
-            plan.put_back(rest);
-        }
+        let first = reader.fetch_next(&mut plan, ReadPhase::BeforeHead).await?;
         Ok(Self {
             reader: Arc::new(reader),
             plan,
