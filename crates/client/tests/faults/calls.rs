@@ -8,6 +8,7 @@ use ringfetch_proto::v1 as wire;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
+use tokio::sync::Barrier;
 use tokio::time::Instant;
 use tonic::Status;
 use tonic_types::{ErrorDetails, StatusExt as _};
@@ -180,16 +181,17 @@ async fn a_call_ends_at_its_deadline_and_the_server_knows_it() {
 
 #[tokio::test(start_paused = true)]
 async fn calls_in_flight_are_bounded() {
-    // Scenario: 20 calls at once through a client of 3 connections that allows 4 in flight; each takes 5 ms.
-    // Expected: all are answered, never more than 4 at the server, all three connections are used.
+    // Scenario: 20 calls at once through a client of 3 connections that allows 4 in flight; the server answers
+    // once it has four. Expected: all are answered, never more than 4 at the server, all three connections are used.
+    let four = Arc::new(Barrier::new(4));
     let (now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let fake = Fake::new().on_blocks({
         let (now, most) = (Arc::clone(&now), Arc::clone(&most));
         move |_, request| {
-            let (now, most) = (Arc::clone(&now), Arc::clone(&most));
+            let (now, most, four) = (Arc::clone(&now), Arc::clone(&most), Arc::clone(&four));
             async move {
                 most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
-                tokio::time::sleep(Duration::from_millis(5)).await;
+                four.wait().await;
                 now.fetch_sub(1, Ordering::SeqCst);
                 Ok(blocks(&request.get_ref().indices))
             }
