@@ -94,7 +94,7 @@ class Daemon(Server):
         # JSON is valid YAML.
         (directory / "ringfetchd.yaml").write_text(json.dumps({
             "grpc": {"listen": f"{self.host}:0"}, "http": loopback, "admin": loopback, "log": {"filter": "warn"}, "engine": self.engine,
-            "datasets": [{"name": "data", "path": str(self.path), **self.dataset}], **tls, **access_log,
+            "datasets": self._datasets(), **tls, **access_log,
             **({"access": access} if access else {}),
         }))
         self.file = directory / "addresses.json"
@@ -104,6 +104,9 @@ class Daemon(Server):
         scheme = "https" if self.tls else "http"
         self.grpc, self.http = (f"{scheme}://{addresses[name]}" for name in ("grpc", "http"))
         self._check_read_path()
+
+    def _datasets(self):
+        return [{"name": "data", "path": str(self.path), **self.dataset}]
 
     def _certificate(self, directory):
         """The section `tls` with a new self-signed certificate: ECDSA P-256, which certificate authorities issue today."""
@@ -133,8 +136,7 @@ class Daemon(Server):
         return urllib.request.urlopen(urllib.request.Request(f"{self.http}{path}", headers=headers), context=trusted).read()
 
     def _check_read_path(self):
-        status = json.loads(self._get("/v1/status"))
-        served = next(dataset for dataset in status["datasets"] if dataset["name"] == "data")
+        served = json.loads(self._get("/v1/status"))["datasets"][0]
         wanted = self.engine["backend"]
         # A mapping is never direct; everything else here is.
         if served["backend"] != wanted or served["direct_io"] != (wanted != "mmap"):
