@@ -10,7 +10,8 @@ use crate::config::{BackendKind, DirectIo};
 use crate::dataset::{Dataset, DatasetSpec, KindSpec, PartialTail};
 use crate::error::ReadError;
 use crate::plan::{PlanRules, plan};
-use std::task::Waker;
+use std::pin::Pin;
+use std::task::{Poll, Waker};
 use tokio::sync::oneshot;
 
 struct World {

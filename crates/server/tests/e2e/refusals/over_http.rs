@@ -1,0 +1,184 @@
+//! What only HTTP can get wrong, and a client that goes on sending.
+
+use super::{JSON, OCTETS, serve};
+use crate::daemon::{Daemon, PATIENCE};
+use http::Method;
+use serde_json::json;
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+
+#[tokio::test]
+async fn a_request_that_is_wrong_as_a_whole_is_told_so_over_http() {
+    // Scenario: each mistake that an HTTP request can have. Expectation: its status, problem+json with the
+    // field and the remedy, Allow and similar headers where they apply; the daemon continues to serve, on the
+    // same connections.
+    let (daemon, _, _) = serve("mmap");
+    let http = daemon.http_client();
+    let get = async |path: &str| http.get(path).await;
+
+    get("/v1/datasets/nothing/bytes").await.is_problem(
+        404,
+        "dataset-not-found",
+        Some("dataset"),
+        &["nothing", "there are:"],
+    );
+    get("/v1/datasets/nothing")
+        .await
+        .is_problem(404, "dataset-not-found", Some("dataset"), &[]);
+    get("/v1/nowhere")
+        .await
+        .is_problem(404, "no-such-path", None, &[]);
+    get("/v1/datasets/fbin/blocks/0").await.is_problem(
+        400,
+        "wrong-kind",
+        Some("dataset"),
+        &["kind vectors", "vectors/{id}"],
+    );
+    get("/v1/datasets/objects/bytes").await.is_problem(
+        400,
+        "wrong-kind",
+        Some("dataset"),
+        &["objects/{object}"],
+    );
+    for path in ["/v1/datasets/blocks/objects", "/v1/datasets/blocks/objects/a"] {
+        let answer = get(path).await;
+        answer.is_problem(400, "wrong-kind", Some("dataset"), &["kind blocks"]);
+    }
+    get("/v1/datasets/objects/objects/..%2Fsecret").await.is_problem(
+        400,
+        "object-name-invalid",
+        None,
+        &["`..` part"],
+    );
+    get("/v1/datasets/blocks/blocks/300").await.is_problem(
+        404,
+        "index-out-of-range",
+        Some("index"),
+        &["0 to 299"],
+    );
+    get("/v1/datasets/fbin/vectors/61")
+        .await
+        .is_problem(404, "index-out-of-range", Some("id"), &["0 to 60"]);
+    for index in ["-1", "+1", "1.0", "x", "18446744073709551616", "%00"] {
+        let answer = get(&format!("/v1/datasets/blocks/blocks/{index}")).await;
+        answer.is_problem(400, "malformed", Some("index"), &["decimal number"]);
+    }
+    get("/v1/datasets/objects/objects?page_size=x").await.is_problem(
+        400,
+        "malformed",
+        Some("page_size"),
+        &["0 to 4294967295"],
+    );
+    get("/v1/datasets/objects/objects?nothing=1").await.is_problem(
+        400,
+        "malformed",
+        Some("query"),
+        &["nothing"],
+    );
+
+    let batch = "/v1/datasets/blocks/blocks:batchFetch";
+    for (body, field, parts) in [
+        ("", "body", "EOF"),
+        ("{", "body", "EOF"),
+        ("[1,2]", "body", "expected an object"),
+        ("{\"indices\":[1,]}", "indices", "line 1 column 15"),
+        ("{\"indices\":[1,-2]}", "indices[1]", "invalid value"),
+        ("{\"indices\":[18446744073709551616]}", "indices[0]", "invalid"),
+        ("{\"indices\":\"1\"}", "indices", "invalid type"),
+        ("{\"indices\":[1],\"failfast\":true}", "failfast", "fail_fast"),
+        ("{\"indices\":[1]} more", "body", "trailing"),
+        ("\u{0}\u{1}", "body", "expected value"),
+    ] {
+        let headers = [("content-type", JSON)];
+        let answer = http.send(Method::POST, batch, &headers, body).await;
+        answer.is_problem(400, "malformed", Some(field), &[parts]);
+    }
+    http.batch(batch, &json!({"indices": []}), JSON).await.is_problem(
+        400,
+        "empty-batch",
+        Some("indices"),
+        &["at least one"],
+    );
+    let other_kind = "/v1/datasets/blocks/objects:batchFetch";
+    let answer = http.batch(other_kind, &json!({"names": ["a"]}), JSON).await;
+    answer.is_problem(400, "wrong-kind", Some("dataset"), &["kind blocks"]);
+    let ranges = "/v1/datasets/blocks/ranges:batchFetch";
+    let answer = http
+        .batch(ranges, &json!({"ranges": [{"offset": 1}]}), JSON)
+        .await;
+    answer.is_problem(400, "malformed", Some("ranges[0]"), &["length"]);
+    let many = json!({"indices": vec![0; 101]});
+    http.batch(batch, &many, JSON).await.is_problem(
+        413,
+        "too-many-items",
+        Some("indices"),
+        &["limits.items_per_request"],
+    );
+    let large = json!({"ranges": [{"offset": 0, "length": 200_000}, {"offset": 0, "length": 200_000}]});
+    for (path, body) in [(ranges, &large), (batch, &json!({"indices": vec![0; 100]}))] {
+        let answer = http.batch(path, body, OCTETS).await;
+        answer.is_problem(
+            413,
+            "response-too-large",
+            None,
+            &["limits.response_bytes", "split the batch"],
+        );
+    }
+    let long = json!({"indices": vec![1_000_000; 20_000]});
+    let answer = http.batch(batch, &long, JSON).await;
+    answer.is_problem(413, "request-too-large", None, &["limits.request_bytes"]);
+    // Its body was not read, so no request can follow on the same connection.
+    assert_eq!(answer.header("connection"), "close");
+
+    // A body of 24 MiB that the daemon does not read: the client, still sending, gets the reason all the
+    // same.
+    hears_out_a_sender(&daemon, batch);
+
+    let answer = http
+        .send(Method::POST, batch, &[("content-type", "text/plain")], "{}")
+        .await;
+    answer.is_problem(415, "unsupported-media-type", Some("Content-Type"), &[JSON]);
+    let coded = [("content-type", JSON), ("content-encoding", "gzip")];
+    let answer = http.send(Method::POST, batch, &coded, "\x1f").await;
+    answer.is_problem(415, "unsupported-media-type", Some("Content-Encoding"), &["gzip"]);
+    http.batch(batch, &json!({"indices": [0]}), "image/png")
+        .await
+        .is_problem(406, "not-acceptable", Some("Accept"), &[JSON]);
+    let answer = http
+        .send(Method::DELETE, "/v1/datasets/blocks/bytes", &[], "")
+        .await;
+    answer.is_problem(405, "method-not-allowed", None, &["GET, HEAD"]);
+    assert_eq!(answer.header("allow"), "GET, HEAD");
+    let answer = http.get(batch).await;
+    assert_eq!((answer.status.as_u16(), answer.header("allow")), (405, "POST"));
+
+    daemon.assert_serves("blocks").await;
+    daemon.stop().await;
+}
+
+/// A client that is still sending its body when the response arrives, as curl does without Expect.
+fn hears_out_a_sender(daemon: &Daemon, batch: &str) {
+    const BODY_BYTES: usize = 24 << 20;
+    let mut connection = TcpStream::connect(daemon.http).unwrap();
+    connection.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut sending = connection.try_clone().unwrap();
+    let head = format!(
+        "POST {batch} HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\nContent-Length: {BODY_BYTES}\r\n\r\n",
+        daemon.http
+    );
+    let sender = std::thread::spawn(move || {
+        sending.write_all(head.as_bytes()).unwrap();
+        // The daemon may close the connection once it has responded.
+        let _cut = sending.write_all(&vec![b' '; BODY_BYTES]);
+    });
+    let mut answer = Vec::new();
+    // To its end, or until the daemon closes the connection on the rest of the body.
+    let _ended = connection.read_to_end(&mut answer);
+    drop(connection);
+    sender.join().unwrap();
+    let answer = String::from_utf8(answer).unwrap();
+    assert!(
+        answer.starts_with("HTTP/1.1 413 ") && answer.contains("limits.request_bytes"),
+        "{answer}"
+    );
+}
