@@ -30,6 +30,19 @@ pub(crate) struct Pair {
     pub(crate) key: String,
 }
 
+impl Pair {
+    /// Of no authority.
+    fn signed_by_itself() -> Self {
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, "itself");
+        let key = KeyPair::generate().unwrap();
+        Self {
+            chain: params.self_signed(&key).unwrap().pem(),
+            key: key.serialize_pem(),
+        }
+    }
+}
+
 impl Authority {
     pub(crate) fn new() -> Self {
         let mut params = CertificateParams::default();
@@ -291,13 +304,14 @@ async fn a_drain_ends_tls_in_order() {
 
 #[tokio::test]
 async fn a_client_needs_a_certificate_where_it_is_required() {
-    // Scenario: an authority for clients, required and optional; clients with no certificate, with one from
-    // another authority, and with one from this authority. Expectation: only the last is served, and if it is
-    // optional the first too.
+    // Scenario: an authority for clients and one client's own certificate, which signs itself, required and optional;
+    // clients with no certificate, with one from another authority, with one from this authority, and that client.
+    // Expectation: the last two are served, and if it is optional the first too.
     for (word, without) in [("required", false), ("optional", true)] {
         let (authority, clients) = (Authority::new(), Authority::new());
         let (setup, _) = plain_blocks(Setup::new("pread"), 16);
-        setup.file("clients.pem", clients.pem().as_bytes());
+        let own = Pair::signed_by_itself();
+        setup.file("clients.pem", (clients.pem() + &own.chain).as_bytes());
         let daemon = with_tls(setup, &authority.pair("daemon"))
             .set("tls.client_ca", "clients.pem")
             .set("tls.client_certificates", word)
@@ -305,6 +319,7 @@ async fn a_client_needs_a_certificate_where_it_is_required() {
         assert_eq!(is_served(&daemon, authority.trusted(None)).await, without);
         assert!(!is_served(&daemon, authority.trusted(Some(&authority.pair("stranger")))).await);
         assert!(is_served(&daemon, authority.trusted(Some(&clients.pair("client")))).await);
+        assert!(is_served(&daemon, authority.trusted(Some(&own))).await);
         daemon.stop().await;
     }
 }
