@@ -122,9 +122,10 @@ pub(super) struct RoutedRequest {
 
 impl DispatchFuture {
     /// A refusal is charged to no share of memory. Its client may leave its body unread, so it has one only
-    /// while few requests are open on the connection; flow control does not hold back a head.
+    /// while few requests are open on the connection; flow control does not hold back a head. A refused call is
+    /// a head in any case, which needs its content type: clients report UNKNOWN without it.
     fn refused(response: Response<AnswerBody>, progress: &Progress) -> Self {
-        let response = if progress.exchanges() <= REFUSALS_WITH_BODY {
+        let response = if response.body().is_end_stream() || progress.exchanges() <= REFUSALS_WITH_BODY {
             response
         } else {
             without_body(response)

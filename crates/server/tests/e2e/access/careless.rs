@@ -143,6 +143,39 @@ async fn refusals_hold_little_while_their_client_reads_nothing() {
 }
 
 #[tokio::test]
+async fn a_refused_call_is_a_grpc_response_however_many_are_open() {
+    // Scenario: 16 calls that never end on one connection, then one with an unknown token and five of the health
+    // service. Expectation: UNAUTHENTICATED and RESOURCE_EXHAUSTED, each as a response of gRPC's content type: without it,
+    // clients report UNKNOWN.
+    let daemon = served(&lines(&[("a", "first", "*")])).start();
+    let (sender, connection) = http2(1, daemon.grpc, 1 << 16).await;
+    tokio::spawn(connection);
+    let mut open = Vec::new();
+    for _ in 0..16 {
+        let request = http::Request::post("http://localhost/ringfetch.v1.FetchService/FetchStream")
+            .header("content-type", "application/grpc")
+            .header("authorization", "Bearer first");
+        let mut sender = sender.clone().ready().await.unwrap();
+        open.push(sender.send_request(request.body(()).unwrap(), false).unwrap());
+    }
+    let fetch = "/ringfetch.v1.FetchService/FetchBlocks";
+    let one = wire::blocks("blocks", &[1]).encode_to_vec();
+    let refused = call(&sender, "unknown", fetch, one).await.await.unwrap();
+    let mut watches = Vec::new();
+    for _ in 0..5 {
+        let watch = call(&sender, "", "/grpc.health.v1.Health/Watch", Vec::new()).await;
+        watches.push(watch.await.unwrap());
+    }
+    let fifth = watches.pop().unwrap();
+    for (code, answer) in [(Code::Unauthenticated, refused), (Code::ResourceExhausted, fifth)] {
+        assert_eq!(answer.headers()["content-type"], "application/grpc", "{answer:?}");
+        let status = Status::from_header_map(answer.headers()).unwrap();
+        assert_eq!(status.code(), code);
+        assert!(status.get_error_details().error_info().is_some(), "{status:?}");
+    }
+}
+
+#[tokio::test]
 async fn who_shows_no_credential_makes_room_for_who_does() {
     // Scenario: health watches from two addresses, without a credential, take a port's eight connections.
     // Expectation: a principal from a third address is served, on both ports.
