@@ -170,6 +170,21 @@ class Daemon(Server):
         return {"device_reads_per_read": device / max(asked, 1), "resident_mib": self.status_mib("VmHWM")}
 
 
+class Demo(Daemon):
+    """A daemon that serves the demo's data, which are below `path`."""
+
+    def __init__(self, binary, path, backend, **variant):
+        super().__init__(path, {"backend": backend}, **variant)
+        self.binary = binary
+
+    def _datasets(self):
+        return [
+            {"name": "blocks", "kind": "blocks", "path": str(self.path / "blocks.bin"), "block_bytes": 4096},
+            {"name": "vectors", "kind": "vectors", "path": str(self.path / "vectors.npy")},
+            {"name": "objects", "kind": "objects", "path": str(self.path / "objects")},
+        ]
+
+
 class Load:
     """`ringfetch load`."""
 

@@ -1,10 +1,9 @@
 //! Combines all writes that a connection makes in one poll into one system call.
 //!
 //! h2 writes a frame at a time, and a write to a socket costs more than the rest of a small response (a third of the
-//! server's CPU with one 4 KiB read per call). So what hyper writes and flushes while its connection is polled is buffered
-//! So what hyper writes and flushes while its connection is polled is buffered here and written after the
-//! poll. Large writes are not copied: they go to the socket directly, after the buffer. A connection buffers
-//! at most `GATHERED_BYTES_MAX`; then writing waits for the socket.
+//! server's CPU with one 4 KiB read per call). So what hyper writes and flushes while its connection is polled
+//! is buffered here and written after the poll. Large writes are not copied: they go to the socket directly,
+//! after the buffer. A connection buffers at most `GATHERED_BYTES_MAX`; then writing waits for the socket.
 //! A turn is bounded too: a connection that sends megabytes, or receives requests without pause, yields to
 //! the core's other connections. There are no timers: nothing is held back beyond the poll that wrote it.
 
