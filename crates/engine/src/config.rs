@@ -1,6 +1,7 @@
 //! The validated settings of the engine. The server (from YAML), or a test that builds them, upholds the
 //! bounds in the comments.
 
+use ringfetch_host::block::Tags;
 use std::time::Duration;
 
 /// Which backend reads.
@@ -76,8 +77,7 @@ pub enum Placement {
 /// Settings of the uring backend.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UringConfig {
-    /// Most reads in flight per ring; lowered so that all rings together stay below the device's tags. 1 to
-    /// 4096.
+    /// Most reads in flight per ring; lowered so that rings stay below the device's tags. 1 to 4096.
     pub queue_depth: u32,
     /// See [`Placement`].
     pub placement: Placement,
@@ -132,8 +132,8 @@ pub struct EngineConfig {
     pub queued_reads: u32,
     /// Most bytes of response memory one connection may hold.
     pub connection_bytes: u64,
-    /// Fewest tags (nr_requests) of the datasets' devices; `None`: unknown, so the depth is not lowered.
-    pub device_tags: Option<u32>,
+    /// The tags of the datasets' devices; empty if they are unknown, so the depth is not lowered.
+    pub device_tags: Vec<Tags>,
     /// Settings of uring.
     pub uring: UringConfig,
     /// Settings of mmap.
@@ -145,18 +145,13 @@ pub struct EngineConfig {
 }
 
 impl EngineConfig {
-    /// The depth of one ring: the configured one, lowered so that all rings together stay below the device's
-    /// tags, since io_uring_enter blocks when they run out (TRAPS 15). Worked: 256 tags, 2 rings: (256 - 16)
-    /// / 2 = 120 each.
+    /// The depth of one ring: the configured one, lowered so that the rings stay below each device's tags,
+    /// since io_uring_enter blocks when they run out (TRAPS 15).
     pub fn ring_depth(&self) -> u32 {
-        let depth = match self.device_tags {
-            Some(tags) => self
-                .uring
-                .queue_depth
-                .min(((tags - tags / 16) / self.cores.max(1)).max(1)),
-            None => self.uring.queue_depth,
-        };
-        depth.max(1)
+        let pinned = self.pin && self.uring.placement == Placement::SameThread;
+        let of_device = |tags: &Tags| tags.for_each_ring(self.cores, pinned);
+        let most = self.device_tags.iter().map(of_device).min();
+        self.uring.queue_depth.min(most.unwrap_or(u32::MAX)).max(1)
     }
 }
 
@@ -171,7 +166,7 @@ impl Default for EngineConfig {
             memory_budget_bytes: 256 << 20,
             queued_reads: 65_536,
             connection_bytes: 64 << 20,
-            device_tags: None,
+            device_tags: Vec::new(),
             uring: UringConfig {
                 queue_depth: 128,
                 placement: Placement::SameThread,

@@ -26,10 +26,10 @@ pub struct Device {
     pub rotational: bool,
     /// The schedulers, with the chosen one in brackets.
     pub scheduler: Option<String>,
-    /// Requests that one of its hardware queues takes before a submitter sleeps (`nr_requests`); `None` if
-    /// the kernel does not report it. See [`Device::queue_tags`].
-    pub own_tags: Option<u32>,
-    /// Hardware queues, each with its own tags; 1 if the kernel does not report it.
+    /// The tags of its own hardware queues; `None` if the kernel does not report them. See
+    /// [`Device::queue_tags`].
+    pub own_tags: Option<Tags>,
+    /// Hardware queues; 1 if the kernel does not report it.
     pub hardware_queues: u32,
     /// Bytes of a logical block: the smallest direct read, unless statx says otherwise.
     pub logical_block_bytes: u32,
@@ -43,6 +43,26 @@ pub struct Device {
     pub poll_queues: bool,
     /// The devices that it is made of.
     pub beneath: Vec<Device>,
+}
+
+/// The tags of a device's hardware queues: requests that it takes before a submitter sleeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tags {
+    /// Of one queue (`nr_requests`).
+    pub of_queue: u32,
+    /// Most CPUs that submit to one queue; `None`: all, as where the queues of a SCSI host share its tags.
+    pub cpus_of_queue: Option<u32>,
+}
+
+impl Tags {
+    /// Reads in flight that each of `rings` may have, so that those that share a queue stay below its tags
+    /// together. With `pinned` each is on a CPU of its own; otherwise all may submit to one queue. Worked: 256
+    /// tags, 2 rings, one queue: (256 - 16) / 2 = 120 each. 1,023 tags, 64 rings, 64 queues of one CPU each:
+    /// 1,023 - 63 = 960 each if pinned, else 15.
+    pub fn for_each_ring(self, rings: u32, pinned: bool) -> u32 {
+        let sharing = rings.min(self.cpus_of_queue.filter(|_| pinned).unwrap_or(rings));
+        ((self.of_queue - self.of_queue / 16) / sharing.max(1)).max(1)
+    }
 }
 
 /// A kind of block device.
@@ -98,11 +118,22 @@ impl Device {
         all.filter(|device| device.beneath.is_empty()).collect()
     }
 
+    /// As [`Self::queue_tags`], for `rings` that are pinned if this process can pin each to a CPU of its own.
+    pub fn tags_for(&self, rings: u32) -> Option<Tags> {
+        let tags = self.queue_tags()?;
+        let cpus_of_queue = tags.cpus_of_queue.filter(|_| crate::cpus::can_pin(rings));
+        Some(Tags {
+            cpus_of_queue,
+            ..tags
+        })
+    }
+
     /// The limit of requests in flight: its own tags, or, if it has no queue of its own (device-mapper, md),
     /// the fewest of the devices below.
-    pub fn queue_tags(&self) -> Option<u32> {
+    pub fn queue_tags(&self) -> Option<Tags> {
+        let beneath = || self.beneath.iter().filter_map(Self::queue_tags);
         self.own_tags
-            .or_else(|| self.beneath.iter().filter_map(Self::queue_tags).min())
+            .or_else(|| beneath().min_by_key(|tags| tags.of_queue))
     }
 }
 
@@ -143,15 +174,34 @@ fn read(view: &View, directory: &Path, level: u32) -> Option<Device> {
         whole(view, &mut slave);
         read(view, &slave, level + 1)
     });
-    let queues = view.names(directory.join("mq")).len();
+    let queues = view.names(directory.join("mq"));
+    // Such as "0, 1".
+    let cpus_of = |queue: &String| {
+        let cpus = view.text(directory.join("mq").join(queue).join("cpu_list"))?;
+        u32::try_from(cpus.split(',').count()).ok()
+    };
+    // The kernel does not report whether queues share tags; those of SCSI hosts may.
+    let shared = view.exists(directory.join("device/scsi_level"));
+    let cpus_of_queue = if shared {
+        None
+    } else {
+        queues.iter().map(cpus_of).collect::<Option<Vec<_>>>()
+    };
+    let tags = |of_queue| Tags {
+        of_queue,
+        cpus_of_queue: cpus_of_queue.and_then(|cpus| cpus.into_iter().max()),
+    };
     Some(Device {
         name: directory.file_name()?.to_str()?.to_owned(),
         number: view.text(directory.join("dev")).unwrap_or_default(),
         layer,
         rotational: view.number(queue.join("rotational")) == Some(1_u8),
         scheduler: view.text(queue.join("scheduler")),
-        own_tags: view.number(queue.join("nr_requests")).filter(|tags| *tags > 0),
-        hardware_queues: u32::try_from(queues).unwrap_or(u32::MAX).max(1),
+        own_tags: view
+            .number(queue.join("nr_requests"))
+            .filter(|tags| *tags > 0)
+            .map(tags),
+        hardware_queues: u32::try_from(queues.len()).unwrap_or(u32::MAX).max(1),
         logical_block_bytes: view.number(queue.join("logical_block_size")).unwrap_or(512),
         read_ahead_kib: view.number(queue.join("read_ahead_kb")),
         max_sectors_kib: view.number(queue.join("max_sectors_kb")),
@@ -165,6 +215,14 @@ fn read(view: &View, directory: &Path, level: u32) -> Option<Device> {
 mod tests {
     use super::*;
     use crate::tree::{Tree, storage};
+
+    fn tags(of_queue: u32, cpus_of_queue: impl Into<Option<u32>>) -> Option<Tags> {
+        let cpus_of_queue = cpus_of_queue.into();
+        Some(Tags {
+            of_queue,
+            cpus_of_queue,
+        })
+    }
 
     fn at(tree: &Tree, major: u32, minor: u32) -> Device {
         let number = rustix::fs::makedev(major, minor);
@@ -180,7 +238,7 @@ mod tests {
         assert_eq!(partition.as_deref(), Some("nvme0n1p1"));
         assert_eq!(
             (device.name.as_str(), device.queue_tags()),
-            ("nvme0n1", Some(1023))
+            ("nvme0n1", tags(1023, 1))
         );
         assert_eq!((device.hardware_queues, device.logical_block_bytes), (2, 4096));
         assert!(!device.rotational && !device.poll_queues, "{device:?}");
@@ -194,13 +252,42 @@ mod tests {
         let upper = at(&tree, 252, 1);
         assert_eq!(
             (upper.name.as_str(), upper.queue_tags(), upper.hardware_queues),
-            ("dm-1", Some(1023), 1)
+            ("dm-1", tags(1023, 1), 1)
         );
         assert_eq!(
             (upper.own_tags, upper.all().len(), upper.disks().len()),
             (None, 3, 1)
         );
-        assert_eq!(at(&tree, 9, 0).queue_tags(), Some(64));
+        assert_eq!(at(&tree, 9, 0).queue_tags(), tags(64, None));
+    }
+
+    #[test]
+    fn rings_share_the_tags_of_the_queue_that_they_submit_to() {
+        // Scenario: a disk whose two queues serve four CPUs and two, of nvme and of a SCSI host. Expectation:
+        // rings that are pinned share with those of the larger queue, on SCSI with all; unpinned ones with all.
+        let tree = Tree::new(&[]);
+        for (number, name) in [("259:0", "nvme0n1"), ("8:0", "sda")] {
+            let directory = format!("sys/devices/{name}");
+            tree.write(&format!("{directory}/queue/nr_requests"), "256\n");
+            tree.write(&format!("{directory}/mq/0/cpu_list"), "0, 1, 2, 3\n");
+            tree.write(&format!("{directory}/mq/1/cpu_list"), "4, 5\n");
+            tree.link(&directory, &format!("sys/dev/block/{number}"));
+        }
+        tree.write("sys/devices/sda/device/scsi_level", "7\n");
+        let nvme = at(&tree, 259, 0).queue_tags().expect("tags");
+        assert_eq!(Some(nvme), tags(256, 4));
+        let of_rings = |tags: Tags, pinned| [1, 2, 4, 6].map(|rings| tags.for_each_ring(rings, pinned));
+        assert_eq!(of_rings(nvme, true), [240, 120, 60, 60]);
+        assert_eq!(of_rings(nvme, false), [240, 120, 60, 40]);
+        let scsi = at(&tree, 8, 0).queue_tags().expect("tags");
+        assert_eq!(of_rings(scsi, true), [240, 120, 60, 40]);
+        // Worked in the documentation; and never none.
+        let large = tags(1023, 1).expect("tags");
+        assert_eq!(
+            (large.for_each_ring(64, true), large.for_each_ring(64, false)),
+            (960, 15)
+        );
+        assert_eq!(tags(8, None).expect("tags").for_each_ring(64, true), 1);
     }
 
     #[test]
@@ -232,7 +319,10 @@ mod tests {
         let file = tempfile::tempfile().expect("temporary file");
         if let Some(device) = Device::of_file(&file) {
             assert!(!device.name.is_empty(), "{device:?}");
-            assert!(device.queue_tags() != Some(0), "{device:?}");
+            assert!(
+                device.queue_tags().is_none_or(|tags| tags.of_queue > 0),
+                "{device:?}"
+            );
             assert!(device.logical_block_bytes.is_power_of_two(), "{device:?}");
             assert!(device.hardware_queues >= 1, "{device:?}");
         }

@@ -28,6 +28,11 @@ pub fn cpus_to_pin() -> Option<Vec<usize>> {
     mask().and_then(|mask| pinnable(mask, granted()))
 }
 
+/// Whether each of this many threads can be pinned to a CPU of its own.
+pub fn can_pin(threads: u32) -> bool {
+    cpus_to_pin().is_some_and(|cpus| cpus.len() >= threads as usize)
+}
+
 /// The other CPUs of this thread's affinity mask.
 pub fn others(cpu: usize) -> Vec<usize> {
     let mut cpus = mask().unwrap_or_default();

@@ -70,7 +70,7 @@ impl Place {
         } else {
             "not rotational"
         };
-        let tags = number(device.queue_tags().map(u64::from));
+        let tags = number(device.queue_tags().map(|tags| u64::from(tags.of_queue)));
         let (name, queues, block) = (&device.name, device.hardware_queues, device.logical_block_bytes);
         let shown =
             format!("{name}, {kind}, {tags} tags on {queues} hardware queues, blocks of {block} bytes");

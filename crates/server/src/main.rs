@@ -22,7 +22,7 @@ use ringfetch_engine::config::{BackendKind, EngineConfig};
 use ringfetch_engine::dataset::Dataset;
 use ringfetch_engine::engine::{Engine, StartError};
 use ringfetch_host::View;
-use ringfetch_host::block::Device;
+use ringfetch_host::block::{Device, Tags};
 use ringfetch_server::access::Access;
 use ringfetch_server::access_log::{AccessLog, FlushGuard};
 use ringfetch_server::catalogue::Catalogue;
@@ -296,7 +296,7 @@ fn run(inputs: &Inputs, addresses_file: Option<&Path>) -> anyhow::Result<()> {
     };
     let datasets = catalogue.datasets();
     let engine = Engine::start(&EngineConfig {
-        device_tags: fewest_tags(&datasets),
+        device_tags: device_tags(&datasets, config.engine.cores),
         ..config.engine.clone()
     })?;
     let most = engine.response_bytes_max();
@@ -524,12 +524,17 @@ fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
         .context("starting the runtime")
 }
 
-/// Tags of the device with the fewest: all rings together must stay below that (TRAPS 15).
-fn fewest_tags(datasets: &[Arc<Dataset>]) -> Option<u32> {
+/// The devices' tags: rings that share them must stay below them (TRAPS 15).
+fn device_tags(datasets: &[Arc<Dataset>], rings: u32) -> Vec<Tags> {
     let paths = datasets.iter().flat_map(|dataset| &dataset.spec().paths);
-    paths
-        .filter_map(|path| Device::of_file(File::open(path).ok()?)?.queue_tags())
-        .min()
+    let tags = paths.filter_map(|path| Device::of_file(File::open(path).ok()?)?.tags_for(rings));
+    // Thousands of files have a few devices.
+    tags.fold(Vec::new(), |mut known, tags| {
+        if !known.contains(&tags) {
+            known.push(tags);
+        }
+        known
+    })
 }
 
 /// Connections and open objects need descriptors. The soft limit is 1024 on most systems, for the sake of

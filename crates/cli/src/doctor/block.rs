@@ -14,7 +14,7 @@ checks! {
     SCHEDULER = "device.scheduler",
         "a scheduler costs CPU a read, and helps devices that seek, or many users of one device";
     TAGS = "device.tags",
-        "beyond its tags (nr_requests) a device makes io_uring_enter sleep, so all rings together stay below them";
+        "beyond its tags (nr_requests) a device makes io_uring_enter sleep, so rings that share them stay below together";
     READ_AHEAD = "device.read_ahead",
         "buffered random reads also fetch up to this much more; direct reads and mappings do not";
     MAX_SECTORS = "device.max_sectors", "longer reads are split by the kernel, and each part takes a tag";
@@ -63,7 +63,7 @@ pub(super) fn checks(
         stack(device, partition),
         rotational(device),
         scheduler(device),
-        tags(device, needs),
+        tags(device, needs, ringfetch_host::cpus::can_pin(needs.cores)),
     ];
     checks.extend(read_ahead(device, direct));
     checks.extend(max_sectors(device));
@@ -138,15 +138,21 @@ fn scheduler(device: &Device) -> Finding {
     SCHEDULER.ok(found.join(", "))
 }
 
-fn tags(device: &Device, needs: Needs) -> Finding {
+/// `pinned`: whether each ring has a CPU of its own.
+fn tags(device: &Device, needs: Needs, pinned: bool) -> Finding {
     let Some(tags) = device.queue_tags() else {
         let found = "unknown: the engine keeps engine.uring.queue_depth in flight on each ring";
         return TAGS.note(found);
     };
-    // As the engine lowers it: 256 tags and 2 rings leave (256 - 16) / 2 = 120 for each.
-    let each = ((tags - tags / 16) / needs.cores.max(1)).clamp(1, QUEUE_DEPTH);
     let rings = needs.cores;
-    let found = format!("{tags}: at most {each} reads in flight on each of {rings} rings");
+    let each = tags.for_each_ring(rings, pinned).min(QUEUE_DEPTH);
+    let of_queue = tags.of_queue;
+    let queues = match tags.cpus_of_queue {
+        Some(1) if pinned => " for each CPU".to_owned(),
+        Some(cpus) if cpus < rings && pinned => format!(" for every {cpus} CPUs"),
+        Some(_) | None => String::new(),
+    };
+    let found = format!("{of_queue}{queues}: at most {each} reads in flight on each of {rings} rings");
     let disk = device.disks().first().map_or("", |disk| disk.name.as_str());
     let remedy = format!(
         "raise /sys/block/{disk}/queue/nr_requests where the driver allows, or run fewer rings (engine.cores)"
@@ -277,10 +283,17 @@ mod tests {
             remedy.contains("nvme.poll_queues=") && poll.found.contains("is 0"),
             "{poll:?}"
         );
-        // 1023 tags: 1023 - 63 = 960, of which each of 4 rings may use all of its 128, and each of 16 rings 60.
-        assert!(tags(&device, needs(4)).found.contains("at most 128"));
-        assert_eq!(tags(&device, needs(16)).verdict, Verdict::Note);
-        assert_eq!(tags(&device, needs(64)).verdict, Verdict::Warning);
+        // 1023 tags: 1023 - 63 = 960, of which each of 4 rings may use all of its 128, and each of 16 rings 60; all
+        // of it where each ring is on a CPU with a queue of its own.
+        assert!(tags(&device, needs(4), false).found.contains("at most 128"));
+        assert_eq!(tags(&device, needs(16), false).verdict, Verdict::Note);
+        assert_eq!(tags(&device, needs(64), false).verdict, Verdict::Warning);
+        let pinned = tags(&device, needs(64), true);
+        assert!(
+            pinned.found.contains("1023 for each CPU: at most 128"),
+            "{pinned:?}"
+        );
+        assert_eq!(pinned.verdict, Verdict::Ok);
     }
 
     #[test]

@@ -7,6 +7,7 @@ use ringfetch_engine::config::{BackendKind, DirectIo, EngineConfig, OnUnavailabl
 use ringfetch_engine::dataset::{Dataset, DatasetSpec, KindSpec, OpenFile, PartialTail};
 use ringfetch_engine::engine::{Engine, SubmitOptions};
 use ringfetch_host::View;
+use ringfetch_host::block::Tags;
 use ringfetch_pace::Gate;
 use std::collections::HashMap;
 use std::path::Path;
@@ -36,7 +37,7 @@ pub(crate) struct Choice {
     pub(crate) mmap_threads: u32,
     pub(crate) announce: bool,
     /// Lowers the depth; `None`: the depth is not lowered.
-    pub(crate) device_tags: Option<u32>,
+    pub(crate) device_tags: Option<Tags>,
 }
 
 impl Choice {
@@ -243,7 +244,7 @@ fn configuration(job: &Job, choice: Choice) -> EngineConfig {
         // Not pinned with one ring, like the baselines: other load on one CPU must not hit the engine alone.
         pin: choice.rings > 1,
         memory_budget_bytes: memory.next_multiple_of(1 << 20).max(MEMORY_MIN_BYTES),
-        device_tags: choice.device_tags,
+        device_tags: choice.device_tags.into_iter().collect(),
         ..EngineConfig::default()
     };
     // Not below the default: reads of more than 1 MiB are split, and their parts are in flight together.

@@ -242,7 +242,7 @@ fn conclude(report: &mut Report, found: &Found<'_>, args: &Calibrate) {
     head.extend(report.notes.iter().map(|note| format!("note: {note}")));
     report.yaml = yaml(&head, &report.advice);
     let knee = found.depth().map(|knee| format!(", knee: {}", knee.setting));
-    let tags = found.subject.tags.map(|tags| format!(", {tags} tags"));
+    let tags = found.subject.tags.map(|tags| format!(", {} tags", tags.of_queue));
     let (knee, tags) = (knee.unwrap_or_default(), tags.unwrap_or_default());
     let draws: [(&str, &str, Of); 3] = [
         ("reads", "reads/s", reads_per_second),

@@ -149,7 +149,10 @@ impl Found<'_> {
                 _ => format!("{rings} rings"),
             };
             let from = knee.setting;
-            let cut = format!("; cut from {from} to keep {all} below the device's {tags} tags");
+            let cut = format!(
+                "; cut from {from} to keep {all} below the device's {} tags",
+                tags.of_queue
+            );
             why.push_str(&cut);
         }
         advice(KEY, depth, why)
@@ -230,6 +233,7 @@ pub(super) mod tests {
     use crate::studies::calibrate::yaml::yaml;
     use crate::study::tests::row;
     use crate::study::{Row, Rows};
+    use ringfetch_host::block::Tags;
 
     fn subject() -> Subject {
         Subject {
@@ -239,7 +243,10 @@ pub(super) mod tests {
             refusal: None,
             registered: true,
             cpus: 2,
-            tags: Some(256),
+            tags: Some(Tags {
+                of_queue: 256,
+                cpus_of_queue: None,
+            }),
             warm_bytes: 0,
         }
     }

@@ -139,7 +139,7 @@ impl<'a> Found<'a> {
     /// The depth of each of this many rings after the engine has lowered it.
     pub(super) fn in_force(&self, depth: u32, rings: u32) -> u32 {
         let mut config = EngineConfig {
-            device_tags: self.subject.tags,
+            device_tags: self.subject.tags.into_iter().collect(),
             cores: rings,
             ..EngineConfig::default()
         };

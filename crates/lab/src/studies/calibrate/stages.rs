@@ -10,6 +10,7 @@ use crate::setup::{Amount, Heat, Setup, Shape};
 use crate::strategies::named;
 use crate::study::{Cell, Rows, pair};
 use ringfetch_engine::config::BackendKind;
+use ringfetch_host::block::Tags;
 use std::time::{Duration, Instant};
 
 /// Most bytes to warm: larger than the CPU's caches, and read within a second.
@@ -39,7 +40,7 @@ pub(super) struct Subject {
     /// Whether a trial read into registered memory works.
     pub(super) registered: bool,
     pub(super) cpus: u32,
-    pub(super) tags: Option<u32>,
+    pub(super) tags: Option<Tags>,
     /// Bytes that can be warm; 0 if the file is larger than memory.
     pub(super) warm_bytes: u64,
 }
@@ -58,7 +59,7 @@ struct Step {
 impl Subject {
     pub(super) fn of(args: &Calibrate, material: &Material, direct: bool) -> Self {
         let ring = ringfetch_engine::probe::probe();
-        let cpus = ringfetch_host::cpus::usable_cpus().len();
+        let cpus = u32::try_from(ringfetch_host::cpus::usable_cpus().len()).unwrap_or(u32::MAX);
         let length_bytes = material.length_bytes();
         let fits = length_bytes <= facts::memory().available_bytes;
         let device = material.place.device.as_ref();
@@ -68,8 +69,8 @@ impl Subject {
             direct,
             registered: ring.as_ref().is_ok_and(|facts| facts.registered_buffers.is_ok()),
             refusal: ring.err().map(|refusal| refusal.to_string()),
-            cpus: u32::try_from(cpus).unwrap_or(u32::MAX).max(1),
-            tags: device.and_then(ringfetch_host::block::Device::queue_tags),
+            cpus,
+            tags: device.and_then(|device| device.tags_for(cpus)),
             warm_bytes: if fits { length_bytes.min(WARM_BYTES_MAX) } else { 0 },
         }
     }
