@@ -11,6 +11,13 @@ WORKDIR /src
 # Debug information does not go into the image, so none is made.
 ENV CARGO_PROFILE_RELEASE_DEBUG=false CARGO_PROFILE_RELEASE_SPLIT_DEBUGINFO=off CARGO_PROFILE_RELEASE_STRIP=debuginfo
 
+# Compiled with a profile (docs/adr/0018) if release/ringfetch.profdata is there; Cargo.lock only keeps this from failing without
+# it. The profile names functions as they are named when cargo is called with --target, as release/compile does.
+COPY Cargo.lock release/ringfetch.profdat[a] ./
+RUN mkdir .cargo \
+ && { printf '[build]\ntarget = "%s"\n' "$(rustc --version --verbose | sed -n 's/^host: //p')" \
+   && if [ -e ringfetch.profdata ]; then echo 'rustflags = ["-Cprofile-use=/src/ringfetch.profdata"]'; fi; } >.cargo/config.toml
+
 # Dependencies first, from manifests alone, so that a change of the code does not build them again.
 COPY Cargo.toml Cargo.lock ./
 COPY crates/proto/Cargo.toml crates/proto/
@@ -50,8 +57,8 @@ RUN find crates -name '*.rs' -exec touch {} + \
 # What the image is made of: the programs, and what the loader would open for them (glibc has the resolver in it since 2.34).
 RUN mkdir -p /out/usr/local/bin /demo \
  && for program in ringfetchd ringfetch; do \
-      cp "target/release/$program" "/out/usr/local/bin/$program" || exit 1; \
-      ldd "target/release/$program" >libraries || exit 1; \
+      cp target/*/release/"$program" "/out/usr/local/bin/$program" || exit 1; \
+      ldd "/out/usr/local/bin/$program" >libraries || exit 1; \
       grep -o '/[^ ]*' libraries | xargs -I '{}' cp --dereference --parents '{}' /out || exit 1; \
     done
 
