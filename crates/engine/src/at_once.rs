@@ -19,8 +19,11 @@ use crate::share::Share;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
-/// Longest item. A longer copy is worth a thread of its own.
+/// Longest item with `mmap`: a longer copy is worth going to a thread of its own.
 const BYTES_MAX: u32 = 16 << 10;
+
+/// Longest item with `auto`, whose shard is on the same thread.
+const SAME_THREAD_BYTES_MAX: u32 = 64 << 10;
 
 /// State of one core. Aligned, so that cores share no cache line (128: x86 fetches lines in pairs).
 #[repr(align(128))]
@@ -56,15 +59,17 @@ impl CoreReads {
         deadline: Option<Instant>,
     ) -> Result<Fetched, Residency> {
         // Checked first: the shards of a ring have this state for `auto` alone.
-        if !matches!(backend, BackendKind::Mmap | BackendKind::Auto) {
-            return Err(Residency::Ask);
-        }
+        let bytes_max = match backend {
+            BackendKind::Mmap => BYTES_MAX,
+            BackendKind::Auto => SAME_THREAD_BYTES_MAX,
+            BackendKind::Uring | BackendKind::Pread | BackendKind::Sim => return Err(Residency::Ask),
+        };
         let ([_], [segment]) = (batch.items.as_slice(), batch.segments.as_slice()) else {
             return Err(Residency::Ask);
         };
         let length = segment.length;
         let accepted = Instant::now();
-        if length > BYTES_MAX || deadline.is_some_and(|deadline| deadline <= accepted) {
+        if length > bytes_max || deadline.is_some_and(|deadline| deadline <= accepted) {
             return Err(Residency::Ask);
         }
         let file = batch.file(segment.file).ok_or(Residency::Ask)?;
@@ -229,19 +234,25 @@ mod tests {
         let (file, bytes) = file();
         for reads in each_backend() {
             let dataset = dataset(file.path());
+            let longest = if reads.1 == BackendKind::Auto {
+                65_536
+            } else {
+                16_384
+            };
             for (offset, length) in [
                 (0, 4096),
                 (4096, 4096),
                 (5, 1),
                 (4000, 9000),
                 (BLOCKS * 4096 - 7, 7),
+                (1, longest),
             ] {
                 let fetched = answered(&reads, &dataset, file.path(), (offset, length));
                 let range = offset as usize..(offset + length) as usize;
                 assert!(fetched.data == bytes[range] && fetched.errors.is_empty());
             }
             assert!(ask(&reads, &dataset, &[(0, 4096), (4096, 4096)]).is_none());
-            assert!(ask(&reads, &dataset, &[(0, 16_385)]).is_none());
+            assert!(ask(&reads, &dataset, &[(0, longest + 1)]).is_none());
             assert!(ask(&reads, &dataset, &[(BLOCKS * 4096, 1)]).is_none());
             let mut late = Batch::new(Arc::clone(&dataset), 1);
             late.push_block(1);
@@ -252,7 +263,7 @@ mod tests {
             assert_eq!(state.counters.len(), 1);
             assert_eq!(
                 state.counters[0].2.ok.load(std::sync::atomic::Ordering::Relaxed),
-                5
+                6
             );
             drop(state);
             drop((late, dataset));
