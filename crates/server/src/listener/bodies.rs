@@ -31,9 +31,9 @@ pub struct RequestBody {
 }
 
 impl RequestBody {
-    /// The body of a request with this head.
-    pub(super) fn new(body: Incoming, head: &HeaderMap, exchange: Arc<Exchange>) -> Self {
-        let comes_unasked = !body.is_end_stream() && !head.contains_key(header::EXPECT);
+    /// The body of a request with this head. `may_end`: not one of gRPC, whose streams last as long as they like.
+    pub(super) fn new(body: Incoming, head: &HeaderMap, exchange: Arc<Exchange>, may_end: bool) -> Self {
+        let comes_unasked = may_end && !body.is_end_stream() && !head.contains_key(header::EXPECT);
         Self {
             body: Some(body),
             exchange,
@@ -96,8 +96,12 @@ impl Body for RequestBody {
 const UNREAD_BYTES_MAX: u64 = 64 << 10;
 const UNREAD_WAIT_MAX: Duration = Duration::from_secs(2);
 
-/// A response that waits for the end of its request's body, which nothing else reads. hyper closes an HTTP/1.1
-/// connection after a response unless the request is at its end.
+/// The same over HTTP/2, where it is for the response: the default of `limits.request_bytes`.
+const UNREAD_HTTP2_BYTES_MAX: u64 = 4 << 20;
+
+/// A response that waits for the end of its request's body, which nothing else reads. Otherwise hyper closes an
+/// HTTP/1.1 connection after the response, and resets an HTTP/2 stream, which makes common clients lose the
+/// response (curl 7.88, the JDK's, httpx) although RFC 9113 (8.1) forbids that.
 #[derive(Debug)]
 struct UnreadRequest<B> {
     response: Response<B>,
@@ -107,11 +111,15 @@ struct UnreadRequest<B> {
 }
 
 impl<B> UnreadRequest<B> {
-    fn new(response: Response<B>, body: Incoming) -> Self {
+    fn new(response: Response<B>, body: Incoming, is_http2: bool) -> Self {
         Self {
             response,
             body,
-            bytes_left: UNREAD_BYTES_MAX,
+            bytes_left: if is_http2 {
+                UNREAD_HTTP2_BYTES_MAX
+            } else {
+                UNREAD_BYTES_MAX
+            },
             wait: Box::pin(tokio::time::sleep(UNREAD_WAIT_MAX)),
         }
     }
@@ -185,7 +193,9 @@ where
             }
             match this.exchange.take_unread() {
                 None => return Poll::Ready(Ok(this.sent(response))),
-                Some(body) => this.unread = Some(UnreadRequest::new(response, body)),
+                Some(body) => {
+                    this.unread = Some(UnreadRequest::new(response, body, this.exchange.is_http2()));
+                }
             }
         }
         let Some(mut unread) = this.unread.take() else {

@@ -151,7 +151,8 @@ impl RequestDispatcher {
         progress: &Arc<Progress>,
     ) -> DispatchFuture {
         let (head, body) = request.into_parts();
-        let body = RequestBody::new(body, &head.headers, Arc::clone(exchange));
+        let may_end = matches!(self.role, Role::DataAndProbes(_));
+        let body = RequestBody::new(body, &head.headers, Arc::clone(exchange), may_end);
         let mut request = Request::from_parts(head, body);
         if let Some(refused) = self.refused(&request, progress.is_late()) {
             return DispatchFuture::refused(refused, progress);

@@ -122,9 +122,14 @@ impl Exchange {
         fits
     }
 
+    /// Whether it is one of HTTP/2.
+    pub(in crate::listener) fn is_http2(&self) -> bool {
+        self.progress.is_http2()
+    }
+
     /// Keeps the rest of a body that nothing reads, until the response is known.
     pub(in crate::listener) fn leave_unread(&self, body: Incoming) {
-        if !self.progress.is_http2() && !self.progress.announces_close() {
+        if !self.progress.announces_close() {
             *self.unread.lock().unwrap_or_else(PoisonError::into_inner) = Some(body);
         }
     }

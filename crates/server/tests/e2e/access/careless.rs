@@ -4,6 +4,7 @@ use super::*;
 use bytes::Bytes;
 use h2::client::{Connection, SendRequest};
 use prost::Message as _;
+use std::future::poll_fn;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use tokio::net::TcpSocket;
 use tonic_types::StatusExt as _;
@@ -172,6 +173,44 @@ async fn a_refused_call_is_a_grpc_response_however_many_are_open() {
         let status = Status::from_header_map(answer.headers()).unwrap();
         assert_eq!(status.code(), code);
         assert!(status.get_error_details().error_info().is_some(), "{status:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_refusal_over_http2_comes_after_the_body_that_nobody_reads() {
+    // Scenario: a request with an unknown token and a body of 200 KiB, more than a stream's window; another whose
+    // body of 5 MiB is announced. Expectation: 401 for both; the first body is taken whole, so that its stream is not
+    // reset, at which curl and others forget the response. The second is not.
+    let daemon = served(&lines(&[("a", "first", "*")])).start();
+    let (sender, connection) = http2(1, daemon.http, 1 << 16).await;
+    tokio::spawn(connection);
+    for (announced, is_taken) in [(200 << 10, true), (5 << 20, false)] {
+        let request = http::Request::post("http://localhost/v1/datasets/blocks/blocks:batchFetch")
+            .header("content-type", "application/json")
+            .header("content-length", announced)
+            .header("authorization", "Bearer unknown")
+            .body(())
+            .unwrap();
+        let mut sender = sender.clone().ready().await.unwrap();
+        let (response, mut body) = sender.send_request(request, false).unwrap();
+        let mut left: usize = announced;
+        let sending = async {
+            while left > 0 {
+                body.reserve_capacity(left);
+                let granted = poll_fn(|cx| body.poll_capacity(cx)).await;
+                let Some(Ok(granted)) = granted else { return false };
+                left -= granted;
+                body.send_data(Bytes::from(vec![b' '; granted]), left == 0)
+                    .unwrap();
+            }
+            true
+        };
+        assert_eq!(
+            timeout(PATIENCE, sending).await.expect("taken or reset"),
+            is_taken
+        );
+        let response = timeout(PATIENCE, response).await.expect("a response").unwrap();
+        assert_eq!(response.status(), 401);
     }
 }
 
