@@ -39,6 +39,8 @@ pub(crate) struct Principal {
     request_rate: Rate,
     byte_rate: Rate,
     state: Mutex<State>,
+    /// Held by the one later part of a response that waits for the rate of bytes.
+    waiting_window: tokio::sync::Mutex<()>,
 }
 
 #[derive(Debug)]
@@ -62,6 +64,7 @@ impl Principal {
             request_rate: Rate::unlimited(),
             byte_rate: Rate::unlimited(),
             state: Mutex::new(state),
+            waiting_window: tokio::sync::Mutex::new(()),
         })
     }
 
@@ -149,6 +152,15 @@ impl Principal {
     /// Its limit of bytes per second.
     pub(crate) fn bytes_per_s(&self) -> u64 {
         self.byte_rate.per_s()
+    }
+
+    /// Waits until no other later part of a response waits for the rate of bytes, first come, first served. `None`
+    /// without a rate.
+    pub(crate) async fn window_turn(&self) -> Option<tokio::sync::MutexGuard<'_, ()>> {
+        if self.bytes_per_s() == UNLIMITED {
+            return None;
+        }
+        Some(self.waiting_window.lock().await)
     }
 
     /// Charges the bytes of a later part of a response if other requests have had `room` to come first.

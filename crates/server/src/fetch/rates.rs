@@ -43,7 +43,7 @@ impl Fetcher {
 
     /// Charges the bytes of a response before it is read. A response larger than what is left is granted;
     /// further requests are then refused until the debt is paid back. The limits bound a response's length,
-    /// and so the debt.
+    /// and so the debt; a score's debt is bounded by its candidates (`limits.items_per_request`).
     ///
     /// # Errors
     /// `OverRate`.

@@ -144,7 +144,7 @@ impl Fetcher {
             work.check_range(dataset)?;
         }
         // Charges what is read, although the response is small.
-        Self::charge_bytes(context, work.read_bytes())?;
+        let charged = Self::charge_bytes(context, work.read_bytes(dataset))?;
         let mut turn = Turn::new(deadline);
         let mut unread = windows(work.ids.len(), work.vector_bytes, self.window_bytes(context)).peekable();
         let mut reading: VecDeque<(Range<usize>, Ticket)> = VecDeque::with_capacity(WINDOWS_AHEAD);
@@ -160,7 +160,12 @@ impl Fetcher {
                     }
                     // It fits once the windows before it are done.
                     Err(ReadError::Overloaded { .. }) if !reading.is_empty() => break,
-                    Err(error) => return Err(error.into()),
+                    Err(error) => {
+                        if scored == 0 && reading.is_empty() {
+                            charged.give_back();
+                        }
+                        return Err(error.into());
+                    }
                 }
             }
             let Some((window, ticket)) = reading.pop_front() else {
@@ -333,10 +338,13 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// Bytes of the distinct candidates.
-    fn read_bytes(&self) -> u64 {
-        let bytes = self.ids.len().saturating_mul(self.vector_bytes);
-        u64::try_from(bytes).unwrap_or(u64::MAX)
+    /// Bytes of the distinct candidates that the dataset has.
+    fn read_bytes(&self, dataset: &DatasetHandle) -> u64 {
+        let Kind::Vectors { count, .. } = dataset.kind() else {
+            return 0;
+        };
+        let there = self.ids.partition_point(|id| *id < count);
+        u64::try_from(there.saturating_mul(self.vector_bytes)).unwrap_or(u64::MAX)
     }
 
     /// The error for an id past the end, before anything is read.

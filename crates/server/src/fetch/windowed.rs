@@ -135,9 +135,13 @@ impl SnapshotReader {
     }
 
     /// Charges a later window to its principal's bytes per second, and waits until they are due. Other requests
-    /// of the principal come first, but not for ever.
+    /// of the principal come first, but not for ever. Its windows wait one at a time: each takes its bytes a second
+    /// after it would be due at the latest, and several would together take the whole rate.
     async fn wait_for_rate(&self, window: &[BodyPart]) {
         let Some(principal) = self.connection.as_ref().and_then(|own| own.principal()) else {
+            return;
+        };
+        let Some(_turn) = principal.window_turn().await else {
             return;
         };
         let (limit, bytes) = (principal.bytes_per_s(), total_bytes(window));

@@ -101,6 +101,9 @@ const COPIED_BYTES_MAX: usize = 1 << 10;
 /// Longest frame with several messages, and its most parts.
 const RUN_BYTES_MAX: usize = 64 << 10;
 const RUN_PARTS_MAX: usize = 48;
+/// Most bytes of heads in a frame with several messages: a response's text of up to 4 KiB has no charge of its own, and a
+/// client that does not read holds a frame or two of each stream.
+const RUN_HEAD_BYTES_MAX: usize = 8 << 10;
 
 /// Messages sent in one frame. Keeps the originals of copied data, so that they stay charged to the
 /// connection until the frame is sent.
@@ -110,6 +113,8 @@ pub(super) struct FrameBuffer {
     /// Heads and copied data, after `parts`.
     bytes: BytesMut,
     held: Vec<Bytes>,
+    /// Of all messages.
+    head_bytes: usize,
 }
 
 struct FrameBytes {
@@ -128,10 +133,13 @@ impl FrameBuffer {
     pub(super) fn push(&mut self, encoded: EncodedMessage) -> Result<(), EncodedMessage> {
         let EncodedMessage { head, data } = encoded;
         let length = self.parts.remaining() + self.bytes.len();
-        let fits = length + head.len() + data.len() <= RUN_BYTES_MAX && self.parts.count() < RUN_PARTS_MAX;
+        let fits = length + head.len() + data.len() <= RUN_BYTES_MAX
+            && self.parts.count() < RUN_PARTS_MAX
+            && self.head_bytes + head.len() <= RUN_HEAD_BYTES_MAX;
         if !fits && length > 0 {
             return Err(EncodedMessage { head, data });
         }
+        self.head_bytes += head.len();
         let is_long = |part: &Bytes| part.len() > COPIED_BYTES_MAX;
         // A long head has a charge of its own.
         if is_long(&head) || (is_long(&data) && self.bytes.is_empty()) {

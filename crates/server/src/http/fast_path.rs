@@ -1,9 +1,11 @@
 //! The most frequent requests, served without the router: GET of a block, a vector, or bytes (ADR 0012).
 //!
 //! Responses are the router's, from the same functions. Only requests that the path alone identifies are
-//! accepted: nothing percent-encoded, no HEAD, no body. A layer around the router that must see these
-//! requests has to be repeated here: currently `outer_layer`.
+//! accepted: nothing percent-encoded, no HEAD, no body. Vectors as JSON are left to the router, which charges
+//! text to its caller. A layer around the router that must see these requests has to be repeated here:
+//! currently `outer_layer`.
 
+use super::negotiate::{ResponseFormat, preferred};
 use super::routes::{self, Route};
 use super::{items, objects, problem};
 use crate::caller::Connection;
@@ -58,9 +60,13 @@ impl<'a> Target<'a> {
 
 impl FastPath for ReadFastPath {
     fn accepts(&self, request: &Request<RequestBody>) -> bool {
+        let is_data = |target: Target<'_>| {
+            target.operation != HttpOperation::GetVector
+                || !matches!(preferred(request.headers()), Ok(ResponseFormat::Json))
+        };
         request.method() == Method::GET
             && request.body().is_end_stream()
-            && Target::of(request.uri().path()).is_some()
+            && Target::of(request.uri().path()).is_some_and(is_data)
     }
 
     fn call(&self, request: Request<RequestBody>, connection: &Arc<Connection>) -> ResponseFuture {

@@ -112,7 +112,9 @@ impl Problem {
         self
     }
 
-    fn into_answer(self, instance: &str) -> Response {
+    /// `path` is cut, because a problem is charged to no one's memory.
+    fn into_answer(self, path: &str) -> Response {
+        let instance = &path[..path.floor_char_boundary(INSTANCE_BYTES_MAX)];
         let Details {
             status: code,
             slug,
@@ -180,22 +182,17 @@ pub(super) fn render(mut response: Response, path: &str, matched: Option<&str>, 
     response
 }
 
-/// Most bytes of the request's path that a refusal repeats.
-const REFUSAL_PATH_BYTES: usize = 256;
+/// Most bytes of the request's path that a problem repeats.
+const INSTANCE_BYTES_MAX: usize = 256;
 
 /// The response for a problem found before the router.
 pub(crate) fn refusal(status: StatusCode, slug: &'static str, detail: String, path: &str) -> Response {
-    refused(Problem::new(status, slug, detail), path)
+    Problem::new(status, slug, detail).into_answer(path)
 }
 
 /// The response to a request that comes too late in a drain.
 pub(crate) fn too_late(path: &str) -> Response {
-    refused(ReadError::Draining.into(), path)
-}
-
-fn refused(problem: Problem, path: &str) -> Response {
-    // Cut, because a refusal is charged to no one's memory.
-    problem.into_answer(&path[..path.floor_char_boundary(REFUSAL_PATH_BYTES)])
+    Problem::from(ReadError::Draining).into_answer(path)
 }
 
 /// The response for an unknown path.

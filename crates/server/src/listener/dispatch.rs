@@ -162,6 +162,7 @@ impl RequestDispatcher {
         // Limited by number instead: health must not depend on memory.
         let is_service = !matches!(self.role, Role::DataAndProbes(_)) && is_service(path);
         let units = if path == FETCH_STREAM { STREAM_UNITS } else { 1 };
+        let units = units + head_units(&request);
         if let Err(refused) = exchange.charge(units, by_address)
             && !is_service
         {
@@ -329,6 +330,20 @@ impl RequestDispatcher {
     }
 }
 
+/// Whole units of memory: the request's own unit covers the rest.
+fn units_of(bytes: u64) -> usize {
+    usize::try_from(bytes / UNIT_BYTES).unwrap_or(usize::MAX)
+}
+
+/// Units of memory for a head that is longer than the first unit covers: it may be held until the request has
+/// arrived.
+fn head_units<B>(request: &Request<B>) -> usize {
+    let lengths = request.headers().iter();
+    let lengths = lengths.map(|(name, value)| name.as_str().len() + value.len());
+    let bytes = request.uri().path().len() + lengths.sum::<usize>();
+    units_of(bytes as u64)
+}
+
 /// Whether a call is for the health or reflection service.
 fn is_service(path: &str) -> bool {
     path.starts_with("/grpc.health.v1.Health/") || path.starts_with("/grpc.reflection.")
@@ -389,8 +404,7 @@ fn charged(
         None if media_type.is_some_and(is_data) => 0,
         None => response.body().size_hint().exact().unwrap_or(0),
     };
-    // A smaller text is covered by the request's own unit.
-    let units = usize::try_from(text_bytes / UNIT_BYTES).unwrap_or(usize::MAX);
+    let units = units_of(text_bytes);
     if units == 0 {
         return response.map(AnswerBody::Routed);
     }

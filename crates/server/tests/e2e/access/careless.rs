@@ -2,6 +2,8 @@
 
 use super::*;
 use bytes::Bytes;
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
 use h2::client::{Connection, SendRequest};
 use prost::Message as _;
 use std::future::poll_fn;
@@ -211,6 +213,59 @@ async fn a_refusal_over_http2_comes_after_the_body_that_nobody_reads() {
         );
         let response = timeout(PATIENCE, response).await.expect("a response").unwrap();
         assert_eq!(response.status(), 401);
+    }
+}
+
+#[tokio::test]
+async fn long_heads_and_vectors_as_json_are_charged() {
+    // Scenario: 256 requests of one address whose bodies never come, each with a header of 12 KiB; and as many for a vector
+    // of 128 KiB as JSON, which nobody reads; 4 MiB of request memory. Expectation: most are refused, with a retry hint.
+    let setup = served(&lines(&[("a", "first", "*")]));
+    setup.file("wide.bin", &vec![0; 1 << 17]);
+    let daemon = setup
+        .dataset(&[
+            "name: wide",
+            "kind: vectors",
+            "path: wide.bin",
+            "layout: raw",
+            "dim: 32768",
+            "dtype: f32",
+        ])
+        .set("limits.request_bytes", "64KiB")
+        .set("limits.request_memory", "4MiB")
+        .start();
+    let post = http::Request::post("http://localhost/v1/datasets/blocks/blocks:batchFetch")
+        .header("content-type", "application/json")
+        .header("x-long", "x".repeat(12 << 10));
+    let get = http::Request::get("http://localhost/v1/datasets/wide/vectors/0")
+        .header("accept", "application/json");
+    for (request, is_open) in [(post, true), (get, false)] {
+        let request = request.header("authorization", "Bearer first").body(()).unwrap();
+        let (mut connections, mut open) = (Vec::new(), Vec::new());
+        let mut heads = FuturesUnordered::new();
+        for _ in 0..4 {
+            let (sender, connection) = http2(2, daemon.http, 0).await;
+            connections.push(tokio::spawn(connection));
+            for _ in 0..64 {
+                let mut sender = sender.clone().ready().await.unwrap();
+                let (response, body) = sender.send_request(request.clone(), !is_open).unwrap();
+                open.push(body);
+                heads.push(response);
+            }
+        }
+        let (mut refused, mut held) = (0, Vec::new());
+        // A granted request whose body never comes has no response.
+        while refused <= 64 {
+            let head = timeout(PATIENCE, heads.next()).await.expect("refusals");
+            let head = head.expect("more refusals").unwrap();
+            if head.status() != 200 {
+                assert!(matches!(head.status().as_u16(), 429 | 503), "{head:?}");
+                assert!(head.headers().contains_key("retry-after"), "{head:?}");
+                refused += 1;
+            }
+            held.push(head);
+        }
+        connections.iter().for_each(tokio::task::JoinHandle::abort);
     }
 }
 

@@ -1,11 +1,12 @@
 //! Rate limits of principals, over every interface.
 
-use super::{Stream, get, grpc_roads, http_roads, lines, rewrite, served, with};
+use super::{Stream, get, grpc_roads, http_roads, lines, read, rewrite, served, with};
 use crate::daemon::{Daemon, PATIENCE, eventually_async};
 use crate::exposition::Scrape;
 use crate::wire;
 use ringfetch_proto::v1;
 use rustix::process::Signal;
+use std::future;
 use std::time::Duration;
 use tokio::time::timeout;
 use tonic::{Code, Status};
@@ -254,6 +255,93 @@ async fn a_long_object_leaves_room_for_other_reads() {
     assert!((1..32 << 20).contains(&read), "{read}");
     drop(answer);
     daemon.stop().await;
+}
+
+#[tokio::test]
+async fn several_long_objects_leave_room_for_other_reads() {
+    // Scenario: a principal with 1 MiB a second reads four objects of 32 MiB at a time, and blocks, each again when its
+    // refusal says so. Expectation: blocks are served, one within five tries.
+    let setup = served(&principals("bytes/s=1MiB"));
+    setup.file("objects/long", &vec![7; 32 << 20]);
+    let daemon = setup.start();
+    let mut readers = Vec::new();
+    for _ in 0..4 {
+        let request = v1::ReadObjectRequest {
+            dataset: "objects".to_owned(),
+            name: "long".to_owned(),
+            ..Default::default()
+        };
+        let mut answer = eventually_async("the object is granted", async || {
+            let request = with("greedy", request.clone());
+            daemon.fetch().await.read_object(request).await.ok()
+        })
+        .await
+        .into_inner();
+        readers.push(tokio::spawn(async move {
+            while let Ok(Some(_)) = answer.message().await {}
+        }));
+    }
+    for _ in 0..3 {
+        let mut tries = 0;
+        while let Err(refused) = daemon
+            .fetch()
+            .await
+            .fetch_blocks(with("greedy", wire::blocks("blocks", &[1])))
+            .await
+        {
+            tries += 1;
+            assert!(tries < 5, "{refused:?}");
+            let details = refused.get_error_details();
+            let wait = details.retry_info().and_then(|info| info.retry_delay);
+            // As told: the service's time, not the test's.
+            timeout(wait.expect("a hint"), future::pending::<()>())
+                .await
+                .unwrap_err();
+        }
+    }
+    readers.iter().for_each(tokio::task::JoinHandle::abort);
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn a_score_is_charged_for_what_it_reads() {
+    // Scenario: a principal with 64 KiB a second scores 200 ids past the end of vectors of 128 KiB, and with 64 KiB of
+    // memory a vector that does not fit. Expectation: neither reads anything, and a block is granted at once.
+    let score = |ids: Vec<u64>| v1::ScoreVectorsRequest {
+        dataset: "wide".to_owned(),
+        queries: vec![v1::ScoreQuery {
+            vector: vec![1.0; 1 << 15],
+            ids,
+        }],
+        metric: v1::Metric::Dot.into(),
+        limit: 1,
+        ..Default::default()
+    };
+    for (limits, ids, is_scored) in [
+        ("bytes/s=64KiB", (2..202).collect(), true),
+        ("bytes/s=64KiB,memory=64KiB", vec![0], false),
+    ] {
+        let setup = served(&principals(limits));
+        setup.file("wide.bin", &vec![0; 2 << 17]);
+        let daemon = setup
+            .dataset(&[
+                "name: wide",
+                "kind: vectors",
+                "path: wide.bin",
+                "layout: raw",
+                "dim: 32768",
+                "dtype: f32",
+            ])
+            .start();
+        let scored = daemon
+            .fetch()
+            .await
+            .score_vectors(with("greedy", score(ids)))
+            .await;
+        assert_eq!(scored.is_ok(), is_scored, "{scored:?}");
+        assert_eq!(read(&daemon, "greedy", "blocks").await, Ok(()), "{limits}");
+        daemon.stop().await;
+    }
 }
 
 #[tokio::test]
