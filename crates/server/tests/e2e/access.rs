@@ -76,6 +76,19 @@ fn served(principals: &str) -> Setup {
         .set("access.principals", "principals")
 }
 
+/// Adds the dataset `wide` of vectors of `dim` f32, in `wide.bin`.
+fn with_wide(setup: Setup, dim: u32) -> Setup {
+    let dim = format!("dim: {dim}");
+    setup.dataset(&[
+        "name: wide",
+        "kind: vectors",
+        "path: wide.bin",
+        "layout: raw",
+        &dim,
+        "dtype: f32",
+    ])
+}
+
 fn rewrite(daemon: &Daemon, principals: &str) {
     fs::write(daemon.path("next"), principals).unwrap();
     fs::rename(daemon.path("next"), daemon.path("principals")).unwrap();

@@ -222,15 +222,7 @@ async fn long_heads_and_vectors_as_json_are_charged() {
     // of 128 KiB as JSON, which nobody reads; 4 MiB of request memory. Expectation: most are refused, with a retry hint.
     let setup = served(&lines(&[("a", "first", "*")]));
     setup.file("wide.bin", &vec![0; 1 << 17]);
-    let daemon = setup
-        .dataset(&[
-            "name: wide",
-            "kind: vectors",
-            "path: wide.bin",
-            "layout: raw",
-            "dim: 32768",
-            "dtype: f32",
-        ])
+    let daemon = with_wide(setup, 32768)
         .set("limits.request_bytes", "64KiB")
         .set("limits.request_memory", "4MiB")
         .start();

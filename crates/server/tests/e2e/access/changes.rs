@@ -129,16 +129,7 @@ async fn scores_need_no_more_memory_than_their_principal_has() {
     // gets its scores, since candidates are read in parts that fit.
     let setup = served(&lines(&[("small", "small", "wide memory=64KiB")]));
     setup.file("wide.bin", &vec![0; 1024 * 512]);
-    let daemon = setup
-        .dataset(&[
-            "name: wide",
-            "kind: vectors",
-            "path: wide.bin",
-            "layout: raw",
-            "dim: 128",
-            "dtype: f32",
-        ])
-        .start();
+    let daemon = with_wide(setup, 128).start();
     let request = v1::ScoreVectorsRequest {
         dataset: "wide".to_owned(),
         queries: vec![v1::ScoreQuery {

@@ -1,6 +1,6 @@
 //! Rate limits of principals, over every interface.
 
-use super::{Stream, get, grpc_roads, http_roads, lines, read, rewrite, served, with};
+use super::{Stream, get, grpc_roads, http_roads, lines, read, rewrite, served, with, with_wide};
 use crate::daemon::{Daemon, PATIENCE, eventually_async};
 use crate::exposition::Scrape;
 use crate::wire;
@@ -323,16 +323,7 @@ async fn a_score_is_charged_for_what_it_reads() {
     ] {
         let setup = served(&principals(limits));
         setup.file("wide.bin", &vec![0; 2 << 17]);
-        let daemon = setup
-            .dataset(&[
-                "name: wide",
-                "kind: vectors",
-                "path: wide.bin",
-                "layout: raw",
-                "dim: 32768",
-                "dtype: f32",
-            ])
-            .start();
+        let daemon = with_wide(setup, 32768).start();
         let scored = daemon
             .fetch()
             .await
