@@ -14,7 +14,7 @@ checks! {
     SCHEDULER = "device.scheduler",
         "a scheduler costs CPU a read, and helps devices that seek, or many users of one device";
     TAGS = "device.tags",
-        "beyond its tags (nr_requests) a device makes io_uring_enter sleep, so rings that share them stay below together";
+        "beyond its tags (nr_requests) a device makes io_uring_enter sleep, so rings that share tags stay below them together";
     READ_AHEAD = "device.read_ahead",
         "buffered random reads also fetch up to this much more; direct reads and mappings do not";
     MAX_SECTORS = "device.max_sectors", "longer reads are split by the kernel, and each part takes a tag";
