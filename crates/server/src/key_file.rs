@@ -60,7 +60,7 @@ impl<'a> KeyFile<'a> {
             path,
             bytes: Vec::new(),
         };
-        let read = open(path).and_then(|open| match open {
+        let read = open_regular(path).and_then(|open| match open {
             None => Ok(None),
             Some(open) => open
                 .take(FILE_BYTES_MAX + 1)
@@ -97,7 +97,7 @@ impl<'a> KeyFile<'a> {
 }
 
 /// Opens a file; `None` if it is not a regular file. Does not wait for the writer of a FIFO.
-fn open(path: &Path) -> io::Result<Option<File>> {
+pub(crate) fn open_regular(path: &Path) -> io::Result<Option<File>> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
     Ok(file.metadata()?.is_file().then_some(file))

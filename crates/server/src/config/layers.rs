@@ -170,7 +170,10 @@ fn read(path: &Path) -> Result<Value, ProblemAndRemedy> {
     let elsewhere = "name a readable file with --config or RINGFETCH_CONFIG, or give neither for the demo";
     let unreadable = |error: std::io::Error| (format!("cannot be read: {error}"), elsewhere.to_owned());
     let mut text = String::new();
-    let file = std::fs::File::open(path).map_err(unreadable)?;
+    // A reload must not wait for the writer of a FIFO.
+    let Some(file) = crate::key_file::open_regular(path).map_err(unreadable)? else {
+        return Err(("is not a regular file".to_owned(), elsewhere.to_owned()));
+    };
     let length = file
         .take(FILE_BYTES_MAX + 1)
         .read_to_string(&mut text)

@@ -15,7 +15,7 @@ use tonic_types::StatusExt as _;
 #[tokio::test]
 async fn an_invalid_file_changes_nothing_and_is_reported() {
     // Scenario: a file with a misspelling, a wrong type and a changed limit; one with a dataset that does not
-    // open next to a new one; one that is not YAML; no file; by SIGHUP and by call; then a good one.
+    // open next to a new one; one that is not YAML; no file; a FIFO; by SIGHUP and by call; then a good one.
     // Expectation: everything stays as it was; every mistake is named, with its key, in log, response and
     // status; the metric is 0 until the good one.
     let good = file(&engine("mmap"), &["blocks"]);
@@ -79,8 +79,13 @@ async fn an_invalid_file_changes_nothing_and_is_reported() {
         let three = wire::blocks("blocks", &[0, 1, 2]);
         daemon.fetch().await.fetch_blocks(three).await.unwrap();
     }
-    fs::remove_file(daemon.path("ringfetchd.yaml")).unwrap();
+    let config = daemon.path("ringfetchd.yaml");
+    fs::remove_file(&config).unwrap();
     assert_eq!(reload(&daemon).await.unwrap_err().code(), Code::InvalidArgument);
+    // Without a writer: an open that waits for one would also stop every later reload.
+    rustix::fs::mkfifoat(rustix::fs::CWD, &config, rustix::fs::Mode::RUSR).unwrap();
+    let status = reload(&daemon).await.unwrap_err();
+    assert!(status.message().contains("is not a regular file"), "{status:?}");
     assert!((since().await - started).abs() < 1e-6);
 
     daemon.rewrite(&good);
