@@ -78,6 +78,7 @@ def facts(path):
         "date": time.strftime("%Y-%m-%d"),
         "commit": run(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"]).strip() + ("+changes" if dirty else ""),
         "kernel": platform.release(),
+        "congestion_control": pathlib.Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip(),
         "cpus": len(os.sched_getaffinity(0)),
         "cpu": cpu.group(1) if cpu else platform.machine(),
         "memory_gib": round(memory / 2**20, 1),

@@ -25,7 +25,7 @@ def markdown(facts, results, options, command):
     lines = [
         f"# Results of {facts['date']}, commit {facts['commit']}", "",
         f"`{command}`, programs of {'cargo build --release' if '--plain' in command else 'release/compile'}", "",
-        f"{facts['cpus']} CPUs ({facts['cpu']}), {facts['memory_gib']} GiB; kernel {facts['kernel']}; {facts['file_system']} on "
+        f"{facts['cpus']} CPUs ({facts['cpu']}), {facts['memory_gib']} GiB; kernel {facts['kernel']}, TCP {facts['congestion_control']}; {facts['file_system']} on "
         f"{device.get('name', 'an unknown device')} (nr_requests {device.get('nr_requests')}, scheduler {device.get('scheduler')}, "
         f"{device.get('logical_block_bytes')}-byte sectors); a file of {facts['file_gib']} GiB; "
         + "; ".join(tool for tool in tools.values() if tool) + ".",

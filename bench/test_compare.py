@@ -21,8 +21,8 @@ import table
 from processes import RunFailed
 from verdict import Result, Target, in_words
 
-FACTS = {"date": "2000-01-01", "commit": "0", "cpus": 2, "cpu": "c", "memory_gib": 1, "kernel": "k", "file_system": "f",
-         "file_gib": 1, "block_device": {}, "load_at_start": 0, "tools": {"fio": "fio-3"}}
+FACTS = {"date": "2000-01-01", "commit": "0", "cpus": 2, "cpu": "c", "memory_gib": 1, "kernel": "k", "congestion_control": "c",
+         "file_system": "f", "file_gib": 1, "block_device": {}, "load_at_start": 0, "tools": {"fio": "fio-3"}}
 
 
 class Side:
