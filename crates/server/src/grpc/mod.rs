@@ -48,9 +48,9 @@ pub fn service(fetcher: Fetcher, lifecycle: Lifecycle, rpc: RpcMetrics) -> axum:
         .max_decoding_message_size(SMALL_REQUEST_BYTES_MAX)
         .max_encoding_message_size(usize::MAX),
     );
-    let fetch = service::FetchService::new(fetcher, lifecycle.clone(), rpc.clone());
+    let fetch = service::FetchService::new(fetcher.clone(), lifecycle.clone(), rpc.clone());
     let fetch_routes = axum::Router::new().route_service(&format!("/{}/{{method}}", service::NAME), fetch);
-    fetch_routes.merge(finish(routes, lifecycle, rpc, SERVICES))
+    fetch_routes.merge(finish(routes, fetcher, lifecycle, rpc, SERVICES))
 }
 
 /// FetchService without the router: the fast path for [`service`].
@@ -58,9 +58,10 @@ pub fn fast_path(fetcher: Fetcher, lifecycle: Lifecycle, rpc: RpcMetrics) -> Arc
     Arc::new(service::FetchService::new(fetcher, lifecycle, rpc))
 }
 
-/// Adds health and reflection for these services, and counts every call of the services in `routes`.
+/// Adds health and reflection for these services, and what every call of the services in `routes` needs.
 pub(crate) fn finish(
     mut routes: RoutesBuilder,
+    fetcher: Fetcher,
     lifecycle: Lifecycle,
     rpc: RpcMetrics,
     services: &'static [&'static str],
@@ -83,7 +84,8 @@ pub(crate) fn finish(
         Err(error) => tracing::error!(%error, "no reflection v1alpha"),
     }
     let router = Routes::into_axum_router(routes.routes());
-    router.layer(axum::middleware::from_fn_with_state(rpc, call_metrics::count))
+    let state = call_metrics::CallState { fetcher, rpc };
+    router.layer(axum::middleware::from_fn_with_state(state, call_metrics::serve))
 }
 
 /// Lists only what this port serves: the descriptor set also has the admin service.

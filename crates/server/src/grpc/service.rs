@@ -307,7 +307,7 @@ fn refuse_other_protocols<B>(request: &Request<B>) -> Option<Response<AnswerBody
 }
 
 /// A deadline beyond the range of the clock is ignored.
-fn deadline_of(headers: &HeaderMap, started: Instant) -> Result<Option<Instant>, Status> {
+pub(super) fn deadline_of(headers: &HeaderMap, started: Instant) -> Result<Option<Instant>, Status> {
     Ok(metadata::timeout(headers)?.and_then(|timeout| started.checked_add(timeout)))
 }
 

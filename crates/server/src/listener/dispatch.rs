@@ -33,7 +33,7 @@ use crate::error_status::{overloaded_call, refused_call};
 use crate::http::{refusal, too_late};
 use ringfetch_engine::share::{Refused, Share};
 
-/// Most open calls of the health and reflection services on a connection. A watch has no deadline.
+/// Most open calls of the health and reflection services on a connection. A watch needs no deadline.
 const SERVICES_MAX: usize = 4;
 /// Units of memory for a call that tonic serves.
 const ROUTED_CALL_UNITS: usize = 3;

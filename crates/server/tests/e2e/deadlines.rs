@@ -2,12 +2,14 @@
 
 use crate::backlog::{ITEMS, Load, slow};
 use crate::daemon::{Setup, any_backend, eventually_async};
-use crate::data::plain_blocks;
-use crate::wire::{self, Narrow};
+use crate::data::{everything, plain_blocks};
+use crate::wire::{self, Narrow, framed};
+use prost::Message as _;
 use ringfetch_proto::v1;
 use ringfetch_proto::v1::fetch_stream_request::Request;
 use ringfetch_proto::v1::fetch_stream_response::Response;
 use tonic::Code;
+use tonic_health::pb::HealthCheckRequest;
 use tonic_types::RpcStatusExt as _;
 
 #[tokio::test]
@@ -198,5 +200,85 @@ async fn a_deadline_that_has_passed_touches_nothing() {
         .await;
     assert_eq!(status.code(), Code::Ok, "{status:?}");
     assert!(daemon.scrape().await.sum("ringfetch_device_reads_total", &[]) > 0.5);
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn a_call_of_any_service_ends_at_its_deadline() {
+    // Scenario: calls of the services that tonic serves whose deadline has passed when they arrive, or passes while
+    // their message is awaited; a health watch whose deadline passes while nothing changes. Expectation: each ends with
+    // DEADLINE_EXCEEDED; those that were not served are counted as refused. With time left they succeed.
+    let setup = everything(plain_blocks(Setup::new(any_backend()), 8).0).0;
+    let daemon = setup.start();
+    let dataset = v1::GetDatasetRequest {
+        name: "blocks".to_owned(),
+    };
+    let objects = v1::ListObjectsRequest {
+        dataset: "objects".to_owned(),
+        ..Default::default()
+    };
+    let methods = [
+        (
+            daemon.grpc,
+            "/ringfetch.v1.DatasetService/ListDatasets",
+            Vec::new(),
+        ),
+        (
+            daemon.grpc,
+            "/ringfetch.v1.DatasetService/GetDataset",
+            dataset.encode_to_vec(),
+        ),
+        (
+            daemon.grpc,
+            "/ringfetch.v1.DatasetService/ListObjects",
+            objects.encode_to_vec(),
+        ),
+        (daemon.admin, "/ringfetch.v1.AdminService/GetStatus", Vec::new()),
+        (daemon.grpc, "/grpc.health.v1.Health/Check", Vec::new()),
+    ];
+    let headers = |timeout| {
+        [
+            ("content-type", "application/grpc"),
+            ("te", "trailers"),
+            ("grpc-timeout", timeout),
+        ]
+    };
+    let mut refused = 0.0;
+    for (address, path, message) in &methods {
+        let mut narrow = Narrow::connect(*address, 1 << 20).await;
+        for timeout in ["1n", "0S"] {
+            let held = narrow.ask(path, &headers(timeout), framed(message)).await;
+            let status = held.status().await;
+            assert_eq!(status.code(), Code::DeadlineExceeded, "{path}: {status:?}");
+            assert!(status.message().contains("deadline passed"), "{status:?}");
+            refused += 1.0;
+        }
+        let held = narrow.ask_without_end(path, &headers("50m")).await;
+        let status = held.status().await;
+        assert_eq!(status.code(), Code::DeadlineExceeded, "{path}: {status:?}");
+        refused += 1.0;
+        let held = narrow.ask(path, &headers("1H"), framed(message)).await;
+        let status = held.status().await;
+        assert_eq!(status.code(), Code::Ok, "{path}: {status:?}");
+    }
+    let scrape = daemon.scrape().await;
+    assert_eq!(
+        scrape.sum("ringfetch_rejected_total", &[("reason", "deadline")]),
+        refused
+    );
+
+    let mut narrow = Narrow::connect(daemon.grpc, 1 << 20).await;
+    let watch = HealthCheckRequest::default().encode_to_vec();
+    let path = "/grpc.health.v1.Health/Watch";
+    let held = narrow.ask(path, &headers("100m"), framed(&watch)).await;
+    let (body, status) = held.rest().await;
+    assert_eq!(body.as_ref(), [0, 0, 0, 0, 2, 8, 1], "SERVING");
+    assert_eq!(status.unwrap().code(), Code::DeadlineExceeded);
+    let labels = [("method", "HealthWatch"), ("code", "DEADLINE_EXCEEDED")];
+    eventually_async("the watch is counted", async || {
+        let scrape = daemon.scrape().await;
+        (scrape.sum("ringfetch_rpc_requests_total", &labels) > 0.5).then_some(())
+    })
+    .await;
     daemon.stop().await;
 }

@@ -5,7 +5,9 @@ use crate::daemon::Daemon;
 use crate::exposition::Scrape;
 use bytes::Bytes;
 use http::{HeaderMap, Method, StatusCode};
-use http_body_util::{BodyExt as _, Full};
+use http_body_util::combinators::BoxBody;
+use http_body_util::{BodyExt as _, Full, StreamBody};
+use hyper::body::Frame;
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
@@ -15,6 +17,7 @@ use ringfetch_proto::v1::dataset_service_client::DatasetServiceClient;
 use ringfetch_proto::v1::fetch_service_client::FetchServiceClient;
 use serde_json::Value;
 use std::collections::BTreeSet;
+use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::process::Command;
 use std::sync::Mutex;
@@ -352,7 +355,7 @@ pub(crate) fn escaped(name: &str) -> String {
 
 /// An HTTP/2 connection on which responses wait in the daemon: it may send at most `window_bytes` unread.
 pub(crate) struct Narrow {
-    sender: hyper::client::conn::http2::SendRequest<Full<Bytes>>,
+    sender: hyper::client::conn::http2::SendRequest<BoxBody<Bytes, Infallible>>,
     address: SocketAddr,
 }
 
@@ -391,7 +394,7 @@ impl Narrow {
         if let Some(value) = authorization(self.address) {
             request = request.header("authorization", value);
         }
-        let request = request.body(Full::default()).expect("a request");
+        let request = request.body(Full::default().boxed()).expect("a request");
         self.sender.ready().await.expect("a connection");
         let answer = self.sender.send_request(request).await;
         let (head, body) = answer.expect("a head").into_parts();
@@ -400,6 +403,16 @@ impl Narrow {
 
     /// Sends a request, waits for the head of its response, and leaves the rest.
     pub(crate) async fn ask(&mut self, path: &str, headers: &[(&str, &str)], body: Bytes) -> Held {
+        self.send(path, headers, Full::new(body).boxed()).await
+    }
+
+    /// As [`Self::ask`], with a body of which nothing ever comes.
+    pub(crate) async fn ask_without_end(&mut self, path: &str, headers: &[(&str, &str)]) -> Held {
+        let never = tokio_stream::pending::<Result<Frame<Bytes>, Infallible>>();
+        self.send(path, headers, StreamBody::new(never).boxed()).await
+    }
+
+    async fn send(&mut self, path: &str, headers: &[(&str, &str)], body: BoxBody<Bytes, Infallible>) -> Held {
         let mut request = http::Request::post(format!("http://{}{path}", self.address));
         for (name, value) in headers {
             request = request.header(*name, *value);
@@ -407,7 +420,7 @@ impl Narrow {
         if let Some(value) = authorization(self.address) {
             request = request.header("authorization", value);
         }
-        let request = request.body(Full::new(body)).expect("a request");
+        let request = request.body(body).expect("a request");
         self.sender.ready().await.expect("a connection");
         let (head, body) = self
             .sender
@@ -425,11 +438,7 @@ impl Narrow {
         headers: &[(&str, &str)],
         message: &impl prost::Message,
     ) -> Held {
-        let message = message.encode_to_vec();
-        let length = u32::try_from(message.len())
-            .expect("a short message")
-            .to_be_bytes();
-        let body = Bytes::from([&[0][..], &length, &message].concat());
+        let body = framed(&message.encode_to_vec());
         let common = [("content-type", "application/grpc"), ("te", "trailers")];
         self.ask(
             &format!("/ringfetch.v1.FetchService/{method}"),
@@ -438,6 +447,12 @@ impl Narrow {
         )
         .await
     }
+}
+
+/// A message as gRPC frames it.
+pub(crate) fn framed(message: &[u8]) -> Bytes {
+    let length = u32::try_from(message.len()).expect("a short message");
+    Bytes::from([&[0][..], &length.to_be_bytes(), message].concat())
 }
 
 impl Held {
