@@ -10,6 +10,7 @@ pub mod bench_hooks;
 mod call_metrics;
 pub(crate) mod convert;
 mod datasets;
+mod deadline_body;
 mod encode;
 mod fetch_request;
 mod frame;

@@ -4,6 +4,7 @@
 //! has no body, and at most two windows are held, besides what HTTP/2 buffers. Each frame of a window becomes
 //! a message.
 
+use super::deadline_body::{DeadlineBody, LongResponse};
 use super::encode::EncodedMessage;
 use super::service::trailers_ok;
 use crate::caller::Connection;
@@ -20,10 +21,9 @@ use ringfetch_engine::geometry::{Extent, check_range};
 use ringfetch_proto::v1;
 use std::collections::HashMap;
 use std::convert::Infallible;
-use std::future::Future as _;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt as _};
@@ -98,10 +98,9 @@ fn changing() -> Status {
 }
 
 /// The messages of the response and its trailers.
-pub(super) struct ObjectBody {
+struct ObjectMessages {
     /// `None` once the end status is known.
     windows: Option<WindowedBody>,
-    deadline: Option<Pin<Box<tokio::time::Sleep>>>,
     /// Offset of the next message with data.
     offset: u64,
     /// The message to send next.
@@ -109,25 +108,31 @@ pub(super) struct ObjectBody {
     end: Result<(), Status>,
     trailers_sent: bool,
     timer: CallTimer,
+    /// Woken when the deadline ends the response.
+    waker: Option<Waker>,
 }
 
-impl ObjectBody {
-    /// Must be called inside a runtime.
-    pub(super) fn new(begun: ObjectStart, deadline: Option<Instant>, timer: CallTimer) -> Self {
-        let ObjectStart { first, windows } = begun;
-        let mut body = Self {
-            windows: Some(windows),
-            deadline: deadline.map(|deadline| Box::pin(tokio::time::sleep_until(deadline.into()))),
-            offset: first.offset,
-            next: None,
-            end: Ok(()),
-            trailers_sent: false,
-            timer,
-        };
-        body.queue(&first, Bytes::new());
-        body
-    }
+/// The body of a response that has begun. Must be called inside a runtime.
+pub(super) fn body(
+    begun: ObjectStart,
+    deadline: Option<Instant>,
+    timer: CallTimer,
+) -> DeadlineBody<impl LongResponse> {
+    let ObjectStart { first, windows } = begun;
+    let mut messages = ObjectMessages {
+        windows: Some(windows),
+        offset: first.offset,
+        next: None,
+        end: Ok(()),
+        trailers_sent: false,
+        timer,
+        waker: None,
+    };
+    messages.queue(&first, Bytes::new());
+    DeadlineBody::new(messages, deadline)
+}
 
+impl ObjectMessages {
     fn queue(&mut self, message: &v1::ReadObjectResponse, data: Bytes) {
         match EncodedMessage::unary(message, data) {
             Ok(encoded) => self.next = Some(encoded.into_frame()),
@@ -145,12 +150,6 @@ impl ObjectBody {
         let Some(windows) = &mut self.windows else {
             return Poll::Ready(());
         };
-        if let Some(deadline) = &mut self.deadline
-            && deadline.as_mut().poll(cx).is_ready()
-        {
-            self.end_with(Err(Status::deadline_exceeded("the deadline of the call passed")));
-            return Poll::Ready(());
-        }
         match std::task::ready!(Pin::new(windows).poll_frame(cx)) {
             None => self.end_with(Ok(())),
             Some(Err(SnapshotError::Changed)) => self.end_with(Err(changing())),
@@ -195,30 +194,36 @@ pub(super) fn trailers_of(status: &Status) -> HeaderMap {
     trailers
 }
 
-impl http_body::Body for ObjectBody {
-    type Data = FrameParts;
-    type Error = Infallible;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<FrameParts>, Infallible>>> {
-        let this = &mut *self;
+impl LongResponse for ObjectMessages {
+    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<FrameParts>, Infallible>>> {
         loop {
-            if let Some(next) = this.next.take() {
+            if let Some(next) = self.next.take() {
                 return Poll::Ready(Some(Ok(Frame::data(next))));
             }
-            if this.trailers_sent {
+            if self.trailers_sent {
                 return Poll::Ready(None);
             }
-            if this.windows.is_none() {
-                return Poll::Ready(Some(Ok(Frame::trailers(this.trailers()))));
+            if self.windows.is_none() {
+                return Poll::Ready(Some(Ok(Frame::trailers(self.trailers()))));
             }
-            std::task::ready!(this.poll_message(cx));
+            if self.poll_message(cx).is_pending() {
+                self.waker = Some(cx.waker().clone());
+                return Poll::Pending;
+            }
         }
     }
 
-    fn is_end_stream(&self) -> bool {
+    fn is_end(&self) -> bool {
         self.trailers_sent
+    }
+
+    fn end_at_deadline(&mut self) {
+        if self.windows.is_none() {
+            return;
+        }
+        self.end_with(Err(Status::deadline_exceeded("the deadline of the call passed")));
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
+        }
     }
 }

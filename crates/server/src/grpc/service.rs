@@ -7,8 +7,8 @@
 use super::encode::EncodedMessage;
 use super::fetch_request::{Decoded, UnaryRequest};
 use super::frame::FrameDecoder;
-use super::read_object::{self, ObjectBody};
-use super::stream::{self, StreamBody};
+use super::read_object;
+use super::stream;
 use super::{connection_of, metadata};
 use crate::caller::Connection;
 use crate::error_status;
@@ -244,7 +244,7 @@ impl<B: BytesBody> GrpcRequest<B> {
         let ended = Box::new(move |code| rpc.grpc(GrpcMethod::FetchStream).observe(code, started.elapsed()));
         let draining = async move { lifecycle.draining().await };
         ok(
-            framed(StreamBody::new(body, bounds, start, hold, draining, ended)),
+            framed(stream::body(body, bounds, start, hold, draining, ended)),
             headers,
         )
     }
@@ -254,7 +254,7 @@ impl<B: BytesBody> GrpcRequest<B> {
         let rpc = self.service.shared.rpc.clone();
         let mut timer = CallTimer::new(rpc, GrpcMethod::ReadObject, self.started);
         match self.opened_object().await {
-            Ok((object, deadline)) => ok(framed(ObjectBody::new(object, deadline, timer)), headers),
+            Ok((object, deadline)) => ok(framed(read_object::body(object, deadline, timer)), headers),
             Err(status) => {
                 timer.end(status.code());
                 status.into_http()

@@ -12,6 +12,7 @@
 
 mod in_flight;
 
+use super::deadline_body::{DeadlineBody, LongResponse};
 use super::encode::{EncodedMessage, FrameBuffer};
 use super::fetch_request::UnaryRequest;
 use super::frame::FrameDecoder;
@@ -35,7 +36,7 @@ use ringfetch_proto::v1::fetch_stream_request::Request as OneOf;
 use std::convert::Infallible;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 use tonic::{Code, Status};
@@ -225,80 +226,23 @@ fn failed(id: u64, error: &FetchError, items_field: &str) -> Result<EncodedMessa
     })
 }
 
-/// The body: the stream, and a task that ends it at its deadline even if it is not polled.
-pub(super) struct StreamBody<B, S, Fut> {
-    stream: Arc<Mutex<StreamState<B, S, Fut>>>,
-    /// Aborted with the body.
-    watcher: Option<tokio::task::AbortHandle>,
-}
-
-impl<B, S, Fut> StreamBody<B, S, Fut> {
-    fn lock(&self) -> MutexGuard<'_, StreamState<B, S, Fut>> {
-        self.stream.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl<B, S, Fut> StreamBody<B, S, Fut>
+/// The body. `start` starts a request, `hold` charges the bytes of an incomplete one, `draining` resolves when the
+/// daemon drains, `ended` is called once with the final code. Must be called inside a runtime.
+pub(super) fn body<B, S, Fut>(
+    incoming: B,
+    bounds: StreamLimits,
+    start: S,
+    hold: ChargeMemory,
+    draining: impl Future<Output = ()> + Send + 'static,
+    ended: OnEnd,
+) -> DeadlineBody<impl LongResponse>
 where
     B: http_body::Body<Data = Bytes> + Unpin + Send + 'static,
     S: Fn(StreamRequest) -> Result<Fut, Status> + Send + 'static,
     Fut: Future<Output = Result<EncodedMessage, Status>> + Send + 'static,
 {
-    /// `start` starts a request, `hold` charges the bytes of an incomplete one, `draining` resolves when the
-    /// daemon drains, `ended` is called once with the final code. Must be called inside a runtime.
-    pub(super) fn new(
-        incoming: B,
-        bounds: StreamLimits,
-        start: S,
-        hold: ChargeMemory,
-        draining: impl Future<Output = ()> + Send + 'static,
-        ended: OnEnd,
-    ) -> Self {
-        let deadline = bounds.deadline;
-        let stream = StreamState::new(incoming, bounds, start, hold, draining, ended);
-        let stream = Arc::new(Mutex::new(stream));
-        let watcher = deadline.map(|deadline| {
-            let watched = Arc::downgrade(&stream);
-            let watch = async move {
-                tokio::time::sleep_until(deadline.into()).await;
-                if let Some(stream) = watched.upgrade() {
-                    let mut stream = stream.lock().unwrap_or_else(PoisonError::into_inner);
-                    stream.end_at_deadline();
-                }
-            };
-            tokio::spawn(watch).abort_handle()
-        });
-        Self { stream, watcher }
-    }
-}
-
-impl<B, S, Fut> Drop for StreamBody<B, S, Fut> {
-    fn drop(&mut self) {
-        if let Some(watcher) = &self.watcher {
-            watcher.abort();
-        }
-    }
-}
-
-impl<B, S, Fut> http_body::Body for StreamBody<B, S, Fut>
-where
-    B: http_body::Body<Data = Bytes> + Unpin,
-    S: Fn(StreamRequest) -> Result<Fut, Status>,
-    Fut: Future<Output = Result<EncodedMessage, Status>>,
-{
-    type Data = FrameParts;
-    type Error = Infallible;
-
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<FrameParts>, Infallible>>> {
-        self.lock().poll_frame(cx)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.lock().is_end()
-    }
+    let stream = StreamState::new(incoming, bounds, start, hold, draining, ended);
+    DeadlineBody::new(stream, bounds.deadline)
 }
 
 fn deadline_passed() -> Status {
@@ -434,16 +378,6 @@ where
         self.end = Err(status);
     }
 
-    fn end_at_deadline(&mut self) {
-        if self.trailers_sent {
-            return;
-        }
-        self.cut(deadline_passed());
-        if let Some(waker) = self.waker.take() {
-            waker.wake();
-        }
-    }
-
     /// Checks for a drain.
     fn poll_interruptions(&mut self, cx: &mut Context<'_>) {
         if self
@@ -480,7 +414,14 @@ where
         };
         Frame::trailers(trailers)
     }
+}
 
+impl<B, S, Fut> LongResponse for StreamState<B, S, Fut>
+where
+    B: http_body::Body<Data = Bytes> + Unpin + Send + 'static,
+    S: Fn(StreamRequest) -> Result<Fut, Status> + Send + 'static,
+    Fut: Future<Output = Result<EncodedMessage, Status>> + Send + 'static,
+{
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<FrameParts>, Infallible>>> {
         if let Some(next) = self.next.take() {
             return Poll::Ready(Some(Ok(Frame::data(next.into_frame()))));
@@ -527,6 +468,16 @@ where
 
     fn is_end(&self) -> bool {
         self.trailers_sent && self.next.is_none()
+    }
+
+    fn end_at_deadline(&mut self) {
+        if self.trailers_sent {
+            return;
+        }
+        self.cut(deadline_passed());
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
+        }
     }
 }
 

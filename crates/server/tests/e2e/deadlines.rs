@@ -140,8 +140,8 @@ async fn what_nobody_waits_for_is_not_read() {
 
 #[tokio::test]
 async fn a_deadline_that_has_passed_touches_nothing() {
-    // Scenario: an idle daemon, and calls whose deadline has passed when they arrive, for blocks and for
-    // scores. Expectation: DEADLINE_EXCEEDED, and no read of the device; an invalid timeout is
+    // Scenario: an idle daemon, and calls whose deadline has passed when they arrive, for blocks, for scores, and on a
+    // stream. Expectation: DEADLINE_EXCEEDED, and no read of the device; an invalid timeout is
     // INVALID_ARGUMENT.
     let (setup, _) = plain_blocks(Setup::new(any_backend()), 8);
     setup.file("vectors.dat", &[0; 128]);
@@ -179,6 +179,16 @@ async fn a_deadline_that_has_passed_touches_nothing() {
             .await
             .status()
             .await;
+        assert_eq!(status.code(), Code::DeadlineExceeded, "{status:?}");
+        // The stream's end, after the responses to its requests.
+        let on_stream = v1::FetchStreamRequest {
+            request: Some(Request::Blocks(request.clone())),
+            ..Default::default()
+        };
+        let held = narrow
+            .call("FetchStream", &[("grpc-timeout", timeout)], &on_stream)
+            .await;
+        let status = held.status().await;
         assert_eq!(status.code(), Code::DeadlineExceeded, "{status:?}");
     }
     for timeout in ["", "1", "m", "-1m", "123456789m", "1 m"] {

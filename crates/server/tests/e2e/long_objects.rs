@@ -283,6 +283,32 @@ async fn a_deadline_is_for_the_whole_answer() {
 }
 
 #[tokio::test]
+async fn a_deadline_ends_an_answer_that_is_not_read() {
+    // Scenario: a response of 12 MiB has begun, its client reads nothing, and its deadline passes. Expectation: what is
+    // held for it grows, until the window that HTTP/2 has not taken is given back; a client that reads at last gets
+    // what HTTP/2 had taken, and DEADLINE_EXCEEDED.
+    let daemon = setup("pread", &noise(97, LENGTH)).start();
+    let mut narrow = Narrow::connect(daemon.grpc, 65_535).await;
+    let headers = [("grpc-timeout", "1S")];
+    let begun = narrow.call("ReadObject", &headers, &request("long")).await;
+    let mut most = 0;
+    eventually_async("a window is given back", async || {
+        let held = daemon.status().await.memory_in_use_bytes;
+        most = most.max(held);
+        (held < most).then_some(())
+    })
+    .await;
+    let (body, status) = begun.rest().await;
+    assert_eq!(status.unwrap().code(), Code::DeadlineExceeded);
+    assert!(!body.is_empty() && body.len() < LENGTH, "{} bytes", body.len());
+    eventually_async("nothing is held", async || {
+        (daemon.status().await.memory_in_use_bytes == 0).then_some(())
+    })
+    .await;
+    daemon.stop().await;
+}
+
+#[tokio::test]
 async fn an_answer_that_has_begun_is_sent_while_it_drains() {
     // Scenario: a response has begun and is not read when a drain begins. Expectation: it is sent completely,
     // and the daemon exits.

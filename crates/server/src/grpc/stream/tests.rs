@@ -65,7 +65,7 @@ fn stream(
     let (draining, mut drains) = watch::channel(false);
     let ended = Arc::new(Mutex::new(Vec::new()));
     let hears = Arc::clone(&ended);
-    let body = StreamBody::new(
+    let body = body(
         incoming,
         StreamLimits {
             requests_in_flight: 2,
@@ -469,7 +469,7 @@ async fn a_request_that_is_not_whole_is_charged() {
     });
     let start = |_message: StreamRequest| Ok(std::future::pending());
     let incoming = http_body_util::StreamBody::new(incoming);
-    let mut body = StreamBody::new(
+    let mut body = body(
         incoming,
         bounds,
         start,
