@@ -20,7 +20,8 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use tokio::time::Instant;
 
 /// Backoff of a later window that was refused: doubled from the first wait to the longest, up to a total.
 const WAIT_FIRST: Duration = Duration::from_millis(5);
@@ -134,37 +135,6 @@ impl SnapshotReader {
         Ok(frames)
     }
 
-    /// Charges a later window to its principal's bytes per second, and waits until they are due. Other requests
-    /// of the principal come first, but not for ever. Its windows wait one at a time: each takes its bytes a second
-    /// after it would be due at the latest, and several would together take the whole rate.
-    async fn wait_for_rate(&self, window: &[BodyPart]) {
-        let Some(principal) = self.connection.as_ref().and_then(|own| own.principal()) else {
-            return;
-        };
-        let Some(_turn) = principal.window_turn().await else {
-            return;
-        };
-        let (limit, bytes) = (principal.bytes_per_s(), total_bytes(window));
-        let mut gives_way_until = None;
-        while let Err(over) = principal.take_bytes_after_others(bytes, ROOM_FOR_OTHERS) {
-            let now = Instant::now();
-            let until = *gives_way_until.get_or_insert(now + over.retry_after + GIVES_WAY_MAX);
-            if now < until {
-                let step = over.retry_after.min(until - now);
-                tokio::time::sleep(step.min(RATE_LOOK)).await;
-                continue;
-            }
-            let mut wait = principal.reserve_bytes(bytes);
-            // A changed limit takes effect at once.
-            while !wait.is_zero() && principal.bytes_per_s() == limit {
-                let step = wait.min(RATE_LOOK);
-                tokio::time::sleep(step).await;
-                wait -= step;
-            }
-            return;
-        }
-    }
-
     /// Reads the next window of a plan; after an error the plan still has it. Empty at the plan's end.
     async fn fetch_next(&self, plan: &mut WindowPlan, phase: ReadPhase) -> Result<Vec<Bytes>, SnapshotError> {
         let mut attempt = 1;
@@ -190,7 +160,11 @@ impl SnapshotReader {
         &self,
         window: Vec<BodyPart>,
     ) -> Result<(Vec<Bytes>, WindowPlan), SnapshotError> {
-        self.wait_for_rate(&window).await;
+        let principal = self.connection.as_ref().and_then(|own| own.principal());
+        let mut charged = match principal {
+            Some(principal) => wait_for_rate(principal, total_bytes(&window)).await,
+            None => None,
+        };
         let mut rest = WindowPlan::new(window);
         let mut waits = Backoff::default();
         loop {
@@ -201,15 +175,56 @@ impl SnapshotReader {
                 },
                 Err(error) => return Err(error),
                 Ok(frames) => {
-                    if let Some(principal) = self.connection.as_ref().and_then(|own| own.principal()) {
-                        // Charged again when it is read.
-                        principal.give_back_bytes(rest.left_bytes());
+                    if let Some(charged) = &mut charged {
+                        // What is left is charged again when it is read.
+                        charged.bytes = rest.left_bytes();
                     }
                     return Ok((frames, rest));
                 }
             }
         }
     }
+}
+
+/// Bytes of a window that its principal was charged and that are not read. Given back when this is dropped: the window
+/// could not be read, or the client went away.
+struct UnreadBytes<'a> {
+    principal: &'a Principal,
+    bytes: u64,
+}
+
+impl Drop for UnreadBytes<'_> {
+    fn drop(&mut self) {
+        self.principal.give_back_bytes(self.bytes);
+    }
+}
+
+/// Charges a later window to its principal's bytes per second, and waits until they are due. Other requests
+/// of the principal come first, but not for ever. Its windows wait one at a time: each takes its bytes a second
+/// after it would be due at the latest, and several would together take the whole rate. `None`: there is no limit.
+async fn wait_for_rate(principal: &Principal, bytes: u64) -> Option<UnreadBytes<'_>> {
+    let _turn = principal.window_turn().await?;
+    let limit = principal.bytes_per_s();
+    let mut gives_way_until = None;
+    while let Err(over) = principal.take_bytes_after_others(bytes, ROOM_FOR_OTHERS) {
+        let now = Instant::now();
+        let until = *gives_way_until.get_or_insert(now + over.retry_after + GIVES_WAY_MAX);
+        if now < until {
+            let step = over.retry_after.min(until - now);
+            tokio::time::sleep(step.min(RATE_LOOK)).await;
+            continue;
+        }
+        let mut wait = principal.reserve_bytes(bytes);
+        let charged = UnreadBytes { principal, bytes };
+        // A changed limit takes effect at once.
+        while !wait.is_zero() && principal.bytes_per_s() == limit {
+            let step = wait.min(RATE_LOOK);
+            tokio::time::sleep(step).await;
+            wait -= step;
+        }
+        return Some(charged);
+    }
+    Some(UnreadBytes { principal, bytes })
 }
 
 /// Whether fewer bytes or items would have been accepted.
@@ -354,6 +369,7 @@ impl http_body::Body for WindowedBody {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::access::PrincipalLimits;
     use ringfetch_engine::error::Resource;
 
     #[test]
@@ -368,6 +384,33 @@ mod tests {
             total <= WAIT_TOTAL && total > WAIT_TOTAL - WAIT_LONGEST - WAIT_LONGEST,
             "{total:?}"
         );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_a_client_that_left_would_have_read_is_given_back() {
+        // Scenario: a principal at 64 KiB/s that owes a minute; a window waits until it is charged unconditionally, and
+        // its client goes away. Then one is charged at once, and its client goes away. Expectation: the principal owes
+        // what it did before, and nothing.
+        let principal = Principal::new("reader");
+        let (per_s, debt) = (64 << 10, 60 * (64 << 10));
+        principal.set_limits(PrincipalLimits {
+            bytes_per_s: per_s,
+            ..PrincipalLimits::NONE
+        });
+        let owed = || {
+            principal
+                .take_bytes(0)
+                .map_or_else(|over| over.retry_after, |()| Duration::ZERO)
+        };
+        principal.take_bytes(debt).unwrap();
+        let before = owed();
+        let minute = before + GIVES_WAY_MAX + RATE_LOOK;
+        let waiting = tokio::time::timeout(minute, wait_for_rate(&principal, 1000 * per_s));
+        assert!(waiting.await.is_err());
+        assert!(owed() <= before, "{:?} of {before:?}", owed());
+        principal.give_back_bytes(debt);
+        drop(wait_for_rate(&principal, 1000 * per_s).await);
+        assert_eq!(owed(), Duration::ZERO);
     }
 
     #[test]
