@@ -188,7 +188,10 @@ pub(super) async fn receive<'a>(
     let reading = read_body(body, limits.request_bytes, &mut request_memory);
     let body = timeout_at(within(&limits, arrival, None), pin!(reading))
         .await
-        .ok_or_else(not_sent_in_time)??;
+        .ok_or_else(|| {
+            app.fetcher.deadline_rejection(connection);
+            not_sent_in_time()
+        })??;
     Ok((body, request_memory))
 }
 

@@ -214,6 +214,58 @@ async fn a_deadline_that_has_passed_touches_nothing() {
 }
 
 #[tokio::test]
+async fn a_request_that_does_not_arrive_in_time_is_counted_over_both_transports() {
+    // Scenario: requests whose bodies do not arrive within limits.deadline_ms: a call, a batch, and a score over HTTP.
+    // Expectation: DEADLINE_EXCEEDED, and 408; each is counted as refused, and has this code in the request metrics
+    // and in the access log.
+    let setup = everything(Setup::new(any_backend())).0;
+    let daemon = setup
+        .set("limits.deadline_ms", "50")
+        .set("access_log.path", "access.log")
+        .start();
+    let mut narrow = Narrow::connect(daemon.grpc, 1 << 20).await;
+    let headers = [("content-type", "application/grpc"), ("te", "trailers")];
+    let path = "/ringfetch.v1.FetchService/FetchBlocks";
+    let status = narrow.ask_without_end(path, &headers).await.status().await;
+    assert_eq!(status.code(), Code::DeadlineExceeded, "{status:?}");
+    let mut over_http = Narrow::connect(daemon.http, 1 << 20).await;
+    for path in [
+        "/v1/datasets/tailed/blocks:batchFetch",
+        "/v1/datasets/fbin/vectors:score",
+    ] {
+        let headers = [("content-type", "application/json")];
+        let held = over_http.ask_without_end(path, &headers).await;
+        assert_eq!(held.head.status, 408, "{path}");
+    }
+    let scrape = daemon.scrape().await;
+    assert_eq!(
+        scrape.sum("ringfetch_rejected_total", &[("reason", "deadline")]),
+        3.0
+    );
+    for (method, code) in [
+        ("FetchBlocks", "DEADLINE_EXCEEDED"),
+        ("BatchFetchBlocks", "408"),
+        ("ScoreVectors", "408"),
+    ] {
+        let labels = [("method", method), ("code", code)];
+        assert_eq!(
+            scrape.sum("ringfetch_rpc_requests_total", &labels),
+            1.0,
+            "{method}"
+        );
+        let line = [format!("\"method\":\"{method}\""), format!("\"code\":\"{code}\"")];
+        eventually_async("a line of the access log", async || {
+            let log = std::fs::read_to_string(daemon.path("access.log")).unwrap_or_default();
+            log.lines()
+                .any(|found| line.iter().all(|part| found.contains(part)))
+                .then_some(())
+        })
+        .await;
+    }
+    daemon.stop().await;
+}
+
+#[tokio::test]
 async fn a_call_of_any_service_ends_at_its_deadline() {
     // Scenario: calls of the services that tonic serves whose deadline has passed when they arrive, or passes while
     // their message is awaited; a health watch whose deadline passes while nothing changes. Expectation: each ends with
