@@ -42,11 +42,7 @@ pub fn service(
 ) -> axum::Router {
     let admin = Admin::new(fetcher.clone(), lifecycle.clone(), telemetry, reconfigurer);
     let mut routes = RoutesBuilder::default();
-    routes.add_service(
-        AdminServiceServer::new(admin)
-            .max_decoding_message_size(grpc::SMALL_REQUEST_BYTES_MAX)
-            .max_encoding_message_size(usize::MAX),
-    );
+    routes.add_service(AdminServiceServer::new(admin).max_encoding_message_size(usize::MAX));
     grpc::finish(routes, fetcher, lifecycle, rpc, SERVICES)
 }
 

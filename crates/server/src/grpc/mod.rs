@@ -7,7 +7,6 @@
 #[cfg(feature = "bench")]
 #[doc(hidden)]
 pub mod bench_hooks;
-mod call_metrics;
 pub(crate) mod convert;
 mod datasets;
 mod deadline_body;
@@ -19,6 +18,7 @@ mod metadata;
 mod read_object;
 mod service;
 mod stream;
+mod tonic_calls;
 mod wire;
 
 use crate::caller::Connection;
@@ -34,9 +34,6 @@ use tonic_health::pb::health_server::HealthServer;
 /// Services on the public port that health and reflection list.
 const SERVICES: &[&str] = &[service::NAME, "ringfetch.v1.DatasetService"];
 
-/// Longest request message of the services that tonic generates.
-pub(crate) const SMALL_REQUEST_BYTES_MAX: usize = 64 << 10;
-
 /// Everything that the public gRPC port serves: FetchService, DatasetService, health and reflection.
 ///
 /// Requests should have their [`Connection`] in their extensions; without one they are not charged to a caller.
@@ -46,7 +43,6 @@ pub fn service(fetcher: Fetcher, lifecycle: Lifecycle, rpc: RpcMetrics) -> axum:
         DatasetServiceServer::new(datasets::Datasets {
             fetcher: fetcher.clone(),
         })
-        .max_decoding_message_size(SMALL_REQUEST_BYTES_MAX)
         .max_encoding_message_size(usize::MAX),
     );
     let fetch = service::FetchService::new(fetcher.clone(), lifecycle.clone(), rpc.clone());
@@ -67,26 +63,23 @@ pub(crate) fn finish(
     rpc: RpcMetrics,
     services: &'static [&'static str],
 ) -> axum::Router {
-    routes.add_service(
-        HealthServer::new(health::HealthService::new(lifecycle, services))
-            .max_decoding_message_size(SMALL_REQUEST_BYTES_MAX),
-    );
+    routes.add_service(HealthServer::new(health::HealthService::new(lifecycle, services)));
     // Only a broken build could make the descriptor set invalid; the port then serves without reflection.
     match reflection(services).build_v1() {
         Ok(reflection) => {
-            routes.add_service(reflection.max_decoding_message_size(SMALL_REQUEST_BYTES_MAX));
+            routes.add_service(reflection.max_decoding_message_size(64 << 10));
         }
         Err(error) => tracing::error!(%error, "no reflection v1"),
     }
     match reflection(services).build_v1alpha() {
         Ok(reflection) => {
-            routes.add_service(reflection.max_decoding_message_size(SMALL_REQUEST_BYTES_MAX));
+            routes.add_service(reflection.max_decoding_message_size(64 << 10));
         }
         Err(error) => tracing::error!(%error, "no reflection v1alpha"),
     }
     let router = Routes::into_axum_router(routes.routes());
-    let state = call_metrics::CallState { fetcher, rpc };
-    router.layer(axum::middleware::from_fn_with_state(state, call_metrics::serve))
+    let state = tonic_calls::CallState { fetcher, rpc };
+    router.layer(axum::middleware::from_fn_with_state(state, tonic_calls::serve))
 }
 
 /// Lists only what this port serves: the descriptor set also has the admin service.

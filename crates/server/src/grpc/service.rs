@@ -287,7 +287,7 @@ impl<B: BytesBody> GrpcRequest<B> {
 }
 
 /// Answers requests that are not gRPC calls with an HTTP status.
-fn refuse_other_protocols<B>(request: &Request<B>) -> Option<Response<AnswerBody>> {
+pub(super) fn refuse_other_protocols<B>(request: &Request<B>) -> Option<Response<AnswerBody>> {
     let mut response = Response::new(AnswerBody::default());
     if request.method() != Method::POST {
         *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
@@ -372,9 +372,7 @@ where
     loop {
         while let Some(next) = decoder.next().map_err(|error| error.to_status())? {
             if message.replace(next).is_some() {
-                return Err(Status::unimplemented(
-                    "a unary call has one request message, but several were sent",
-                ));
+                return Err(several_messages());
             }
         }
         let held = decoder.held() + message.as_ref().map_or(0, Bytes::len);
@@ -385,16 +383,24 @@ where
                     decoder.push(piece);
                 }
             }
-            Some(Err(error)) => {
-                return Err(Status::cancelled(format!(
-                    "the request was not sent completely: {error}"
-                )));
-            }
+            Some(Err(error)) => return Err(broken_off(&error)),
             None => break,
         }
     }
     decoder.finish().map_err(|error| error.to_status())?;
-    message.ok_or_else(|| Status::unimplemented("a unary call has one request message, but none was sent"))
+    message.ok_or_else(no_message)
+}
+
+pub(super) fn several_messages() -> Status {
+    Status::unimplemented("a unary call has one request message, but several were sent")
+}
+
+pub(super) fn no_message() -> Status {
+    Status::unimplemented("a unary call has one request message, but none was sent")
+}
+
+pub(super) fn broken_off(error: &impl std::fmt::Display) -> Status {
+    Status::cancelled(format!("the request was not sent completely: {error}"))
 }
 
 /// Decodes a request message.

@@ -119,34 +119,49 @@ const FETCH_BLOCKS: &str = "/ringfetch.v1.FetchService/FetchBlocks";
 
 #[tokio::test]
 async fn bytes_that_are_no_call_get_a_status() {
-    // What a broken or hostile client sends: always HTTP 200 with a gRPC status and no body.
-    let served = Served::with(Limits {
-        request_bytes: 1024,
-        ..LIMITS
-    });
-    let good = framed(&blocks(vec![1]).encode_to_vec());
-    let compressed = [&[1], &good[1..]].concat();
-    let claims_4_gib = [&[0, 255, 255, 255, 255], &good[5..]].concat();
-    for (headers, body, code) in [
-        (&[][..], Vec::new(), Code::Unimplemented),
-        (&[], [good.clone(), good.clone()].concat(), Code::Unimplemented),
-        (&[], good[..7].to_vec(), Code::Internal),
-        (&[], framed(&[0xff; 9]), Code::InvalidArgument),
-        (&[], compressed, Code::Internal),
-        (&[], claims_4_gib, Code::ResourceExhausted),
-        (&[], framed(&[0; 1025]), Code::ResourceExhausted),
-        (&[("grpc-encoding", "gzip")], good.clone(), Code::Unimplemented),
-        (&[("grpc-timeout", "never")], good.clone(), Code::InvalidArgument),
+    // What a broken or hostile client sends to services of both kinds of framing: always HTTP 200 with a gRPC status and
+    // no body.
+    let served = Served::new();
+    for (path, message) in [
+        (FETCH_BLOCKS, blocks(vec![1]).encode_to_vec()),
+        ("/ringfetch.v1.DatasetService/ListDatasets", Vec::new()),
+        ("/grpc.health.v1.Health/Watch", Vec::new()),
     ] {
-        let response = raw(&served, FETCH_BLOCKS, headers, body).await;
-        assert_eq!(response.status(), StatusCode::OK);
-        assert_eq!(response.headers()["content-type"], "application/grpc");
-        let status = status(response.headers());
-        assert_eq!(status.code(), code, "{}", status.message());
-        assert!(!status.message().is_empty() && response.body().is_empty());
+        let good = framed(&message);
+        let compressed = [&[1], &good[1..]].concat();
+        let claims_4_gib = [&[0, 255, 255, 255, 255], &good[5..]].concat();
+        for (headers, body, code) in [
+            (&[][..], Vec::new(), Code::Unimplemented),
+            (&[], [good.clone(), good.clone()].concat(), Code::Unimplemented),
+            (&[], good[..4].to_vec(), Code::Internal),
+            (&[], framed(&[0xff; 9]), Code::InvalidArgument),
+            (&[], compressed, Code::Internal),
+            (&[], claims_4_gib, Code::ResourceExhausted),
+            (&[], framed(&vec![0; (1 << 16) + 1]), Code::ResourceExhausted),
+            (&[("grpc-encoding", "gzip")], good.clone(), Code::Unimplemented),
+            (&[("grpc-timeout", "never")], good.clone(), Code::InvalidArgument),
+        ] {
+            let response = raw(&served, path, headers, body).await;
+            assert_eq!(response.status(), StatusCode::OK);
+            assert_eq!(response.headers()["content-type"], "application/grpc");
+            let status = status(response.headers());
+            assert_eq!(status.code(), code, "{path}: {}", status.message());
+            assert!(!status.message().is_empty() && response.body().is_empty());
+        }
+        for media_type in [
+            "application/json",
+            "application/grpc+json",
+            "application/grpc-web",
+        ] {
+            let response = raw(&served, path, &[("content-type", media_type)], good.clone()).await;
+            assert_eq!(response.status(), StatusCode::UNSUPPORTED_MEDIA_TYPE, "{path}");
+            assert_eq!(response.headers()["accept-post"], "application/grpc", "{path}");
+        }
+        // Also ends the watch.
+        served.lifecycle.start_draining();
+        let response = raw(&served, path, &[("content-type", "application/grpc+proto")], good).await;
+        assert_eq!(status(response.headers()).code(), Code::Ok, "{path}");
     }
-    let response = raw(&served, FETCH_BLOCKS, &[], good).await;
-    assert_eq!(status(response.headers()).code(), Code::Ok);
 }
 
 #[tokio::test]
@@ -164,14 +179,6 @@ async fn what_is_not_served_is_unimplemented() {
         let response = raw(&served, path, &[], framed(&[])).await;
         assert_eq!(status(response.headers()).code(), Code::Unimplemented, "{path}");
     }
-    let response = raw(
-        &served,
-        FETCH_BLOCKS,
-        &[("content-type", "application/json")],
-        Vec::new(),
-    )
-    .await;
-    assert_eq!(response.status(), StatusCode::UNSUPPORTED_MEDIA_TYPE);
 }
 
 #[tokio::test]

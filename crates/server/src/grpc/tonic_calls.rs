@@ -1,13 +1,16 @@
-//! Counts calls of the services that tonic generates, ends them at their deadline, and gives their framing the
-//! errors of FetchService, which does all this by itself.
+//! What FetchService does by itself, for the services that tonic generates: checks that a request is a call with one
+//! message, counts it, and ends it at its deadline. All with the same errors.
 //!
 //! The status is in the head of a trailers-only response, otherwise in the trailers. A response dropped
 //! before its trailers was cancelled.
 
-use super::frame::too_large;
+use super::connection_of;
+use super::frame::{FrameDecoder, FrameError, PREFIX_BYTES, too_large};
+use super::metadata::check_encoding;
 use super::read_object::trailers_of;
-use super::service::{deadline_of, malformed};
-use super::{SMALL_REQUEST_BYTES_MAX, connection_of};
+use super::service::{
+    broken_off, deadline_of, malformed, no_message, refuse_other_protocols, several_messages,
+};
 use crate::error_status;
 use crate::fetch::{Fetcher, timeout_at};
 use crate::rpc_metrics::{CallTimer, GrpcMethod, RpcMetrics};
@@ -15,15 +18,19 @@ use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::Response;
-use bytes::Bytes;
+use bytes::{BufMut as _, Bytes, BytesMut};
 use http::HeaderMap;
 use http_body::{Frame, SizeHint};
+use http_body_util::BodyExt as _;
 use std::future::Future as _;
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, ready};
 use std::time::Instant;
 use tokio::time::Sleep;
 use tonic::{Code, Status};
+
+/// Longest request message.
+const MESSAGE_BYTES_MAX: u32 = 64 << 10;
 
 /// What calls need besides their service.
 #[derive(Debug, Clone)]
@@ -36,49 +43,125 @@ pub(super) struct CallState {
 pub(super) async fn serve(State(state): State<CallState>, request: Request, next: Next) -> Response {
     let started = Instant::now();
     let CallState { fetcher, rpc } = state;
-    let mut call = CallTimer::new(rpc, method_of(request.uri().path()), started);
+    if let Some(refused) = refuse_other_protocols(&request) {
+        return refused.map(Body::from);
+    }
+    let method = method_of(request.uri().path());
+    let mut call = CallTimer::new(rpc, method, started);
     let mut refuse = |status: Status| {
         call.end(status.code());
         status.into_http()
     };
     // tonic leaves the timeout to its own server, which is not used here.
-    let deadline = match deadline_of(request.headers(), started) {
+    let headers = request.headers();
+    let deadline = match check_encoding(headers).and_then(|()| deadline_of(headers, started)) {
         Ok(deadline) => deadline,
         Err(malformed) => return refuse(malformed),
     };
     let connection = connection_of(request.extensions());
     // Most methods are ready at once, which is in time for `timeout_at`.
     let is_late = deadline.is_some_and(|deadline| deadline <= Instant::now());
+    let answer = async {
+        let is_unary = !matches!(method, GrpcMethod::ServerReflectionInfo | GrpcMethod::Other);
+        let request = match is_unary {
+            true => with_one_message(request).await?,
+            false => request,
+        };
+        Ok(next.run(request).await)
+    };
     let answered = match is_late {
         true => None,
-        false => timeout_at(deadline, pin!(next.run(request))).await,
+        false => timeout_at(deadline, pin!(answer)).await,
     };
-    let Some(response) = answered else {
-        let late = fetcher.deadline_rejection(connection.as_ref());
-        return refuse(error_status::to_status(&late, "message"));
+    let response = match answered {
+        Some(Ok(response)) => response,
+        Some(Err(status)) => return refuse(status),
+        None => {
+            let late = fetcher.deadline_rejection(connection.as_ref());
+            return refuse(error_status::to_status(&late, "message"));
+        }
     };
     let (parts, body) = response.into_parts();
     match Status::from_header_map(&parts.headers) {
         None => Response::from_parts(parts, Body::new(CountedBody::new(body, call, deadline))),
+        // As all of prost's errors begin.
+        Some(status)
+            if status.code() == Code::Internal
+                && status.message().starts_with("failed to decode Protobuf") =>
+        {
+            refuse(malformed(&status.message()))
+        }
         Some(status) => {
-            let translated = translate(&status);
-            call.end(translated.as_ref().map_or(status.code(), Status::code));
-            translated.map_or_else(|| Response::from_parts(parts, body), Status::into_http)
+            call.end(status.code());
+            Response::from_parts(parts, body)
         }
     }
 }
 
-/// FetchService's error for one that tonic reports before a method runs; `None`: it is no such error.
-fn translate(status: &Status) -> Option<Status> {
-    // No method of these services has this status.
-    if status.code() == Code::OutOfRange {
-        let limit = format!("the request is too long; the limit is {SMALL_REQUEST_BYTES_MAX} bytes");
-        return Some(too_large(limit));
+/// The messages of a request.
+pub(super) struct Messages {
+    body: Body,
+    decoder: FrameDecoder,
+}
+
+impl Messages {
+    pub(super) fn new(body: Body) -> Self {
+        Self {
+            body,
+            decoder: FrameDecoder::new(MESSAGE_BYTES_MAX),
+        }
     }
-    // As all of prost's errors begin.
-    let is_undecoded =
-        status.code() == Code::Internal && status.message().starts_with("failed to decode Protobuf");
-    is_undecoded.then(|| malformed(&status.message()))
+
+    /// The next one.
+    ///
+    /// # Errors
+    /// As of FetchService.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub(super) async fn next(&mut self) -> Result<Option<Bytes>, Status> {
+        let to_status = |error| match error {
+            FrameError::TooLarge { max, .. } => {
+                too_large(format!("the request is too long; the limit is {max} bytes"))
+            }
+            FrameError::Compressed | FrameError::BadFlag(_) | FrameError::CutShort => error.to_status(),
+        };
+        loop {
+            if let Some(message) = self.decoder.next().map_err(to_status)? {
+                return Ok(Some(message));
+            }
+            match self.body.frame().await {
+                Some(Ok(frame)) => {
+                    if let Ok(piece) = frame.into_data() {
+                        self.decoder.push(piece);
+                    }
+                }
+                Some(Err(error)) => return Err(broken_off(&error)),
+                None => return self.decoder.finish().map(|()| None).map_err(to_status),
+            }
+        }
+    }
+}
+
+/// Replaces the body by its only message: tonic takes any number, and reports none as INTERNAL.
+async fn with_one_message(request: Request) -> Result<Request, Status> {
+    let (head, body) = request.into_parts();
+    let mut messages = Messages::new(body);
+    let message = messages.next().await?.ok_or_else(no_message)?;
+    if messages.next().await?.is_some() {
+        return Err(several_messages());
+    }
+    Ok(Request::from_parts(head, framed(&message)))
+}
+
+/// A body of one message.
+fn framed(message: &Bytes) -> Body {
+    let mut body = BytesMut::with_capacity(PREFIX_BYTES + message.len());
+    body.put_u8(0);
+    // Its length was a u32.
+    body.put_u32(u32::try_from(message.len()).unwrap_or(u32::MAX));
+    body.put_slice(message);
+    Body::from(body.freeze())
 }
 
 fn method_of(path: &str) -> GrpcMethod {
