@@ -1,7 +1,7 @@
 //! The gRPC transport: the services on the public port.
 //!
 //! `service` is FetchService, written by hand to avoid copying responses; `datasets` and `health` implement
-//! services that tonic generates. Other methods get UNIMPLEMENTED. `listener` has connections and HTTP/2
+//! services that tonic generates, whose calls pass through `tonic_calls`. Other methods get UNIMPLEMENTED. `listener` has connections and HTTP/2
 //! settings, `error_status` the codes.
 
 #[cfg(feature = "bench")]
@@ -16,6 +16,7 @@ mod frame;
 mod health;
 mod metadata;
 mod read_object;
+mod reflection;
 mod service;
 mod stream;
 mod tonic_calls;
@@ -65,15 +66,15 @@ pub(crate) fn finish(
 ) -> axum::Router {
     routes.add_service(HealthServer::new(health::HealthService::new(lifecycle, services)));
     // Only a broken build could make the descriptor set invalid; the port then serves without reflection.
-    match reflection(services).build_v1() {
+    match reflected(services).build_v1() {
         Ok(reflection) => {
-            routes.add_service(reflection.max_decoding_message_size(64 << 10));
+            routes.add_service(reflection);
         }
         Err(error) => tracing::error!(%error, "no reflection v1"),
     }
-    match reflection(services).build_v1alpha() {
+    match reflected(services).build_v1alpha() {
         Ok(reflection) => {
-            routes.add_service(reflection.max_decoding_message_size(64 << 10));
+            routes.add_service(reflection);
         }
         Err(error) => tracing::error!(%error, "no reflection v1alpha"),
     }
@@ -83,7 +84,7 @@ pub(crate) fn finish(
 }
 
 /// Lists only what this port serves: the descriptor set also has the admin service.
-fn reflection(services: &[&str]) -> tonic_reflection::server::Builder<'static> {
+fn reflected(services: &[&str]) -> tonic_reflection::server::Builder<'static> {
     let builder = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(ringfetch_proto::FILE_DESCRIPTOR_SET)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)

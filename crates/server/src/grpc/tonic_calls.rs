@@ -4,13 +4,13 @@
 //! The status is in the head of a trailers-only response, otherwise in the trailers. A response dropped
 //! before its trailers was cancelled.
 
-use super::connection_of;
 use super::frame::{FrameDecoder, FrameError, PREFIX_BYTES, too_large};
 use super::metadata::check_encoding;
 use super::read_object::trailers_of;
 use super::service::{
     broken_off, deadline_of, malformed, no_message, refuse_other_protocols, several_messages,
 };
+use super::{connection_of, reflection};
 use crate::error_status;
 use crate::fetch::{Fetcher, timeout_at};
 use crate::rpc_metrics::{CallTimer, GrpcMethod, RpcMetrics};
@@ -62,12 +62,13 @@ pub(super) async fn serve(State(state): State<CallState>, request: Request, next
     // Most methods are ready at once, which is in time for `timeout_at`.
     let is_late = deadline.is_some_and(|deadline| deadline <= Instant::now());
     let answer = async {
-        let is_unary = !matches!(method, GrpcMethod::ServerReflectionInfo | GrpcMethod::Other);
-        let request = match is_unary {
-            true => with_one_message(request).await?,
-            false => request,
-        };
-        Ok(next.run(request).await)
+        Ok(if matches!(method, GrpcMethod::ServerReflectionInfo) {
+            reflection::respond(request, next)
+        } else if matches!(method, GrpcMethod::Other) {
+            next.run(request).await
+        } else {
+            next.run(with_one_message(request).await?).await
+        })
     };
     let answered = match is_late {
         true => None,
@@ -151,17 +152,17 @@ async fn with_one_message(request: Request) -> Result<Request, Status> {
     if messages.next().await?.is_some() {
         return Err(several_messages());
     }
-    Ok(Request::from_parts(head, framed(&message)))
+    Ok(Request::from_parts(head, Body::from(framed(&message))))
 }
 
-/// A body of one message.
-fn framed(message: &Bytes) -> Body {
+/// A message as the body of a call.
+pub(super) fn framed(message: &[u8]) -> Bytes {
     let mut body = BytesMut::with_capacity(PREFIX_BYTES + message.len());
     body.put_u8(0);
-    // Its length was a u32.
+    // Messages here are short.
     body.put_u32(u32::try_from(message.len()).unwrap_or(u32::MAX));
     body.put_slice(message);
-    Body::from(body.freeze())
+    body.freeze()
 }
 
 fn method_of(path: &str) -> GrpcMethod {

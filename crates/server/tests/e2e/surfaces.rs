@@ -136,8 +136,8 @@ impl Decoder for Unread {
 
 #[tokio::test]
 async fn reflection_lists_all_services_in_both_versions() {
-    // Scenario: server reflection v1 and v1alpha on both ports: list the services, get the file of one.
-    // Expectation: every service that the port serves, and a file that defines it.
+    // Scenario: server reflection v1 and v1alpha on both ports: list the services, get the file of an unknown name and
+    // of one. Expectation: every service that the port serves, an error as a response, and a file that defines it.
     let (setup, _) = plain_blocks(Setup::new("mmap"), 1);
     let daemon = setup.start();
     let served = [
@@ -158,6 +158,9 @@ async fn reflection_lists_all_services_in_both_versions() {
                 };
                 let requests = vec![
                     ask(MessageRequest::ListServices(String::new())),
+                    ask(MessageRequest::FileContainingSymbol(
+                        "nothing.Here".to_owned(),
+                    )),
                     ask(MessageRequest::FileContainingSymbol(own[0].to_owned())),
                 ];
                 let mut answers = client
@@ -177,6 +180,11 @@ async fn reflection_lists_all_services_in_both_versions() {
                 let MessageResponse::ListServicesResponse(listed) = next().await else {
                     panic!("no list")
                 };
+                let MessageResponse::ErrorResponse(error) = next().await else {
+                    panic!("no error")
+                };
+                assert_eq!(error.error_code, i32::from(Code::NotFound));
+                assert!(error.error_message.contains("nothing.Here"), "{error:?}");
                 let MessageResponse::FileDescriptorResponse(files) = next().await else {
                     panic!("no file")
                 };

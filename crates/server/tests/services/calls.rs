@@ -165,6 +165,28 @@ async fn bytes_that_are_no_call_get_a_status() {
 }
 
 #[tokio::test]
+async fn reflection_reports_what_is_no_request() {
+    // Bytes that are no reflection request: the same codes as from a stream of FetchService. Nothing at all is no error.
+    let served = Served::new();
+    for version in ["v1", "v1alpha"] {
+        let path = format!("/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo");
+        for (body, code) in [
+            (framed(&[0xff; 9]), Code::InvalidArgument),
+            (framed(&[])[..4].to_vec(), Code::Internal),
+            ([&[1], &framed(&[])[1..]].concat(), Code::Internal),
+            (framed(&vec![0; (1 << 16) + 1]), Code::ResourceExhausted),
+            (Vec::new(), Code::Ok),
+        ] {
+            let response = raw(&served, &path, &[], body).await;
+            assert_eq!(response.headers()["content-type"], "application/grpc");
+            let status = status(response.headers());
+            assert_eq!(status.code(), code, "{version}: {}", status.message());
+            assert!(response.body().is_empty());
+        }
+    }
+}
+
+#[tokio::test]
 async fn what_is_not_served_is_unimplemented() {
     // An unknown method, an unknown service, and the admin service on the public port.
     let served = Served::new();
