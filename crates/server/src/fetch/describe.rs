@@ -41,6 +41,7 @@ pub struct StorageInfo {
     #[serde(flatten)]
     pub path: ReadPath,
     /// Files or devices that make up the address space; 0 for objects.
+    #[schema(value_type = u64)]
     pub files: usize,
     /// Of vectors: distance between the beginnings of two of them in the file.
     #[serde(skip_serializing_if = "Option::is_none")]

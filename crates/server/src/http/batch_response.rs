@@ -55,6 +55,7 @@ pub(super) struct Shape {
 #[schema(as = BatchAnswer)]
 pub(super) struct BatchResponse {
     /// Number of requested items.
+    #[schema(value_type = u64)]
     items: usize,
     /// Bytes of each item, where all have the same and none failed.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -1,5 +1,5 @@
-//! The OpenAPI 3.1 document. Handlers have the descriptions of their operations; HEAD for every GET, and
-//! problem details as the default response of every operation, are added here.
+//! The OpenAPI 3.1 document. Handlers have the descriptions of their operations; HEAD for every GET, problem details
+//! as the default response of every operation, and credentials are added here.
 
 use super::problem::{PROBLEM_JSON, ProblemBody};
 use super::{AppState, batch, datasets, items, objects, page, probes, score, status};
@@ -10,6 +10,7 @@ use http::{HeaderValue, header};
 use std::sync::Arc;
 use utoipa::OpenApi as _;
 use utoipa::openapi::path::Operation;
+use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
 use utoipa::openapi::{Content, OpenApi, Ref, RefOr, ResponseBuilder};
 
 #[derive(utoipa::OpenApi)]
@@ -29,13 +30,36 @@ use utoipa::openapi::{Content, OpenApi, Ref, RefOr, ResponseBuilder};
 )]
 struct Document;
 
+/// Names of the security schemes.
+const TOKEN: &str = "token";
+const CERTIFICATE: &str = "certificate";
+
 /// The document as JSON.
 pub(super) fn document() -> Bytes {
     // Only strings and maps, so it cannot fail.
-    Bytes::from(serde_json::to_vec(&complete(Document::openapi())).unwrap_or_default())
+    let text = serde_json::to_string(&complete(Document::openapi())).unwrap_or_default();
+    // utoipa gives unsigned integers the format of signed ones (5.5; its feature for them writes `u-int64`). None here
+    // is signed, and inside a JSON string the quotes would be escaped.
+    Bytes::from(text.replace(r#""format":"int"#, r#""format":"uint"#))
 }
 
 fn complete(mut document: OpenApi) -> OpenApi {
+    let mut token = Http::new(HttpAuthScheme::Bearer);
+    token.description = Some("The token of a principal.".to_owned());
+    let certificate = SecurityScheme::MutualTls {
+        description: Some("A certificate that names a principal.".to_owned()),
+        extensions: None,
+    };
+    let components = document.components.get_or_insert_default();
+    components.add_security_scheme(TOKEN, SecurityScheme::Http(token));
+    components.add_security_scheme(CERTIFICATE, certificate);
+    let no_scopes = std::iter::empty::<String>;
+    // The first one: none is needed if the daemon has no principals, or lets anonymous clients read.
+    document.security = Some(vec![
+        SecurityRequirement::default(),
+        SecurityRequirement::new(TOKEN, no_scopes()),
+        SecurityRequirement::new(CERTIFICATE, no_scopes()),
+    ]);
     for (path, item) in &mut document.paths.paths {
         for operation in item.get.iter_mut().chain(item.post.iter_mut()) {
             add_problem(
@@ -43,7 +67,9 @@ fn complete(mut document: OpenApi) -> OpenApi {
                 "default",
                 "What went wrong (RFC 9457). Retry-After is present if a retry can help.",
             );
-            if !matches!(&path[..], "/livez" | "/readyz") {
+            if matches!(&path[..], "/livez" | "/readyz") {
+                operation.security = Some(Vec::new());
+            } else {
                 add_problem(
                     operation,
                     "401",
@@ -105,7 +131,7 @@ pub(super) async fn get(State(app): State<Arc<AppState>>) -> Response {
 mod tests {
     use super::*;
     use crate::http::routes::{ROUTES, methods_of};
-    use serde_json::Value;
+    use serde_json::{Map, Value, json};
     use std::collections::BTreeSet;
 
     fn parsed() -> Value {
@@ -153,6 +179,8 @@ mod tests {
                 for status in ["401", "403"] {
                     assert_eq!(operation["responses"][status].is_null(), is_open, "{path}");
                 }
+                let no_credential = operation["security"].as_array().is_some_and(Vec::is_empty);
+                assert_eq!(no_credential, is_open, "{path}");
                 let other = &operation["responses"]["default"];
                 assert!(!other["description"].as_str().unwrap().is_empty());
                 if method != "head" {
@@ -176,30 +204,63 @@ mod tests {
         }
     }
 
+    /// Calls `see` with every object of the document.
+    fn walk(value: &Value, see: &mut impl FnMut(&Map<String, Value>)) {
+        match value {
+            Value::Object(members) => {
+                see(members);
+                members.values().for_each(|member| walk(member, see));
+            }
+            Value::Array(elements) => elements.iter().for_each(|element| walk(element, see)),
+            Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+        }
+    }
+
     #[test]
     fn every_reference_leads_somewhere() {
         // All `$ref`s of the document: each names an existing schema.
-        fn walk(value: &Value, found: &mut Vec<String>) {
-            match value {
-                Value::Object(members) => {
-                    for (key, member) in members {
-                        match (key.as_str(), member) {
-                            ("$ref", Value::String(target)) => found.push(target.clone()),
-                            _ => walk(member, found),
-                        }
-                    }
-                }
-                Value::Array(elements) => elements.iter().for_each(|element| walk(element, found)),
-                Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
-            }
-        }
         let document = parsed();
         let mut references = Vec::new();
-        walk(&document, &mut references);
+        walk(&document, &mut |object| {
+            references.extend(object.get("$ref").and_then(Value::as_str).map(str::to_owned));
+        });
         assert!(!references.is_empty());
         for reference in references {
             let pointer = reference.strip_prefix('#').unwrap();
             assert!(document.pointer(pointer).is_some(), "{reference}");
         }
+    }
+
+    #[test]
+    fn credentials_are_optional_and_of_known_schemes() {
+        // The schemes, and the alternatives of every operation that names none: no credential, or one of each scheme.
+        let document = parsed();
+        let schemes = &document["components"]["securitySchemes"];
+        assert_eq!(
+            (&schemes[TOKEN]["type"], &schemes[TOKEN]["scheme"]),
+            (&json!("http"), &json!("bearer"))
+        );
+        assert_eq!(schemes[CERTIFICATE]["type"], "mutualTLS");
+        assert_eq!(document["security"], json!([{}, {TOKEN: []}, {CERTIFICATE: []}]));
+    }
+
+    #[test]
+    fn every_integer_has_its_width() {
+        // Clients generated from the document: an index above 2^63, or a length above 2^31, must fit.
+        let mut integers = 0;
+        walk(&parsed(), &mut |schema| {
+            let is_integer = match schema.get("type") {
+                Some(Value::Array(types)) => types.contains(&json!("integer")),
+                Some(one) => one == "integer",
+                None => false,
+            };
+            if is_integer {
+                let format = schema.get("format").and_then(Value::as_str);
+                assert!(matches!(format, Some("uint32" | "uint64")), "{schema:?}");
+                assert_eq!(schema["minimum"], 0, "{schema:?}");
+                integers += 1;
+            }
+        });
+        assert!(integers > 50, "{integers}");
     }
 }
