@@ -3,12 +3,13 @@
 
 use crate::daemon::{Daemon, Setup, eventually_async};
 use crate::data::{noise, plain_blocks};
-use crate::wire::{self, Narrow};
+use crate::wire::{self, Narrow, Reconnecting};
 use ringfetch_proto::v1;
 use ringfetch_proto::v1::fetch_stream_request::Request;
 use std::net::SocketAddr;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
+use tonic::Code;
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 const HALF_POST: &[u8] = b"POST /v1/datasets/blocks/blocks:batchFetch HTTP/1.1\r\nhost: localhost\r\n\
@@ -140,19 +141,24 @@ async fn a_stream_may_pause_and_a_slow_reader_may_be_slow() {
 
 #[tokio::test]
 async fn an_old_connection_is_told_to_go_away() {
-    // Scenario: connections may reach an age of 300 ms, and a client sends one request after the other.
-    // Expectation: every response is correct, and its connection was replaced.
-    let (setup, _) = plain_blocks(Setup::new("pread"), 16);
+    // Scenario: connections may reach an age of 300 ms, and a client sends one request after the other. Expectation:
+    // every response is correct, the daemon had each call once, and its connection was replaced.
+    let (setup, bytes) = plain_blocks(Setup::new("pread"), 16);
     let daemon = setup
         .set("timeouts.connection_age_ms", "300")
         .set("timeouts.connection_age_grace_ms", "60000")
         .start();
-    let http = daemon.http_client();
-    let mut fetch = daemon.fetch().await;
+    let (http, grpc) = (daemon.http_client(), Reconnecting::new(daemon.grpc));
+    let mut calls = 0.0;
     eventually_async("both transports have replaced a connection", async || {
-        assert_eq!(http.get("/v1/datasets/blocks/blocks/1").await.status, 200);
-        let answer = fetch.fetch_blocks(wire::blocks("blocks", &[1])).await;
-        assert_eq!(answer.unwrap().into_inner().data.len(), 4096);
+        let block = &bytes[4096..8192];
+        let answer = http.get("/v1/datasets/blocks/blocks/1").await;
+        assert!(answer.status == 200 && answer.body == block, "{answer:?}");
+        let called = grpc.call("FetchBlocks", &wire::blocks("blocks", &[1])).await;
+        let (body, status) = called.rest().await;
+        assert_eq!(status.unwrap().code(), Code::Ok);
+        assert!(body.ends_with(block));
+        calls += 1.0;
         let ages = [
             daemon.closed("http", "age").await,
             daemon.closed("grpc", "age").await,
@@ -160,6 +166,12 @@ async fn an_old_connection_is_told_to_go_away() {
         ages.iter().all(|count| *count > 0.5).then_some(())
     })
     .await;
+    let of_calls = [("transport", "grpc"), ("method", "FetchBlocks")];
+    let counted = daemon
+        .scrape()
+        .await
+        .sum("ringfetch_rpc_requests_total", &of_calls);
+    assert_eq!(counted, calls);
     daemon.stop().await;
 }
 

@@ -30,6 +30,8 @@ use tonic::{Request, Status};
 /// Addresses of daemons that require a token.
 static GUARDED: Mutex<BTreeSet<SocketAddr>> = Mutex::new(BTreeSet::new());
 
+const FETCH_SERVICE: &str = "ringfetch.v1.FetchService";
+
 /// The token that they require.
 pub(crate) const TOKEN: &str = "the-token-of-these-tests";
 
@@ -441,11 +443,40 @@ impl Narrow {
         let body = framed(&message.encode_to_vec());
         let common = [("content-type", "application/grpc"), ("te", "trailers")];
         self.ask(
-            &format!("/ringfetch.v1.FetchService/{method}"),
+            &format!("/{FETCH_SERVICE}/{method}"),
             &[&common[..], headers].concat(),
             body,
         )
         .await
+    }
+}
+
+/// gRPC calls on a connection that is replaced when the daemon closes it.
+///
+/// tonic's channel fails a call with CANCELLED ("connection closed") if its connection closes before the call is sent on
+/// it. This client sends such a call on the next connection, as those of gRPC do, and nothing else again.
+pub(crate) struct Reconnecting {
+    client: Client<HttpConnector, Full<Bytes>>,
+    address: SocketAddr,
+}
+
+impl Reconnecting {
+    pub(crate) fn new(address: SocketAddr) -> Self {
+        let client = Client::builder(TokioExecutor::new())
+            .http2_only(true)
+            .build_http();
+        Self { client, address }
+    }
+
+    /// A unary call.
+    pub(crate) async fn call(&self, method: &str, message: &impl prost::Message) -> Held {
+        let request = http::Request::post(format!("http://{}/{FETCH_SERVICE}/{method}", self.address))
+            .header("content-type", "application/grpc")
+            .header("te", "trailers")
+            .body(Full::new(framed(&message.encode_to_vec())));
+        let answer = self.client.request(request.expect("a request")).await;
+        let (head, body) = answer.expect("a head").into_parts();
+        Held { head, body }
     }
 }
 
