@@ -47,6 +47,10 @@ impl std::fmt::Display for CallerKey {
 /// I/O.
 const OBJECTS_HELD_MAX: u64 = IN_FLIGHT_DESCRIPTORS_MAX as u64 / 2;
 
+/// Concurrent directory walks of all callers: a caller alone has at most three, two of them on one connection, and
+/// leaves room for others.
+pub(crate) const WALKS_MAX: u64 = 8;
+
 /// All callers that are connected. Clones share them.
 #[derive(Debug, Clone)]
 pub struct Callers {
@@ -59,6 +63,7 @@ struct Inner {
     requests: Arc<Budget>,
     request_memory: Arc<Budget>,
     objects: Arc<Budget>,
+    walks: Arc<Budget>,
     known: Mutex<HashMap<CallerKey, Weak<Caller>>>,
     next_id: AtomicU64,
 }
@@ -72,6 +77,7 @@ pub struct Caller {
     requests: Arc<CallerShare>,
     request_memory: Arc<CallerShare>,
     objects: Arc<CallerShare>,
+    walks: Arc<CallerShare>,
     callers: Weak<Inner>,
 }
 
@@ -126,6 +132,7 @@ struct Shares {
     requests: Arc<Share>,
     request_memory: Arc<Share>,
     objects: Arc<Share>,
+    walks: Arc<Share>,
 }
 
 impl Callers {
@@ -137,6 +144,7 @@ impl Callers {
                 requests: Budget::new(limits.requests_in_flight.into()),
                 request_memory: Budget::new(limits.request_memory_bytes),
                 objects: Budget::new(OBJECTS_HELD_MAX),
+                walks: Budget::new(WALKS_MAX),
                 known: Mutex::default(),
                 next_id: AtomicU64::new(0),
             }),
@@ -181,6 +189,11 @@ impl Callers {
         &self.inner.objects
     }
 
+    /// Directory walks of all callers.
+    pub fn walks(&self) -> &Arc<Budget> {
+        &self.inner.walks
+    }
+
     fn caller(&self, key: CallerKey) -> Arc<Caller> {
         let mut known = self.inner.known.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(caller) = known.get(&key).and_then(Weak::upgrade) {
@@ -197,6 +210,7 @@ impl Callers {
             requests: caller.requests.connection(u64::MAX),
             request_memory: caller.request_memory.connection(u64::MAX),
             objects: caller.objects.connection(u64::MAX),
+            walks: caller.walks.connection(u64::MAX),
         }
     }
 
@@ -212,6 +226,7 @@ impl Callers {
             requests: inner.requests.caller(),
             request_memory: inner.request_memory.caller(),
             objects: inner.objects.caller(),
+            walks: inner.walks.caller(),
             callers: Arc::downgrade(&self.inner),
         })
     }
@@ -273,6 +288,11 @@ impl Connection {
     /// Objects that its requests hold open.
     pub fn objects(&self) -> &Arc<Share> {
         &self.shares.objects
+    }
+
+    /// Its directory walks.
+    pub fn walks(&self) -> &Arc<Share> {
+        &self.shares.walks
     }
 
     /// Whether its client is on this host.

@@ -153,7 +153,7 @@ pub fn of_fetch(error: &FetchError) -> ErrorStatus {
             return overloaded(*own);
         }
         FetchError::PrincipalRequests { .. } => return overloaded(true),
-        FetchError::ListingsBusy { .. } => return overloaded(false).retry(RETRY_LISTING),
+        FetchError::ListingsBusy { own, .. } => return overloaded(*own).retry(RETRY_LISTING),
         FetchError::OverRate { retry_after, .. } => {
             let status = ErrorStatus::new(Code::ResourceExhausted, Http::TOO_MANY_REQUESTS, "rate-limited");
             return status.retry(*retry_after);

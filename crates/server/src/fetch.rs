@@ -59,7 +59,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
-use tokio::sync::Semaphore;
 
 /// Most datasets that an error lists.
 const KNOWN_NAMES_MAX: usize = 16;
@@ -90,8 +89,6 @@ struct Inner {
     callers: Callers,
     draining: AtomicBool,
     rejections: RejectionCounters,
-    /// Permits for directory walks.
-    walks: Arc<Semaphore>,
 }
 
 /// The result of a request.
@@ -124,7 +121,6 @@ impl Fetcher {
                 callers,
                 draining: AtomicBool::new(false),
                 rejections: RejectionCounters::new(),
-                walks: Arc::new(Semaphore::new(listing::WALKS_MAX)),
             }),
         }
     }
@@ -485,7 +481,21 @@ pub(crate) mod tests {
         serving(Vec::new(), limits)
     }
 
-    fn serving(datasets: Vec<Arc<Dataset>>, limits: Limits) -> Fetcher {
+    /// The objects of a directory.
+    pub(crate) fn objects_of(directory: &std::path::Path) -> Arc<Dataset> {
+        let spec = DatasetSpec {
+            name: "objects".to_owned(),
+            paths: vec![directory.to_owned()],
+            kind: KindSpec::Objects {
+                max_open_files: 16,
+                revalidate: Duration::from_secs(60),
+            },
+            direct_io: DirectIo::Off,
+        };
+        Arc::new(Dataset::open(&spec).unwrap())
+    }
+
+    pub(crate) fn serving(datasets: Vec<Arc<Dataset>>, limits: Limits) -> Fetcher {
         let config = EngineConfig {
             backend: BackendKind::Pread,
             memory_budget_bytes: 1 << 20,
@@ -503,18 +513,9 @@ pub(crate) mod tests {
         // released can be charged again.
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join("a"), "bytes").unwrap();
-        let spec = DatasetSpec {
-            name: "objects".to_owned(),
-            paths: vec![directory.path().to_owned()],
-            kind: KindSpec::Objects {
-                max_open_files: 16,
-                revalidate: Duration::from_secs(60),
-            },
-            direct_io: DirectIo::Off,
-        };
         let limits = Limits::default();
         let most = limits.items_per_request as usize;
-        let fetcher = serving(vec![Arc::new(Dataset::open(&spec).unwrap())], limits);
+        let fetcher = serving(vec![objects_of(directory.path())], limits);
         let of = |address: &str| RequestContext {
             connection: Some(fetcher.callers().connect(address.parse().unwrap(), u64::MAX)),
             ..RequestContext::default()

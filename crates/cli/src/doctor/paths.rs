@@ -150,7 +150,9 @@ impl Opened {
         let mut unreadable = None;
         let mut length_bytes = dataset.length_bytes();
         if is_directory {
-            let objects = dataset.list_objects("", OBJECTS_SAMPLED).map_err(failed)?;
+            let objects = dataset
+                .list_objects("", OBJECTS_SAMPLED, &|| true)
+                .map_err(failed)?;
             length_bytes = objects.iter().map(|object| object.length_bytes).sum();
             for object in objects.iter().filter(|object| object.length_bytes > 0) {
                 let (path, length_bytes) = (path.join(&object.name), object.length_bytes);

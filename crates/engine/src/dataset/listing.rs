@@ -3,7 +3,7 @@
 //! `/` sorts like any byte: `a.txt` (0x2E) before `a/b` (0x2F) before `a0` (0x30). So a directory's sort key
 //! is its name with the `/`. Links to files inside are listed; linked directories are not entered, which
 //! rules out loops (their objects can still be fetched). Names that are not UTF-8, and entries that the
-//! daemon has no permission for, are skipped.
+//! daemon has no permission for, are skipped. A walk that nobody waits for any more stops at the next entry.
 
 use super::ObjectEntry;
 use super::directory::{Directory, is_absent, is_forbidden};
@@ -18,9 +18,14 @@ const PAGE_ENTRIES: usize = 8192;
 /// Most entries examined to find a file to try direct I/O on.
 const PROBE_ENTRIES_MAX: usize = 10_000;
 
-/// Up to `limit` objects after the name `after`.
-pub(super) fn list(directory: &Directory, after: &str, limit: usize) -> Result<Vec<ObjectEntry>, Errno> {
-    list_paged(directory, after, limit, PAGE_ENTRIES)
+/// Up to `limit` objects after the name `after`; `CANCELED` once `is_wanted` returns false.
+pub(super) fn list(
+    directory: &Directory,
+    after: &str,
+    limit: usize,
+    is_wanted: &dyn Fn() -> bool,
+) -> Result<Vec<ObjectEntry>, Errno> {
+    list_paged(directory, after, limit, PAGE_ENTRIES, is_wanted)
 }
 
 /// One directory being listed.
@@ -41,16 +46,23 @@ fn list_paged(
     after: &str,
     limit: usize,
     page_entries: usize,
+    is_wanted: &dyn Fn() -> bool,
 ) -> Result<Vec<ObjectEntry>, Errno> {
     let mut found = Vec::new();
-    let mut levels = vec![Level::read(directory, String::new(), after, None, page_entries)?];
+    let read = |prefix: String, passed: Option<&Key>| {
+        Level::read(directory, prefix, after, passed, page_entries, is_wanted)
+    };
+    let mut levels = vec![read(String::new(), None)?];
     while found.len() < limit {
+        if !is_wanted() {
+            return Err(Errno::CANCELED);
+        }
         let Some(level) = levels.last_mut() else { break };
         let Some(key) = level.page.pop() else {
             match level.resume.take() {
                 Some(last) => {
                     let prefix = std::mem::take(&mut level.prefix);
-                    *level = Level::read(directory, prefix, after, Some(&last), page_entries)?;
+                    *level = read(prefix, Some(&last))?;
                 }
                 None => {
                     levels.pop();
@@ -60,7 +72,7 @@ fn list_paged(
         };
         let name = format!("{}{key}", level.prefix);
         if name.ends_with('/') {
-            match Level::read(directory, name, after, None, page_entries) {
+            match read(name, None) {
                 Ok(below) => levels.push(below),
                 // Removed or replaced since its name was read, or not ours to read: `lost+found`, for
                 // example.
@@ -88,11 +100,15 @@ impl Level {
         after: &str,
         passed: Option<&Key>,
         page_entries: usize,
+        is_wanted: &dyn Fn() -> bool,
     ) -> Result<Self, Errno> {
         let mut first_keys = BinaryHeap::new();
         let mut has_more = false;
         let mut entries = directory.read_beneath(&prefix)?;
         while let Some(entry) = entries.read() {
+            if !is_wanted() {
+                return Err(Errno::CANCELED);
+            }
             let entry = entry?;
             let Some(key) = key_of(directory, &prefix, &entry) else {
                 continue;
@@ -212,11 +228,11 @@ mod tests {
         let set = |mode| std::fs::set_permissions(&closed, Permissions::from_mode(mode)).unwrap();
         set(0);
         let is_open = std::fs::read_dir(&closed).is_ok();
-        let found = names(list(&Directory::open(dir.path()).unwrap(), "", usize::MAX).unwrap());
+        let found = names(list(&Directory::open(dir.path()).unwrap(), "", usize::MAX, &|| true).unwrap());
         // Its names can be read, but not what they refer to.
         set(0o444);
         let is_searched = closed.join("b").metadata().is_ok();
-        let named = names(list(&Directory::open(dir.path()).unwrap(), "", usize::MAX).unwrap());
+        let named = names(list(&Directory::open(dir.path()).unwrap(), "", usize::MAX, &|| true).unwrap());
         set(0o755);
         let expected = |has| {
             if has {
@@ -249,7 +265,7 @@ mod tests {
         all.sort_unstable();
         let directory = Directory::open(dir.path()).unwrap();
         for page in [1, 2, 3, 100] {
-            let found = list_paged(&directory, "", usize::MAX, page).unwrap();
+            let found = list_paged(&directory, "", usize::MAX, page, &|| true).unwrap();
             assert!(
                 found
                     .iter()
@@ -269,15 +285,40 @@ mod tests {
                 "\u{10ffff}",
             ] {
                 let expected: Vec<&str> = all.into_iter().filter(|name| *name > after).collect();
-                let found = names(list_paged(&directory, after, usize::MAX, page).unwrap());
+                let found = names(list_paged(&directory, after, usize::MAX, page, &|| true).unwrap());
                 assert_eq!(found, expected, "after {after}, page of {page}");
             }
         }
         assert_eq!(
-            names(list(&directory, "a.txt", 3).unwrap()),
+            names(list(&directory, "a.txt", 3, &|| true).unwrap()),
             ["a/b", "a/c.d", "a/c/d"]
         );
-        assert_eq!(names(list(&directory, "", 0).unwrap()), [""; 0]);
+        assert_eq!(names(list(&directory, "", 0, &|| true).unwrap()), [""; 0]);
+    }
+
+    /// A walk that is abandoned stops at the next entry: among the entries of a directory and between directories,
+    /// wherever in the tree it is.
+    #[test]
+    fn an_abandoned_walk_stops() {
+        let dir = tempfile::tempdir().unwrap();
+        for number in 0..20 {
+            std::fs::create_dir_all(dir.path().join(format!("a{number}/b"))).unwrap();
+            make(dir.path(), &format!("c/{number}"));
+        }
+        let directory = Directory::open(dir.path()).unwrap();
+        let looks = std::cell::Cell::new(0);
+        let walk = |looks_max| {
+            looks.set(0);
+            let is_wanted = || looks.replace(looks.get() + 1) < looks_max;
+            list(&directory, "", usize::MAX, &is_wanted).map(names)
+        };
+        assert_eq!(walk(usize::MAX).unwrap().len(), 20);
+        let all = looks.get();
+        assert!(all > 100, "{all}");
+        for looks_max in 0..all {
+            assert_eq!(walk(looks_max), Err(Errno::CANCELED));
+            assert_eq!(looks.get(), looks_max + 1);
+        }
     }
 
     /// A link to a file inside is listed; links to outside, to nowhere, in a loop or to a directory are not,
@@ -300,7 +341,7 @@ mod tests {
         rustix::fs::mkfifoat(rustix::fs::CWD, dir.path().join("fifo"), rustix::fs::Mode::RWXU).unwrap();
         let directory = Directory::open(dir.path()).unwrap();
         assert_eq!(
-            names(list(&directory, "", 100).unwrap()),
+            names(list(&directory, "", 100, &|| true).unwrap()),
             ["d/file", "d/up", "inside"]
         );
         assert_eq!(
@@ -308,7 +349,7 @@ mod tests {
             Some(())
         );
         let walking = directory.with_resolver(Resolver::Walk);
-        assert_eq!(names(list(&walking, "", 100).unwrap()), ["d/file"]);
+        assert_eq!(names(list(&walking, "", 100, &|| true).unwrap()), ["d/file"]);
     }
 
     /// A name that is not UTF-8 is skipped, and a directory without a byte in it has no file to try.
@@ -319,7 +360,7 @@ mod tests {
         std::fs::write(dir.path().join(std::ffi::OsStr::from_bytes(b"\xff\xfe")), b"x").unwrap();
         std::fs::write(dir.path().join("empty"), b"").unwrap();
         let directory = Directory::open(dir.path()).unwrap();
-        assert_eq!(names(list(&directory, "", 100).unwrap()), ["empty"]);
+        assert_eq!(names(list(&directory, "", 100, &|| true).unwrap()), ["empty"]);
         assert_eq!(some_file(&directory, Some), None);
     }
 
@@ -351,7 +392,7 @@ mod tests {
             let mut joined: Vec<String> = Vec::new();
             loop {
                 let after = joined.last().cloned().unwrap_or_default();
-                let found = names(list_paged(&directory, &after, limit, page).unwrap());
+                let found = names(list_paged(&directory, &after, limit, page, &|| true).unwrap());
                 if found.is_empty() {
                     break;
                 }

@@ -399,10 +399,15 @@ impl Dataset {
     /// Up to `limit` objects after the name `after`, in byte order of names. Walks the directory: blocking.
     ///
     /// # Errors
-    /// errno of the walk.
-    pub fn list_objects(&self, after: &str, limit: usize) -> std::io::Result<Vec<ObjectEntry>> {
+    /// errno of the walk; ECANCELED once `is_wanted` returns false, which the walk calls at each entry.
+    pub fn list_objects(
+        &self,
+        after: &str,
+        limit: usize,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> std::io::Result<Vec<ObjectEntry>> {
         match &self.objects {
-            Some(objects) => Ok(objects.list(after, limit)?),
+            Some(objects) => Ok(objects.list(after, limit, is_wanted)?),
             None => Ok(Vec::new()),
         }
     }

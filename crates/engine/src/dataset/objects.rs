@@ -115,8 +115,13 @@ impl Objects {
         drop(forgotten);
     }
 
-    pub(super) fn list(&self, after: &str, limit: usize) -> Result<Vec<ObjectEntry>, Errno> {
-        listing::list(&self.directory, after, limit)
+    pub(super) fn list(
+        &self,
+        after: &str,
+        limit: usize,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> Result<Vec<ObjectEntry>, Errno> {
+        listing::list(&self.directory, after, limit, is_wanted)
     }
 
     /// Opens a file, or confirms that the cached one is still current. Blocks.

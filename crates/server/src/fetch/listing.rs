@@ -1,23 +1,22 @@
 //! Lists datasets and objects, a page at a time, for every transport.
 //!
 //! Listing objects walks the directory on the blocking pool. Only a few walks run at a time, so that listings
-//! do not occupy the threads that open objects. A page is limited by its number of names and by their bytes.
+//! do not occupy the threads that open objects, and callers share them. A walk is charged to its caller until it
+//! ends, which is soon if nobody waits for it. A page is limited by its number of names and by their bytes.
 
 use super::handle::{DatasetHandle, RequiredKind};
 use super::{DatasetInfo, FetchError, Fetcher, RequestContext, may_read, timeout_at};
-use crate::caller::Connection;
+use crate::caller::{Connection, WALKS_MAX};
 use ringfetch_engine::dataset::ObjectEntry;
 use ringfetch_engine::error::ReadError;
+use ringfetch_engine::share::{Charge, Refused};
 use std::sync::Arc;
-use tokio::sync::OwnedSemaphorePermit;
 
 /// Most names of a page, and the default.
 pub const PAGE_NAMES_MAX: usize = 1000;
 /// Bytes of names on one page: clients refuse messages of more than 4 MiB by default, and a name can take 4
 /// KiB.
 pub(super) const PAGE_BYTES_MAX: usize = 1 << 20;
-/// Concurrent directory walks in the daemon.
-pub(super) const WALKS_MAX: usize = 4;
 
 /// A page to list.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -47,9 +46,19 @@ pub struct ObjectPage {
 }
 
 impl Fetcher {
-    /// A permit for a directory walk; `None` if as many as allowed are running.
-    pub fn try_walk(&self) -> Option<OwnedSemaphorePermit> {
-        Arc::clone(&self.inner.walks).try_acquire_owned().ok()
+    /// Charges a directory walk to this connection.
+    ///
+    /// # Errors
+    /// `ListingsBusy`.
+    pub fn charge_walk(&self, connection: Option<&Arc<Connection>>) -> Result<Charge, FetchError> {
+        let walk = match connection {
+            Some(connection) => connection.walks().charge(1),
+            None => self.inner.callers.walks().charge(1),
+        };
+        walk.map_err(|refused| FetchError::ListingsBusy {
+            max: WALKS_MAX,
+            own: refused != Refused::Budget,
+        })
     }
 
     /// A page of the datasets that requests on this connection may read, by name, and the token of the next page.
@@ -79,7 +88,7 @@ impl Fetcher {
     /// Whatever refuses a request, `ListingsBusy`, or `ListingFailed`.
     ///
     /// # Cancel safety
-    /// Dropping the future abandons the page; the walk continues to its end.
+    /// Dropping the future abandons the page; the walk stops at the next entry.
     pub async fn list_objects(
         &self,
         dataset: &str,
@@ -90,14 +99,15 @@ impl Fetcher {
         let listed = async {
             let DatasetHandle(dataset) =
                 self.find(dataset, RequiredKind::Objects, context.connection.as_ref())?;
-            let (_in_flight, deadline) = self.admit(&self.limits(), &context)?;
-            let Some(permit) = self.try_walk() else {
-                return Err(FetchError::ListingsBusy { max: WALKS_MAX });
-            };
+            let (in_flight, deadline) = self.admit(&self.limits(), &context)?;
+            let walking = self.charge_walk(context.connection.as_ref())?;
+            // Dropped when the caller gives up or its deadline passes.
+            let waits = Arc::new(());
+            let waiting = Arc::downgrade(&waits);
             let walk = tokio::task::spawn_blocking(move || {
-                // Held until the walk ends, even if the caller gives up.
-                let _permit = permit;
-                dataset.list_objects(&after, names + 1)
+                // Held until the walk ends, even if nobody waits for it any more.
+                let _held = (in_flight, walking);
+                dataset.list_objects(&after, names + 1, &|| waiting.strong_count() > 0)
             });
             let failed = |problem: String| FetchError::ListingFailed { problem };
             match timeout_at(deadline, walk).await {
@@ -137,6 +147,11 @@ fn page_of(entries: Vec<ObjectEntry>, names: usize) -> ObjectPage {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Limits;
+    use crate::fetch::tests::{objects_of, serving};
+    use std::future::poll_fn;
+    use std::sync::mpsc;
+    use std::task::Poll;
 
     fn entries(count: usize, name_bytes: usize) -> Vec<ObjectEntry> {
         let name = |number| format!("{number:0name_bytes$}");
@@ -146,6 +161,69 @@ mod tests {
                 length_bytes: 1,
             })
             .collect()
+    }
+
+    #[test]
+    fn an_abandoned_walk_is_charged_until_it_ends() {
+        // Scenario: the only thread for walks is busy, and a caller gives up its listing, or its deadline passes.
+        // Expectation: its request and its walk count until the thread has come to the walk and left it.
+        let directory = tempfile::tempdir().unwrap();
+        let fetcher = serving(vec![objects_of(directory.path())], Limits::default());
+        let callers = fetcher.callers();
+        let connection = callers.connect("192.0.2.1".parse().unwrap(), u64::MAX);
+        let held = || (connection.requests().held(), connection.walks().held());
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_all().max_blocking_threads(1).build().unwrap();
+        for deadline in [None, Some(std::time::Duration::from_millis(1))] {
+            let (release, busy) = mpsc::channel::<()>();
+            runtime.block_on(async {
+                let busy = tokio::task::spawn_blocking(move || busy.recv().unwrap_err());
+                let context = RequestContext {
+                    connection: Some(Arc::clone(&connection)),
+                    deadline: deadline.map(|after| std::time::Instant::now() + after),
+                    ..RequestContext::default()
+                };
+                let mut listing = Box::pin(fetcher.list_objects("objects", PageRequest::default(), context));
+                let polled = poll_fn(|cx| Poll::Ready(listing.as_mut().poll(cx))).await;
+                assert!(polled.is_pending());
+                if deadline.is_some() {
+                    assert_eq!(listing.as_mut().await, Err(ReadError::DeadlineExceeded.into()));
+                }
+                drop(listing);
+                assert_eq!(held(), (1, 1));
+                drop(release);
+                busy.await.unwrap();
+                tokio::task::spawn_blocking(|| ()).await.unwrap();
+                assert_eq!(held(), (0, 0));
+            });
+        }
+    }
+
+    #[test]
+    fn callers_share_the_walks() {
+        // Scenario: callers with one and with two connections walk as much as they may. Expectation: two walks on one
+        // connection, three on two, and always one more for another caller, until all are in use; who holds some is
+        // refused because of its own share.
+        let fetcher = serving(Vec::new(), Limits::default());
+        let mut held = Vec::new();
+        let mut walk = |address: &str, connections: usize| {
+            let connections: Vec<_> = (0..connections)
+                .map(|_| fetcher.callers().connect(address.parse().unwrap(), u64::MAX))
+                .collect();
+            let before = held.len();
+            for connection in connections.iter().cycle().take(16) {
+                match fetcher.charge_walk(Some(connection)) {
+                    Ok(walk) => held.push(walk),
+                    Err(FetchError::ListingsBusy { own, .. }) => assert!(own, "{address}"),
+                    Err(other) => panic!("{other}"),
+                }
+            }
+            held.len() - before
+        };
+        assert_eq!(walk("192.0.2.1", 1), 2);
+        assert_eq!(walk("192.0.2.2", 2), 2);
+        assert_eq!(walk("192.0.2.3", 2), 1);
+        assert_eq!(walk("192.0.2.4", 2), 1);
     }
 
     #[test]

@@ -168,10 +168,16 @@ pub enum FetchError {
         retry_after: Duration,
     },
     /// Too many directories are being listed.
-    #[error("overloaded: {max} directories are being listed; retry after a moment")]
+    #[error(
+        "overloaded: {} ({max} at a time for all callers); retry after a moment",
+        if *.own { "this caller has used its share of listings of objects" }
+        else { "too many listings of objects are running" }
+    )]
     ListingsBusy {
         /// How many at a time.
-        max: usize,
+        max: u64,
+        /// Whether the caller's own share is used up.
+        own: bool,
     },
     /// A directory that cannot be listed.
     #[error("the dataset's directory cannot be listed: {problem}")]

@@ -1,9 +1,10 @@
 //! Lists, a page at a time, the same over both transports.
 
-use crate::daemon::{Daemon, Setup};
+use crate::daemon::{Daemon, Setup, any_backend, eventually_async};
 use crate::wire;
 use ringfetch_proto::v1;
 use serde_json::{Value, json};
+use tokio::task::JoinSet;
 
 /// A page: its names and lengths, and the next page's token.
 type Page = (Vec<(String, u64)>, String);
@@ -142,5 +143,61 @@ async fn both_transports_page_alike() {
             answer.is_problem(400, "malformed", Some(field), &[]);
         }
     }
+    daemon.stop().await;
+}
+
+/// A directory without objects that takes long to walk: 5,000 directories, each opened by a path of 100 parts.
+fn long_walk(setup: &Setup, name: &str) {
+    let depth = setup.path(name).join(vec!["d"; 100].join("/"));
+    std::fs::create_dir_all(&depth).unwrap();
+    for number in 0..5000 {
+        std::fs::create_dir(depth.join(number.to_string())).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn listings_of_one_caller_leave_room_for_others() {
+    // Scenario: a caller lists a directory that takes long to walk, eight times at once on as many connections;
+    // during the walks it lists once more over gRPC, and another caller lists a small directory. Expectation: the
+    // first caller is refused because of its own share, over both transports; the other one is served.
+    let setup = Setup::new(any_backend());
+    setup.file("small/a", b"a");
+    long_walk(&setup, "large");
+    let daemon = setup
+        .dataset(&["name: large", "kind: objects", "path: large"])
+        .dataset(&["name: small", "kind: objects", "path: small"])
+        .start();
+    let [greedy, other] = ["127.0.0.1", "127.0.0.2"].map(|address| address.parse().unwrap());
+    let (refused, status, served) = eventually_async("all happens during the walks", async || {
+        let mut listings = JoinSet::new();
+        for _ in 0..8 {
+            let http = daemon.http_client_from(greedy);
+            listings.spawn(async move { http.get("/v1/datasets/large/objects").await });
+        }
+        let refused = listings.join_next().await.unwrap().unwrap();
+        let request = v1::ListObjectsRequest {
+            dataset: "small".into(),
+            ..Default::default()
+        };
+        let status = daemon.datasets().await.list_objects(request).await.err();
+        let http = daemon.http_client_from(other);
+        let served = http.get("/v1/datasets/small/objects").await;
+        while listings.try_join_next().is_some() {}
+        let are_walking = refused.status != 200 && !listings.is_empty();
+        status
+            .filter(|_| are_walking)
+            .map(|status| (refused, status, served))
+    })
+    .await;
+    assert_eq!(served.status, 200, "{served:?}");
+    refused.is_problem(429, "overloaded", None, &["this caller", "listings"]);
+    assert!(
+        refused.header("retry-after").parse::<u32>().is_ok(),
+        "{refused:?}"
+    );
+    assert_eq!(status.code(), tonic::Code::ResourceExhausted, "{status:?}");
+    assert!(status.message().contains("this caller"), "{status:?}");
+    let scrape = daemon.scrape().await;
+    assert!(scrape.sum("ringfetch_rejected_total", &[("reason", "listings")]) >= 2.0);
     daemon.stop().await;
 }

@@ -14,11 +14,11 @@ use tonic_types::StatusExt as _;
 
 #[tokio::test]
 async fn walks_are_bounded_over_all_transports() {
-    // Four directories are being walked, for any caller: one more listing is refused with a hint over gRPC and
+    // Eight directories are being walked, for any caller: one more listing is refused with a hint over gRPC and
     // HTTP, and served when one has ended.
     let served = Served::new();
-    let mut walks: Vec<_> = std::iter::from_fn(|| served.fetcher.try_walk()).collect();
-    assert_eq!(walks.len(), 4);
+    let mut walks: Vec<_> = std::iter::from_fn(|| served.fetcher.charge_walk(None).ok()).collect();
+    assert_eq!(walks.len(), 8);
     let request = v1::ListObjectsRequest {
         dataset: "o".into(),
         ..Default::default()

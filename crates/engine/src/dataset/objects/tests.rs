@@ -78,7 +78,10 @@ async fn objects_by_name() {
         (dataset.length_bytes(), dataset.count(), dataset.files().len()),
         (0, 0, 0)
     );
-    assert_eq!(dataset.list_objects("a/b/nested", 1).unwrap()[0].name, "empty");
+    assert_eq!(
+        dataset.list_objects("a/b/nested", 1, &|| true).unwrap()[0].name,
+        "empty"
+    );
 }
 
 /// Invalid names: refused with the reason, before the file system is asked.
