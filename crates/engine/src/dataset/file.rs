@@ -192,7 +192,7 @@ impl OpenFile {
             direct_excludes_truncation: false,
             is_block_device,
             identity,
-            etag: etag_of([identity]),
+            etag: etag_of([identity], &[]),
         })
     }
 
@@ -425,20 +425,19 @@ impl Identity {
     }
 }
 
-/// One tag for files in this order: 128 bits of FNV-1a (Fowler, Noll, Vo; draft-eastlake-fnv) over their
-/// identities. A digest, so that inode numbers, which identify files to NFS servers, do not leave the
-/// machine.
-pub(super) fn etag_of(files: impl IntoIterator<Item = Identity>) -> String {
+/// One tag for files in this order, and how their items lie in them: 128 bits of FNV-1a (Fowler, Noll, Vo;
+/// draft-eastlake-fnv) over identities and layout. A digest, so that inode numbers, which identify files to NFS
+/// servers, do not leave the machine.
+pub(super) fn etag_of(files: impl IntoIterator<Item = Identity>, layout: &[u64]) -> String {
     const OFFSET: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
     const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
-    let mut hash = OFFSET;
-    for file in files {
+    let words = files.into_iter().flat_map(|file| {
         let mtime_s = file.mtime_s.cast_unsigned();
-        for word in [file.dev, file.ino, file.length_bytes, mtime_s, file.mtime_ns] {
-            for byte in word.to_le_bytes() {
-                hash = (hash ^ u128::from(byte)).wrapping_mul(PRIME);
-            }
-        }
+        [file.dev, file.ino, file.length_bytes, mtime_s, file.mtime_ns]
+    });
+    let mut hash = OFFSET;
+    for byte in words.chain(layout.iter().copied()).flat_map(u64::to_le_bytes) {
+        hash = (hash ^ u128::from(byte)).wrapping_mul(PRIME);
     }
     format!("{hash:032x}")
 }

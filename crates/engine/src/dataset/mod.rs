@@ -242,6 +242,33 @@ pub enum Kind {
     Objects,
 }
 
+impl Kind {
+    /// What turns an index into bytes, and their meaning, as numbers that are equal only for equal shapes. The format of
+    /// the file is not part of them: it changes nothing else.
+    fn layout_words(self) -> Vec<u64> {
+        match self {
+            Self::Blocks { block_bytes, count } => vec![u64::from(block_bytes), count],
+            Self::Vectors {
+                layout: _,
+                dim,
+                dtype,
+                vector_bytes: _,
+                stride_bytes,
+                base_offset,
+                count,
+            } => {
+                let mut name = [0; 8];
+                for (byte, of_name) in name.iter_mut().zip(dtype.as_str().bytes()) {
+                    *byte = of_name;
+                }
+                let dtype = u64::from_le_bytes(name);
+                vec![u64::from(dim), dtype, stride_bytes, base_offset, count]
+            }
+            Self::Objects => Vec::new(),
+        }
+    }
+}
+
 /// Whether a file is read past the page cache, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DirectFacts {
@@ -346,8 +373,8 @@ impl Dataset {
         &self.direct
     }
 
-    /// Strong entity tag of the address space (a digest of device, inode, length and mtime of every file),
-    /// unquoted. For objects, whose files have tags of their own, that of the directory.
+    /// Strong entity tag of the address space (a digest of device, inode, length and mtime of every file, and of
+    /// how its blocks or vectors lie in them), unquoted. For objects, whose files have tags of their own, that of the directory.
     pub fn etag(&self) -> &str {
         &self.etag
     }

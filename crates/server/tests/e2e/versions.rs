@@ -1,14 +1,15 @@
 //! Versions of the data: every response names its version, and a request may require one.
 
-use crate::daemon::{Setup, eventually_async};
+use crate::daemon::{LISTEN, Setup, eventually_async};
 use crate::data::{everything, noise, plain_blocks};
+use crate::reload::{engine, reload};
 use crate::wire;
 use http::Method;
 use ringfetch_proto::v1;
 use ringfetch_proto::v1::fetch_stream_request::Request;
 use ringfetch_proto::v1::fetch_stream_response::Response;
 use serde_json::json;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tonic::{Code, Status};
@@ -269,11 +270,63 @@ async fn a_version_that_a_reload_replaced_is_refused() {
             .etag,
         old
     );
-    crate::reload::reload(&daemon).await.unwrap();
+    reload(&daemon).await.unwrap();
     let answer = fetch.fetch_blocks(wire::blocks("blocks", &[0])).await;
     let new = answer.unwrap().into_inner().etag;
     assert_ne!(new, old);
     refused(fetch.fetch_blocks(request).await, &new);
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn a_version_is_of_one_layout() {
+    // Scenario: reloads change only how a file is divided: the length of its blocks, from blocks to vectors, their
+    // dimension, type, and header; then back to the first. Expectation: each layout has a version of its own, which
+    // refuses requests for the version before; the first one is the first version again.
+    let of = |keys: &str| {
+        let keys = format!("{{name: d, path: data.bin, {keys}}}");
+        format!("{}{}\ndatasets:\n  - {keys}\n", LISTEN, engine("pread"))
+    };
+    let layouts = [
+        "kind: blocks, block_bytes: 512",
+        "kind: blocks, block_bytes: 1024",
+        "kind: vectors, layout: raw, dim: 4, dtype: f32",
+        "kind: vectors, layout: raw, dim: 8, dtype: f32",
+        "kind: vectors, layout: raw, dim: 4, dtype: i32",
+        "kind: vectors, layout: raw, dim: 2, dtype: f64",
+        "kind: vectors, layout: raw, dim: 4, dtype: f32, header_bytes: 16",
+        "kind: blocks, block_bytes: 512",
+    ];
+    let setup = Setup::new("pread").whole(&of(layouts[0]));
+    setup.file("data.bin", &noise(7, 8192));
+    let daemon = setup.start();
+    let mut fetch = daemon.fetch().await;
+    let mut versions: Vec<String> = Vec::new();
+    for keys in layouts {
+        daemon.rewrite(&of(keys));
+        reload(&daemon).await.unwrap();
+        let get = v1::GetDatasetRequest { name: "d".into() };
+        let described = daemon.datasets().await.get_dataset(get).await.unwrap();
+        let version = described.into_inner().dataset.unwrap().etag;
+        if let Some(before) = versions.last() {
+            let (is_blocks, if_match) = (keys.starts_with("kind: blocks"), before.clone());
+            if is_blocks {
+                let request = wire::blocks("d", &[1]);
+                let request = v1::FetchBlocksRequest { if_match, ..request };
+                refused(fetch.fetch_blocks(request).await, &version);
+            } else {
+                let request = wire::vectors("d", &[1]);
+                let request = v1::FetchVectorsRequest { if_match, ..request };
+                refused(fetch.fetch_vectors(request).await, &version);
+            }
+        }
+        let bytes = daemon.http_client().get("/v1/datasets/d/bytes").await;
+        assert_eq!(bytes.header("etag"), format!("\"{version}\""), "{keys}");
+        versions.push(version);
+    }
+    assert_eq!(versions.pop(), Some(versions[0].clone()));
+    let distinct: BTreeSet<_> = versions.iter().collect();
+    assert_eq!(distinct.len(), versions.len(), "{versions:?}");
     daemon.stop().await;
 }
 
@@ -304,7 +357,7 @@ async fn a_name_that_stands_twice_is_of_one_version() {
     };
     let read = async {
         let mut fetch = daemon.fetch().await;
-        let mut seen = std::collections::BTreeSet::new();
+        let mut seen = BTreeSet::new();
         eventually_async("many versions are read", async || {
             let answer = fetch.fetch_objects(wire::objects("objects", &["o"; 32])).await;
             let answer = answer.unwrap().into_inner();
