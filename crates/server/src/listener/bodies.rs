@@ -75,7 +75,9 @@ impl Body for RequestBody {
                 }
             }
             Poll::Ready(None) => this.exchange.mark_whole(),
-            Poll::Ready(Some(Err(_))) => {}
+            // hyper reports the end of the body next, which is none: the request is not whole, and the connection
+            // closes.
+            Poll::Ready(Some(Err(_))) => this.comes_unasked = false,
         }
         polled
     }

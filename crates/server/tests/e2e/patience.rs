@@ -459,9 +459,9 @@ async fn readiness_ends_before_service_and_probes_after_it() {
 #[tokio::test]
 async fn an_answer_to_half_a_request_says_that_the_connection_closes() {
     // Scenario: requests of HTTP/1.1 that are answered before their body has arrived: refused, and served
-    // although they have one. Expectation: each response announces that the connection closes, and it does; a
-    // request whose body arrives whole keeps its connection, also if nothing reads it. A HEAD answered by 304 has no length, since 0
-    // would be wrong.
+    // although they have one; and one whose body ends in a chunk that is none. Expectation: each response announces
+    // that the connection closes, and it does; a request whose body arrives whole keeps its connection, also if
+    // nothing reads it. A HEAD answered by 304 has no length, since 0 would be wrong.
     let (setup, _) = plain_blocks(Setup::new("pread"), 8);
     let daemon = setup.start();
     for (line, status) in [
@@ -485,6 +485,15 @@ async fn an_answer_to_half_a_request_says_that_the_connection_closes() {
         // The daemon may close before it has read what was sent, which resets the connection.
         let _closed = stream.read_to_end(&mut rest).await;
     }
+    let broken = "POST /v1/datasets/blocks/blocks:batchFetch HTTP/1.1\r\nhost: localhost\r\n\
+                  content-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\nzz\r\n";
+    let mut stream = saying(daemon.http, broken.as_bytes()).await;
+    let head = next_head(&mut stream).await;
+    assert!(
+        head.starts_with("http/1.1 400") && head.contains("\r\nconnection: close\r\n"),
+        "{head}"
+    );
+    let _closed = stream.read_to_end(&mut Vec::new()).await;
     let whole = "POST /v1/datasets/blocks/blocks:batchFetch HTTP/1.1\r\nhost: localhost\r\n\
                  content-type: application/json\r\ncontent-length: 2\r\n\r\n{}";
     let mut stream = saying(daemon.http, whole.as_bytes()).await;
