@@ -4,7 +4,7 @@
 //! that fails on the device is closed afterwards (ADR 0007).
 
 use crate::dataset::{Dataset, Kind, OpenFile};
-use crate::error::{ItemError, ReadError};
+use crate::error::{ItemError, ReadError, ResponseMax};
 use crate::geometry::{self, Extent, VectorGrid};
 use bytes::Bytes;
 use smallvec::SmallVec;
@@ -210,7 +210,7 @@ impl Batch {
             Ok(_) | Err(_) => {
                 self.push_failed(ReadError::ItemTooLarge {
                     length: extent.length,
-                    max: ITEM_BYTES_MAX,
+                    max: ResponseMax::of_any(ITEM_BYTES_MAX),
                 });
                 None
             }

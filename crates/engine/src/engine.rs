@@ -13,7 +13,7 @@ use crate::buffer::{Arena, PAGE_BYTES};
 use crate::config::{BackendKind, EngineConfig};
 use crate::cores::{self, Alarm, CoreCommand, Task};
 use crate::dataset::Dataset;
-use crate::error::{ReadError, Resource};
+use crate::error::{ReadError, Resource, ResponseMax};
 use crate::metrics::{EngineCollector, MetricsRegistry, ShardMetrics};
 use crate::plan;
 use crate::planned_batch::PlannedBatch;
@@ -266,11 +266,9 @@ impl Engine {
             return Err(first.error.clone());
         }
         let account = options.account.as_deref();
-        let share_bytes = account.map_or(u64::MAX, |account| {
-            account.memory().most() / PAGE_BYTES * PAGE_BYTES
-        });
-        let max = self.response_bytes_max().min(share_bytes);
-        if batch.data_bytes() > max {
+        let own = account.map_or(ResponseMax::of_any(u64::MAX), Account::response_max);
+        let max = ResponseMax::of_any(self.response_bytes_max()).or_less(own);
+        if batch.data_bytes() > max.bytes {
             return Err(ReadError::ResponseTooLarge {
                 length: batch.data_bytes(),
                 max,
@@ -302,7 +300,7 @@ impl Engine {
         let fits = |plan: &plan::Plan| {
             let pages = |bytes: u32| u64::from(bytes).next_multiple_of(PAGE_BYTES);
             u64::from(plan.scratch_bytes) <= self.response_bytes_max()
-                && pages(plan.data_bytes) + pages(plan.scratch_bytes) <= share_bytes
+                && pages(plan.data_bytes) + pages(plan.scratch_bytes) <= own.bytes
         };
         // Planning is most of the cost of a refusal, so check for room first.
         let mut turn = inner.charge_reads(plan::expected_reads(&batch, route.rules), account)?;

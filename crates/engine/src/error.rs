@@ -40,24 +40,24 @@ pub enum ReadError {
     ZeroLength,
     /// An item larger than the largest response.
     #[error(
-        "the item has {length} bytes and one response holds at most {max}: fetch it in ranges, or an object by ReadObject (HTTP: GET)"
+        "the item has {length} bytes, and one response has at most {max}: fetch it in ranges, or an object by ReadObject (HTTP: GET)"
     )]
     ItemTooLarge {
         /// The item's length.
         length: u64,
         /// The largest possible length.
-        max: u64,
+        max: ResponseMax,
     },
     /// A batch of more bytes than a response, or its caller's memory, can hold.
     #[error(
-        "the response would have {length} bytes; the limit is {max} (limits.response_bytes, or memory= of the principal): \
-         split the batch, or raise that limit and the client's message size"
+        "the response would have {length} bytes; the limit is {max}: split the batch, or raise that limit and the client's \
+         message size"
     )]
     ResponseTooLarge {
         /// The response's length.
         length: u64,
         /// The largest possible length.
-        max: u64,
+        max: ResponseMax,
     },
     /// An object name that is empty, absolute, or has an empty, `.` or `..` part.
     #[error("object name {name:?} is not valid: {reason}")]
@@ -124,6 +124,51 @@ pub enum ReadError {
     /// The shard of this batch failed; the daemon's log says why.
     #[error("the engine failed while it had this read")]
     ShardFailed,
+}
+
+/// The longest response that a caller may have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ResponseMax {
+    /// Its length.
+    pub bytes: u64,
+    /// What limits it.
+    pub bound: ResponseBound,
+}
+
+impl ResponseMax {
+    /// A limit on every response.
+    pub const fn of_any(bytes: u64) -> Self {
+        let bound = ResponseBound::Response;
+        Self { bytes, bound }
+    }
+
+    /// The smaller one.
+    #[must_use]
+    pub fn or_less(self, other: Self) -> Self {
+        if other.bytes < self.bytes { other } else { self }
+    }
+}
+
+impl std::fmt::Display for ResponseMax {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let key = match self.bound {
+            ResponseBound::Response => "limits.response_bytes",
+            ResponseBound::Connection => "limits.connection_bytes",
+            ResponseBound::Principal => "memory= of the principal",
+        };
+        write!(f, "{} bytes ({key})", self.bytes)
+    }
+}
+
+/// What limits the length of a response.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ResponseBound {
+    /// The limit on every response (`limits.response_bytes`).
+    Response,
+    /// The connection's share of the response memory (`limits.connection_bytes`).
+    Connection,
+    /// The caller's own limit of the response memory.
+    Principal,
 }
 
 /// The limited resources.

@@ -13,6 +13,8 @@
 //! So no number of holders uses up a budget, and shares need no configuration. Charges race without a lock:
 //! two granted at the same moment may exceed a threshold by one of them, but never the budget.
 
+use crate::buffer::PAGE_BYTES;
+use crate::error::{ResponseBound, ResponseMax};
 use std::cmp::Ordering;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -348,6 +350,19 @@ impl CallerAccount {
 }
 
 impl Account {
+    /// The longest response that its memory can ever hold.
+    pub fn response_max(&self) -> ResponseMax {
+        let most = self.memory.most();
+        ResponseMax {
+            bytes: most / PAGE_BYTES * PAGE_BYTES,
+            bound: if self.memory.caller.most() <= most {
+                ResponseBound::Principal
+            } else {
+                ResponseBound::Connection
+            },
+        }
+    }
+
     /// Id of its caller.
     pub fn caller(&self) -> u64 {
         self.caller

@@ -295,6 +295,7 @@ pub fn to_rpc_status(status: &tonic::Status) -> tonic_types::Status {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ringfetch_engine::error::ResponseMax;
 
     #[test]
     fn a_retry_hint_stands_where_a_retry_can_help() {
@@ -309,7 +310,11 @@ mod tests {
         assert!(now.get_details_bad_request().is_none());
 
         let never = to_status(
-            &ReadError::ResponseTooLarge { length: 9, max: 7 }.into(),
+            &ReadError::ResponseTooLarge {
+                length: 9,
+                max: ResponseMax::of_any(7),
+            }
+            .into(),
             "indices",
         );
         assert_eq!(never.code(), Code::ResourceExhausted);

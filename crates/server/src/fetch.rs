@@ -53,7 +53,7 @@ use arc_swap::ArcSwap;
 use ringfetch_engine::batch::Fetched;
 use ringfetch_engine::dataset::Dataset;
 use ringfetch_engine::engine::{Engine, SubmitOptions};
-use ringfetch_engine::error::{ReadError, Resource};
+use ringfetch_engine::error::{ReadError, Resource, ResponseMax};
 use ringfetch_engine::share::{Charge, Refused};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -374,6 +374,12 @@ impl Fetcher {
             .min(u64::from(u32::MAX))
     }
 
+    /// The longest response of a request on this connection.
+    fn response_max(&self, limits: &Limits, connection: Option<&Arc<Connection>>) -> ResponseMax {
+        let any = ResponseMax::of_any(self.item_bytes_within(limits));
+        connection.map_or(any, |own| any.or_less(own.account().response_max()))
+    }
+
     async fn fetch_within(
         &self,
         limits: &Limits,
@@ -384,7 +390,7 @@ impl Fetcher {
     ) -> Result<FetchResponse, FetchError> {
         check(*items, limits)?;
         let (_in_flight, deadline) = self.admit(limits, context)?;
-        let max = self.item_bytes_within(limits);
+        let max = self.response_max(limits, context.connection.as_ref());
         // The deadline holds in every phase of the batch.
         let late = || FetchError::from(ReadError::DeadlineExceeded);
         let (batch, etags, _held);
@@ -396,7 +402,7 @@ impl Fetcher {
         } else {
             (batch, etags, _held) = (plan(dataset, items, max), Vec::new(), None);
         }
-        if batch.data_bytes() > max {
+        if batch.data_bytes() > max.bytes {
             let length = batch.data_bytes();
             return Err(ReadError::ResponseTooLarge { length, max }.into());
         }

@@ -5,7 +5,7 @@ use crate::named;
 use crate::suite::{Test, on_every_variant};
 use ringfetch_engine::batch::Batch;
 use ringfetch_engine::engine::SubmitOptions;
-use ringfetch_engine::error::ReadError;
+use ringfetch_engine::error::{ReadError, ResponseMax};
 use std::sync::Arc;
 
 fn past_the_end(harness: &Harness) {
@@ -198,7 +198,7 @@ fn a_response_larger_than_may_be(harness: &Harness) {
     let too_large = |length: usize| {
         Err(ReadError::ResponseTooLarge {
             length: length as u64,
-            max: MEMORY_BYTES / 4,
+            max: ResponseMax::of_any(MEMORY_BYTES / 4),
         })
     };
     let answer = harness.fetch(|| ranges_of(&dataset, &[(0, most + 1)]));

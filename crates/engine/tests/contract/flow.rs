@@ -11,7 +11,7 @@ use ringfetch_engine::batch::Batch;
 use ringfetch_engine::config::{BackendKind, Placement};
 use ringfetch_engine::dataset::Dataset;
 use ringfetch_engine::engine::SubmitOptions;
-use ringfetch_engine::error::{ReadError, Resource};
+use ringfetch_engine::error::{ReadError, Resource, ResponseBound, ResponseMax};
 use ringfetch_engine::share::Account;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -299,7 +299,10 @@ fn a_response_larger_than_the_share(harness: &Harness) {
         answer,
         Err(ReadError::ResponseTooLarge {
             length: 8193,
-            max: 8192
+            max: ResponseMax {
+                bytes: 8192,
+                bound: ResponseBound::Connection,
+            },
         }),
         "{}",
         harness.name()

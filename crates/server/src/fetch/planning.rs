@@ -6,7 +6,7 @@ use futures_util::StreamExt as _;
 use futures_util::stream::FuturesOrdered;
 use ringfetch_engine::batch::Batch;
 use ringfetch_engine::dataset::{Dataset, OpenFile};
-use ringfetch_engine::error::ReadError;
+use ringfetch_engine::error::{ReadError, ResponseMax};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -14,8 +14,8 @@ use std::sync::Arc;
 /// threads by default: one request must not take them all.
 const OPENS_AT_ONCE: usize = 16;
 
-/// The batch of a checked request. An item of more than `max` bytes fails. For objects see `plan_objects`.
-pub(super) fn plan(dataset: &Arc<Dataset>, items: &Items<'_>, max: u64) -> Batch {
+/// The batch of a checked request. An item that is longer than `max` fails. For objects see `plan_objects`.
+pub(super) fn plan(dataset: &Arc<Dataset>, items: &Items<'_>, max: ResponseMax) -> Batch {
     let mut batch = Batch::new(Arc::clone(dataset), items.len());
     match items {
         Items::Blocks(items) | Items::Vectors(items) => {
@@ -26,7 +26,7 @@ pub(super) fn plan(dataset: &Arc<Dataset>, items: &Items<'_>, max: u64) -> Batch
             };
             let blocks = matches!(dataset.kind(), Kind::Blocks { .. });
             for item in *items {
-                if length > max {
+                if length > max.bytes {
                     batch.push_failed(ReadError::ItemTooLarge { length, max });
                 } else if blocks {
                     batch.push_block(*item);
@@ -62,7 +62,7 @@ pub(super) fn plan(dataset: &Arc<Dataset>, items: &Items<'_>, max: u64) -> Batch
 pub(super) async fn plan_objects(
     dataset: &Arc<Dataset>,
     items: &Items<'_>,
-    max: u64,
+    max: ResponseMax,
 ) -> (Batch, Vec<String>) {
     let mut batch = Batch::new(Arc::clone(dataset), items.len());
     let mut etags = Vec::new();
@@ -127,7 +127,13 @@ fn distinct(names: &[String]) -> (Vec<&str>, Vec<usize>) {
     (distinct, places)
 }
 
-fn push_object(batch: &mut Batch, object: &Arc<OpenFile>, offset: u64, length: Option<u64>, max: u64) {
+fn push_object(
+    batch: &mut Batch,
+    object: &Arc<OpenFile>,
+    offset: u64,
+    length: Option<u64>,
+    max: ResponseMax,
+) {
     let end = object.length_bytes();
     let wanted = length.unwrap_or_else(|| end.saturating_sub(offset));
     match too_large(offset, wanted, end, max) {

@@ -4,7 +4,7 @@ use super::handle::RequiredKind;
 use super::snapshot::PinnedObject;
 use crate::caller::Connection;
 use crate::config::Limits;
-use ringfetch_engine::error::ReadError;
+use ringfetch_engine::error::{ReadError, ResponseMax};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -293,9 +293,9 @@ pub(super) fn check(items: Items<'_>, limits: &Limits) -> Result<(), FetchError>
 
 /// `Some(error)` for an extent that lies within `end` bytes and is larger than any response. An extent that
 /// does not lie within is reported by the batch: out of range comes before too large.
-pub(super) fn too_large(offset: u64, length: u64, end: u64, max: u64) -> Option<ReadError> {
+pub(super) fn too_large(offset: u64, length: u64, end: u64, max: ResponseMax) -> Option<ReadError> {
     let inside = offset.checked_add(length).is_some_and(|last| last <= end);
-    (inside && length > max).then_some(ReadError::ItemTooLarge { length, max })
+    (inside && length > max.bytes).then_some(ReadError::ItemTooLarge { length, max })
 }
 
 #[cfg(test)]
@@ -396,12 +396,13 @@ mod tests {
     fn out_of_range_comes_before_too_large() {
         // With responses of at most 10 bytes: a long extent inside is too large; one that ends past the end,
         // or overflows, is not.
+        let max = ResponseMax::of_any(10);
         assert_eq!(
-            too_large(0, 11, 100, 10),
-            Some(ReadError::ItemTooLarge { length: 11, max: 10 })
+            too_large(0, 11, 100, max),
+            Some(ReadError::ItemTooLarge { length: 11, max })
         );
-        assert_eq!(too_large(0, 10, 100, 10), None);
-        assert_eq!(too_large(95, 11, 100, 10), None);
-        assert_eq!(too_large(u64::MAX, 11, 100, 10), None);
+        assert_eq!(too_large(0, 10, 100, max), None);
+        assert_eq!(too_large(95, 11, 100, max), None);
+        assert_eq!(too_large(u64::MAX, 11, 100, max), None);
     }
 }

@@ -143,8 +143,13 @@ impl Fetcher {
         if context.fail_fast {
             work.check_range(dataset)?;
         }
+        let (bytes, length) = (work.read_bytes(dataset), work.vector_bytes as u64);
+        let max = self.response_max(limits, context.connection.as_ref());
+        if bytes > 0 && length > max.bytes {
+            return Err(ReadError::ItemTooLarge { length, max }.into());
+        }
         // Charges what is read, although the response is small.
-        let charged = Self::charge_bytes(context, work.read_bytes(dataset))?;
+        let charged = Self::charge_bytes(context, bytes)?;
         let mut turn = Turn::new(deadline);
         let mut unread = windows(work.ids.len(), work.vector_bytes, self.window_bytes(context)).peekable();
         let mut reading: VecDeque<(Range<usize>, Ticket)> = VecDeque::with_capacity(WINDOWS_AHEAD);
@@ -207,8 +212,12 @@ impl Fetcher {
         deadline: Option<Instant>,
         context: &RequestContext,
     ) -> Result<Ticket, ReadError> {
-        let batch = plan(dataset, &Items::Vectors(ids), self.item_bytes_within(limits));
         let connection = context.connection.as_ref();
+        let batch = plan(
+            dataset,
+            &Items::Vectors(ids),
+            self.response_max(limits, connection),
+        );
         let options = SubmitOptions {
             deadline,
             account: connection.map(|connection| Arc::clone(connection.account())),

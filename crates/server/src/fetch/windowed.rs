@@ -232,7 +232,8 @@ fn is_over_a_limit(error: &SnapshotError) -> bool {
     matches!(
         error,
         SnapshotError::Fetch(
-            FetchError::Read(ReadError::ResponseTooLarge { .. }) | FetchError::TooManyItems { .. }
+            FetchError::Read(ReadError::ItemTooLarge { .. } | ReadError::ResponseTooLarge { .. })
+                | FetchError::TooManyItems { .. }
         )
     )
 }
@@ -370,7 +371,7 @@ impl http_body::Body for WindowedBody {
 mod tests {
     use super::*;
     use crate::access::PrincipalLimits;
-    use ringfetch_engine::error::Resource;
+    use ringfetch_engine::error::{Resource, ResponseMax};
 
     #[test]
     fn waits_double_and_are_bounded() {
@@ -427,7 +428,7 @@ mod tests {
         })));
         assert!(!is_transient(&FetchError::Read(ReadError::ResponseTooLarge {
             length: 2,
-            max: 1
+            max: ResponseMax::of_any(1),
         })));
     }
 }

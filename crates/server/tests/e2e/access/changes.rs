@@ -173,7 +173,55 @@ async fn a_limit_of_its_own_is_named_to_its_principal() {
         .await;
     let refused = call.unwrap_err();
     assert_eq!(refused.code(), Code::ResourceExhausted);
-    assert!(refused.message().contains("split the batch"), "{refused:?}");
+    for part in ["split the batch", "65536 bytes (memory= of the principal)"] {
+        assert!(refused.message().contains(part), "{refused:?}");
+    }
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn an_item_above_its_principals_memory_is_told_how_to_be_read() {
+    // Scenario: a principal with 64 KiB of response memory fetches single items that are longer, with a short one in
+    // their batch and without; another principal without limits fetches one that is longer than any response.
+    // Expectation: the item fails alone, with the limit that it exceeds and a remedy for a single item, which works.
+    let rights = [("small", "small", "* memory=64KiB"), ("root", "root", "*")];
+    let setup = served(&lines(&rights));
+    setup.file("objects/long", &vec![7; 4 << 20]);
+    setup.file("wide.bin", &vec![7; 2 * 80_000]);
+    let daemon = with_wide(setup, 20_000).start();
+    let mut fetch = daemon.fetch().await;
+    let says = |message: &str, parts: &[&str]| {
+        let missing = parts.iter().find(|part| !message.contains(**part));
+        assert_eq!(missing, None, "{message}");
+        assert!(!message.contains("split the batch"), "{message}");
+    };
+    let own = ["65536", "memory= of the principal", "fetch it in ranges"];
+    for ranges in [&[(0, 65_537)][..], &[(0, 65_537), (0, 4096)]] {
+        let request = with("small", wire::ranges("blocks", ranges));
+        let answer = fetch.fetch_ranges(request).await.unwrap().into_inner();
+        assert_eq!((answer.errors.len(), answer.errors[0].item), (1, 0));
+        says(&answer.errors[0].message, &own);
+        assert_eq!(answer.data.len(), 4096 * (ranges.len() - 1));
+    }
+    let request = with("small", wire::vectors("wide", &[1]));
+    let answer = fetch.fetch_vectors(request).await.unwrap().into_inner();
+    says(&answer.errors[0].message, &own);
+    let vector = get(&daemon, "small", "/v1/datasets/wide/vectors/1").await;
+    vector.is_problem(413, "item-too-large", None, &own);
+    let halves = [(80_000, 40_000), (120_000, 40_000)];
+    for half in halves {
+        let request = with("small", wire::ranges("wide", &[half]));
+        let answer = fetch.fetch_ranges(request).await.unwrap().into_inner();
+        assert_eq!((answer.errors.len(), answer.data.len()), (0, 40_000));
+    }
+    let most = ["3145728", "limits.response_bytes", "ReadObject"];
+    for (token, parts) in [("small", own), ("root", most)] {
+        let request = with(token, wire::objects("objects", &["long"]));
+        let answer = fetch.fetch_objects(request).await.unwrap().into_inner();
+        says(&answer.errors[0].message, &parts);
+    }
+    let long = get(&daemon, "small", "/v1/datasets/objects/objects/long").await;
+    assert_eq!((long.status.as_u16(), long.body.len()), (200, 4 << 20));
     daemon.stop().await;
 }
 

@@ -330,6 +330,13 @@ async fn a_score_is_charged_for_what_it_reads() {
             .score_vectors(with("greedy", score(ids)))
             .await;
         assert_eq!(scored.is_ok(), is_scored, "{scored:?}");
+        let own =
+            "the item has 131072 bytes, and one response has at most 65536 bytes (memory= of the principal)";
+        assert!(
+            scored
+                .err()
+                .is_none_or(|status| status.message().starts_with(own))
+        );
         assert_eq!(read(&daemon, "greedy", "blocks").await, Ok(()), "{limits}");
         daemon.stop().await;
     }
