@@ -3,12 +3,9 @@
 
 use super::file::OpenFile;
 use super::open::ErrorContext;
-use super::{Dtype, Kind, Layout, OpenError, npy};
+use super::{DIM_MAX, Dtype, Kind, Layout, OpenError, npy};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-
-/// Most elements of a vector: far above any embedding, far below what would overflow a `u32` of bytes.
-const DIM_MAX: u32 = 1_000_000;
 
 /// A vectors dataset as configured.
 #[derive(Debug, Clone, Copy)]
@@ -129,7 +126,7 @@ fn vector_bytes(dim: u32, dtype: Dtype, context: ErrorContext<'_>) -> Result<u32
     if dim == 0 || dim > DIM_MAX {
         return Err(context.field("dim", format!("is {dim}: a vector has 1 to {DIM_MAX} elements")));
     }
-    // At most 10^6 x 8 bytes.
+    // At most 2^20 x 8 bytes: 8 MiB.
     Ok(dim * dtype.bytes())
 }
 

@@ -28,7 +28,7 @@ use std::time::Duration;
 
 /// Longest block of a dataset, bytes.
 pub const BLOCK_BYTES_MAX: u32 = 256 << 20;
-/// Most elements of a vector whose length a configuration gives.
+/// Most elements of a vector: far above any embedding, far below what would overflow a `u32` of bytes.
 pub const DIM_MAX: u32 = 1 << 20;
 
 /// Element type of a vector.

@@ -52,15 +52,18 @@ fn raw_vectors() {
         "dim",
         &["not a multiple of 200", "correct dim, dtype or header_bytes"],
     );
+    let long = file(&dir, "long", &vec![0; DIM_MAX as usize]);
+    let longest = spec(&[&long], raw(Some(DIM_MAX), Some(Dtype::U8), 0));
+    assert_eq!(Dataset::open(&longest).unwrap().count(), 1);
     refused(
         &spec(&[&path], raw(Some(0), f32, 0)),
         "dim",
-        &["is 0", "1 to 1000000"],
+        &["is 0", "1 to 1048576"],
     );
     refused(
-        &spec(&[&path], raw(Some(1_000_001), f32, 0)),
+        &spec(&[&path], raw(Some(DIM_MAX + 1), f32, 0)),
         "dim",
-        &["1 to 1000000"],
+        &["1 to 1048576"],
     );
     refused(
         &spec(&[&path], raw(dim, f16, 1001)),
@@ -164,7 +167,7 @@ fn bad_records() {
         Layout::Fvecs,
         &words(&[u32::MAX, 0]),
         "path",
-        &["dimension -1", "1 to 1000000", "fvecs"],
+        &["dimension -1", "1 to 1048576", "fvecs"],
     );
     refused_vectors(Layout::Bvecs, &words(&[0, 0]), "path", &["dimension 0"]);
     refused_vectors(
@@ -205,9 +208,9 @@ fn bad_counts() {
     refused_vectors(Layout::I8bin, &words(&[4, 0]), "path", &["dimension 0"]);
     refused_vectors(
         Layout::Fbin,
-        &words(&[u32::MAX, 1_000_000, 0]),
+        &words(&[u32::MAX, 1 << 20, 0]),
         "path",
-        &["wants 17179869180000008"],
+        &["wants 18014398505287688"],
     );
     refused_vectors(
         Layout::Fbin,
