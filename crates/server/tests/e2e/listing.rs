@@ -1,7 +1,8 @@
 //! Lists, a page at a time, the same over both transports.
 
 use crate::daemon::{Daemon, Setup, any_backend, eventually_async};
-use crate::wire;
+use crate::wire::{self, Narrow};
+use prost::Message as _;
 use ringfetch_proto::v1;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
@@ -199,5 +200,34 @@ async fn listings_of_one_caller_leave_room_for_others() {
     assert!(status.message().contains("this caller"), "{status:?}");
     let scrape = daemon.scrape().await;
     assert!(scrape.sum("ringfetch_rejected_total", &[("reason", "listings")]) >= 2.0);
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn a_listing_ends_at_its_deadline() {
+    // Scenario: a call with a millisecond lists a directory that takes long to walk, and waits. Expectation:
+    // DEADLINE_EXCEEDED from the daemon.
+    let setup = Setup::new(any_backend());
+    long_walk(&setup, "large");
+    let daemon = setup
+        .dataset(&["name: large", "kind: objects", "path: large"])
+        .start();
+    let request = v1::ListObjectsRequest {
+        dataset: "large".into(),
+        ..Default::default()
+    };
+    let message = request.encode_to_vec();
+    let body = [&[0, 0, 0, 0, u8::try_from(message.len()).unwrap()], &message[..]].concat();
+    let mut narrow = Narrow::connect(daemon.grpc, 1 << 20).await;
+    let headers = [
+        ("content-type", "application/grpc"),
+        ("te", "trailers"),
+        ("grpc-timeout", "1m"),
+    ];
+    let answer = narrow
+        .ask("/ringfetch.v1.DatasetService/ListObjects", &headers, body.into())
+        .await;
+    let status = answer.status().await;
+    assert_eq!(status.code(), tonic::Code::DeadlineExceeded, "{status:?}");
     daemon.stop().await;
 }
