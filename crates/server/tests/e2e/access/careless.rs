@@ -3,6 +3,7 @@
 use super::*;
 use bytes::Bytes;
 use futures_util::StreamExt as _;
+use futures_util::future::select_all;
 use futures_util::stream::FuturesUnordered;
 use h2::client::{Connection, SendRequest};
 use prost::Message as _;
@@ -98,8 +99,11 @@ async fn requests_that_never_end_are_charged_from_their_heads_on() {
                 open.push(sender.send_request(request.body(()).unwrap(), false).unwrap());
             }
         }
-        let (answer, _body) = open.pop().unwrap();
-        let head = timeout(PATIENCE, answer).await.expect("an answer").unwrap();
+        // Any of them: the order in which the connections send is not that of the calls.
+        let (answers, _bodies): (Vec<_>, Vec<_>) = open.into_iter().unzip();
+        let first = timeout(PATIENCE, select_all(answers)).await;
+        let (head, _, _open) = first.expect("an answer");
+        let head = head.unwrap();
         let status = Status::from_header_map(head.headers()).unwrap();
         assert_eq!(status.code(), Code::ResourceExhausted);
         assert!(status.get_error_details().retry_info().is_some(), "{status:?}");
