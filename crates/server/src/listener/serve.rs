@@ -30,7 +30,8 @@ use hyper_util::server::conn::auto;
 /// of a reset.
 pub(super) const LAST_WORD: Duration = Duration::from_millis(500);
 const SEND_BUFFER_BYTES: usize = 1 << 20;
-const HTTP1_BUFFER_BYTES: usize = 64 << 10;
+/// hyper keeps a buffer of this size for an idle connection that had a long head.
+const HTTP1_BUFFER_BYTES: usize = HEADER_LIST_BYTES as usize;
 
 /// Serves the connections of one port.
 #[derive(Debug)]

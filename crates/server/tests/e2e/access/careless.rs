@@ -123,6 +123,35 @@ async fn requests_that_never_end_are_charged_from_their_heads_on() {
 }
 
 #[tokio::test]
+async fn small_header_fields_are_charged_what_they_take() {
+    // Scenario: a connection with 60 calls of which only the head arrives, whose 400 fields take a byte each on the wire
+    // and 104 in memory, and 3 MiB of request memory. Expectation: those over the share are refused.
+    let daemon = served(&lines(&[("a", "first", "*")]))
+        .set("limits.request_bytes", "16KiB")
+        .set("limits.request_memory", "3MiB")
+        .start();
+    let (sender, connection) = http2(2, daemon.grpc, 1 << 16).await;
+    let connection = tokio::spawn(connection);
+    let mut open = Vec::new();
+    for _ in 0..60 {
+        let mut request = http::Request::post("http://localhost/ringfetch.v1.FetchService/FetchBlocks")
+            .header("content-type", "application/grpc")
+            .header("authorization", "Bearer first");
+        for field in 0..400 {
+            request = request.header(format!("x{}", field % 80), "v");
+        }
+        let mut sender = sender.clone().ready().await.unwrap();
+        open.push(sender.send_request(request.body(()).unwrap(), false).unwrap());
+    }
+    let (answers, _bodies): (Vec<_>, Vec<_>) = open.into_iter().unzip();
+    let first = timeout(PATIENCE, select_all(answers)).await;
+    let (head, _, _open) = first.expect("an answer");
+    let status = Status::from_header_map(head.unwrap().headers()).unwrap();
+    assert_eq!(status.code(), Code::ResourceExhausted);
+    connection.abort();
+}
+
+#[tokio::test]
 async fn refusals_hold_little_while_their_client_reads_nothing() {
     // Scenario: a client without a window for bodies sends 64 requests with a foreign host and long paths.
     // Expectation: each gets a response; eight have a body, which repeats little of the path, and the others
