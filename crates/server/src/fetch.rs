@@ -35,7 +35,7 @@ pub(crate) use self::rejection::Rejection;
 pub use self::request::{FetchError, Items, RateLimit, RequestContext};
 pub(crate) use self::request_memory::{RequestMemory, enough_for};
 pub use self::scoring::{ScoreQuery, Scoring};
-pub use self::snapshot::{ReadPhase, Snapshot, SnapshotError};
+pub use self::snapshot::{Purpose, ReadPhase, Snapshot, SnapshotError};
 pub(crate) use self::window::BodyPart;
 #[cfg(test)]
 pub(crate) use self::window::total_bytes;
@@ -543,7 +543,10 @@ pub(crate) mod tests {
             let greedy = [of("127.0.0.2"), of("127.0.0.2")];
             let mut held = Vec::new();
             let refused = loop {
-                match fetcher.object("objects", "a", &greedy[held.len() % 2]).await {
+                match fetcher
+                    .object("objects", "a", Purpose::Read, &greedy[held.len() % 2])
+                    .await
+                {
                     Ok(version) => held.push(version),
                     Err(refused) => break refused,
                 }
@@ -552,7 +555,10 @@ pub(crate) mod tests {
             assert!(held.len() > most / 2, "{}", held.len());
             assert_eq!(batch(greedy[0].clone(), most).await, Err(own_share));
             let other = of("127.0.0.3");
-            fetcher.object("objects", "a", &other).await.unwrap();
+            fetcher
+                .object("objects", "a", Purpose::Read, &other)
+                .await
+                .unwrap();
             assert_eq!(batch(other, most).await, Ok(()));
             held.clear();
             assert_eq!(batch(greedy[1].clone(), most).await, Ok(()));

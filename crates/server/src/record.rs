@@ -95,6 +95,12 @@ impl Facts {
         self.items = self.items.saturating_add(items as u64);
     }
 
+    /// Counts a requested item that failed before it was read.
+    pub(crate) fn add_failed_item(&mut self) {
+        self.add_items(1);
+        self.failed_items = self.failed_items.saturating_add(1);
+    }
+
     /// Counts what was read.
     pub(crate) fn add_read(&mut self, fetched: &Fetched) {
         let times = fetched.times;

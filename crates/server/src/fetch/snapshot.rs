@@ -4,10 +4,13 @@
 
 use super::handle::{DatasetHandle, RequiredKind, check_version};
 use super::request::{FetchError, Items, RequestContext};
-use super::{Fetcher, timeout_at};
+use super::{Fetcher, Rejection, timeout_at};
 use crate::caller::Connection;
+use crate::record::{self, Facts};
 use bytes::Bytes;
+use ringfetch_engine::batch::Batch;
 use ringfetch_engine::dataset::OpenFile;
+use ringfetch_engine::engine::SubmitOptions;
 use ringfetch_engine::error::ReadError;
 use ringfetch_engine::share::Charge;
 use std::sync::Arc;
@@ -56,6 +59,15 @@ pub enum ReadPhase {
     AfterHead,
 }
 
+/// What an object is looked up for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// Its bytes: one that cannot be opened is a failed read.
+    Read,
+    /// Its version and length: nothing is read.
+    Describe,
+}
+
 impl Snapshot {
     /// The dataset's name.
     pub fn dataset(&self) -> &str {
@@ -76,8 +88,8 @@ impl Snapshot {
     ///
     /// # Errors
     /// `VersionMismatch`.
-    pub fn check(&self, if_match: &str) -> Result<(), FetchError> {
-        check_version(&self.etag, if_match).map_err(FetchError::Read)
+    pub fn check(&self, if_match: &str) -> Result<(), ReadError> {
+        check_version(&self.etag, if_match)
     }
 }
 
@@ -107,15 +119,23 @@ impl Fetcher {
         &self,
         dataset: &str,
         name: &str,
+        purpose: Purpose,
         context: &RequestContext,
     ) -> Result<Snapshot, FetchError> {
         let looked_up = async {
             let dataset = self.find(dataset, RequiredKind::Objects, context.connection.as_ref())?;
             let (_in_flight, deadline) = self.admit(&self.limits(), context)?;
             let held = self.charge_objects(context, 1)?;
-            let file = timeout_at(deadline, Box::pin(dataset.0.object(name)))
+            let opened = timeout_at(deadline, Box::pin(dataset.0.object(name)))
                 .await
-                .ok_or(ReadError::DeadlineExceeded)??;
+                .ok_or(ReadError::DeadlineExceeded)?;
+            let file = match opened {
+                Ok(file) => file,
+                Err(error) if purpose == Purpose::Read => {
+                    return Err(self.failed_item(&dataset, error).await);
+                }
+                Err(error) => return Err(error.into()),
+            };
             Ok(Snapshot {
                 length_bytes: file.length_bytes(),
                 etag: file.etag().to_owned(),
@@ -129,6 +149,29 @@ impl Fetcher {
         };
         let result = looked_up.await;
         self.count_rejection(result, context.connection.as_ref())
+    }
+
+    /// The error of a read that failed before anything was read. Counts it as an item of a batch.
+    ///
+    /// # Cancel safety
+    /// Dropping the future counts the item as abandoned.
+    pub async fn failed_read(&self, version: &Snapshot, error: ReadError) -> FetchError {
+        self.failed_item(&version.dataset, error).await
+    }
+
+    async fn failed_item(&self, DatasetHandle(dataset): &DatasetHandle, error: ReadError) -> FetchError {
+        // A refusal is counted as such.
+        let error = FetchError::Read(error);
+        if let (None, FetchError::Read(error)) = (Rejection::of(&error), &error) {
+            record::note(Facts::add_failed_item);
+            let mut batch = Batch::new(Arc::clone(dataset), 1);
+            batch.push_failed(error.clone());
+            // A batch without reads only passes a shard, which counts it. If the engine refuses it, it is not counted.
+            if let Ok(ticket) = self.inner.engine.submit(batch, SubmitOptions::default()) {
+                let _counted = Box::pin(ticket).await;
+            }
+        }
+        error
     }
 
     /// Reads extents of a snapshot, back to back.

@@ -10,13 +10,14 @@ use super::service::trailers_ok;
 use crate::caller::Connection;
 use crate::error_status;
 use crate::fetch::{
-    BodyPart, FetchError, Fetcher, RequestContext, SnapshotError, SnapshotReader, WindowedBody,
+    BodyPart, FetchError, Fetcher, Purpose, RequestContext, SnapshotError, SnapshotReader, WindowedBody,
 };
 use crate::listener::FrameParts;
 use crate::rpc_metrics::CallTimer;
 use bytes::Bytes;
 use http::HeaderMap;
 use http_body::{Body as _, Frame};
+use ringfetch_engine::error::ReadError;
 use ringfetch_engine::geometry::{Extent, check_range};
 use ringfetch_proto::v1;
 use std::collections::HashMap;
@@ -57,11 +58,14 @@ pub(super) async fn begin(
     };
     for _ in 0..LOOK_UPS_MAX {
         let version = fetcher
-            .object(&request.dataset, &request.name, &context)
+            .object(&request.dataset, &request.name, Purpose::Read, &context)
             .await
             .map_err(to_status)?;
-        version.check(&request.if_match).map_err(to_status)?;
-        let extent = extent(request, version.length_bytes()).map_err(to_status)?;
+        let checked = version.check(&request.if_match);
+        let extent = match checked.and_then(|()| extent(request, version.length_bytes())) {
+            Ok(extent) => extent,
+            Err(error) => return Err(to_status(fetcher.failed_read(&version, error).await)),
+        };
         let first = v1::ReadObjectResponse {
             etag: version.etag().to_owned(),
             object_length_bytes: version.length_bytes(),
@@ -80,14 +84,14 @@ pub(super) async fn begin(
 }
 
 /// The requested extent of an object of `end` bytes; `None` if it is empty, at the end.
-fn extent(request: &v1::ReadObjectRequest, end: u64) -> Result<Option<Extent>, FetchError> {
+fn extent(request: &v1::ReadObjectRequest, end: u64) -> Result<Option<Extent>, ReadError> {
     let length = match request.length {
         0 if request.offset == end => return Ok(None),
         // Past the end: one byte, so that the check refuses it.
         0 => end.saturating_sub(request.offset).max(1),
         length => length,
     };
-    Ok(Some(check_range(request.offset, length, end)?))
+    check_range(request.offset, length, end).map(Some)
 }
 
 fn changing() -> Status {

@@ -8,12 +8,12 @@ use super::datasets::page_of;
 use super::problem::{PathParams, Problem};
 use super::representation::{Changed, answer};
 use crate::caller::Connection;
-use crate::fetch::{Fetcher, RequestContext};
+use crate::fetch::{Fetcher, Purpose, RequestContext};
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::Response;
-use http::StatusCode;
 use http::request::Parts;
+use http::{Method, StatusCode};
 use serde::Serialize;
 use std::sync::Arc;
 use std::time::Duration;
@@ -89,8 +89,12 @@ pub(super) async fn get_object(
         connection: connection.clone(),
         ..RequestContext::default()
     };
+    let purpose = match parts.method {
+        Method::HEAD => Purpose::Describe,
+        _ => Purpose::Read,
+    };
     for _ in 0..LOOK_UPS_MAX {
-        let version = app.fetcher.object(&name, &object, &context).await?;
+        let version = app.fetcher.object(&name, &object, purpose, &context).await?;
         let answered = answer(
             &app.fetcher,
             version,

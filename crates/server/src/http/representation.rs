@@ -12,6 +12,7 @@ use crate::fetch::{BodyPart, Fetcher, Snapshot, SnapshotError, SnapshotReader, W
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use ringfetch_engine::error::ReadError;
 use ringfetch_engine::geometry::Extent;
 use std::sync::Arc;
 
@@ -81,7 +82,15 @@ pub(super) async fn answer(
             return Ok((StatusCode::NOT_MODIFIED, head).into_response());
         }
         Decision::PreconditionFailed => return Ok(precondition_failed(&etag).into_response()),
-        Decision::Unsatisfiable => return Ok(unsatisfiable(&etag, length).into_response()),
+        Decision::Unsatisfiable => {
+            let past_end = ReadError::RangeOutOfRange {
+                offset: length,
+                length: 1,
+                end: length,
+            };
+            fetcher.failed_read(&version, past_end).await;
+            return Ok(unsatisfiable(&etag, length).into_response());
+        }
         Decision::Refused(why) => return Ok(Problem::malformed("Range", why).into_response()),
         Decision::HeadOnly => {
             head.insert(header::CONTENT_LENGTH, HeaderValue::from(length));

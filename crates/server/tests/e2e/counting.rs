@@ -1,9 +1,10 @@
 //! The metrics are true: after a load whose clients count every read, the daemon reports the same numbers.
 
-use crate::daemon::{Daemon, Setup, backends, eventually_async};
+use crate::daemon::{Daemon, Setup, any_backend, backends, eventually_async};
 use crate::data::plain_blocks;
 use crate::exposition::Scrape;
 use crate::wire;
+use http::Method;
 use ringfetch_proto::v1;
 use ringfetch_proto::v1::fetch_stream_request::Request;
 use ringfetch_proto::v1::fetch_stream_response::Response;
@@ -181,6 +182,62 @@ async fn the_metrics_are_what_the_clients_counted() {
         assert_eq!((status.reads_total, status.read_errors_total), (good + bad, bad));
         daemon.stop().await;
     }
+}
+
+#[tokio::test]
+async fn an_object_that_cannot_be_read_is_counted_by_every_road() {
+    // Scenario: objects that are missing, have an invalid name, or are shorter than the range, requested over
+    // HTTP, by ReadObject and in a batch. Expectation: each counts as one read with its result, and as one
+    // failed item in the access log; HEAD, which reads nothing, counts nothing.
+    let setup = Setup::new(any_backend());
+    setup.file("objects/short", b"short");
+    let setup = setup.dataset(&["name: objects", "kind: objects", "path: objects"]);
+    let daemon = setup.set("access_log.path", "access.log").start();
+    let http = daemon.http_client();
+    let mut fetch = daemon.fetch().await;
+    let labels = [
+        ("missing", "not_found"),
+        ("a//b", "invalid"),
+        ("short", "out_of_range"),
+    ];
+    for (name, _) in labels {
+        let path = format!("/v1/datasets/objects/objects/{name}");
+        let refused = http.get_with(&path, &[("range", "bytes=9-")]).await;
+        assert!(refused.status.is_client_error(), "{refused:?}");
+        http.send(Method::HEAD, &path, &[], String::new()).await;
+        let request = v1::ReadObjectRequest {
+            dataset: "objects".into(),
+            name: name.into(),
+            offset: 9,
+            ..Default::default()
+        };
+        fetch.read_object(request).await.unwrap_err();
+        let mut request = wire::objects("objects", &[name]);
+        request.offsets = vec![9];
+        let answer = fetch.fetch_objects(request).await.unwrap().into_inner();
+        assert_eq!(answer.errors.len(), 1);
+    }
+    let scrape = daemon.scrape().await;
+    for (name, result) in labels {
+        let counted = scrape.sum(
+            "ringfetch_reads_total",
+            &[("dataset", "objects"), ("result", result)],
+        );
+        assert!((counted - 3.0).abs() < 0.5, "{name}: {counted}");
+    }
+    for method in ["GetObject", "ReadObject", "FetchObjects"] {
+        let lines = eventually_async(method, async || {
+            let log = std::fs::read_to_string(daemon.path("access.log")).unwrap_or_default();
+            let line = |line| serde_json::from_str::<serde_json::Value>(line).ok();
+            let mut lines: Vec<_> = log.lines().filter_map(line).collect();
+            lines.retain(|line| line["method"] == method && line["items"] != 0);
+            (lines.len() >= labels.len()).then_some(lines)
+        })
+        .await;
+        let one = |line: &serde_json::Value| line["items"] == 1 && line["failed_items"] == 1;
+        assert!(lines.len() == labels.len() && lines.iter().all(one), "{lines:?}");
+    }
+    daemon.stop().await;
 }
 
 /// The counters between engine and device add up.

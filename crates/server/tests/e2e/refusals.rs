@@ -441,7 +441,7 @@ fn alike(mirrored: &Answer, errors: &[v1::ItemError], slugs: &[&str]) {
 #[ignore = "needs root"]
 async fn an_object_that_may_not_be_read_is_permission_denied() {
     // Scenario: the daemon runs as another user; one object only its owner may read, one is in a closed
-    // directory. Expectation: PERMISSION_DENIED and 403 for those; the rest is served.
+    // directory. Expectation: PERMISSION_DENIED and 403 for those, each counted as a read; the rest is served.
     use std::os::unix::fs::PermissionsExt as _;
     let setup = Setup::new("pread").open_to_all();
     let closed = |path: &std::path::Path, mode| {
@@ -483,5 +483,11 @@ async fn an_object_that_may_not_be_read_is_permission_denied() {
         let answer = http.get(&format!("/v1/datasets/objects/objects/{name}")).await;
         answer.is_problem(403, "object-unreadable", None, &[name, "Permission denied"]);
     }
+    let scrape = daemon.scrape().await;
+    let counted = scrape.sum("ringfetch_reads_total", &[("result", "unreadable")]);
+    assert!(
+        (counted - 4.0).abs() < 0.5,
+        "two in the batch and two by GET: {counted}"
+    );
     daemon.stop().await;
 }
