@@ -23,7 +23,20 @@ impl Engine {
     /// `on_unavailable` says.
     pub fn set_backend(&self, requested: BackendKind) -> Result<BackendStatus, StartError> {
         let _one_at_a_time = self.inner.switch();
-        let status = start::admit(requested)?;
+        self.route_common(start::admit(requested)?)
+    }
+
+    /// As [`Engine::set_backend`] at start: if io_uring is unavailable, `on_unavailable` decides.
+    ///
+    /// # Errors
+    /// The backend is unavailable, and falling back is not allowed.
+    pub fn choose_backend(&self, requested: BackendKind) -> Result<BackendStatus, StartError> {
+        let _one_at_a_time = self.inner.switch();
+        self.route_common(start::choose(&self.inner.config, requested)?)
+    }
+
+    /// Call within [`Inner::switch`].
+    fn route_common(&self, status: BackendStatus) -> Result<BackendStatus, StartError> {
         let route = self.inner.route(status.clone())?;
         let routes = self.inner.routes.load();
         let mut served = self.inner.metrics.datasets();

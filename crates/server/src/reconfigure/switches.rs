@@ -5,7 +5,7 @@ use super::{ActiveConfig, Inner};
 use crate::catalogue::{Catalogue, CatalogueDiff};
 use crate::config::Config;
 use crate::fetch::{DatasetBackend, Fetcher};
-use ringfetch_engine::config::{BackendKind, OnUnavailable};
+use ringfetch_engine::config::BackendKind;
 use ringfetch_engine::dataset::Dataset;
 use ringfetch_engine::engine::{BackendStatus, StartError};
 use std::sync::Arc;
@@ -97,22 +97,22 @@ impl<'a> BackendSwitches<'a> {
         if before.requested == wanted {
             return Ok(());
         }
-        let may_fall_back = wanted == configured && engine.config().on_unavailable == OnUnavailable::Mmap;
-        let now = match self.count_switch(wanted, || engine.set_backend(wanted)) {
-            Ok(now) => now,
-            Err(error) if may_fall_back => {
-                self.notes.push(format!(
-                    "engine.backend: {wanted} is unavailable, mmap is used: {error}"
-                ));
-                if before.backend == BackendKind::Mmap {
-                    return Ok(());
-                }
-                engine.set_backend(BackendKind::Mmap)?
-            }
-            Err(error) => return Err(StartError(format!("engine.backend: {error}"))),
-        };
-        let change = ConfigChange::new("engine.backend", before.requested, now.backend);
-        self.applied.push(change);
+        let now = self.count_switch(wanted, || match wanted == configured {
+            true => engine.choose_backend(wanted),
+            false => engine.set_backend(wanted),
+        });
+        let now = now.map_err(|error| StartError(format!("engine.backend: {error}")))?;
+        if now.is_fallback() {
+            let reason = &now.reason;
+            self.notes.push(format!(
+                "engine.backend: {wanted} is unavailable, {} is used: {reason}",
+                now.backend
+            ));
+        }
+        if before.requested != now.backend {
+            let change = ConfigChange::new("engine.backend", before.requested, now.backend);
+            self.applied.push(change);
+        }
         self.undo.push(Undo::Engine(before));
         Ok(())
     }
@@ -173,8 +173,10 @@ impl<'a> BackendSwitches<'a> {
                     fetcher.retire(&name);
                     continue;
                 }
-                // The requested backend may be unavailable; the one in use is available.
-                Undo::Engine(before) => fetcher.engine().set_backend(before.backend),
+                Undo::Engine(before) if before.is_fallback() => {
+                    fetcher.engine().choose_backend(before.requested)
+                }
+                Undo::Engine(before) => fetcher.engine().set_backend(before.requested),
                 Undo::Dataset(dataset, DatasetBackend { status, own: true }) if status.is_fallback() => {
                     fetcher.choose_backend_of(&dataset, status.requested)
                 }

@@ -157,8 +157,9 @@ async fn a_backend_that_cannot_be_had_refuses_the_whole_reload() {
 async fn a_fallback_of_the_start_is_no_mistake_of_a_reload() {
     // Scenario: io_uring is forbidden, and a daemon fell back to mmap, for the engine and for a dataset; a
     // reload; a switch of both to pread at run time; another reload of the same file. Expectation: both
-    // reloads succeed, and mmap reads after each.
-    use v1::Backend::{Mmap, Pread};
+    // reloads succeed, and mmap reads after each; as after the start, status and metric name the backend of
+    // the file, and why mmap is used instead. So they do if mmap was switched to.
+    use v1::Backend::{Mmap, Pread, Uring};
     let keys = "engine: {backend: uring, on_unavailable: mmap, cores: 2, memory_budget: 32MiB}";
     let text =
         file(keys, &["a"]) + "  - {name: b, kind: blocks, block_bytes: 4KiB, path: a.bin, backend: auto}\n";
@@ -188,6 +189,23 @@ async fn a_fallback_of_the_start_is_no_mistake_of_a_reload() {
         "{answer:?}"
     );
     assert_eq!(backends().await, (Mmap, Mmap, Mmap));
+    let assert_is_fallback = async || {
+        let status = daemon.status().await;
+        assert!(status.fallback && status.reason.contains("seccomp"), "{status:?}");
+        assert_eq!((status.backend(), status.requested()), (Mmap, Uring));
+        let labels = [("backend", "mmap"), ("requested", "uring")];
+        let scrape = daemon.scrape().await;
+        let info: Vec<_> = scrape.series("ringfetch_backend_info", &labels).collect();
+        assert!(info.len() == 1 && info[0].0.contains("seccomp"), "{info:?}");
+    };
+    assert_is_fallback().await;
+    set(&daemon, Mmap, None).await.unwrap();
+    assert!(!daemon.status().await.fallback);
+    let answer = reload(&daemon).await.unwrap();
+    assert!(answer.applied.is_empty() && answer.notes.len() == 1, "{answer:?}");
+    assert_is_fallback().await;
+    let answer = reload(&daemon).await.unwrap();
+    assert!(answer.applied.is_empty() && answer.notes.is_empty(), "{answer:?}");
     daemon.stop().await;
 }
 
