@@ -423,7 +423,8 @@ impl Report {
             Figure::MissedShare => Some(share(self.open_loop.as_ref()?.missed, arrivals?)),
             Figure::Late => Some(approximate(self.open_loop.as_ref()?.late)),
             Figure::LateShare => Some(share(self.open_loop.as_ref()?.late, arrivals?)),
-            Figure::WrongBytes => Some(approximate(self.wrong_bytes)),
+            // Of what was not compared nothing is known.
+            Figure::WrongBytes => self.verified.then(|| approximate(self.wrong_bytes)),
             Figure::ReadsPerSecond => Some(self.reads_per_second),
             Figure::RequestsPerSecond => Some(self.requests_per_second),
             Figure::MegabytesPerSecond => Some(self.megabytes_per_second),

@@ -318,6 +318,19 @@ fn cut_once(server: SocketAddr, victim: usize) -> SocketAddr {
                 let limit = if number == victim { 300_000 } else { u64::MAX };
                 let _ = std::io::copy(&mut (&server).take(limit), &mut &client);
                 // The other direction may be closed already.
+    // Bytes that nobody compared are not right: a condition on them holds only if every result was verified.
+    let verified = directory.path().join("verified.json");
+    let run = "--json load --dataset blocks --batch 2 --requests 30 --warmup-seconds 0 --verify --seed 42";
+    std::fs::write(&verified, stdout(server, run)).unwrap();
+    let verified = verified.display();
+    stdout(server, &format!("load-merge {verified} --require wrong_bytes<1"));
+    for some in [names.clone(), format!("{verified} {names}")] {
+        let error = failure(None, &format!("load-merge {some} --require wrong_bytes<1"), 3);
+        assert!(
+            error.contains("wrong_bytes<1: this run has no such figure"),
+            "{error}"
+        );
+    }
                 let _ = (client.shutdown(Shutdown::Both), server.shutdown(Shutdown::Both));
             });
         }
