@@ -156,7 +156,7 @@ async fn fetch_range(
         let Some(fetched) = part else { break };
         offset = offset.saturating_add(fetched);
         left = left.map(|left| left - fetched);
-        if left == Some(0) {
+        if left == Some(0) || printer.sink.is_closed() {
             break;
         }
     }

@@ -3,6 +3,7 @@
 use crate::args::Global;
 use crate::daemon;
 use crate::outcome::Failure;
+use crate::sink::Sink;
 use ringfetch_lab::{Clients, Context, Lab, LabCommand, LabError};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -33,14 +34,18 @@ pub(crate) async fn run(global: &Global, command: LabCommand) -> Result<(), Fail
     });
     let lab = Lab { command };
     let study = tokio::task::spawn_blocking(move || {
-        ringfetch_lab::run(&lab, &context, &mut std::io::stdout().lock())
+        let mut out = Sink::open(None)?;
+        let ended = ringfetch_lab::run(&lab, &context, &mut out);
+        out.finish()?;
+        ended.map_err(|error| match error {
+            LabError::Usage(problem) => Failure::Usage(problem),
+            LabError::Refused(problem) | LabError::Failed(problem) => Failure::Failed(problem),
+        })
     });
     let ended = study.await;
     on_ctrl_c.abort();
     match ended {
-        Ok(Ok(())) => Ok(()),
-        Ok(Err(LabError::Usage(problem))) => Err(Failure::Usage(problem)),
-        Ok(Err(LabError::Refused(problem) | LabError::Failed(problem))) => Err(Failure::Failed(problem)),
+        Ok(ended) => ended,
         Err(_) => Err(Failure::Failed("the study ended unexpectedly".to_owned())),
     }
 }

@@ -32,7 +32,8 @@ use outcome::{EXIT_STATUS, Failure};
 use ringfetch_command::manual::{Manual, completions};
 use ringfetch_command::{connect, quantity, table};
 use ringfetch_lab::LabCommand;
-use std::io::{self, Write as _};
+use sink::Sink;
+use std::io::Write as _;
 use std::process::ExitCode;
 
 /// As in the daemon, since the load generator shares its machine.
@@ -72,8 +73,9 @@ fn run(cli: &Cli) -> Result<(), Failure> {
             Command::Calibrate(args) => lab::run(global, LabCommand::Calibrate(args.clone())).await,
             Command::Lab(args) => lab::run(global, args.command.clone()).await,
             Command::Completions { shell } => {
-                io::stdout().write_all(&completions(&mut Cli::command(), *shell))?;
-                Ok(())
+                let mut out = Sink::open(None)?;
+                out.write_all(&completions(&mut Cli::command(), *shell))?;
+                out.finish()
             }
             Command::Man { directory } => Ok(MANUAL.write(Cli::command(), directory)?),
         }

@@ -28,15 +28,10 @@ pub(crate) enum Failure {
     Failed(String),
     /// It completed, but a `--require` condition was not met: exit code 3.
     Condition(String),
-    /// The reader of stdout has closed it (`ringfetch get ... | head`) and has what it wanted: exit code 0.
-    PipeClosed,
 }
 
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
-        if error.kind() == io::ErrorKind::BrokenPipe {
-            return Self::PipeClosed;
-        }
         Self::Failed(error.to_string())
     }
 }
@@ -84,7 +79,7 @@ impl Failure {
 /// Prints a failure on stderr, in one line, and returns the exit code.
 pub(crate) fn report(outcome: Result<(), Failure>) -> ExitCode {
     let (message, code) = match outcome {
-        Ok(()) | Err(Failure::PipeClosed) => return ExitCode::SUCCESS,
+        Ok(()) => return ExitCode::SUCCESS,
         Err(Failure::Failed(message)) => (message, 1),
         Err(Failure::Usage(message)) => (message, 2),
         Err(Failure::Condition(message)) => (message, 3),

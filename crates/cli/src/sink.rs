@@ -7,9 +7,12 @@ use std::io::{self, BufWriter, IsTerminal as _, StdoutLock, Write};
 use std::path::Path;
 
 /// Output of a command. Nothing is certain to be written before [`Sink::finish`].
+///
+/// If the reader of stdout has closed it (`ringfetch get ... | head`), it has what it wanted: the rest is dropped
+/// silently, and the command ends as it would have.
 #[derive(Debug)]
 pub(crate) enum Sink {
-    Stdout(BufWriter<StdoutLock<'static>>),
+    Stdout(BufWriter<Pipe>),
     File(BufWriter<PartFile>),
 }
 
@@ -17,7 +20,10 @@ impl Sink {
     /// Stdout, or a new file at `path`.
     pub(crate) fn open(path: Option<&Path>) -> Result<Self, Failure> {
         let Some(path) = path else {
-            return Ok(Self::Stdout(BufWriter::new(io::stdout().lock())));
+            return Ok(Self::Stdout(BufWriter::new(Pipe {
+                stdout: io::stdout().lock(),
+                is_closed: false,
+            })));
         };
         let part = PartFile::beside(path).map_err(|error| cannot_write(path, &error))?;
         Ok(Self::File(BufWriter::new(part)))
@@ -28,14 +34,20 @@ impl Sink {
         matches!(self, Self::Stdout(_)) && io::stdout().is_terminal()
     }
 
+    /// Whether nobody reads the output any more.
+    pub(crate) fn is_closed(&self) -> bool {
+        matches!(self, Self::Stdout(out) if out.get_ref().is_closed)
+    }
+
     /// Completes the output after everything was written.
     pub(crate) fn finish(self) -> Result<(), Failure> {
         match self {
             Self::Stdout(mut out) => out.flush()?,
             Self::File(out) => {
-                let part = out.into_inner().map_err(io::IntoInnerError::into_error)?;
-                let path = part.path().to_owned();
-                part.finish().map_err(|error| cannot_write(&path, &error))?;
+                let path = out.get_ref().path().to_owned();
+                let part = out.into_inner().map_err(io::IntoInnerError::into_error);
+                let finished = part.and_then(PartFile::finish);
+                finished.map_err(|error| cannot_write(&path, &error))?;
             }
         }
         Ok(())
@@ -46,6 +58,38 @@ impl Sink {
             Self::Stdout(out) => out,
             Self::File(out) => out,
         }
+    }
+}
+
+/// Stdout, until its reader closes it.
+#[derive(Debug)]
+pub(crate) struct Pipe {
+    stdout: StdoutLock<'static>,
+    is_closed: bool,
+}
+
+impl Pipe {
+    /// `dropped` in place of an error that says that the reader has closed it.
+    fn or_closed<T>(&mut self, result: io::Result<T>, dropped: T) -> io::Result<T> {
+        match result {
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
+                self.is_closed = true;
+                Ok(dropped)
+            }
+            result => result,
+        }
+    }
+}
+
+impl Write for Pipe {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.stdout.write(bytes);
+        self.or_closed(written, bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        let flushed = self.stdout.flush();
+        self.or_closed(flushed, ())
     }
 }
 

@@ -4,8 +4,8 @@ use super::recorder::Tally;
 use crate::outcome::Failure;
 use crate::quantity::approximate;
 use std::fs::File;
-use std::io::{BufWriter, Write as _};
-use std::path::Path;
+use std::io::{self, BufWriter, Write as _};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 const HEADER: &str = "t,intended_requests_per_second,requests_per_second,reads_per_second,p50_us,p99_us,max_us,errors,\
@@ -14,16 +14,17 @@ const HEADER: &str = "t,intended_requests_per_second,requests_per_second,reads_p
 /// A file to which lines are written as they come.
 #[derive(Debug)]
 pub(crate) struct Series {
+    path: PathBuf,
     out: BufWriter<File>,
 }
 
 impl Series {
     pub(crate) fn create(path: &Path) -> Result<Self, Failure> {
-        let file = File::create(path)
-            .map_err(|error| Failure::Failed(format!("--csv {}: {error}", path.display())))?;
+        let file = File::create(path).map_err(|error| failed(path, &error))?;
         let mut out = BufWriter::new(file);
-        writeln!(out, "{HEADER}")?;
-        Ok(Self { out })
+        writeln!(out, "{HEADER}").map_err(|error| failed(path, &error))?;
+        let path = path.to_owned();
+        Ok(Self { path, out })
     }
 
     /// One interval that ended `at` into the window. `intended`: arrivals per second in an open loop.
@@ -35,11 +36,15 @@ impl Series {
         interval: &Tally,
         outstanding: u32,
     ) -> Result<(), Failure> {
-        writeln!(self.out, "{}", line(at, length, intended, interval, outstanding))?;
+        let written = writeln!(self.out, "{}", line(at, length, intended, interval, outstanding));
         // A reader that follows the file sees the line now.
-        self.out.flush()?;
-        Ok(())
+        let written = written.and_then(|()| self.out.flush());
+        written.map_err(|error| failed(&self.path, &error))
     }
+}
+
+fn failed(path: &Path, error: &io::Error) -> Failure {
+    Failure::Failed(format!("--csv {}: {error}", path.display()))
 }
 
 fn line(at: Duration, length: Duration, intended: Option<f64>, interval: &Tally, outstanding: u32) -> String {

@@ -225,6 +225,27 @@ fn conditions_set_the_exit_code() {
 }
 
 #[test]
+fn a_series_that_nobody_reads_any_more_is_an_error() {
+    // Scenario: --csv names a pipe whose reader leaves. Expected: exit code 1, which names the flag; it is not
+    // the end of stdout, which would be fine.
+    let server = start(Flaw::NONE);
+    let directory = tempfile::tempdir().unwrap();
+    let pipe = directory.path().join("series");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let reader = std::thread::spawn({
+        let pipe = pipe.clone();
+        move || drop(std::fs::File::open(pipe).unwrap())
+    });
+    let run = "load --dataset blocks --batch 1 --seconds 1 --warmup-seconds 0 --interval 0.05";
+    let error = failure(Some(server), &format!("{run} --csv {}", pipe.display()), 1);
+    assert!(
+        error.contains("--csv ") && error.contains("Broken pipe"),
+        "{error}"
+    );
+    reader.join().unwrap();
+}
+
+#[test]
 fn a_knee_is_found_where_the_slots_end() {
     // From 4/s on with a generous latency: it breaks because one slot cannot send all arrivals.
     let server = start(Flaw::NONE);

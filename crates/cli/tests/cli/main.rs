@@ -23,6 +23,10 @@ use std::process::{Command, Output};
 
 /// Runs `ringfetch` with arguments separated by spaces, against a server if there is one.
 fn ringfetch(server: Option<SocketAddr>, args: &str) -> Output {
+    command(server, args).output().unwrap()
+}
+
+fn command(server: Option<SocketAddr>, args: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ringfetch"));
     command
         .args(args.split_ascii_whitespace())
@@ -33,7 +37,7 @@ fn ringfetch(server: Option<SocketAddr>, args: &str) -> Output {
         command.env("RINGFETCH_GRPC", format!("http://{address}"));
         command.env("RINGFETCH_ADMIN", format!("http://{address}"));
     }
-    command.output().unwrap()
+    command
 }
 
 /// Stdout of a run that must succeed with nothing on stderr.
@@ -141,6 +145,39 @@ fn items_come_out_in_every_format() {
         pattern::first_difference(pattern::object_seed(SEED, LONG_OBJECT), 0, &long),
         None
     );
+}
+
+#[test]
+fn a_closed_stdout_is_no_failure_and_hides_none() {
+    // Scenario: the reader of stdout has left, as `head` does; commands that succeed, that print and then fail,
+    // and whose conditions are not met. Expected: nothing is said about the pipe, and the exit code and the
+    // message are those of a run whose output was read.
+    let server = start(Flaw::NONE);
+    let load = "load --dataset blocks --batch 2 --requests 20 --warmup-seconds 0";
+    for args in [
+        "get block blocks 1".to_owned(),
+        "get range blocks 0 100000 --format raw".to_owned(),
+        "get block blocks 1 9999".to_owned(),
+        "get block blocks 9999 --format raw".to_owned(),
+        "--json get block blocks 9999".to_owned(),
+        "status".to_owned(),
+        "completions bash".to_owned(),
+        "dataset verify blocks --all".to_owned(),
+        "--json dataset verify blocks --all --seed 43".to_owned(),
+        load.to_owned(),
+        format!("{load} --require p50<=1us"),
+        format!("doctor {}/none", env!("CARGO_TARGET_TMPDIR")),
+    ] {
+        let mut command = command(Some(server), &args);
+        let read = command.output().unwrap();
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let closed = command.stdout(writer).output().unwrap();
+        assert_eq!(closed.status.code(), read.status.code(), "{args}: {closed:?}");
+        let [read, closed] = [read, closed].map(|output| String::from_utf8(output.stderr).unwrap());
+        let message = |text: &str| text.split(": it is").next().unwrap().to_owned();
+        assert_eq!(message(&closed), message(&read), "{args}");
+    }
 }
 
 #[test]
