@@ -23,6 +23,7 @@ mod progress;
 mod reload;
 mod score;
 mod sink;
+mod stop;
 mod verify;
 
 use args::DatasetCommand;

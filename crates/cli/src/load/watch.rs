@@ -12,10 +12,10 @@ use crate::connect::remedy;
 use crate::outcome::Failure;
 use crate::progress;
 use crate::quantity::{latency, rate};
+use crate::stop::StopSignals;
 use ringfetch_pace::{Pacer, per_second};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::Instant;
 
 /// The counters to read before and after, and where to report intervals.
@@ -43,16 +43,15 @@ impl Monitor {
             .map_err(failed)
     }
 
-    /// Measures once with all threads, from the warm-up to the last response. Ctrl-C ends it early, and the
-    /// result counts.
+    /// Measures once with all threads, from the warm-up to the last response. Ctrl-C and the like end it early, and
+    /// the result counts.
     pub(super) async fn measure(
         &mut self,
         load_threads: &mut LoadThreads,
         pacer: &Arc<Pacer>,
     ) -> Result<Measured, Failure> {
         // One for the whole run: it remembers a signal that arrives while it is not awaited.
-        let mut interrupts = signal(SignalKind::interrupt())
-            .map_err(|error| Failure::Failed(format!("cannot listen for Ctrl-C: {error}")))?;
+        let mut stop = StopSignals::catch()?;
         let at_first = self.page().await.map_err(Failure::Failed)?;
         load_threads.measure(pacer).await;
         let mut run = Run {
@@ -64,7 +63,7 @@ impl Monitor {
         run.line.tick();
         tokio::select! {
             () = tokio::time::sleep_until(pacer.measure_from()) => {}
-            _ = interrupts.recv() => pacer.stop(),
+            () = stop.next() => pacer.stop(),
         }
         let mut unknown = None;
         let before = self.snapshot(&mut unknown);
@@ -77,7 +76,7 @@ impl Monitor {
                     Some(_) => running -= 1,
                     None => return Err(Failure::Failed("a load thread panicked".to_owned())),
                 },
-                _ = interrupts.recv() => pacer.stop(),
+                () = stop.next() => pacer.stop(),
                 _ = ticks.tick() => self.report_interval(&mut run, load_threads, pacer)?,
             }
         }

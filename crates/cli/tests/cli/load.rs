@@ -318,6 +318,19 @@ fn results_of_several_instances_merge() {
     assert!((us(&merged, "max") - max.max(other_max)).abs() < 0.01, "{merged}");
     let text = stdout(server, &format!("load-merge {names}"));
     assert!(text.starts_with("merged           2 results"), "{text}");
+    // Bytes that nobody compared are not right: a condition on them holds only if every result was verified.
+    let verified = directory.path().join("verified.json");
+    let run = "--json load --dataset blocks --batch 2 --requests 30 --warmup-seconds 0 --verify --seed 42";
+    std::fs::write(&verified, stdout(server, run)).unwrap();
+    let verified = verified.display();
+    stdout(server, &format!("load-merge {verified} --require wrong_bytes<1"));
+    for some in [names.clone(), format!("{verified} {names}")] {
+        let error = failure(None, &format!("load-merge {some} --require wrong_bytes<1"), 3);
+        assert!(
+            error.contains("wrong_bytes<1: this run has no such figure"),
+            "{error}"
+        );
+    }
     std::fs::write(&results[0], "{}").unwrap();
     assert!(
         failure(None, &format!("load-merge {names}"), 1)
@@ -339,19 +352,6 @@ fn cut_once(server: SocketAddr, victim: usize) -> SocketAddr {
                 let limit = if number == victim { 300_000 } else { u64::MAX };
                 let _ = std::io::copy(&mut (&server).take(limit), &mut &client);
                 // The other direction may be closed already.
-    // Bytes that nobody compared are not right: a condition on them holds only if every result was verified.
-    let verified = directory.path().join("verified.json");
-    let run = "--json load --dataset blocks --batch 2 --requests 30 --warmup-seconds 0 --verify --seed 42";
-    std::fs::write(&verified, stdout(server, run)).unwrap();
-    let verified = verified.display();
-    stdout(server, &format!("load-merge {verified} --require wrong_bytes<1"));
-    for some in [names.clone(), format!("{verified} {names}")] {
-        let error = failure(None, &format!("load-merge {some} --require wrong_bytes<1"), 3);
-        assert!(
-            error.contains("wrong_bytes<1: this run has no such figure"),
-            "{error}"
-        );
-    }
                 let _ = (client.shutdown(Shutdown::Both), server.shutdown(Shutdown::Both));
             });
         }
@@ -413,15 +413,17 @@ fn a_connection_that_breaks_costs_its_requests_and_not_the_run() {
 }
 
 #[test]
-fn ctrl_c_ends_a_run_early_and_it_is_reported() {
-    // An open loop of a minute, interrupted once its series has a response: arrivals still to come do not
-    // count as missed.
-    let report = interrupted("", || {});
-    assert!(number(&report["seconds"]) < 50.0, "{report}");
-    let (requests, missed) = (&report["requests"], &report["open_loop"]["missed"]);
-    assert!(requests.as_u64() > Some(0), "{report}");
-    assert!(missed.as_u64() < Some(100), "{report}");
-    assert!(report["server_unknown"].is_null(), "{report}");
+fn signals_end_a_run_early_and_it_is_reported() {
+    // An open loop of a minute, ended by Ctrl-C, as containers and services are, and by the end of a login, once
+    // its series has a response: arrivals still to come do not count as missed.
+    for signal in [Signal::INT, Signal::TERM, Signal::HUP] {
+        let report = interrupted("", signal, || {});
+        assert!(number(&report["seconds"]) < 50.0, "{report}");
+        let (requests, missed) = (&report["requests"], &report["open_loop"]["missed"]);
+        assert!(requests.as_u64() > Some(0), "{report}");
+        assert!(missed.as_u64() < Some(100), "{report}");
+        assert!(report["server_unknown"].is_null(), "{report}");
+    }
 }
 
 #[test]
@@ -429,7 +431,7 @@ fn a_server_that_ends_meanwhile_costs_its_own_figures_alone() {
     // Scenario: the process of --server-pid ends while the load runs. Expected: the report, and why its CPU
     // is unknown.
     let mut server = Command::new("sleep").arg("600").spawn().unwrap();
-    let report = interrupted(&format!(" --server-pid {}", server.id()), || {
+    let report = interrupted(&format!(" --server-pid {}", server.id()), Signal::INT, || {
         server.kill().unwrap();
         server.wait().unwrap();
     });
@@ -440,14 +442,16 @@ fn a_server_that_ends_meanwhile_costs_its_own_figures_alone() {
 }
 
 /// The report of an open loop of a minute, interrupted once its series has a response and `then` is done.
-fn interrupted(more: &str, then: impl FnOnce()) -> Value {
+fn interrupted(more: &str, signal: Signal, then: impl FnOnce()) -> Value {
     let server = start(Flaw::NONE);
     let directory = tempfile::tempdir().unwrap();
     let series = directory.path().join("series.csv");
     let args =
         "--json load --dataset blocks --rate 100 --batch 1 --seconds 60 --warmup-seconds 0 --interval 0.05";
     let args = format!("{args}{more}");
-    let run = Command::new(env!("CARGO_BIN_EXE_ringfetch"))
+    // nohup, below which the tests may run, would have SIGHUP ignored.
+    let run = Command::new("env")
+        .args(["--default-signal=HUP", env!("CARGO_BIN_EXE_ringfetch")])
         .args(args.split(' '))
         .arg("--csv")
         .arg(&series)
@@ -468,7 +472,7 @@ fn interrupted(more: &str, then: impl FnOnce()) -> Value {
     }
     then();
     let pid = Pid::from_child(&run);
-    rustix::process::kill_process(pid, Signal::INT).unwrap();
+    rustix::process::kill_process(pid, signal).unwrap();
     let output = run.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(0));
     serde_json::from_slice(&output.stdout).unwrap()

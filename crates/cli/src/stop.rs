@@ -1,0 +1,57 @@
+//! The signals that end a command early and in order: Ctrl-C, SIGTERM (services, containers) and SIGHUP (the end of
+//! a login).
+
+use crate::outcome::Failure;
+use std::future::pending;
+use std::io;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+/// Catches the signals. One that arrives while none is awaited is remembered.
+#[derive(Debug)]
+pub(crate) struct StopSignals {
+    interrupt: Signal,
+    terminate: Signal,
+    hang_up: Option<Signal>,
+}
+
+impl StopSignals {
+    /// Catches them from now on, except for SIGHUP if it is ignored: `nohup` wants the command to continue.
+    pub(crate) fn catch() -> Result<Self, Failure> {
+        let catch = |kind| {
+            let failed = |error: io::Error| Failure::Failed(format!("cannot listen for signals: {error}"));
+            signal(kind).map_err(failed)
+        };
+        let hang_up = (!ignores_hang_up()).then(|| catch(SignalKind::hangup()));
+        Ok(Self {
+            interrupt: catch(SignalKind::interrupt())?,
+            terminate: catch(SignalKind::terminate())?,
+            hang_up: hang_up.transpose()?,
+        })
+    }
+
+    /// Waits for the next of them.
+    ///
+    /// # Cancel safety
+    /// Loses no signal.
+    pub(crate) async fn next(&mut self) {
+        let hang_up = async {
+            match &mut self.hang_up {
+                Some(signal) => signal.recv().await,
+                None => pending().await,
+            }
+        };
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+            _ = hang_up => {}
+        }
+    }
+}
+
+/// Whether SIGHUP (signal 1, bit 0) is in the set of ignored signals of `proc_pid_status(5)`.
+fn ignores_hang_up() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask & 1 == 1)
+}
