@@ -1,13 +1,13 @@
-//! `ringfetch lab`: runs the studies of ringfetch-lab; Ctrl-C and SIGTERM stop them.
+//! `ringfetch lab`: runs the studies of ringfetch-lab; Ctrl-C, SIGTERM and SIGHUP stop them.
 
 use crate::args::Global;
 use crate::daemon;
 use crate::outcome::Failure;
 use crate::sink::Sink;
+use crate::stop::StopSignals;
 use ringfetch_lab::{Clients, Context, Lab, LabCommand, LabError};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use tokio::signal::unix::{SignalKind, signal};
 
 pub(crate) async fn run(global: &Global, command: LabCommand) -> Result<(), Failure> {
     let stop = Arc::new(AtomicBool::new(false));
@@ -22,14 +22,9 @@ pub(crate) async fn run(global: &Global, command: LabCommand) -> Result<(), Fail
         admin: global.admin.clone(),
         command_line: line.join(" "),
     };
-    let on_ctrl_c = tokio::spawn(async move {
-        let Ok(mut terminate) = signal(SignalKind::terminate()) else {
-            return;
-        };
-        tokio::select! {
-            _ = tokio::signal::ctrl_c() => {}
-            _ = terminate.recv() => {}
-        }
+    let mut signals = StopSignals::catch()?;
+    let stopped = tokio::spawn(async move {
+        signals.next().await;
         stop.store(true, Ordering::Relaxed);
     });
     let lab = Lab { command };
@@ -43,7 +38,7 @@ pub(crate) async fn run(global: &Global, command: LabCommand) -> Result<(), Fail
         })
     });
     let ended = study.await;
-    on_ctrl_c.abort();
+    stopped.abort();
     match ended {
         Ok(ended) => ended,
         Err(_) => Err(Failure::Failed("the study ended unexpectedly".to_owned())),

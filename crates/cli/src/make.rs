@@ -4,6 +4,7 @@
 use crate::args::{Global, Make, MakeHow};
 use crate::outcome::Failure;
 use crate::quantity::{exact_size, size};
+use crate::stop::StopSignals;
 use crate::{progress, sink};
 use ringfetch_engine::dataset::{Dtype, Layout};
 use ringfetch_pattern as pattern;
@@ -12,7 +13,6 @@ use std::io::{self, Write as _};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use tokio::signal::unix::{SignalKind, signal};
 
 pub(crate) async fn run(global: &Global, make: &Make) -> Result<(), Failure> {
     let plan = Plan::new(make)?;
@@ -21,7 +21,7 @@ pub(crate) async fn run(global: &Global, make: &Make) -> Result<(), Failure> {
     if plan.kind == "objects" && !how.force {
         room_for(path, plan.length_bytes)?;
     }
-    let mut terminate = signal(SignalKind::terminate())?;
+    let mut stopped = StopSignals::catch()?;
     let bar = progress::bytes(plan.length_bytes);
     let stop = Arc::new(AtomicBool::new(false));
     let mut writing = {
@@ -34,15 +34,9 @@ pub(crate) async fn run(global: &Global, make: &Make) -> Result<(), Failure> {
             })
         })
     };
-    let stopped = async {
-        tokio::select! {
-            _ = tokio::signal::ctrl_c() => {}
-            _ = terminate.recv() => {}
-        }
-    };
     let written = tokio::select! {
         written = &mut writing => written,
-        () = stopped => {
+        () = stopped.next() => {
             stop.store(true, Ordering::Relaxed);
             writing.await
         }

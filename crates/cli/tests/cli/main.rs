@@ -16,10 +16,11 @@ mod tls;
 
 use ringfetch_engine::dataset::Dtype;
 use ringfetch_pattern as pattern;
+use rustix::process::{Pid, Signal};
 use serde_json::{Value, json};
 use server::{Flaw, LONG_OBJECT, LONG_OBJECT_BYTES, SEED, start, start_for};
 use std::net::SocketAddr;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 /// Runs `ringfetch` with arguments separated by spaces, against a server if there is one.
 fn ringfetch(server: Option<SocketAddr>, args: &str) -> Output {
@@ -511,6 +512,41 @@ fn made_data_is_the_pattern_and_is_not_overwritten_by_mistake() {
         .collect();
     names.sort_unstable();
     assert_eq!(names, ["b.bin", "o", "v.fvecs"]);
+}
+
+#[test]
+fn a_hang_up_leaves_no_partial_file() {
+    // Scenario: SIGHUP, as at the end of a login, while data are made; the same with SIGHUP ignored, as nohup
+    // does (as it may be for the tests themselves). Expected: exit code 1 and an empty directory; the whole file.
+    let place = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = place.path().join("data.bin");
+    let made = |through: &[&str], size: &str| {
+        let program = env!("CARGO_BIN_EXE_ringfetch");
+        let mut line = [through, &[program, "dataset", "make", "blocks", "--size", size]]
+            .concat()
+            .into_iter();
+        let mut run = Command::new(line.next().unwrap());
+        let run = run
+            .args(line)
+            .arg(&path)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        while std::fs::read_dir(place.path()).unwrap().next().is_none() {
+            std::thread::yield_now();
+        }
+        rustix::process::kill_process(Pid::from_child(&run), Signal::HUP).unwrap();
+        run.wait_with_output().unwrap()
+    };
+    let output = made(&["env", "--default-signal=HUP"], "2GiB");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(error.contains("interrupted; nothing was made"), "{output:?}");
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 0);
+    let output = made(&["nohup"], "256MiB");
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), 256 << 20);
 }
 
 #[test]
