@@ -178,6 +178,8 @@ struct Printer {
     format: Format,
     sink: Sink,
     json: Vec<Value>,
+    /// Whether an item could be printed.
+    has_items: bool,
     /// Items that could not be printed.
     failures: Vec<String>,
 }
@@ -195,6 +197,7 @@ impl Printer {
             format,
             sink,
             json,
+            has_items: false,
             failures,
         })
     }
@@ -228,11 +231,13 @@ impl Printer {
         }
         for (i, (item, &number)) in items.iter().zip(numbers).enumerate() {
             if self.format == Format::Json {
+                self.has_items |= item.is_ok();
                 self.json.push(item_json(number, item, dtype));
                 continue;
             }
             let Ok(bytes) = item else { continue };
             if self.format == Format::Hex {
+                self.has_items = true;
                 if numbers.len() > 1 {
                     writeln!(self.sink, "{}:", label(i))?;
                 }
@@ -246,11 +251,15 @@ impl Printer {
 
     fn text(&mut self, label: &str, bytes: &[u8], dtype: Option<Dtype>) -> Result<(), Failure> {
         if let Some(dtype) = dtype {
+            self.has_items = true;
             writeln!(self.sink, "{}", format::elements(dtype, bytes).join(" "))?;
             return Ok(());
         }
         match std::str::from_utf8(bytes) {
-            Ok(text) => self.sink.write_all(text.as_bytes())?,
+            Ok(text) => {
+                self.has_items = true;
+                self.sink.write_all(text.as_bytes())?;
+            }
             Err(error) => {
                 let at = error.valid_up_to();
                 self.failures
@@ -273,7 +282,10 @@ impl Printer {
             print_json(&mut self.sink, &json!({ "items": self.json }))?;
         }
         let failure = (!self.failures.is_empty()).then(|| self.failure());
-        self.sink.finish()?;
+        // A file keeps what it had if there is nothing to replace it with.
+        if failure.is_none() || self.has_items || !self.sink.is_file() {
+            self.sink.finish()?;
+        }
         failure.map_or(Ok(()), Err)
     }
 }

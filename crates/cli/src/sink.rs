@@ -39,6 +39,11 @@ impl Sink {
         matches!(self, Self::Stdout(out) if out.get_ref().is_closed)
     }
 
+    /// Whether the output is a file, which keeps its earlier bytes until [`Sink::finish`].
+    pub(crate) fn is_file(&self) -> bool {
+        matches!(self, Self::File(_))
+    }
+
     /// Completes the output after everything was written.
     pub(crate) fn finish(self) -> Result<(), Failure> {
         match self {

@@ -182,6 +182,34 @@ fn a_closed_stdout_is_no_failure_and_hides_none() {
 }
 
 #[test]
+fn a_file_keeps_its_bytes_if_nothing_could_be_read() {
+    // Scenario: --out names a file; the items do not exist, or one of them does. Expected: without an item the
+    // file is as it was, in every format; with one it has what could be read.
+    let server = start(Flaw::NONE);
+    let directory = tempfile::tempdir().unwrap();
+    let keep = directory.path().join("keep");
+    std::fs::write(&keep, "kept").unwrap();
+    let out = keep.display();
+    for format in ["hex", "raw", "text"] {
+        failure(
+            Some(server),
+            &format!("get block blocks 9999 --format {format} --out {out}"),
+            1,
+        );
+    }
+    failure(
+        Some(server),
+        &format!("--json get block blocks 9999 --out {out}"),
+        1,
+    );
+    failure(Some(server), &format!("get object objects none --out {out}"), 1);
+    assert_eq!(std::fs::read(&keep).unwrap(), b"kept");
+    failure(Some(server), &format!("get block blocks 0 9999 --out {out}"), 1);
+    assert!(std::fs::read_to_string(&keep).unwrap().starts_with("block 0:\n"));
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
+}
+
+#[test]
 fn scores_are_ranked_and_what_has_none_is_counted() {
     let server = start(Flaw::NONE);
     let text = stdout(server, "score vectors 7 9 8 --like 3 --limit 2");
