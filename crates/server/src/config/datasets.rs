@@ -132,19 +132,21 @@ pub(super) fn read(walk: &Walk, node: Option<Node>, around: &EntryContext<'_>) -
             section.finish();
             continue;
         }
-        let Some((spec, backend)) = entry(section, &source, around) else {
+        // Also of entries with other problems, so that all are reported at once.
+        let named = |name: &str| match first_of_name.get(name) {
+            Some(first) => walk.report(
+                &format!("datasets[{index}].name"),
+                format!("is {name:?}, and so is datasets[{first}].name"),
+                "give each dataset a name of its own".to_owned(),
+                source.clone(),
+            ),
+            None => {
+                first_of_name.insert(name.to_owned(), index);
+            }
+        };
+        let Some((spec, backend)) = entry(section, &source, around, named) else {
             continue;
         };
-        if let Some(first) = first_of_name.get(&spec.name) {
-            walk.report(
-                &format!("datasets[{index}].name"),
-                format!("is {:?}, and so is datasets[{first}].name", spec.name),
-                "give each dataset a name of its own".to_owned(),
-                source,
-            );
-        } else {
-            first_of_name.insert(spec.name.clone(), index);
-        }
         backends.extend(backend.map(|backend| (spec.name.clone(), backend)));
         specs.push(spec);
     }
@@ -155,6 +157,7 @@ fn entry(
     mut section: Section<'_>,
     source: &Source,
     around: &EntryContext<'_>,
+    named: impl FnOnce(&str),
 ) -> Option<(DatasetSpec, Option<BackendKind>)> {
     let walk = section.walk();
     let required = |section: &Section<'_>, name: &str, remedy: &str| {
@@ -175,6 +178,9 @@ fn entry(
             Err(format!("is {name:?}"))
         }
     });
+    if let Some(name) = &name {
+        named(name);
+    }
     if !section.has("kind") {
         required(&section, "kind", "allowed: blocks, vectors, objects");
     }
