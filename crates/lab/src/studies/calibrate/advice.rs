@@ -13,6 +13,7 @@ use crate::stats::Verdict;
 use ringfetch_command::quantity::rate;
 use ringfetch_engine::config::{BackendKind, EngineConfig};
 
+const REGISTERED: &str = "engine.uring.registered_buffers";
 /// Names of settings that differ from the default.
 const EAGER_OFF: &str = "eager flush 0";
 const REGISTERED_OFF: &str = "registered buffers off";
@@ -50,7 +51,17 @@ impl Found<'_> {
                 why.unwrap_or_else(|| self.not_measured(from == "default")),
             )
         };
-        let (eager, registered) = (chosen.eager_flush_reads, chosen.registered_buffers);
+        let eager = chosen.eager_flush_reads;
+        // Without registered memory there is nothing to compare.
+        let registered = match self.setting("default", REGISTERED_OFF) {
+            Some(_) if self.is_registered() => {
+                by(REGISTERED, &chosen.registered_buffers, "default", REGISTERED_OFF)
+            }
+            Some(_) | None => {
+                let default = EngineConfig::default().uring.registered_buffers;
+                advice(REGISTERED, default, self.not_measured(true))
+            }
+        };
         let announce = &chosen.announce;
         let threads = self.knee("mmap threads", None);
         let threads_why = threads.map_or_else(|| self.not_measured(false), |knee| knee.why("cold"));
@@ -60,12 +71,7 @@ impl Found<'_> {
             self.direct_io(direct),
             self.queue_depth(),
             by("engine.uring.eager_flush_reads", &eager, "default", EAGER_OFF),
-            by(
-                "engine.uring.registered_buffers",
-                &registered,
-                "default",
-                REGISTERED_OFF,
-            ),
+            registered,
             advice("engine.mmap.threads", chosen.mmap_threads, threads_why),
             by("engine.mmap.announce", announce, "announce on", "announce off"),
         ];
@@ -350,6 +356,7 @@ engine:
 
         let refused = Subject {
             refusal: Some("a seccomp filter refuses it".to_owned()),
+            registered: false,
             ..subject
         };
         rows.0 = vec![
@@ -365,6 +372,35 @@ engine:
         let (depth, why) = value(&lines, "engine.uring.queue_depth");
         assert!(depth == "128" && why.contains("seccomp"), "{depth} {why}");
         assert!(found.backends()[0][0].contains("seccomp"));
+        let (registered, why) = value(&lines, "engine.uring.registered_buffers");
+        assert!(
+            registered == "true" && why.contains("seccomp"),
+            "{registered} {why}"
+        );
+
+        // Memory cannot be registered: found out before, or by a step, whose figures then compare nothing.
+        let mut unregistered = measured("settings", "uring", "default", 100, 2.0);
+        unregistered
+            .samples
+            .iter_mut()
+            .flatten()
+            .for_each(|sample| sample.note = Some(UNREGISTERED.to_owned()));
+        rows.0 = vec![
+            unregistered,
+            measured("settings", "uring", "registered buffers off", 200, 2.0),
+        ];
+        for registered in [true, false] {
+            let subject = Subject {
+                registered,
+                ..subject.clone()
+            };
+            let lines = Found::new(&subject, &rows, false).advice();
+            let (value, why) = value(&lines, "engine.uring.registered_buffers");
+            assert!(
+                value == "true" && why.starts_with("the default; not measured"),
+                "{value} {why}"
+            );
+        }
     }
 
     #[test]
