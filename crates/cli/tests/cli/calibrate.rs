@@ -191,54 +191,81 @@ fn core_thread(pid: u32) -> Option<String> {
     })
 }
 
+/// A calibration of ten minutes, interrupted once its second step has begun.
+fn interrupted(directory: &Path, data: &Path, more: &[&str]) -> Output {
+    let yaml = directory.join("cal.yaml");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ringfetch"));
+    let child = command
+        .args(["--json", "calibrate", "--seconds", "600", "--force", "--out"])
+        .args([&yaml, data])
+        .args(more)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let deadline = Instant::now() + Duration::from_secs(120);
+    // One engine is started to probe, and one for each step; a new one may reuse the core of the last.
+    let mut engines = BTreeSet::new();
+    while engines.len() < 4 {
+        engines.extend(core_thread(child.id()));
+        assert!(Instant::now() < deadline, "no second step: {engines:?}");
+        std::thread::yield_now();
+    }
+    rustix::process::kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert!(Instant::now() < deadline);
+    output
+}
+
 #[test]
 fn ctrl_c_ends_it_with_what_was_measured() {
-    // Scenario: SIGINT to a calibration of ten minutes once its second step has begun; then the same command
-    // with --resume, also interrupted. Expected: it ends soon, with exit code 0, the steps so far, a note
-    // that says so, and YAML that the daemon accepts; the second run keeps the first one's steps, and there
-    // is no report yet.
+    // Scenario: SIGINT to a calibration without --report. Expected: it ends soon, with exit code 0, a note that
+    // says so, and YAML that the daemon accepts.
+    let (directory, data) = place();
+    let output = good(interrupted(directory.path(), &data, &[]));
+    let report: Value = serde_json::from_str(&output).unwrap();
+    let notes = report["notes"].to_string();
+    assert!(
+        notes.contains("STOPPED") && !notes.contains("--resume"),
+        "{notes}"
+    );
+    let written = fs::read_to_string(directory.path().join("cal.yaml")).unwrap();
+    assert_eq!(report["yaml"], written.as_str());
+    accepted(directory.path(), &written, &data);
+}
+
+#[test]
+fn ctrl_c_with_a_report_leaves_what_resume_continues() {
+    // Scenario: the same with --report and --out; then the same command with --resume, also interrupted.
+    // Expected: exit code 1 and how to continue; the steps so far, and no results yet, so that the second run is
+    // not refused because of them; it keeps the first one's steps.
     let (directory, data) = place();
     let out = directory.path().join("report");
-    let interrupted = |resume: &[&str]| -> Value {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_ringfetch"));
-        let child = command
-            .args(["--json", "calibrate", "--seconds", "600", "--force", "--report"])
-            .args([&out, &data])
-            .args(resume)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let deadline = Instant::now() + Duration::from_secs(120);
-        // One engine is started to probe, and one for each step; a new one may reuse the core of the last.
-        let mut engines = BTreeSet::new();
-        while engines.len() < 4 {
-            engines.extend(core_thread(child.id()));
-            assert!(Instant::now() < deadline, "no second step: {engines:?}");
-            std::thread::yield_now();
-        }
-        rustix::process::kill_process(Pid::from_child(&child), Signal::INT).unwrap();
-        let report = serde_json::from_str(&good(child.wait_with_output().unwrap())).unwrap();
-        assert!(Instant::now() < deadline);
-        report
-    };
     let journal = || {
         fs::read_to_string(out.join("samples.jsonl"))
             .unwrap()
             .lines()
             .count()
     };
-    let report = interrupted(&[]);
-    let notes = report["notes"].to_string();
-    assert!(
-        notes.contains("STOPPED") && notes.contains("--resume --report"),
-        "{notes}"
-    );
+    let stopped = |more: &[&str]| {
+        let output = interrupted(
+            directory.path(),
+            &data,
+            &[&["--report", out.to_str().unwrap()], more].concat(),
+        );
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{error}");
+        assert!(output.stdout.is_empty(), "{output:?}");
+        assert!(error.starts_with("ringfetch: stopped after "), "{error}");
+        let remedy = format!("continue with --resume --report {}\n", out.display());
+        assert!(error.ends_with(&remedy), "{error}");
+        assert!(!directory.path().join("cal.yaml").exists() && !out.join("report.json").exists());
+    };
+    stopped(&[]);
     let steps = journal();
     assert!((2..100).contains(&steps), "{steps}");
-    accepted(directory.path(), report["yaml"].as_str().unwrap(), &data);
-    interrupted(&["--resume"]);
-    assert!(journal() > steps && !out.join("report.json").exists());
+    stopped(&["--resume"]);
+    assert!(journal() > steps);
 }
 
 #[test]

@@ -170,23 +170,21 @@ pub(crate) fn run(args: &Calibrate, runs: Runs<'_>) -> Result<(), LabError> {
     };
     let next = &mut |_: &mut Study, rows: &Rows| subject.next(&mut stage, rows, &pace);
     let done = measured(runs.context, &ABOUT, &common, study, next).map_err(|error| error.map(named_here))?;
+    if let (Some(stopped), true) = (&done.stopped, args.report.is_some()) {
+        // As the other studies: --resume measures the rest, so there is no result yet.
+        return Err(failed(named_here(stopped)));
+    }
     let found = Found::new(&subject, &done.rows, done.stopped.is_some());
     if done.rows.0.iter().all(|row| row.measured().next().is_none()) {
         return Err(failed("stopped before anything was measured".to_owned()));
     }
     let mut report = done.report;
     if done.stopped.is_some() {
-        let mut note = "STOPPED by hand: what was not measured by then stays at its default".to_owned();
-        if let Some(directory) = &args.report {
-            note.push_str(&format!(
-                "; continue with --resume --report {}",
-                directory.display()
-            ));
-        }
-        report.notes.push(note);
+        let note = "STOPPED by hand: what was not measured by then stays at its default";
+        report.notes.push(note.to_owned());
     }
     conclude(&mut report, &found, args);
-    if args.report.is_some() && done.stopped.is_none() {
+    if args.report.is_some() {
         report.write(&done.directory)?;
     }
     // All of its plots show the depths.
