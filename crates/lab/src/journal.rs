@@ -79,6 +79,21 @@ impl Journal {
         }
     }
 
+    /// Refuses a directory with files that are not a run's: the report would replace those of the same names.
+    ///
+    /// # Errors
+    /// The directory is not empty.
+    pub(crate) fn check_empty(directory: &Path) -> Result<(), LabError> {
+        let is_empty = |mut entries: fs::ReadDir| entries.next().is_none();
+        if fs::read_dir(directory).map_or(true, is_empty) {
+            return Ok(());
+        }
+        let shown = directory.display();
+        Err(LabError::Usage(format!(
+            "--out: {shown} is not empty: name a new directory (--force writes the report into it)"
+        )))
+    }
+
     /// Opens the journal of a directory, creating the directory if it is missing.
     ///
     /// # Errors

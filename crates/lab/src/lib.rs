@@ -170,6 +170,9 @@ fn measured(
     let named = || PathBuf::from(format!("lab-{}", about.name));
     let directory = common.out.clone().unwrap_or_else(named);
     Journal::check(&directory, common.resume)?;
+    if !common.resume && !common.force {
+        Journal::check_empty(&directory)?;
+    }
     more_descriptors();
     let stop = &context.stop;
     let bar = runner::bar("making data: {bytes}  {bytes_per_sec}");

@@ -299,6 +299,8 @@ fn what_cannot_be_calibrated_is_refused_in_one_line() {
     refused(&format!("{data} --plot {}", at("small").display()), "--force");
     fs::create_dir(at("done")).unwrap();
     fs::write(at("done/report.json"), "{}").unwrap();
+    fs::create_dir(at("used")).unwrap();
+    fs::write(at("used/report.csv"), "somebody's").unwrap();
     refused(&format!("{data} --out {directory_out}"), "not a regular file");
     refused(
         &format!("{data} --out {}", at("none/x.yaml").display()),
@@ -313,6 +315,10 @@ fn what_cannot_be_calibrated_is_refused_in_one_line() {
             format!("{data} --force --report {}", at("done").display()),
             "--report: ",
         ),
+        (
+            format!("{data} --report {}", at("used").display()),
+            "used is not empty",
+        ),
         (String::new(), "<PATH>"),
     ] {
         let output = ringfetch(None, &format!("calibrate {args}"));
@@ -322,5 +328,6 @@ fn what_cannot_be_calibrated_is_refused_in_one_line() {
             "{args}: {error}"
         );
     }
-    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 5);
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 6);
+    assert_eq!(fs::read_dir(at("used")).unwrap().count(), 1);
 }
