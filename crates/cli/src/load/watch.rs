@@ -29,13 +29,25 @@ pub(super) struct Monitor {
     pub(super) series: Option<Series>,
 }
 
+/// Why the daemon's counters cannot be read.
+enum PageError {
+    /// The principal has no right to them. It may have all rights that the load needs.
+    Forbidden(String),
+    Failed(String),
+}
+
 impl Monitor {
     /// The daemon's counters now, if they are wanted.
-    pub(super) async fn page(&self) -> Result<Option<Page>, String> {
+    async fn page(&self) -> Result<Option<Page>, PageError> {
         let Some(http) = &self.http else { return Ok(None) };
-        let failed = |RequestError { message, .. }| {
-            let remedy = remedy(&message, "http", http);
-            format!("cannot read the counters of {http} ({message}); {remedy}")
+        let failed = |RequestError { label, message, .. }| match &*label {
+            "HTTP_403" => PageError::Forbidden(format!("cannot read the counters of {http} ({message})")),
+            _ => {
+                let remedy = remedy(&message, "http", http);
+                PageError::Failed(format!(
+                    "cannot read the counters of {http} ({message}); {remedy}"
+                ))
+            }
         };
         Page::read(http, &self.credentials, self.timeout)
             .await
@@ -52,7 +64,12 @@ impl Monitor {
     ) -> Result<Measured, Failure> {
         // One for the whole run: it remembers a signal that arrives while it is not awaited.
         let mut stop = StopSignals::catch()?;
-        let at_first = self.page().await.map_err(Failure::Failed)?;
+        let at_first = match self.page().await {
+            Err(PageError::Failed(problem)) => return Err(Failure::Failed(problem)),
+            // The readings of the window report it.
+            Err(PageError::Forbidden(_)) => None,
+            Ok(page) => page,
+        };
         load_threads.measure(pacer).await;
         let mut run = Run {
             line: progress::line(),
@@ -115,7 +132,8 @@ impl Monitor {
     /// The daemon's counters, handled likewise.
     async fn page_if_any(&self, unknown: &mut Option<String>) -> Option<Page> {
         let page = self.page().await;
-        page.unwrap_or_else(|problem| {
+        page.unwrap_or_else(|error| {
+            let (PageError::Forbidden(problem) | PageError::Failed(problem)) = error;
             *unknown = Some(problem);
             None
         })

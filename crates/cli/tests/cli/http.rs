@@ -15,19 +15,28 @@ pub(crate) fn start() -> SocketAddr {
 
 /// As [`start`], only for clients with this `authorization`, in lower case.
 pub(crate) fn start_for(authorization: Option<&'static str>) -> SocketAddr {
+    start_with(authorization, true)
+}
+
+/// As [`start`], for clients without the right to the metrics.
+pub(crate) fn start_without_metrics() -> SocketAddr {
+    start_with(None, false)
+}
+
+fn start_with(authorization: Option<&'static str>, has_metrics: bool) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let reads = Arc::new(AtomicU64::new(0));
     std::thread::spawn(move || {
         for connection in listener.incoming() {
             let reads = Arc::clone(&reads);
-            std::thread::spawn(move || serve(connection.unwrap(), &reads, authorization));
+            std::thread::spawn(move || serve(connection.unwrap(), &reads, authorization, has_metrics));
         }
     });
     address
 }
 
-fn serve(connection: TcpStream, reads: &AtomicU64, authorization: Option<&str>) {
+fn serve(connection: TcpStream, reads: &AtomicU64, authorization: Option<&str>, has_metrics: bool) {
     connection.set_nodelay(true).unwrap();
     let mut out = connection.try_clone().unwrap();
     let mut lines = BufReader::new(connection);
@@ -56,10 +65,12 @@ fn serve(connection: TcpStream, reads: &AtomicU64, authorization: Option<&str>) 
         let mut body = vec![0; length];
         lines.read_exact(&mut body).unwrap();
         let path = first.split_whitespace().nth(1).unwrap();
-        let (status, head, body) = if is_known {
-            answer(path, &range, &body, reads)
-        } else {
+        let (status, head, body) = if !is_known {
             ("401 Unauthorized", String::new(), b"no token".to_vec())
+        } else if path == "/metrics" && !has_metrics {
+            ("403 Forbidden", String::new(), b"no right to it".to_vec())
+        } else {
+            answer(path, &range, &body, reads)
         };
         let length = body.len();
         write!(out, "HTTP/1.1 {status}\r\n{head}content-length: {length}\r\n\r\n").unwrap();

@@ -122,6 +122,27 @@ fn http_reads_the_same_bytes_and_both_sides_count_the_same() {
 }
 
 #[test]
+fn a_load_needs_no_right_to_the_metrics() {
+    // Scenario: a principal that may read the data, and not /metrics; over HTTP, and over gRPC with --http.
+    // Expected: the client's figures, and why the server's are unknown; a condition on them is not met.
+    let (server, http) = (start(Flaw::NONE), http::start_without_metrics());
+    let run = format!("load --dataset blocks --requests 50 --warmup-seconds 0 --http http://{http}");
+    for transport in ["http", "grpc"] {
+        let report = json(server, &format!("{run} --transport {transport}"));
+        let want =
+            value!({ "requests": 50, "errors": 0, "server": null, "server_cpu": null, "reads_in_all": null });
+        assert_fields(&report, &want);
+        let why = report["server_unknown"].as_str().unwrap();
+        assert!(why.contains("403 Forbidden: no right to it"), "{why}");
+    }
+    failure(
+        Some(server),
+        &format!("{run} --require server_cpu_us_per_read<100"),
+        3,
+    );
+}
+
+#[test]
 fn patterns_mixes_and_traces_are_read_as_asked() {
     let server = start(Flaw::NONE);
     let run = "load --requests 60 --warmup-seconds 0 --outstanding 6 --verify";
