@@ -364,3 +364,17 @@ pub(crate) struct Verify {
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = LENGTH_MAX, requires = "count")]
     pub(crate) length_max: u64,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ringfetch_server::demo;
+
+    #[test]
+    fn the_demos_objects_are_those_that_verify_expects() {
+        // The flags of verify are not given: its defaults are what the demo makes.
+        let defaults = [LENGTH_MIN, LENGTH_MAX].map(|length| parse_size(length).unwrap());
+        assert_eq!(defaults, [demo::OBJECT_BYTES_MIN, demo::OBJECT_BYTES_MAX]);
+        assert_eq!(SEED, demo::SEED);
+    }
+}

@@ -30,8 +30,11 @@ const BLOCK_BYTES: u32 = 4096;
 const VECTORS: u64 = 65_536;
 const VECTOR_DIM: u32 = 128;
 const OBJECTS: u64 = 200;
-const OBJECT_BYTES_MIN: u64 = 1;
-const OBJECT_BYTES_MAX: u64 = 512 << 10;
+/// Shortest and longest object, but for the first two: the defaults of `ringfetch dataset make` and `verify`, so that
+/// the demo is verified without further flags.
+pub const OBJECT_BYTES_MIN: u64 = 1 << 10;
+/// See [`OBJECT_BYTES_MIN`].
+pub const OBJECT_BYTES_MAX: u64 = 64 << 10;
 
 const BLOCKS_NAME: &str = "blocks.bin";
 const VECTORS_NAME: &str = "vectors.npy";
