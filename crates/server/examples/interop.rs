@@ -255,12 +255,13 @@ fn main() {
             router: grpc::service(fetcher.clone(), lifecycle.clone(), rpc.clone())
                 .merge(test_service())
                 .route("/", any(page)),
-            fast_path: Some(grpc::fast_path(fetcher, lifecycle.clone(), rpc)),
+            fast_path: Some(grpc::fast_path(fetcher, lifecycle.clone(), rpc.clone())),
             hosts: None,
             tls: None,
             access: None,
             role: Role::Data,
             recorder: None,
+            rpc,
         };
         let connection_limits = ConnectionLimits::new(&limits, engine.config().connection_bytes);
         let listener = Listener::open_port(port, &cores, &connection_limits, &lifecycle).unwrap();

@@ -40,6 +40,7 @@ use crate::access::Access;
 use crate::caller::{CallerKey, Callers};
 use crate::lifecycle::{Lifecycle, State};
 use crate::record::Recorder;
+use crate::rpc_metrics::RpcMetrics;
 use crate::tls::Tls;
 
 use close::{CloseCounters, CloseReason};
@@ -154,6 +155,8 @@ pub struct Port {
     pub role: Role,
     /// Records its requests.
     pub recorder: Option<Recorder>,
+    /// Counts its requests: the metrics of `router` and `fast_path`.
+    pub rpc: RpcMetrics,
 }
 
 /// The purpose of a port, which decides when it closes.
@@ -258,6 +261,7 @@ impl Listener {
             access,
             role,
             recorder,
+            rpc,
         } = port;
         let address = bound.address();
         let tcp = bound.listen()?;
@@ -283,6 +287,7 @@ impl Listener {
                 connection_limits: connection_limits.clone(),
                 close_counters: CloseCounters::new(&cores.closed, transport),
                 recorder,
+                rpc,
             }),
             cores: Arc::clone(cores),
             lifecycle: lifecycle.clone(),
@@ -377,7 +382,11 @@ impl Listener {
             (&self.server.connection_limits, &self.server.close_counters);
         // A drain does not wait for operators' connections.
         let is_late = is_late || matches!(self.role, Role::Control);
-        let progress = Arc::new(Progress::new(is_late).with_peer(peer));
+        let progress = Arc::new(
+            Progress::new(is_late)
+                .with_peer(peer)
+                .with_metrics(self.server.rpc.clone()),
+        );
         let caller = CallerKey::of(peer);
         let permit = match self
             .connections

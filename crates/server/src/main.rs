@@ -406,7 +406,7 @@ async fn serve(start: StartupParts<'_>) -> anyhow::Result<()> {
         fetcher.clone(),
         lifecycle.clone(),
         telemetry.clone(),
-        rpc,
+        rpc.clone(),
         reconfigurer.clone(),
     );
 
@@ -424,6 +424,7 @@ async fn serve(start: StartupParts<'_>) -> anyhow::Result<()> {
             access: access.clone(),
             role: Role::Data,
             recorder: recorder.clone(),
+            rpc: rpc.clone(),
         },
         Port {
             transport: "http",
@@ -432,6 +433,7 @@ async fn serve(start: StartupParts<'_>) -> anyhow::Result<()> {
             access: access.clone(),
             role: Role::DataAndProbes(http::is_operation),
             recorder: recorder.clone(),
+            rpc: rpc.clone(),
             bound: ports.http,
             http2_only: false,
             router: http,
@@ -445,6 +447,7 @@ async fn serve(start: StartupParts<'_>) -> anyhow::Result<()> {
         access,
         role: Role::Control,
         recorder,
+        rpc,
         bound,
         http2_only: true,
         router: admin,

@@ -6,7 +6,7 @@
 //! records, and a request pays only a few branches.
 
 use crate::access_log::AccessLog;
-use crate::rpc_metrics::{grpc_code_name, grpc_method_of, http_code_name};
+use crate::rpc_metrics::{Outcome, grpc_code_name, grpc_method_of, http_code_name, is_success};
 use crate::spans::Spans;
 use crate::trace_context::TraceContext;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode, header};
@@ -71,7 +71,7 @@ pub(crate) struct Facts {
 }
 
 impl Facts {
-    /// How the request ended. Without a response: cancelled by its client.
+    /// How the request ended. Without a whole response: cancelled by its client.
     pub(crate) fn code(&self) -> &'static str {
         self.code.unwrap_or(match self.transport {
             "http" => "499",
@@ -81,8 +81,7 @@ impl Facts {
 
     /// Whether the request, or one of its items, failed.
     pub(crate) fn is_error(&self) -> bool {
-        let code = self.code();
-        self.failed_items > 0 || !(code == "OK" || code.starts_with(['1', '2', '3']))
+        self.failed_items > 0 || !is_success(self.code())
     }
 
     /// Sets the requested dataset.
@@ -205,9 +204,15 @@ impl Record {
         });
     }
 
-    /// Notes how many bytes of the response were sent, when it has ended.
-    pub(crate) fn sent(&self, bytes: u64) {
-        self.change(|facts| facts.sent_bytes = Some(bytes));
+    /// The response has ended: `outcome` as metrics count it, if they do, and whether it was sent completely.
+    pub(crate) fn ended(&self, sent_bytes: u64, outcome: Option<Outcome>, is_sent: bool) {
+        self.change(|facts| {
+            facts.sent_bytes = Some(sent_bytes);
+            facts.code = match outcome {
+                Some(outcome) => Some(outcome.code_name()),
+                None => facts.code.filter(|code| is_sent || !is_success(code)),
+            };
+        });
     }
 
     /// The record of one request of this stream.

@@ -5,10 +5,14 @@
 //! Each thread counts in its own slot, merged at scrape, so that counting a request moves no cache line
 //! between cores. Labels are closed sets: methods are enums, codes are tables.
 //!
+//! A request of a port is timed until its response's head and counted when its response has ended, since the end
+//! may change its code: see [`Outcome`].
+//!
 //! A FetchStream counts as one call; its reads are in the engine's metrics. Series appear with their first
 //! request.
 
 mod labels;
+mod outcome;
 
 use crate::record;
 use prometheus::core::{Collector, Desc};
@@ -21,6 +25,7 @@ use std::time::{Duration, Instant};
 use self::labels::{GRPC_CODES, HTTP_CLIENT_LEFT, HTTP_CODES, grpc_code_index, http_code_index};
 pub use self::labels::{GrpcMethod, HttpOperation, grpc_code_name};
 pub(crate) use self::labels::{grpc_method_of, http_code_name};
+pub(crate) use self::outcome::{Collected, Outcome, collect, cut_short, is_success};
 
 /// Upper bucket bounds in nanoseconds, 1 us to 10 s in steps of 1-2-5: the default buckets of Prometheus
 /// start at 5 ms, longer than nearly everything measured here (TRAPS 27).
@@ -156,7 +161,7 @@ impl RpcMetrics {
                 .collect(),
             requests: Desc::new(
                 "ringfetch_rpc_requests_total".into(),
-                "Requests answered, by transport, method and status code.".into(),
+                "Requests whose response has ended, by transport, method and status code.".into(),
                 labels(&["transport", "method", "code"]),
                 HashMap::new(),
             )?,
@@ -178,6 +183,11 @@ impl RpcMetrics {
             inner: &self.inner,
             method,
         }
+    }
+
+    /// Counts a request that has ended.
+    pub(crate) fn count(&self, outcome: Outcome) {
+        self.inner.count(outcome);
     }
 
     /// The counts of an HTTP operation.
@@ -268,8 +278,12 @@ impl<'a, M: Method> MethodMetrics<'a, M> {
             facts.method = self.method.name();
             facts.code = Some(M::CODE_LABELS[code]);
         });
-        self.inner
-            .observe(M::TRANSPORT, self.method.index(), code, elapsed);
+        let method = self.method.index();
+        self.inner.time(M::TRANSPORT, method, elapsed);
+        let outcome = Outcome::new(M::TRANSPORT, method, code);
+        if !outcome::leave_to_collector(outcome) {
+            self.inner.count(outcome);
+        }
     }
 }
 
@@ -283,11 +297,15 @@ fn slot_of_thread() -> usize {
 }
 
 impl Inner {
-    fn observe(&self, transport: usize, method: usize, code: usize, elapsed: Duration) {
+    fn count(&self, outcome: Outcome) {
+        let counts = &self.slots[slot_of_thread()][outcome.transport()][outcome.method()];
+        counts.codes[outcome.code()].fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn time(&self, transport: usize, method: usize, elapsed: Duration) {
         let counts = &self.slots[slot_of_thread()][transport][method];
         let elapsed_ns = u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX);
         let bucket = BOUNDS_NS.partition_point(|bound| *bound < elapsed_ns);
-        counts.codes[code].fetch_add(1, Ordering::Relaxed);
         counts.buckets[bucket].fetch_add(1, Ordering::Relaxed);
         counts.sum_ns.fetch_add(elapsed_ns, Ordering::Relaxed);
     }
@@ -458,5 +476,37 @@ mod tests {
             "other"
         );
         assert_eq!((BOUNDS_NS[0], BOUNDS_NS[21]), (1_000, 10_000_000_000));
+    }
+
+    #[test]
+    fn what_is_collected_is_counted_by_its_collector() {
+        // A request of a port whose client leaves, one whose body fails, and one that fails before its client
+        // leaves. Expectation: nothing is counted until its collector counts it; the codes are those of the end,
+        // and a failure stays what it was.
+        let registry = prometheus::Registry::new();
+        let metrics = RpcMetrics::new(&registry).unwrap();
+        let ended = |code| {
+            let observe = || {
+                let bytes = metrics.http(HttpOperation::GetBytes);
+                bytes.observe(code, Duration::from_micros(3));
+            };
+            collect(observe).1.added_to(None).unwrap()
+        };
+        let sent = ended(::http::StatusCode::PARTIAL_CONTENT);
+        let ((), cut) = collect(|| cut_short(::http::StatusCode::INTERNAL_SERVER_ERROR));
+        let cut = cut.added_to(Some(sent)).unwrap();
+        let failed = ended(::http::StatusCode::NOT_FOUND);
+        let names = [sent, sent.unsent(), cut.unsent(), failed.unsent()].map(Outcome::code_name);
+        assert_eq!(names, ["206", "499", "500", "404"]);
+        let codes = || {
+            let text = prometheus::TextEncoder::new().encode_to_string(&registry.gather());
+            text.unwrap().matches("ringfetch_rpc_requests_total{").count()
+        };
+        assert_eq!(codes(), 0);
+        assert_eq!(Outcome::unpack(cut.pack()), Some(cut));
+        metrics.count(cut);
+        assert_eq!((codes(), Outcome::unpack(0)), (1, None));
+        let ((), nothing) = collect(|| ());
+        assert_eq!(nothing.added_to(None), None);
     }
 }

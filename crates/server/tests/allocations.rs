@@ -103,13 +103,14 @@ fn serve() -> (impl Sized, std::net::SocketAddr) {
         fast_path: Some(ringfetch_server::grpc::fast_path(
             fetcher.clone(),
             lifecycle.clone(),
-            rpc,
+            rpc.clone(),
         )),
         hosts: None,
         tls: None,
         access: None,
         role: Role::Data,
         recorder: None,
+        rpc,
     };
     let cores = CorePool::new(engine.clone(), fetcher.callers().clone(), &registry).unwrap();
     let connection_limits = ConnectionLimits::new(&limits, engine.config().connection_bytes);

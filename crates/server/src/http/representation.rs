@@ -8,10 +8,13 @@ use super::negotiate::OCTET_STREAM;
 use super::problem::Problem;
 use super::range::{Ranges, content_range, resolve};
 use crate::caller::Connection;
+use crate::error_status;
 use crate::fetch::{BodyPart, Fetcher, Snapshot, SnapshotError, SnapshotReader, WindowedBody};
+use crate::rpc_metrics::cut_short;
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use http_body_util::BodyExt as _;
 use ringfetch_engine::error::ReadError;
 use ringfetch_engine::geometry::Extent;
 use std::sync::Arc;
@@ -115,10 +118,22 @@ pub(super) async fn answer(
     match WindowedBody::start(reader, pieces).await {
         Ok(body) => {
             head.insert(header::CONTENT_LENGTH, HeaderValue::from(body.left_bytes()));
+            let body = body.map_err(|error| {
+                cut_short(status_of(&error));
+                error
+            });
             Ok((status, head, Body::new(body)).into_response())
         }
         Err(SnapshotError::Fetch(error)) => Ok(Problem::from(error).into_response()),
         Err(SnapshotError::Changed) => Err(Changed),
+    }
+}
+
+/// The status that this error has before the head: `Changed` as in `objects::changing`.
+fn status_of(error: &SnapshotError) -> StatusCode {
+    match error {
+        SnapshotError::Fetch(error) => error_status::of_fetch(error).http,
+        SnapshotError::Changed => StatusCode::SERVICE_UNAVAILABLE,
     }
 }
 

@@ -19,6 +19,7 @@ use super::frame_parts::FrameParts;
 
 use super::progress::Exchange;
 use crate::record::within;
+use crate::rpc_metrics::collect;
 
 /// A request's body from the socket.
 #[derive(Debug)]
@@ -161,15 +162,19 @@ pub(super) struct BodyStalled;
 pub(super) struct ResponseOrStall<F, B> {
     answer: F,
     exchange: Arc<Exchange>,
+    /// hyper sends the head only.
+    is_head: bool,
     /// The response, once it is known.
     unread: Option<UnreadRequest<B>>,
 }
 
 impl<F, B> ResponseOrStall<F, B> {
-    pub(super) fn new(answer: F, exchange: Arc<Exchange>) -> Self {
+    /// The response to a request with this method.
+    pub(super) fn new(answer: F, exchange: Arc<Exchange>, is_head: bool) -> Self {
         Self {
             answer,
             exchange,
+            is_head,
             unread: None,
         }
     }
@@ -178,7 +183,7 @@ impl<F, B> ResponseOrStall<F, B> {
 impl<F, B> Future for ResponseOrStall<F, B>
 where
     F: Future<Output = Result<Response<B>, Infallible>> + Unpin,
-    B: Unpin,
+    B: Body + Unpin,
 {
     type Output = Result<Response<ResponseBody<B>>, BodyStalled>;
 
@@ -189,7 +194,9 @@ where
         }
         if this.unread.is_none() {
             let record = this.exchange.record();
-            let Ok(mut response) = ready!(within(record, || Pin::new(&mut this.answer).poll(cx)));
+            let (polled, observed) = collect(|| within(record, || Pin::new(&mut this.answer).poll(cx)));
+            this.exchange.observed(observed);
+            let Ok(mut response) = ready!(polled);
             if let Some(record) = record {
                 record.answered(response.status(), response.headers_mut());
             }
@@ -211,7 +218,7 @@ where
     }
 }
 
-impl<F, B> ResponseOrStall<F, B> {
+impl<F, B: Body> ResponseOrStall<F, B> {
     /// The response as hyper is to send it.
     fn sent(&self, mut response: Response<B>) -> Response<ResponseBody<B>> {
         if self.exchange.closes_connection() {
@@ -225,9 +232,17 @@ impl<F, B> ResponseOrStall<F, B> {
             response.headers_mut().remove(header::CONTENT_LENGTH);
         }
         self.exchange.mark_answered();
+        if self.is_head || response.status() == StatusCode::NOT_MODIFIED || is_at_end(response.body()) {
+            self.exchange.mark_ended();
+        }
         let exchange = Arc::clone(&self.exchange);
         response.map(|body| ResponseBody { body, exchange })
     }
+}
+
+/// Whether hyper asks for no more of a body: also if the announced length is reached.
+fn is_at_end(body: &impl Body) -> bool {
+    body.is_end_stream() || body.size_hint().exact() == Some(0)
 }
 
 /// The body of a response before its progress is recorded.
@@ -326,7 +341,18 @@ impl<B: Body<Data = FrameParts> + Unpin> Body for ResponseBody<B> {
     ) -> Poll<Option<Result<Frame<TrackedBytes>, B::Error>>> {
         let this = self.get_mut();
         let exchange = &this.exchange;
-        let frame = ready!(within(exchange.record(), || Pin::new(&mut this.body).poll_frame(cx)));
+        let body = Pin::new(&mut this.body);
+        let (polled, observed) = collect(|| within(exchange.record(), || body.poll_frame(cx)));
+        exchange.observed(observed);
+        let frame = ready!(polled);
+        let is_end = match &frame {
+            None => true,
+            Some(Ok(frame)) => frame.is_trailers() || is_at_end(&this.body),
+            Some(Err(_)) => false,
+        };
+        if is_end {
+            exchange.mark_ended();
+        }
         Poll::Ready(
             frame.map(|frame| frame.map(|frame| frame.map_data(|bytes| TrackedBytes::new(bytes, exchange)))),
         )
@@ -386,7 +412,7 @@ impl Buf for TrackedBytes {
 impl Drop for TrackedBytes {
     fn drop(&mut self) {
         if self.bytes.has_remaining() {
-            self.exchange.forgiven(self.bytes.remaining());
+            self.exchange.dropped(self.bytes.remaining());
         }
     }
 }

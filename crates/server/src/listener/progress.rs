@@ -23,6 +23,7 @@ use super::{BODY_WINDOW_BYTES, HEADER_LIST_BYTES, MESSAGES_WINDOW_BYTES};
 use crate::access::Revoke;
 use crate::lifecycle::State;
 use crate::record::Record;
+use crate::rpc_metrics::RpcMetrics;
 
 /// Room for open exchanges that an idle connection keeps: 224 bytes.
 const KEPT_EXCHANGES: usize = 4;
@@ -76,6 +77,8 @@ pub(super) struct Progress {
     is_late: bool,
     /// Its client's address, for the access log and traces.
     peer: Option<IpAddr>,
+    /// Counts its requests when they have ended. `None` only in tests.
+    rpc: Option<RpcMetrics>,
     /// The decision to close the connection, and whether it has to drain. The connection's task is woken for
     /// either.
     decision: AtomicU8,
@@ -141,6 +144,14 @@ impl Progress {
     pub(super) fn with_peer(self, peer: IpAddr) -> Self {
         Self {
             peer: Some(peer),
+            ..self
+        }
+    }
+
+    /// Sets the metrics that count its requests.
+    pub(super) fn with_metrics(self, rpc: RpcMetrics) -> Self {
+        Self {
+            rpc: Some(rpc),
             ..self
         }
     }
@@ -454,7 +465,7 @@ mod tests {
         exchange.produced(10);
         exchange.sent(4);
         assert!(progress.owes());
-        exchange.forgiven(6);
+        exchange.dropped(6);
         assert!(!progress.owes());
         drop(exchange);
         assert_eq!(progress.activity(), Activity::Idle);

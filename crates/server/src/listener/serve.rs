@@ -21,6 +21,7 @@ use super::{
 };
 use crate::caller::Connection;
 use crate::record::{Recorder, within};
+use crate::rpc_metrics::RpcMetrics;
 use hyper::body::{Body as _, Incoming};
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
@@ -43,6 +44,7 @@ pub(super) struct PortServer {
     pub(super) close_counters: Arc<CloseCounters>,
     /// Records the requests; `None`: nothing is recorded.
     pub(super) recorder: Option<Recorder>,
+    pub(super) rpc: RpcMetrics,
 }
 
 /// An accepted connection.
@@ -137,10 +139,11 @@ impl PortServer {
                     let recorder = port.recorder.as_ref();
                     let record = recorder.map(|to| to.begin(&request, progress.peer(), port.transport));
                     let exchange = progress.open_recorded(request.body().is_end_stream(), record);
+                    let is_head = request.method() == http::Method::HEAD;
                     let answer = within(exchange.record(), || {
                         port.dispatcher.call(request, &connection, &exchange, &progress)
                     });
-                    ResponseOrStall::new(answer, exchange)
+                    ResponseOrStall::new(answer, exchange, is_head)
                 })
             };
             let (stream, flusher) = CoalescingIo::new(TokioIo::new(stream), Arc::clone(progress));

@@ -1,5 +1,7 @@
 //! The access log: a line for each request over every interface, and what happens when it cannot be written.
 
+mod unfinished;
+
 use crate::access::hash;
 use crate::daemon::{Daemon, PATIENCE, Setup, any_backend, backends_and_auto, eventually, eventually_async};
 use crate::data::{everything, noise, plain_blocks};

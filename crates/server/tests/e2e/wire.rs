@@ -495,6 +495,11 @@ impl Held {
         (body.to_bytes(), status)
     }
 
+    /// Reads the rest of the body. Returns whether it was whole.
+    pub(crate) async fn ends_whole(self) -> bool {
+        self.body.collect().await.is_ok()
+    }
+
     /// As [`Self::rest`], for a call that must fail.
     pub(crate) async fn status(self) -> Status {
         self.rest().await.1.expect("a status")

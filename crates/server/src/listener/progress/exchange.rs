@@ -1,6 +1,6 @@
 //! One request of a connection, from its head to the last byte of its response.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::{Context, Waker};
 
@@ -11,6 +11,7 @@ use slab::Slab;
 use super::{KEPT_EXCHANGES, Progress, add, subtract};
 use crate::caller::Connection;
 use crate::record::Record;
+use crate::rpc_metrics::{Collected, Outcome};
 
 /// One request and its response.
 #[derive(Debug)]
@@ -31,6 +32,12 @@ pub(in crate::listener) struct Exchange {
     connection: OnceLock<Arc<Connection>>,
     /// The response's head is ready.
     has_answer: AtomicBool,
+    /// The response's body was taken to its end, or it has none.
+    has_ended: AtomicBool,
+    /// Some of its bytes were dropped instead of written.
+    is_cut: AtomicBool,
+    /// The packed [`Outcome`], if the request is one that metrics count.
+    outcome: AtomicU32,
     /// The service waits for more of the request's body.
     wants_body: AtomicBool,
     received_bytes: AtomicU64,
@@ -58,6 +65,9 @@ impl Exchange {
             units: AtomicUsize::new(0),
             connection: OnceLock::new(),
             has_answer: AtomicBool::new(false),
+            has_ended: AtomicBool::new(false),
+            is_cut: AtomicBool::new(false),
+            outcome: AtomicU32::new(0),
             wants_body: AtomicBool::new(false),
             received_bytes: AtomicU64::new(0),
             sent_bytes: AtomicU64::new(0),
@@ -153,6 +163,23 @@ impl Exchange {
         self.mark_whole();
     }
 
+    /// Notes what was observed while its response was polled.
+    pub(in crate::listener) fn observed(&self, collected: Collected) {
+        if collected.is_empty() {
+            return;
+        }
+        // Only its own task changes it.
+        let before = Outcome::unpack(self.outcome.load(Ordering::Relaxed));
+        if let Some(outcome) = collected.added_to(before) {
+            self.outcome.store(outcome.pack(), Ordering::Relaxed);
+        }
+    }
+
+    /// Marks the response's body as taken to its end: what is left of it is only to be written.
+    pub(in crate::listener) fn mark_ended(&self) {
+        self.has_ended.store(true, Ordering::Relaxed);
+    }
+
     /// Counts bytes of the body that were read.
     pub(in crate::listener) fn received(&self, bytes: usize) {
         self.wants_body.store(false, Ordering::Relaxed);
@@ -209,8 +236,14 @@ impl Exchange {
         self.forgiven(bytes);
     }
 
-    /// Bytes of the response that will never be sent are owed no longer.
-    pub(in crate::listener) fn forgiven(&self, bytes: usize) {
+    /// Bytes of the response will never be sent.
+    pub(in crate::listener) fn dropped(&self, bytes: usize) {
+        self.is_cut.store(true, Ordering::Relaxed);
+        self.forgiven(bytes);
+    }
+
+    /// Bytes of the response are owed no longer.
+    fn forgiven(&self, bytes: usize) {
         subtract(&self.owed_bytes, bytes);
         subtract(&self.progress.owed_bytes, bytes);
     }
@@ -226,10 +259,16 @@ impl Exchange {
 
 impl Drop for Exchange {
     fn drop(&mut self) {
-        if let Some(record) = &self.record {
-            record.sent(self.sent_bytes());
-        }
         let progress = &*self.progress;
+        let is_sent = self.has_ended.load(Ordering::Relaxed) && !self.is_cut.load(Ordering::Relaxed);
+        let outcome = Outcome::unpack(self.outcome.load(Ordering::Relaxed));
+        let outcome = outcome.map(|outcome| if is_sent { outcome } else { outcome.unsent() });
+        if let (Some(outcome), Some(rpc)) = (outcome, &progress.rpc) {
+            rpc.count(outcome);
+        }
+        if let Some(record) = &self.record {
+            record.ended(self.sent_bytes(), outcome, is_sent);
+        }
         let mut exchanges = progress.exchanges.lock().unwrap_or_else(PoisonError::into_inner);
         exchanges.try_remove(self.key);
         if exchanges.is_empty() && exchanges.capacity() > KEPT_EXCHANGES {

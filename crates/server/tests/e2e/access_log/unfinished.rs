@@ -1,0 +1,172 @@
+//! Responses that end early: the daemon cuts them short, or their client leaves.
+
+use super::lines_of;
+use crate::access::hash;
+use crate::daemon::{Daemon, Setup, any_backend, eventually_async};
+use crate::data::plain_blocks;
+use crate::wire::{self, Narrow};
+use ringfetch_proto::v1;
+use rustix::process::Signal;
+use serde_json::json;
+use std::fs::{File, OpenOptions};
+use std::io::Write as _;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+/// Many windows, so that most of them are not read before the client has read the first.
+const LONG_BYTES: u64 = 32 << 20;
+const WINDOW_BYTES: u32 = 64 << 10;
+
+/// A dataset `long` and an object `objects/long`, both sparse; of the requests that succeed hardly any is logged.
+fn long_files() -> Setup {
+    let (setup, _) = plain_blocks(Setup::new(any_backend()), 16);
+    setup.file("long", b"");
+    setup.file("objects/long", b"");
+    for name in ["long", "objects/long"] {
+        let file = OpenOptions::new().write(true).open(setup.path(name)).unwrap();
+        file.set_len(LONG_BYTES).unwrap();
+    }
+    setup
+        .dataset(&["name: long", "kind: blocks", "block_bytes: 4096", "path: long"])
+        .dataset(&["name: objects", "kind: objects", "path: objects"])
+        .set("access_log.path", "access.log")
+        .set("access_log.sample", "4294967295")
+        .set("access_log.slow_ms", "0")
+}
+
+/// Waits until requests of these methods are counted, with these codes.
+async fn counted(daemon: &Daemon, expected: &[(&str, &str, f64)]) {
+    eventually_async("the requests are counted", async || {
+        let scrape = daemon.scrape().await;
+        let is = |(method, code, count): &(&str, &str, f64)| {
+            let labels = [("method", *method), ("code", *code)];
+            (scrape.sum("ringfetch_rpc_requests_total", &labels) - count).abs() < 0.5
+        };
+        expected.iter().all(is).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_response_that_the_daemon_cuts_short_has_failed() {
+    // Scenario: a dataset is truncated and an object is written to while they are sent. Expectation: each client
+    // sees a short body; the log, in spite of its sampling, and the metric have the code that the cause has before
+    // the head.
+    let daemon = long_files().start();
+    let mut http = Narrow::connect(daemon.http, WINDOW_BYTES).await;
+    let mut grpc = Narrow::connect(daemon.grpc, WINDOW_BYTES).await;
+    let request = v1::ReadObjectRequest {
+        dataset: "objects".into(),
+        name: "long".into(),
+        ..Default::default()
+    };
+    let held = [
+        http.ask_get("/v1/datasets/long/bytes").await,
+        http.ask_get("/v1/datasets/objects/objects/long").await,
+        grpc.call("ReadObject", &[], &request).await,
+    ];
+    let truncated = OpenOptions::new().write(true).open(daemon.path("long")).unwrap();
+    truncated.set_len(4096).unwrap();
+    let appended = OpenOptions::new().append(true).open(daemon.path("objects/long"));
+    appended.unwrap().write_all(b"more").unwrap();
+    for (held, code) in held.into_iter().zip(["500", "503", "ABORTED"]) {
+        let id = held.head.headers["x-request-id"].to_str().unwrap().to_owned();
+        // A failed call has its status in trailers.
+        assert_eq!(held.ends_whole().await, code == "ABORTED", "{code}");
+        let line = &lines_of(&daemon, &id, 1).await[0];
+        assert_eq!(line["code"], code, "{line}");
+        assert!(line["sent_bytes"].as_u64().unwrap() < LONG_BYTES, "{line}");
+    }
+    counted(
+        &daemon,
+        &[
+            ("GetBytes", "500", 1.0),
+            ("GetBytes", "200", 0.0),
+            ("GetObject", "503", 1.0),
+            ("GetObject", "200", 0.0),
+            ("ReadObject", "ABORTED", 1.0),
+        ],
+    )
+    .await;
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn a_response_that_its_client_leaves_is_not_ok() {
+    // Scenario: clients leave the body of a GET, over HTTP/2 unread and over HTTP/1 after its beginning, and that of
+    // a unary call; others read theirs, or have asked for none. Expectation: 499 and CANCELLED for the former in
+    // the log and the metric.
+    let daemon = long_files().start();
+    let mut http = Narrow::connect(daemon.http, 0).await;
+    let mut grpc = Narrow::connect(daemon.grpc, 0).await;
+    let left = [
+        (http.ask_get("/v1/datasets/long/bytes").await, "499"),
+        (http.ask_get("/v1/datasets/blocks/blocks/3").await, "499"),
+        // Failed before its client left.
+        (http.ask_get("/v1/datasets/blocks/blocks/999").await, "404"),
+        (
+            grpc.call("FetchBlocks", &[], &wire::blocks("blocks", &[1])).await,
+            "CANCELLED",
+        ),
+    ];
+    for (held, code) in left {
+        let id = held.head.headers["x-request-id"].to_str().unwrap().to_owned();
+        drop(held);
+        let line = &lines_of(&daemon, &id, 1).await[0];
+        assert_eq!(
+            (&line["code"], &line["sent_bytes"]),
+            (&json!(code), &json!(0)),
+            "{line}"
+        );
+    }
+    let mut stream = tokio::net::TcpStream::connect(daemon.http).await.unwrap();
+    let asked = "GET /v1/datasets/long/bytes HTTP/1.1\r\nhost: localhost\r\nx-request-id: closed\r\n\r\n";
+    stream.write_all(asked.as_bytes()).await.unwrap();
+    stream.read_exact(&mut [0; 1000]).await.unwrap();
+    drop(stream);
+    assert_eq!(lines_of(&daemon, "closed", 1).await[0]["code"], "499");
+
+    let client = daemon.http_client();
+    assert_eq!(client.get("/v1/datasets/blocks/blocks/3").await.status, 200);
+    let head = client.send(http::Method::HEAD, "/v1/datasets/blocks/blocks/3", &[], "");
+    assert_eq!(head.await.status, 200);
+    daemon.assert_serves("blocks").await;
+    counted(
+        &daemon,
+        &[
+            ("GetBytes", "499", 2.0),
+            ("GetBytes", "200", 0.0),
+            ("GetBlock", "499", 1.0),
+            ("GetBlock", "404", 1.0),
+            ("GetBlock", "200", 3.0),
+            ("FetchBlocks", "CANCELLED", 1.0),
+            ("FetchBlocks", "OK", 1.0),
+        ],
+    )
+    .await;
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn a_response_that_a_revocation_cuts_short_is_not_ok() {
+    // Scenario: a principal is removed while a response is sent to it. Expectation: its connection closes, and the
+    // log has 499, in spite of its sampling.
+    let setup = long_files();
+    let principals = |name: &str| format!("{name} sha256:{} long,blocks\n", hash(name));
+    setup.file("principals", principals("alice").as_bytes());
+    let daemon = setup.set("access.principals", "principals").start();
+    let mut stream = tokio::net::TcpStream::connect(daemon.http).await.unwrap();
+    let asked = "GET /v1/datasets/long/bytes HTTP/1.1\r\nhost: localhost\r\nx-request-id: revoked\r\n\
+                 authorization: Bearer alice\r\n\r\n";
+    stream.write_all(asked.as_bytes()).await.unwrap();
+    stream.read_exact(&mut [0; 1000]).await.unwrap();
+    let mut file = File::create(daemon.path("principals")).unwrap();
+    file.write_all(principals("bob").as_bytes()).unwrap();
+    daemon.signal(Signal::HUP);
+    let line = &lines_of(&daemon, "revoked", 1).await[0];
+    assert_eq!(
+        (&line["principal"], &line["code"]),
+        (&json!("alice"), &json!("499")),
+        "{line}"
+    );
+    daemon.stop().await;
+}
