@@ -23,7 +23,7 @@ use tonic::service::RoutesBuilder;
 use tonic::{Request, Response, Status};
 
 /// Services on the admin port that health and reflection list.
-const SERVICES: &[&str] = &["ringfetch.v1.AdminService"];
+pub(crate) const SERVICES: &[&str] = &["ringfetch.v1.AdminService"];
 
 /// Time between two samples.
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);

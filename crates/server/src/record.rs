@@ -6,9 +6,10 @@
 //! records, and a request pays only a few branches.
 
 use crate::access_log::AccessLog;
-use crate::rpc_metrics::{Outcome, grpc_code_name, grpc_method_of, http_code_name, is_success};
+use crate::rpc_metrics::{Method as _, Outcome, grpc_code_name, grpc_method_of, http_code_name, is_success};
 use crate::spans::Spans;
 use crate::trace_context::TraceContext;
+use crate::{admin, grpc};
 use http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode, header};
 use pin_project_lite::pin_project;
 use ringfetch_engine::batch::Fetched;
@@ -142,9 +143,11 @@ impl Recorder {
         transport: &'static str,
     ) -> Arc<Record> {
         let headers = request.headers();
+        let path = request.uri().path();
         let method = match transport {
             "http" => OTHER,
-            _ => grpc_method_of(request.uri().path()).unwrap_or(OTHER),
+            "admin" => grpc_method_of(path, admin::SERVICES).name(),
+            _ => grpc_method_of(path, grpc::SERVICES).name(),
         };
         let facts = Facts {
             request_id: request_id(headers),

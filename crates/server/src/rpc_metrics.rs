@@ -463,6 +463,24 @@ mod tests {
     }
 
     #[test]
+    fn only_methods_of_the_port_have_names() {
+        // Paths of a port with one service of two: its methods and those of health and reflection have their names;
+        // another port's, unknown, misspelt and longer ones are `other`.
+        let services = ["ringfetch.v1.FetchService"];
+        for (path, expected) in [
+            ("/ringfetch.v1.FetchService/ReadObject", GrpcMethod::ReadObject),
+            ("/grpc.health.v1.Health/Check", GrpcMethod::HealthCheck),
+            ("/ringfetch.v1.AdminService/Reload", GrpcMethod::Other),
+            ("/ringfetch.v1.FetchService/Reload", GrpcMethod::Other),
+            ("/ringfetch.v1.fetchservice/ReadObject", GrpcMethod::Other),
+            ("/ringfetch.v1.FetchService/ReadObject/", GrpcMethod::Other),
+            ("/ReadObject", GrpcMethod::Other),
+        ] {
+            assert_eq!(grpc_method_of(path, &services), expected, "{path}");
+        }
+    }
+
+    #[test]
     fn every_method_and_code_has_its_label() {
         // The tables have every method and code; bounds go from 1 us to 10 s.
         assert_eq!(GrpcMethod::LABELS[GrpcMethod::Other as usize], "other");

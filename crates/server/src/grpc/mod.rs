@@ -33,7 +33,7 @@ use tonic::service::{Routes, RoutesBuilder};
 use tonic_health::pb::health_server::HealthServer;
 
 /// Services on the public port that health and reflection list.
-const SERVICES: &[&str] = &[service::NAME, "ringfetch.v1.DatasetService"];
+pub(crate) const SERVICES: &[&str] = &[service::NAME, "ringfetch.v1.DatasetService"];
 
 /// Everything that the public gRPC port serves: FetchService, DatasetService, health and reflection.
 ///
@@ -79,7 +79,11 @@ pub(crate) fn finish(
         Err(error) => tracing::error!(%error, "no reflection v1alpha"),
     }
     let router = Routes::into_axum_router(routes.routes());
-    let state = tonic_calls::CallState { fetcher, rpc };
+    let state = tonic_calls::CallState {
+        fetcher,
+        rpc,
+        services,
+    };
     router.layer(axum::middleware::from_fn_with_state(state, tonic_calls::serve))
 }
 

@@ -13,7 +13,7 @@ use super::service::{
 use super::{connection_of, reflection};
 use crate::error_status;
 use crate::fetch::{Fetcher, timeout_at};
-use crate::rpc_metrics::{CallTimer, GrpcMethod, RpcMetrics};
+use crate::rpc_metrics::{CallTimer, GrpcMethod, RpcMetrics, grpc_method_of};
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::middleware::Next;
@@ -37,16 +37,22 @@ const MESSAGE_BYTES_MAX: u32 = 64 << 10;
 pub(super) struct CallState {
     pub(super) fetcher: Fetcher,
     pub(super) rpc: RpcMetrics,
+    /// The port's services, besides health and reflection.
+    pub(super) services: &'static [&'static str],
 }
 
 /// Middleware for an axum router.
 pub(super) async fn serve(State(state): State<CallState>, request: Request, next: Next) -> Response {
     let started = Instant::now();
-    let CallState { fetcher, rpc } = state;
+    let CallState {
+        fetcher,
+        rpc,
+        services,
+    } = state;
     if let Some(refused) = refuse_other_protocols(&request) {
         return refused.map(Body::from);
     }
-    let method = method_of(request.uri().path());
+    let method = grpc_method_of(request.uri().path(), services);
     let mut call = CallTimer::new(rpc, method, started);
     let mut refuse = |status: Status| {
         call.end(status.code());
@@ -163,26 +169,6 @@ pub(super) fn framed(message: &[u8]) -> Bytes {
     body.put_u32(u32::try_from(message.len()).unwrap_or(u32::MAX));
     body.put_slice(message);
     body.freeze()
-}
-
-fn method_of(path: &str) -> GrpcMethod {
-    match path {
-        "/ringfetch.v1.DatasetService/ListDatasets" => GrpcMethod::ListDatasets,
-        "/ringfetch.v1.DatasetService/GetDataset" => GrpcMethod::GetDataset,
-        "/ringfetch.v1.DatasetService/ListObjects" => GrpcMethod::ListObjects,
-        "/ringfetch.v1.AdminService/GetStatus" => GrpcMethod::GetStatus,
-        "/ringfetch.v1.AdminService/SetLogLevel" => GrpcMethod::SetLogLevel,
-        "/ringfetch.v1.AdminService/SetBackend" => GrpcMethod::SetBackend,
-        "/ringfetch.v1.AdminService/ClearBackend" => GrpcMethod::ClearBackend,
-        "/ringfetch.v1.AdminService/Reload" => GrpcMethod::Reload,
-        "/grpc.health.v1.Health/Check" => GrpcMethod::HealthCheck,
-        "/grpc.health.v1.Health/Watch" => GrpcMethod::HealthWatch,
-        "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
-        | "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo" => {
-            GrpcMethod::ServerReflectionInfo
-        }
-        _ => GrpcMethod::Other,
-    }
 }
 
 fn code_in(headers: &HeaderMap) -> Option<Code> {

@@ -138,10 +138,39 @@ pub fn grpc_code_name(code: tonic::Code) -> &'static str {
     GRPC_CODES[grpc_code_index(code)]
 }
 
-/// The method at this path, as metrics name it, if its name is the path's last part.
-pub(crate) fn grpc_method_of(path: &str) -> Option<&'static str> {
-    let (_, name) = path.rsplit_once('/')?;
-    GrpcMethod::LABELS.iter().copied().find(|label| *label == name)
+/// The method at this path of a port that serves these services, besides health and reflection.
+pub(crate) fn grpc_method_of(path: &str, services: &[&str]) -> GrpcMethod {
+    let Some((service, method)) = path.strip_prefix('/').and_then(|path| path.split_once('/')) else {
+        return GrpcMethod::Other;
+    };
+    let is_common = service == "grpc.health.v1.Health" || service.starts_with("grpc.reflection.");
+    if !is_common && !services.contains(&service) {
+        return GrpcMethod::Other;
+    }
+    match (service, method) {
+        ("ringfetch.v1.FetchService", "FetchBlocks") => GrpcMethod::FetchBlocks,
+        ("ringfetch.v1.FetchService", "FetchVectors") => GrpcMethod::FetchVectors,
+        ("ringfetch.v1.FetchService", "FetchRanges") => GrpcMethod::FetchRanges,
+        ("ringfetch.v1.FetchService", "FetchObjects") => GrpcMethod::FetchObjects,
+        ("ringfetch.v1.FetchService", "ScoreVectors") => GrpcMethod::ScoreVectors,
+        ("ringfetch.v1.FetchService", "FetchStream") => GrpcMethod::FetchStream,
+        ("ringfetch.v1.FetchService", "ReadObject") => GrpcMethod::ReadObject,
+        ("ringfetch.v1.DatasetService", "ListDatasets") => GrpcMethod::ListDatasets,
+        ("ringfetch.v1.DatasetService", "GetDataset") => GrpcMethod::GetDataset,
+        ("ringfetch.v1.DatasetService", "ListObjects") => GrpcMethod::ListObjects,
+        ("ringfetch.v1.AdminService", "GetStatus") => GrpcMethod::GetStatus,
+        ("ringfetch.v1.AdminService", "SetLogLevel") => GrpcMethod::SetLogLevel,
+        ("ringfetch.v1.AdminService", "SetBackend") => GrpcMethod::SetBackend,
+        ("ringfetch.v1.AdminService", "ClearBackend") => GrpcMethod::ClearBackend,
+        ("ringfetch.v1.AdminService", "Reload") => GrpcMethod::Reload,
+        ("grpc.health.v1.Health", "Check") => GrpcMethod::HealthCheck,
+        ("grpc.health.v1.Health", "Watch") => GrpcMethod::HealthWatch,
+        (
+            "grpc.reflection.v1.ServerReflection" | "grpc.reflection.v1alpha.ServerReflection",
+            "ServerReflectionInfo",
+        ) => GrpcMethod::ServerReflectionInfo,
+        _ => GrpcMethod::Other,
+    }
 }
 
 /// The status in the `code` label: `200`, ...

@@ -226,6 +226,26 @@ async fn each_request_by_every_road_leaves_a_line() {
         let made = foreign.header("x-request-id").to_owned();
         assert_eq!((foreign.status.as_u16(), made.len()), (421, 32));
         assert_eq!(lines_of(&daemon, &made, 1).await[0]["code"], "421");
+        // Methods that the port does not have, refused for their media type before they are routed.
+        let mut admin = Narrow::connect(daemon.admin, 8 << 20).await;
+        for (path, method) in [
+            ("/ringfetch.v1.FetchService/FetchBlocks", "other"),
+            ("/ringfetch.v1.Nonsense/GetStatus", "other"),
+            ("/ringfetch.v1.AdminService/GetStatus", "GetStatus"),
+        ] {
+            let held = admin
+                .ask(path, &[("content-type", "text/plain")], Bytes::new())
+                .await;
+            let id = held.head.headers["x-request-id"].to_str().unwrap().to_owned();
+            held.rest().await;
+            let line = &lines_of(&daemon, &id, 1).await[0];
+            assert_eq!(
+                (&line["method"], &line["code"]),
+                (&json!(method), &json!("415")),
+                "{line}"
+            );
+            assert_eq!(line["transport"], "admin");
+        }
         for line in lines(&daemon, "access.log") {
             let number = |key: &str| line[key].as_u64().unwrap();
             // Later windows of a long response are read while it is sent.
