@@ -13,13 +13,14 @@ use super::{connection_of, metadata};
 use crate::caller::Connection;
 use crate::error_status;
 use crate::fetch::{FetchError, Fetcher, RequestContext, RequestMemory, timeout_at, within};
+use crate::http::refusal;
 use crate::lifecycle::Lifecycle;
 use crate::listener::{AnswerBody, FastPath, FrameParts, RequestBody, ResponseFuture};
 use crate::rpc_metrics::{CallTimer, GrpcMethod, RpcMetrics};
 use axum::body::Body;
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
-use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode};
 use prost::Message;
 use ringfetch_proto::v1;
 use std::convert::Infallible;
@@ -286,24 +287,34 @@ impl<B: BytesBody> GrpcRequest<B> {
     }
 }
 
-/// Answers requests that are not gRPC calls with an HTTP status.
+/// Answers requests that are not gRPC calls with an HTTP status, and a problem as on the other ports.
 pub(super) fn refuse_other_protocols<B>(request: &Request<B>) -> Option<Response<AnswerBody>> {
-    let mut response = Response::new(AnswerBody::default());
-    if request.method() != Method::POST {
-        *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
-        response
-            .headers_mut()
-            .insert(http::header::ALLOW, HeaderValue::from_static("POST"));
-        Some(response)
+    let (status, slug, header, value) = if request.method() != Method::POST {
+        let allow = http::header::ALLOW;
+        (
+            StatusCode::METHOD_NOT_ALLOWED,
+            "method-not-allowed",
+            allow,
+            "POST",
+        )
     } else if !metadata::is_grpc(request.headers()) {
-        *response.status_mut() = StatusCode::UNSUPPORTED_MEDIA_TYPE;
-        response
-            .headers_mut()
-            .insert("accept-post", HeaderValue::from_static("application/grpc"));
-        Some(response)
+        let accept_post = HeaderName::from_static("accept-post");
+        (
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            "unsupported-media-type",
+            accept_post,
+            "application/grpc",
+        )
     } else {
-        None
-    }
+        return None;
+    };
+    let detail =
+        "this port answers POST requests of content-type application/grpc; the HTTP API has its own port";
+    let mut response = refusal(status, slug, detail.to_owned(), request.uri().path());
+    response
+        .headers_mut()
+        .insert(header, HeaderValue::from_static(value));
+    Some(response.map(AnswerBody::Routed))
 }
 
 /// A deadline beyond the range of the clock is ignored.

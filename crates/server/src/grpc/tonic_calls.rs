@@ -13,7 +13,7 @@ use super::service::{
 use super::{connection_of, reflection};
 use crate::error_status;
 use crate::fetch::{Fetcher, timeout_at};
-use crate::rpc_metrics::{CallTimer, GrpcMethod, RpcMetrics, grpc_method_of};
+use crate::rpc_metrics::{CallTimer, GrpcMethod, RpcMetrics, grpc_method_of, is_common_service};
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::middleware::Next;
@@ -29,6 +29,8 @@ use std::time::Instant;
 use tokio::time::Sleep;
 use tonic::{Code, Status};
 
+/// What every port has, in messages.
+const COMMON_SERVICES: &str = "grpc.health.v1.Health and grpc.reflection.v1.ServerReflection";
 /// Longest request message.
 const MESSAGE_BYTES_MAX: u32 = 64 << 10;
 
@@ -58,6 +60,10 @@ pub(super) async fn serve(State(state): State<CallState>, request: Request, next
         call.end(status.code());
         status.into_http()
     };
+    // tonic's own answer has no message.
+    if matches!(method, GrpcMethod::Other) {
+        return refuse(no_such_method(request.uri().path(), services));
+    }
     // tonic leaves the timeout to its own server, which is not used here.
     let headers = request.headers();
     let deadline = match check_encoding(headers).and_then(|()| deadline_of(headers, started)) {
@@ -70,8 +76,6 @@ pub(super) async fn serve(State(state): State<CallState>, request: Request, next
     let answer = async {
         Ok(if matches!(method, GrpcMethod::ServerReflectionInfo) {
             reflection::respond(request, next)
-        } else if matches!(method, GrpcMethod::Other) {
-            next.run(request).await
         } else {
             next.run(with_one_message(request).await?).await
         })
@@ -169,6 +173,21 @@ pub(super) fn framed(message: &[u8]) -> Bytes {
     body.put_u32(u32::try_from(message.len()).unwrap_or(u32::MAX));
     body.put_slice(message);
     body.freeze()
+}
+
+/// The status of a call to a method that the port does not have.
+fn no_such_method(path: &str, services: &[&str]) -> Status {
+    let service = path.strip_prefix('/').and_then(|path| path.split_once('/'));
+    let message = match service {
+        Some((service, _)) if services.contains(&service) || is_common_service(service) => {
+            format!("{service} has no such method")
+        }
+        _ => format!(
+            "no such service; this port has {}, {COMMON_SERVICES}",
+            services.join(", ")
+        ),
+    };
+    Status::unimplemented(message)
 }
 
 fn code_in(headers: &HeaderMap) -> Option<Code> {

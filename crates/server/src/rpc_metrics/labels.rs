@@ -138,13 +138,22 @@ pub fn grpc_code_name(code: tonic::Code) -> &'static str {
     GRPC_CODES[grpc_code_index(code)]
 }
 
+/// Whether every gRPC port has this service: health and reflection.
+pub(crate) fn is_common_service(service: &str) -> bool {
+    const SERVICES: [&str; 3] = [
+        "grpc.health.v1.Health",
+        "grpc.reflection.v1.ServerReflection",
+        "grpc.reflection.v1alpha.ServerReflection",
+    ];
+    SERVICES.contains(&service)
+}
+
 /// The method at this path of a port that serves these services, besides health and reflection.
 pub(crate) fn grpc_method_of(path: &str, services: &[&str]) -> GrpcMethod {
     let Some((service, method)) = path.strip_prefix('/').and_then(|path| path.split_once('/')) else {
         return GrpcMethod::Other;
     };
-    let is_common = service == "grpc.health.v1.Health" || service.starts_with("grpc.reflection.");
-    if !is_common && !services.contains(&service) {
+    if !is_common_service(service) && !services.contains(&service) {
         return GrpcMethod::Other;
     }
     match (service, method) {

@@ -156,6 +156,11 @@ async fn bytes_that_are_no_call_get_a_status() {
             let response = raw(&served, path, &[("content-type", media_type)], good.clone()).await;
             assert_eq!(response.status(), StatusCode::UNSUPPORTED_MEDIA_TYPE, "{path}");
             assert_eq!(response.headers()["accept-post"], "application/grpc", "{path}");
+            let body = String::from_utf8_lossy(response.body());
+            assert!(
+                body.contains("POST requests of content-type application/grpc"),
+                "{path}: {body}"
+            );
         }
         // Also ends the watch.
         served.lifecycle.start_draining();
@@ -188,18 +193,28 @@ async fn reflection_reports_what_is_no_request() {
 
 #[tokio::test]
 async fn what_is_not_served_is_unimplemented() {
-    // An unknown method, an unknown service, and the admin service on the public port.
+    // Unknown methods, unknown services, and the admin service on the public port. Expectation: a message says what there is.
     let served = Served::new();
-    for path in [
-        "/ringfetch.v1.FetchService/FetchEverything",
-        "/ringfetch.v1.FetchService/",
-        "/ringfetch.v1.FetchService/FetchBlocks/more",
-        "/ringfetch.v1.ScoreService/ScoreVectors",
-        "/ringfetch.v1.AdminService/GetStatus",
-        "/",
+    let no_method = "ringfetch.v1.FetchService has no such method";
+    let no_service = "this port has ringfetch.v1.FetchService, ringfetch.v1.DatasetService, grpc.health";
+    for (path, message) in [
+        ("/ringfetch.v1.FetchService/FetchEverything", no_method),
+        ("/ringfetch.v1.FetchService/", no_method),
+        ("/ringfetch.v1.FetchService/FetchBlocks/", no_method),
+        ("/ringfetch.v1.FetchService/FetchBlocks/more", no_method),
+        (
+            "/ringfetch.v1.DatasetService/Nonsense",
+            "ringfetch.v1.DatasetService has no such method",
+        ),
+        ("/ringfetch.v1.fetchservice/FetchBlocks", no_service),
+        ("/ringfetch.v1.ScoreService/ScoreVectors", no_service),
+        ("/ringfetch.v1.AdminService/GetStatus", no_service),
+        ("/", no_service),
     ] {
         let response = raw(&served, path, &[], framed(&[])).await;
-        assert_eq!(status(response.headers()).code(), Code::Unimplemented, "{path}");
+        let status = status(response.headers());
+        assert_eq!(status.code(), Code::Unimplemented, "{path}");
+        assert!(status.message().contains(message), "{path}: {}", status.message());
     }
 }
 
