@@ -47,7 +47,7 @@ const GRPC: usize = 0;
 const HTTP: usize = 1;
 const TRANSPORTS: [&str; 2] = ["grpc", "http"];
 const METHODS_MAX: usize = 20;
-const CODES_MAX: usize = 28;
+const CODES_MAX: usize = 27;
 
 /// Number of slots. If there are more threads, they share slots, which is only slower.
 const SLOTS: usize = 32;

@@ -125,13 +125,13 @@ pub(super) const GRPC_CODES: [&str; 17] = [
 ];
 
 /// `code` labels of HTTP; the last is for all others.
-pub(super) const HTTP_CODES: [&str; 28] = [
+pub(super) const HTTP_CODES: [&str; 27] = [
     "200", "204", "206", "301", "304", "308", "400", "401", "403", "404", "405", "406", "408", "411", "412",
-    "413", "414", "415", "416", "421", "429", "431", "499", "500", "501", "503", "504", "other",
+    "413", "414", "415", "416", "421", "429", "499", "500", "501", "503", "504", "other",
 ];
 
 /// Index of 499 in `HTTP_CODES`.
-pub(super) const HTTP_CLIENT_LEFT: usize = 22;
+pub(super) const HTTP_CLIENT_LEFT: usize = 21;
 
 /// The code's name in the `code` label: `OK`, `NOT_FOUND`, ...
 pub fn grpc_code_name(code: tonic::Code) -> &'static str {
