@@ -6,7 +6,7 @@
 //! between cores. Labels are closed sets: methods are enums, codes are tables.
 //!
 //! A request of a port is timed until its response's head and counted when its response has ended, since the end
-//! may change its code: see [`Outcome`].
+//! may change its code: see `Outcome`.
 //!
 //! A FetchStream counts as one call; its reads are in the engine's metrics. Series appear with their first
 //! request.
