@@ -56,6 +56,7 @@ static PORTS: LazyLock<Ports> = LazyLock::new(|| {
             access: None,
             role: Role::Data,
             recorder: None,
+            rpc: rpc.clone(),
         };
         world.block_on(async {
             let listener = Listener::open_port(port, &cores, &limits, lifecycle).unwrap();

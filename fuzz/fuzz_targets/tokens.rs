@@ -144,6 +144,7 @@ impl Guarded {
                     access: Some(access.clone()),
                     role,
                     recorder: None,
+                    rpc: world.rpc.clone(),
                 };
                 world.block_on(async {
                     let listener = Listener::open_port(port, cores, &limits, &world.lifecycle).unwrap();
