@@ -244,6 +244,17 @@ impl OpenFile {
         self.alignment = Alignment::NONE;
     }
 
+    /// As if direct reads of it had this alignment, whatever its file system has. For tests of what depends on it.
+    #[cfg(test)]
+    pub(super) fn assume_direct(&mut self, bytes: u32) {
+        self.direct = Some(self.buffered.try_clone().expect("a descriptor"));
+        self.alignment = Alignment {
+            offset_bytes: bytes,
+            memory_bytes: bytes,
+            ..Alignment::NONE
+        };
+    }
+
     /// Charges its descriptors to a budget until they are closed.
     pub(super) fn charge(&mut self, permit: OwnedSemaphorePermit) {
         self.permit = Some(permit);

@@ -441,4 +441,17 @@ impl Dataset {
 }
 
 #[cfg(test)]
+impl Dataset {
+    /// As if direct reads of its files had this alignment. Before anybody else refers to them.
+    pub(crate) fn assume_direct(mut self, bytes: u32) -> Self {
+        for file in &mut self.files {
+            Arc::get_mut(file)
+                .expect("the only reference")
+                .assume_direct(bytes);
+        }
+        self
+    }
+}
+
+#[cfg(test)]
 mod tests;
