@@ -12,19 +12,22 @@ use tonic::Code;
 /// Items in one batch of the load; as many device reads, since no two are adjacent.
 pub(crate) const ITEMS: u64 = 4096;
 const BLOCK_BYTES: usize = 512;
+/// Blocks between two items: the device may read 4 KiB for each, and no two reads touch.
+const STEP: u64 = 16;
 
 /// A setup with one reading thread and a dataset `slow`.
 pub(crate) fn slow(setup: Setup) -> Setup {
-    setup.file("slow.bin", &noise(80, 2 * 4096 * BLOCK_BYTES));
+    let blocks = usize::try_from(ITEMS * STEP).expect("fits");
+    setup.file("slow.bin", &noise(80, blocks * BLOCK_BYTES));
     setup
         .set("engine.backend", "pread")
         .set("engine.pread.threads", "1")
         .dataset(&["name: slow", "kind: blocks", "block_bytes: 512", "path: slow.bin"])
 }
 
-/// Every second block of `slow`, so that the planner cannot merge any.
+/// Blocks of `slow` of which the planner cannot merge any.
 pub(crate) fn batch() -> Vec<u64> {
-    (0..ITEMS).map(|index| index * 2).collect()
+    (0..ITEMS).map(|item| item * STEP).collect()
 }
 
 #[derive(Default)]
