@@ -52,7 +52,9 @@ async fn a_response_that_the_daemon_cuts_short_has_failed() {
     // sees a short body; the log, in spite of its sampling, and the metric have the code that the cause has before
     // the head.
     let daemon = long_files().start();
-    let mut http = Narrow::connect(daemon.http, WINDOW_BYTES).await;
+    // A connection each: one that is not read may take the whole window.
+    let mut bytes = Narrow::connect(daemon.http, WINDOW_BYTES).await;
+    let mut object = Narrow::connect(daemon.http, WINDOW_BYTES).await;
     let mut grpc = Narrow::connect(daemon.grpc, WINDOW_BYTES).await;
     let request = v1::ReadObjectRequest {
         dataset: "objects".into(),
@@ -60,8 +62,8 @@ async fn a_response_that_the_daemon_cuts_short_has_failed() {
         ..Default::default()
     };
     let held = [
-        http.ask_get("/v1/datasets/long/bytes").await,
-        http.ask_get("/v1/datasets/objects/objects/long").await,
+        bytes.ask_get("/v1/datasets/long/bytes").await,
+        object.ask_get("/v1/datasets/objects/objects/long").await,
         grpc.call("ReadObject", &[], &request).await,
     ];
     let truncated = OpenOptions::new().write(true).open(daemon.path("long")).unwrap();
