@@ -7,6 +7,7 @@ from panels import (
     JOB,
     PRINCIPAL,
     dashboard,
+    divided,
     heatmap,
     mean,
     or_none,
@@ -210,19 +211,20 @@ def served(*conditions):
 
 def per_backend(backend):
     """The compared ratios: name, description, unit, expression over time."""
-    chosen = f'backend=~"{backend}"'
-    reads = served(chosen)
-    carried_out = attributed(f"({CARRIED_OUT})", backend)
+    def counted(metric):
+        """Datasets may have backends of their own, and a process or shard does not tell them apart."""
+        return attributed(f"sum by (job, instance) ({rate(metric)})", backend)
+
     return {
         "CPU a read": ("CPU time of the whole process for each item answered.", "s",
-                       f"{attributed(rate(CPU), backend)} / {reads}"),
+                       divided(attributed(rate(CPU), backend), counted(READS))),
         "Depth": ("Reads in flight that a read found when it was submitted, on average: the depth that was achieved.",
-                  "none", f"{attributed(rate(DEPTH + '_sum'), backend)} / {attributed(rate(DEPTH + '_count'), backend)}"),
+                  "none", divided(attributed(rate(DEPTH + "_sum"), backend), attributed(rate(DEPTH + "_count"), backend))),
         "Submissions a read": ("System calls that submitted, for each read of the device or of the page cache.", "none",
-                               f"{attributed(rate(SUBMISSIONS), backend)} / {carried_out}"),
+                               divided(attributed(rate(SUBMISSIONS), backend),
+                                       attributed(f"({CARRIED_OUT})", backend))),
         "Read amplification": ("Bytes asked of the device for each byte answered.", "none",
-                               f"{attributed(rate(DEVICE_BYTES), backend)} / sum by (backend) "
-                               f"({rate(BYTES, chosen)})"),
+                               divided(attributed(rate(DEVICE_BYTES), backend), counted(BYTES))),
     }
 
 
@@ -237,7 +239,7 @@ def flip():
         # Only while it served: the mean leaves out 0 and 0/0.
         reads = f"avg_over_time(({served(condition)} > 0)[$__range:$__rate_interval])"
         ratios = [stat(f"{backend}: {SHORT.get(name, name)}", f"{text} Mean over the time in which {backend} served.", unit, EIGHTH,
-                       f"avg_over_time(({expression} >= 0)[$__range:$__rate_interval])")
+                       f"avg_over_time(({expression})[$__range:$__rate_interval])")
                   for name, (text, unit, expression) in per_backend(backend).items()]
         return [
             stat(f"{backend}: IOPS", f"Items answered a second, mean over the time in which {backend} served.", "iops",
@@ -252,8 +254,8 @@ def flip():
 
     def over_time(name, size=THIRD):
         text, unit, expression = ratios[name]
-        return series(name, f"{text} What is counted by process or shard belongs to the backend in force at the time.",
-                      unit, size, target(f"{expression} >= 0", "{{backend}}"), by_backend=True)
+        return series(name, f"{text} What is counted by process or shard belongs to the engine's backend at the time.",
+                      unit, size, target(expression, "{{backend}}"), by_backend=True)
 
     def latency(share, name):
         return series(f"Latency ({name})", "From a read's acceptance to its answer.", "s", THIRD,

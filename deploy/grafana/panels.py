@@ -19,7 +19,8 @@ def rate(metric, *conditions):
     return f"rate({pick(metric, *conditions)}[$__rate_interval])"
 
 
-# Without events a quantile and a quotient are NaN. `>= 0` drops those: the line then ends, and no legend says NaN.
+# Without events a quantile is NaN, and a quotient NaN or infinite. Both are dropped: the line then ends, no legend says NaN, and
+# no mean over time is infinite.
 
 def quantile(share, by, metric, *conditions):
     grouped = ", ".join(filter(None, (by, "le")))
@@ -28,7 +29,11 @@ def quantile(share, by, metric, *conditions):
 
 def quotient(above, below, by=""):
     grouped = f" by ({by})" if by else ""
-    return f"sum{grouped} ({above}) / sum{grouped} ({below}) >= 0"
+    return divided(f"sum{grouped} ({above})", f"sum{grouped} ({below})")
+
+
+def divided(above, below):
+    return f"{above} / ({below} > 0)"
 
 
 def mean(by, metric, *conditions):
@@ -130,7 +135,8 @@ def variable(name, label, metric, conditions="", default=None):
         "name": name, "label": label, "type": "query", "datasource": DATASOURCE,
         "query": {"query": query, "refId": name}, "refresh": 2, "sort": 1, "hide": 0, "regex": "",
         "multi": everything, "includeAll": everything, "skipUrlSync": False, "options": [],
-        **({"allValue": ".+"} if everything else {}),
+        # Job and instance: the known values, since every program has `up` and `process_*`.
+        **({"allValue": ".+"} if everything and name not in ("job", "instance") else {}),
         "current": {"text": "All", "value": "$__all"} if everything else {"text": default, "value": default},
     }
 

@@ -134,11 +134,13 @@ class Prometheus(Process):
             raise RuntimeError("deploy/prometheus/prometheus.yml has no target ringfetchd:7411: fix rig.py")
         text = text.replace("/etc/prometheus/", f"{ROOT}/deploy/prometheus/")
         text = re.sub(r"_interval: \S+", f"_interval: {interval}", text)
-        config = scratch / "prometheus.yml"
-        config.write_text(text)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             address = f"127.0.0.1:{probe.getsockname()[1]}"
+        # Itself too, as installations do: another program with `up` and `process_*`.
+        text += f'  - job_name: prometheus\n    static_configs: [{{targets: ["{address}"]}}]\n'
+        config = scratch / "prometheus.yml"
+        config.write_text(text)
         self.url = f"http://{address}"
         super().__init__(scratch / "prometheus.log", "prometheus", f"--config.file={config}",
                          f"--storage.tsdb.path={scratch}/tsdb", f"--web.listen-address={address}")
