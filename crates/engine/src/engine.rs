@@ -444,7 +444,7 @@ impl Engine {
                 routed: routed.any(|route| Arc::ptr_eq(&route.group, group)),
                 in_flight: metrics.in_flight.load(Ordering::Relaxed),
                 queued: u64::try_from(metrics.queued.load(Ordering::Relaxed)).unwrap_or(0),
-                queue_depth: metrics.queue_depth,
+                queue_depth: metrics.depth_limit.load(Ordering::Relaxed),
                 device_reads_total: metrics.device_reads.load(Ordering::Relaxed),
                 submissions_total: metrics.submissions.load(Ordering::Relaxed),
             }

@@ -2,7 +2,7 @@
 
 use crate::daemon::{Setup, backends, eventually_async};
 use crate::data::{everything, plain_blocks};
-use crate::wire::{self, channel};
+use crate::wire::{self, Narrow, channel};
 use bytes::{Buf as _, BufMut as _, Bytes};
 use ringfetch_proto::v1;
 use std::collections::BTreeSet;
@@ -340,6 +340,28 @@ async fn the_status_is_plausible_after_a_load() {
         assert_eq!(status.datasets.len(), 1);
         daemon.stop().await;
     }
+}
+
+#[tokio::test]
+#[ignore = "needs io_uring"]
+async fn the_status_has_the_limit_of_reads_in_flight_that_is_in_force() {
+    // Scenario: two callers read from one ring, so that half of its depth is the limit. Expectation: the metric and
+    // the status have that limit.
+    let (setup, _) = plain_blocks(Setup::new("uring"), 64);
+    let setup = setup.set("engine.cores", "1");
+    let daemon = setup.set("engine.uring.queue_depth", "16").start();
+    let block = wire::ranges("blocks", &[(0, 4096)]);
+    for from in ["127.0.0.1", "127.0.0.2"] {
+        let mut caller = Narrow::connect_from(from, daemon.grpc, 65_535).await;
+        let (_, status) = caller.call("FetchRanges", &[], &block).await.rest().await;
+        assert!(status.is_some_and(|status| status.code() == Code::Ok), "{from}");
+    }
+    let metric = daemon.scrape().await.sum("ringfetch_queue_depth_limit", &[]);
+    let [shard] = &daemon.status().await.shards[..] else {
+        panic!("one core has one shard");
+    };
+    assert_eq!((metric.round(), shard.queue_depth), (8.0, 8));
+    daemon.stop().await;
 }
 
 #[tokio::test]
