@@ -81,6 +81,10 @@ impl<'a> KeyFile<'a> {
                 format!("has more than {FILE_BYTES_MAX} bytes"),
                 "name another file",
             )),
+            // The PEM parser would skip the line that it hides, and a client authority with it.
+            Ok(Some(_)) if file.bytes.starts_with(b"\xef\xbb\xbf") => {
+                Err(file.error("begins with a byte order mark", "save it as UTF-8 without one"))
+            }
             Ok(Some(_)) => Ok(file),
         }
     }

@@ -128,14 +128,21 @@ impl Active {
             None => builder.with_no_client_auth(),
             Some(file) => builder.with_client_cert_verifier(verifier(file, config, &provider)?),
         };
-        let mut http2 = builder
-            .with_single_cert(chain, key.private_key()?)
-            .map_err(|error| {
-                key.error(
-                    format!("does not match the certificate: {error}"),
-                    "use the certificate's own key",
-                )
-            })?;
+        let private_key = key.private_key()?;
+        let supported = provider.key_provider.load_private_key(private_key.clone_key());
+        supported.map_err(|_| {
+            key.error(
+                "is of no kind that is supported",
+                "use a key for RSA (2048 to 4096 bits), P-256, P-384 or Ed25519, and a certificate for it",
+            )
+        })?;
+        let mut http2 = builder.with_single_cert(chain, private_key).map_err(|error| {
+            let first = config.certificate.display();
+            key.error(
+                format!("does not match the certificate that is first in {first}: {error}"),
+                "use that certificate's own key, and put the server's certificate before those of authorities",
+            )
+        })?;
         http2.session_storage = Arc::new(NoServerSessionStorage {});
         http2.send_tls13_tickets = 0;
         let mut http = http2.clone();

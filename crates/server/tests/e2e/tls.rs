@@ -390,13 +390,19 @@ async fn files_that_change_are_used_and_no_connection_notices() {
 #[test]
 fn bad_files_are_refused_at_the_start() {
     // Scenario: files that are missing, empty, expired, not valid yet, with a certificate twice, of another
-    // key, with two keys, not PEM; and a certificate without a key. Expectation: exit code 2, before a port
-    // is bound; key, file and remedy; no byte of a key.
+    // key, with two keys, of a kind that is not supported, not PEM, in the wrong order, with a byte order mark
+    // (which hides the first certificate); and a certificate without a key. Expectation: exit code 2, before a
+    // port is bound; key, file and remedy; no byte of a key.
     let authority = Authority::new();
     let good = authority.pair("daemon");
     let twice = good.chain.repeat(2);
     let keys = [&good.key[..], &authority.pair("other").key].concat();
     let expired = authority.signs("daemon", 2021);
+    // PKCS#8, whose 57 bytes of key are zero.
+    let ed448 = ["MEcCAQAwBQYDK2VxBDsEOQ", &"A".repeat(76), "=="].concat();
+    let ed448 = format!("-----BEGIN PRIVATE KEY-----\n{ed448}\n-----END PRIVATE KEY-----\n");
+    let authority_first = [authority.pem(), good.chain.clone()].concat();
+    let marked = ["\u{feff}", &authority.pem(), &Authority::new().pem()].concat();
     for (file, text, said) in [
         ("key.pem", None, "cannot be read"),
         ("key.pem", Some(""), "is empty"),
@@ -407,6 +413,12 @@ fn bad_files_are_refused_at_the_start() {
         ),
         ("key.pem", Some(&keys), "more than one private key"),
         ("key.pem", Some("nonsense"), "holds no private key"),
+        ("key.pem", Some(&ed448), "is of no kind that is supported"),
+        (
+            "chain.pem",
+            Some(&authority_first),
+            "put the server's certificate before",
+        ),
         ("chain.pem", None, "cannot be read"),
         ("chain.pem", Some(""), "is empty"),
         ("chain.pem", Some(&good.key), "holds no certificate"),
@@ -414,6 +426,7 @@ fn bad_files_are_refused_at_the_start() {
         ("chain.pem", Some(&expired.chain), "has expired"),
         ("clients.pem", Some(""), "is empty"),
         ("clients.pem", Some(&expired.chain), "has expired"),
+        ("clients.pem", Some(&marked), "begins with a byte order mark"),
         (
             "clients.pem",
             Some(&good.chain),
