@@ -174,8 +174,8 @@ impl Objects {
         let permit = Arc::clone(&self.descriptors)
             .try_acquire_many_owned(descriptors_each(self.options.direct_io))
             .map_err(|_| Failure::Budget)?;
-        let (mut file, _) =
-            OpenFile::open_with(self.options, |flags| self.directory.open_beneath(name, flags))?;
+        let descriptor = self.directory.open_beneath(name, OPEN_FLAGS)?;
+        let (mut file, _) = OpenFile::from_descriptor(descriptor, self.options)?;
         file.charge(permit);
         Ok(Arc::new(file))
     }
@@ -250,8 +250,9 @@ fn try_direct(
         ));
     }
     let tried = listing::some_file(directory, |name| {
-        let open = |flags| directory.open_beneath(&name, flags);
-        match OpenFile::open_with(options(direct_io, None), open) {
+        let opened = directory.open_beneath(&name, OPEN_FLAGS);
+        let opened = opened.map_err(FileError::from);
+        match opened.and_then(|file| OpenFile::from_descriptor(file, options(direct_io, None))) {
             Err(FileError::Open(error)) if is_out_of_descriptors(&error) => {
                 Some((name, Err(FileError::Open(error))))
             }
