@@ -395,8 +395,10 @@ impl Identity {
         let found = rustix::fs::fstat(&descriptor)?;
         let is_block_device = FileType::from_raw_mode(found.st_mode) == FileType::BlockDevice;
         let length_bytes = if is_block_device {
-            // st_size of a device is 0; seek to its end instead (as BLKGETSIZE64 would report).
-            rustix::fs::seek(&descriptor, rustix::fs::SeekFrom::End(0))?
+            // st_size of a device is 0; seek to its end instead (as BLKGETSIZE64 would report). No read returns
+            // a last sector that is not whole (a loop device of 4,096-byte sectors over 1,050,112 bytes).
+            let end = rustix::fs::seek(&descriptor, rustix::fs::SeekFrom::End(0))?;
+            end - end % u64::from(rustix::fs::ioctl_blksszget(&descriptor)?.max(1))
         } else {
             u64::try_from(found.st_size).unwrap_or(0)
         };

@@ -105,6 +105,21 @@ fn sectors_of_4096_bytes(variant: Variant) {
     reads_are_right_on(variant, 4096);
 }
 
+fn a_last_sector_that_is_not_whole(variant: Variant) {
+    // Scenario: a device of 4096-byte sectors that ends 1,536 bytes into a sector, which no read returns.
+    // Expectation: it ends with its last whole sector, on every path.
+    let _machine = machine();
+    let harness = Harness::with(variant, |_| {});
+    let (backing, model) = harness.file("backing", (1 << 20) + 1536);
+    let device = Device::on_file(&backing, 4096, true).expect("a loop device");
+    let dataset = harness.blocks(512, &[device.path()]);
+    assert_eq!(dataset.length_bytes(), 1 << 20, "{}", harness.name());
+    harness.expect_blocks(&dataset, &model, 512, &[2047, 0]);
+    harness.expect_ranges(&dataset, &model, &[((1 << 20) - 700, 700)]);
+    drop(dataset);
+    harness.finish();
+}
+
 fn a_device_that_fails(variant: Variant) {
     // Scenario: a device loses its second half, including what was cached of it; blocks in both halves, apart
     // and in a run that merges into one read; ranges that cross the border; the lost part alone, with
@@ -278,7 +293,12 @@ fn real_variants() -> impl Iterator<Item = &'static Variant> {
 
 pub(crate) fn tests() -> Vec<Test> {
     type OnDevice = (&'static str, fn(Variant));
-    let on_loop: &[OnDevice] = named!(sectors_of_512_bytes, sectors_of_4096_bytes, a_device_that_fails);
+    let on_loop: &[OnDevice] = named!(
+        sectors_of_512_bytes,
+        sectors_of_4096_bytes,
+        a_last_sector_that_is_not_whole,
+        a_device_that_fails
+    );
     let in_memory: &[OnDevice] = named!(memory_that_a_driver_gets_wrong_is_not_used);
     let mut tests = Vec::new();
     for (device, cases) in [(Need::LoopDevice, on_loop), (Need::Zram, in_memory)] {
