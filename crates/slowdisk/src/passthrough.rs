@@ -223,15 +223,18 @@ impl Filesystem for Passthrough {
         offset: u64,
         size: u32,
         _: OpenFlags,
-        _: Option<LockOwner>,
+        owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
         let open = self.open_at(handle);
         let Some(Open::File { file, direct }) = open.as_deref() else {
             return reply.error(Errno::EBADF);
         };
+        // A page fault or a read ahead goes through the page cache, whatever the open; only the kernel's direct reads
+        // have an owner (`fuse_send_read`). A short reply to the others would show zeros up to the end of the file.
+        let direct = *direct && owner.is_some();
         self.device
-            .arrive((inode.0, Arc::clone(file)), (offset, size), *direct, reply);
+            .arrive((inode.0, Arc::clone(file)), (offset, size), direct, reply);
     }
 
     fn release(

@@ -201,6 +201,25 @@ fn injected_errors_and_short_reads_reach_the_reader() {
 
 #[test]
 #[ignore = "needs root and /dev/fuse"]
+fn the_page_cache_gets_whole_reads() {
+    // Scenario: every direct read is short; the page cache reads ahead, of a file that bypasses it otherwise.
+    // Expectation: its read is whole, since the kernel would take a short one for the end of the file and show zeros.
+    let source = Source::new(4);
+    let parameters = Parameters {
+        short_every: 1,
+        ..Parameters::default()
+    };
+    let disk = source.mount(parameters);
+    let file = direct(disk.path());
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::WillNeed).expect("a read ahead");
+    assert!(disk.wait_until(PATIENCE, |reads| reads.answered == 1));
+    assert_eq!(disk.reads().short, 0);
+    let records = disk.records();
+    assert!(records.iter().all(|read| !read.direct), "{records:?}");
+}
+
+#[test]
+#[ignore = "needs root and /dev/fuse"]
 fn held_reads_wait_and_slots_bound_those_in_service() {
     // Scenario: two slots, five readers, held. Expectation: two in service, three waiting, none answered until released.
     let source = Source::new(8);
