@@ -3,7 +3,8 @@
 //! A closed loop starts the next request as soon as a slot is free. An open loop has a schedule of arrivals
 //! that is independent of the answers: a request's latency begins at its arrival, even if all slots were busy
 //! then, so that every request that a stall would have delayed shows it (no coordinated omission). Invariant:
-//! every arrival of the measured window is either sent or counted as missed.
+//! every arrival of the measured window is either sent or counted as missed. What is left of the warm-up when
+//! the window begins is dropped: a rate that cannot be met would fill the window with it.
 
 use crate::alarm::Alarm;
 use crate::approximate;
@@ -188,6 +189,13 @@ enum Next {
 }
 
 impl Queue {
+    /// Drops the arrivals before `from`.
+    fn skip_to(&mut self, from: Instant) {
+        while self.schedule.due().is_some_and(|due| due < from) {
+            self.schedule.advance();
+        }
+    }
+
     /// Takes the next arrival if it is to be sent at `now`. Requests that had arrived when the last group
     /// began belong to that group; a new group begins when something has arrived, and no sooner than
     /// [`TOGETHER`] after the last one. Does not read the clock, and may be called at any time and any number
@@ -252,6 +260,9 @@ impl Gate {
                 let missed = arrivals.schedule.give_up(pacer.measure_from, pacer.end());
                 pacer.missed.fetch_add(missed, Ordering::Relaxed);
                 return None;
+            }
+            if now >= pacer.measure_from {
+                arrivals.skip_to(pacer.measure_from);
             }
             match arrivals.take(now) {
                 Next::Over => return None,
@@ -453,5 +464,23 @@ mod tests {
         tokio::time::sleep_until(begin + ms(2000)).await;
         assert_eq!(gate.next(Instant::now()).await, None);
         assert_eq!((gate.pacer.missed(), gate.next(begin).await), (4, None));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_backlog_of_the_warm_up_is_not_sent_in_the_window() {
+        // Scenario: an arrival every 100 ms, 1 s of warm-up and a window of 1 s; the only slot is busy for the
+        // first 1250 ms. Expected: the next requests are the window's, each measured from its own arrival, and
+        // none is missed.
+        let begin = Instant::now();
+        let open = Some((Ramp::constant(10.0), Arrivals::Constant));
+        let gate = gate(Pacer::new(begin, ms(1000), Ok(ms(1000)), open));
+        tokio::time::sleep_until(begin + ms(1250)).await;
+        let mut starts = Vec::new();
+        while let Some(permit) = gate.next(Instant::now()).await {
+            assert!(permit.measured, "{permit:?}");
+            starts.push((permit.start - begin).as_millis());
+        }
+        let window: Vec<u128> = (10..20).map(|arrival| arrival * 100).collect();
+        assert_eq!((starts, gate.pacer.missed()), (window, 0));
     }
 }
