@@ -21,6 +21,76 @@ fn read(path: &Path) -> String {
 }
 
 #[test]
+fn load_measures_what_it_read_and_checks_it() {
+    // Every count exact and nothing wrong; then one byte flipped; then a server that refuses everything.
+    let server = start(Flaw::NONE);
+    let run =
+        "--requests 60 --warmup-seconds 0 --outstanding 6 --batch 10 --connections 2 --threads 2 --verify";
+    for (what, bytes) in [
+        ("--dataset blocks", Some(600 * 512)),
+        (
+            "--dataset blocks --transport stream --pattern sequential",
+            Some(600 * 512),
+        ),
+        ("--dataset blocks --range-bytes 100", Some(60_000)),
+        ("--dataset vectors --transport stream", Some(600 * 48)),
+        ("--dataset objects", None),
+    ] {
+        let pid = std::process::id();
+        let report = json(server, &format!("load {run} {what} --server-pid {pid}"));
+        assert_fields(
+            &report,
+            &value!({ "requests": 60, "reads": 600, "errors": 0, "wrong_bytes": 0 }),
+        );
+        if let Some(bytes) = bytes {
+            assert_fields(&report, &value!({ "read_bytes": bytes }));
+        }
+        let us = |name: &str| report["latency_us"][name].as_f64().unwrap();
+        let ascending = [0.0, us("min"), us("p50"), us("p99_9"), us("max")];
+        assert!(
+            us("min") > 0.0 && ascending.is_sorted() && us("mean") <= us("max"),
+            "{what}: {report}"
+        );
+        let outstanding = report["outstanding_achieved"].as_f64().unwrap();
+        assert!(outstanding > 0.0 && outstanding <= 6.01, "{what}: {report}");
+        assert!(
+            report["own_cpu"]["us_per_read"].as_f64().unwrap() > 0.0,
+            "{what}: {report}"
+        );
+        assert!(report["server_cpu"]["seconds"].is_number(), "{what}: {report}");
+    }
+    let table = stdout(server, &format!("load {run} --dataset blocks"));
+    assert!(
+        table.contains("\nwrong bytes      0: every byte was checked\n"),
+        "{table}"
+    );
+
+    let sequential = format!("load {run} --dataset blocks --pattern sequential");
+    let report = json_with(start(Flaw::flipped(5)), &sequential, 1);
+    assert_eq!(report["wrong_bytes"], 1);
+    let first = report["first_wrong"].as_str().unwrap();
+    assert!(first.starts_with("block 0, byte 5: expected 0x"), "{report}");
+
+    let report = json_with(
+        start(Flaw::OVERLOADED),
+        &format!("load {run} --dataset blocks"),
+        1,
+    );
+    assert_eq!(report["latency_us"], Value::Null);
+    assert_eq!(report["request_errors"]["RESOURCE_EXHAUSTED"], 60);
+    assert!(failure(Some(server), "load --dataset objects --range-bytes 10", 2).contains("--range-bytes"));
+    let server = start(Flaw::NONE);
+    let error = failure(Some(server), "load --dataset blocks --range-bytes 1GiB", 2);
+    assert!(error.contains("blocks has 512000 bytes"), "{error}");
+    let past_the_end = ringfetch(Some(server), "get range blocks 1000 200MiB --format raw");
+    let error = String::from_utf8(past_the_end.stderr).unwrap();
+    assert!(
+        past_the_end.stdout.is_empty() && error.contains("at most 511000 bytes"),
+        "{error}"
+    );
+}
+
+#[test]
 fn an_open_loop_holds_its_rate_and_writes_every_form_of_result() {
     // All arrivals accounted for, the rate held, latencies in JSON, .hgrm, base64 and CSV that agree; then a
     // ramp, and a number of requests, all of which are sent however late.

@@ -1,0 +1,172 @@
+//! Pattern data: made, and verified.
+
+use crate::server::{self, Flaw, SEED, start};
+use crate::{assert_fields, failure, json, ringfetch, stdout, stream};
+use ringfetch_engine::dataset::Dtype;
+use ringfetch_pattern as pattern;
+use rustix::process::{Pid, Signal};
+use serde_json::json as value;
+use std::process::{Command, Stdio};
+
+#[test]
+fn verify_finds_the_first_wrong_byte() {
+    // All kinds of data as they should be; then one byte of block 700 flipped; then another seed.
+    let server = start(Flaw::NONE);
+    let whole = "blocks: 1 000 of 1 000 blocks (500.0 KiB) hold the pattern of seed 42\n";
+    assert_eq!(stdout(server, "dataset verify blocks --all"), whole);
+    let lengths = (0..server::OBJECTS).map(|index| pattern::object_length(SEED, index, 10, 3000));
+    for (args, fields) in [
+        ("blocks --sample 10", value!({ "bytes_checked": 5120 })),
+        ("blocks --all --length 1025", value!({ "bytes_checked": 1025 })),
+        ("vectors --all", value!({ "items_checked": 300 })),
+        (
+            "objects --all",
+            value!({ "items_checked": 150, "bytes_checked": lengths.sum::<u64>(), "count_checked": false }),
+        ),
+        (
+            "objects --count 150 --length-min 10 --length-max 3000",
+            value!({ "items": 150, "count_checked": true }),
+        ),
+        ("blocks --count 1000", value!({ "items": 1000 })),
+    ] {
+        assert_fields(&json(server, &format!("dataset verify {args}")), &fields);
+    }
+
+    for (args, want) in [
+        (
+            "blocks --count 1001",
+            "it has 1 000 blocks, expected 1 001 (--count)",
+        ),
+        ("vectors --count 1", "it has 300 vectors, expected 1 (--count)"),
+        (
+            "objects --count 151 --length-min 10 --length-max 3000",
+            "object shard-01/object-000150 is missing",
+        ),
+        ("objects --count 150", "object shard-00/object-000002 has "),
+    ] {
+        let error = failure(Some(server), &format!("dataset verify {args}"), 1);
+        assert!(error.contains(want), "{error}");
+    }
+    let unchecked = stdout(server, "dataset verify objects");
+    assert!(
+        unchecked.ends_with("; missing objects and lengths are not checked (--count)\n"),
+        "{unchecked}"
+    );
+
+    let flipped = 700 * 512 + 13;
+    let server = start(Flaw::flipped(flipped));
+    let right = stream(flipped, 1)[0];
+    let error = failure(Some(server), "dataset verify blocks --all", 1);
+    let want = format!(
+        "ringfetch: blocks: offset 358413 (block 700, byte 13): expected 0x{right:02x}, got 0x{:02x} (seed 42)\n",
+        right ^ 0xff
+    );
+    assert_eq!(error, want);
+    assert!(failure(Some(server), "dataset verify vectors --seed 43", 1).contains("byte 0 of its elements"));
+}
+
+#[test]
+fn made_data_is_the_pattern_and_is_not_overwritten_by_mistake() {
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path().canonicalize().unwrap();
+    let made = |args: &str| {
+        let output = ringfetch(None, &args.replace("ROOT", root.to_str().unwrap()));
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        let text = String::from_utf8(output.stdout).unwrap();
+        (output.status.code().unwrap(), text, error)
+    };
+    let (code, yaml, error) =
+        made("dataset make blocks ROOT/b.bin --size 10KiB --block-bytes 4096 --seed 42");
+    assert_eq!((code, error.as_str()), (0, ""));
+    let want = format!(
+        "# Made with seed 42. For `datasets:` in the daemon's configuration:\n  - name: b\n    kind: blocks\n    \
+         path: {}/b.bin\n    block_bytes: 4KiB\n    partial_tail: ignore # the last 2048 bytes\n",
+        root.display()
+    );
+    assert_eq!(yaml, want);
+    assert_eq!(std::fs::read(root.join("b.bin")).unwrap(), stream(0, 10_240));
+
+    let again = "dataset make blocks ROOT/b.bin --size 4KiB --seed 7";
+    let (code, _, error) = made(again);
+    assert!(code == 1 && error.contains("--force"), "{error}");
+    assert_eq!(std::fs::metadata(root.join("b.bin")).unwrap().len(), 10_240);
+    assert_eq!(made(&format!("{again} --force")).0, 0);
+    assert_eq!(std::fs::metadata(root.join("b.bin")).unwrap().len(), 4096);
+    assert_eq!(made("dataset make blocks ROOT --size 4KiB --force").0, 1);
+
+    assert_eq!(made("dataset make vectors ROOT/v.fvecs --count 3 --dim 5").0, 0);
+    let fvecs = std::fs::read(root.join("v.fvecs")).unwrap();
+    assert_eq!((fvecs.len(), &fvecs[24..28]), (3 * 24, &5i32.to_le_bytes()[..]));
+    let mut elements = [0; 20];
+    pattern::fill_elements(SEED, Dtype::F32, 5, &mut elements);
+    assert_eq!(fvecs[28..48], elements);
+
+    let objects = "dataset make objects ROOT/o --count 3 --length-min 5 --length-max 9";
+    assert_eq!(made(objects).0, 0);
+    let object = std::fs::read(root.join("o").join(pattern::object_name(2))).unwrap();
+    assert!((5..=9).contains(&object.len()));
+    assert_eq!(made("dataset make objects ROOT/o --count 3").0, 1);
+    // Objects of an earlier run that are not part of the new one go.
+    assert_eq!(made("dataset make objects ROOT/o --count 205 --force").0, 0);
+    let (code, text, _) = made("dataset make objects ROOT/o --count 150 --force --seed 7");
+    assert!(
+        code == 0 && text.contains("ringfetch dataset verify o --all --seed 7 --count 150 "),
+        "{text}"
+    );
+    let mut folders: Vec<_> = std::fs::read_dir(root.join("o"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name())
+        .collect();
+    folders.sort_unstable();
+    assert_eq!(folders, ["shard-00", "shard-01"]);
+    assert_eq!(std::fs::read_dir(root.join("o/shard-01")).unwrap().count(), 50);
+    let (code, _, error) =
+        made("dataset make objects ROOT/more --count 2000 --length-min 100TiB --length-max 200TiB");
+    assert!(code == 1 && error.contains(" needed, "), "{error}");
+    let (code, _, error) = made("dataset make blocks ROOT/none/b.bin --size 4KiB");
+    assert!(
+        code == 1 && error.ends_with("b.bin: No such file or directory (os error 2)\n"),
+        "{error}"
+    );
+    let mut names: Vec<_> = std::fs::read_dir(&root)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name())
+        .collect();
+    names.sort_unstable();
+    assert_eq!(names, ["b.bin", "o", "v.fvecs"]);
+}
+
+#[test]
+fn a_hang_up_leaves_no_partial_file() {
+    // Scenario: SIGHUP, as at the end of a login, while data are made; the same with SIGHUP ignored, as nohup
+    // does (as it may be for the tests themselves). Expected: exit code 1 and an empty directory; the whole file.
+    let place = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = place.path().join("data.bin");
+    let made = |through: &[&str], size: &str| {
+        let program = env!("CARGO_BIN_EXE_ringfetch");
+        let mut line = [through, &[program, "dataset", "make", "blocks", "--size", size]]
+            .concat()
+            .into_iter();
+        let mut run = Command::new(line.next().unwrap());
+        let run = run
+            .args(line)
+            .arg(&path)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        while std::fs::read_dir(place.path()).unwrap().next().is_none() {
+            std::thread::yield_now();
+        }
+        rustix::process::kill_process(Pid::from_child(&run), Signal::HUP).unwrap();
+        run.wait_with_output().unwrap()
+    };
+    let output = made(&["env", "--default-signal=HUP"], "2GiB");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(error.contains("interrupted; nothing was made"), "{output:?}");
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 0);
+    let output = made(&["nohup"], "256MiB");
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), 256 << 20);
+}
