@@ -1,7 +1,7 @@
 //! What to do about a connection that failed, by its cause.
 
 /// What a message contains, and the remedy. The texts are those of rustls, h2 and hyper.
-const REMEDIES: [(&str, &str); 8] = [
+const REMEDIES: [(&str, &str); 10] = [
     // HTTP/2 or HTTP/1.1 that gets a TLS alert for an answer.
     (
         "frame with invalid size",
@@ -17,9 +17,19 @@ const REMEDIES: [(&str, &str); 8] = [
         "UnknownIssuer",
         "--ca names the authority that signed its certificate",
     ),
+    // An authority of the same name with another key.
+    (
+        "BadSignature",
+        "--ca names the authority that signed its certificate",
+    ),
     (
         "certificate not valid for name",
         "use a name of its certificate in the address",
+    ),
+    // Expired, an authority's own, ...
+    (
+        "invalid peer certificate",
+        "replace its certificate: the daemon's tls.certificate",
     ),
     ("CertificateRequired", "it wants a certificate: --cert and --key"),
     (

@@ -133,6 +133,15 @@ fn commands_and_load_reach_a_daemon_over_tls() {
     let load = format!("load --dataset blocks --http http://{address}");
     let (code, error) = run(&load, &all);
     assert!(code == Some(1) && error.contains("use https://"), "{error}");
+    // An authority of the same name with another key, as after its renewal.
+    let renewed = tempfile::tempdir().unwrap();
+    door(start(Flaw::NONE), http::start(), renewed.path());
+    std::fs::copy(renewed.path().join("ca"), directory.path().join("ca")).unwrap();
+    let (code, error) = run(get, &all);
+    assert!(
+        code == Some(1) && error.contains("--ca names the authority"),
+        "{error}"
+    );
     std::fs::write(directory.path().join("key"), "no key").unwrap();
     let (code, error) = run(get, &all);
     assert!(
