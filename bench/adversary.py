@@ -17,7 +17,6 @@ import json
 import os
 import pathlib
 import resource
-import signal
 import subprocess
 import sys
 import tempfile
@@ -27,7 +26,7 @@ import adversary_cases
 import machine
 import ringfetch
 from adversary_daemon import SlowDisk, Victimised
-from processes import RunFailed, run, say
+from processes import RunFailed, exit_on_sigterm, run, say
 
 ADVERSARY, SLOWDISK = ringfetch.TARGET / "adversary", ringfetch.TARGET / "slowdisk"
 ATTACKERS = {"other": "127.0.0.2", "same": "127.0.0.1"}
@@ -345,7 +344,7 @@ def main():
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     # A failure is reported by its last line, which a backtrace would hide.
     os.environ["RUST_BACKTRACE"] = "0"
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
+    exit_on_sigterm()
     places = list(ATTACKERS) if options.where == "both" else [options.where]
     rows, begun = [], time.monotonic()
     with tempfile.TemporaryDirectory(dir=options.directory or ringfetch.TARGET.parent, prefix="adversary-") as directory:

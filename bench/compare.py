@@ -28,7 +28,7 @@ import plots
 import ringfetch
 import rows
 import table
-from processes import RunFailed, run, say
+from processes import RunFailed, exit_on_sigterm, run, say
 from verdict import Result
 
 QUICK_PAIRS, QUICK_SECONDS, QUICK_IDLE_SECONDS = 1, 2, 1
@@ -195,6 +195,7 @@ def main():
     options = parse()
     if options.list:
         return print_rows(options)
+    exit_on_sigterm()
     path = (options.make or options.file).absolute()
     if not options.no_build:
         say("building the release binaries")

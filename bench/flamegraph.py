@@ -26,7 +26,7 @@ import machine
 import plots
 import ringfetch
 import rows
-from processes import RunFailed, say
+from processes import RunFailed, exit_on_sigterm, say
 
 ROWS = ("grpc-64", "http-block", "single-cold", "mmap-warm")
 OUT = ringfetch.ROOT / "docs" / "profiles"
@@ -243,6 +243,7 @@ def main():
     parser.add_argument("--out", type=pathlib.Path, default=OUT, help="default: docs/profiles")
     parser.add_argument("--no-build", action="store_true", help="profile the release build that is there")
     options = parser.parse_args()
+    exit_on_sigterm()
     path = options.file.resolve()
     machine.check_file(path)
     if not options.no_build:

@@ -12,6 +12,7 @@ flips.svg to --out.
 """
 
 import argparse
+import contextlib
 import itertools
 import json
 import pathlib
@@ -25,7 +26,7 @@ import urllib.request
 import flips_report
 import machine
 import ringfetch
-from processes import RunFailed, run, say
+from processes import RunFailed, exit_on_sigterm, run, say
 
 # Each ordered pair of the three once: uring to mmap, mmap to uring, uring to auto, ...
 ROUND = ["mmap", "uring", "auto", "mmap", "auto", "uring"]
@@ -119,14 +120,24 @@ def look(daemon, begun):
     return {"at": time.monotonic() - begun, "reads": sum(daemon.reads().values()), **daemon.sample()}
 
 
+@contextlib.contextmanager
+def running_load(daemon, options, seconds):
+    """A load that has ended, or is ended, when the block is left."""
+    with subprocess.Popen(load_command(daemon, options, seconds), stdout=subprocess.PIPE, text=True) as load:
+        try:
+            yield load
+        finally:
+            load.kill()
+
+
 def drive(daemon, options):
     """The whole run: what was requested, made, read, and observed."""
     say("once round, to start every engine")
-    warm_up = subprocess.Popen(load_command(daemon, options, WARM_UP_SECONDS), stdout=subprocess.PIPE)
-    for backend in ROUND:
-        daemon.flip(backend)
-        time.sleep(WARM_UP_SECONDS / len(ROUND))
-    warm_up.communicate()
+    with running_load(daemon, options, WARM_UP_SECONDS) as warm_up:
+        for backend in ROUND:
+            daemon.flip(backend)
+            time.sleep(WARM_UP_SECONDS / len(ROUND))
+        warm_up.communicate()
     if warm_up.returncode != 0:
         raise RunFailed("the load failed before anything was flipped")
     # Engines that were started stay: their threads and rings belong to the baseline.
@@ -136,22 +147,22 @@ def drive(daemon, options):
     say(f"{options.flips} flips in {options.seconds} s")
     begun = time.monotonic()
     interval = options.seconds / options.flips
-    load = subprocess.Popen(load_command(daemon, options, options.seconds + TAIL_SECONDS), stdout=subprocess.PIPE, text=True)
-    flips, samples, looking = [], [], []
-    for number, backend in enumerate(itertools.islice(itertools.cycle(ROUND), options.flips)):
-        due = begun + (number + 0.5) * interval
-        while True:
-            samples.append(look(daemon, begun))
-            if time.monotonic() >= due:
-                break
-            time.sleep(max(0.0, min(SAMPLE_SECONDS, due - time.monotonic())))
-        if load.poll() is not None:
-            raise RunFailed(f"the load ended before flip {number + 1}: {load.communicate()[0]}")
-        looking.append(daemon.show())
-        at = time.monotonic() - begun
-        flips.append({"at": at, "backend": backend, "seconds": daemon.flip(backend)})
-    samples.append(look(daemon, begun))
-    report, _ = load.communicate()
+    with running_load(daemon, options, options.seconds + TAIL_SECONDS) as load:
+        flips, samples, looking = [], [], []
+        for number, backend in enumerate(itertools.islice(itertools.cycle(ROUND), options.flips)):
+            due = begun + (number + 0.5) * interval
+            while True:
+                samples.append(look(daemon, begun))
+                if time.monotonic() >= due:
+                    break
+                time.sleep(max(0.0, min(SAMPLE_SECONDS, due - time.monotonic())))
+            if load.poll() is not None:
+                raise RunFailed(f"the load ended before flip {number + 1}: {load.communicate()[0]}")
+            looking.append(daemon.show())
+            at = time.monotonic() - begun
+            flips.append({"at": at, "backend": backend, "seconds": daemon.flip(backend)})
+        samples.append(look(daemon, begun))
+        report, _ = load.communicate()
     if not report:
         raise RunFailed(f"the load ended with {load.returncode} and without a report")
     after = settled(daemon, lambda now: all(now[what] <= before[what] for what in ("descriptors", "threads")))
@@ -194,6 +205,7 @@ def main():
         ringfetch.RINGFETCHD, ringfetch.RINGFETCH = target / "debug" / "ringfetchd", target / "debug" / "ringfetch"
     elif not options.no_build:
         ringfetch.build()
+    exit_on_sigterm()
     out = options.out or (target / "flips" if options.debug else ringfetch.ROOT / "bench" / "results")
     try:
         with tempfile.TemporaryDirectory(dir=target, prefix="flips-") as directory:
@@ -208,6 +220,8 @@ def main():
             facts = machine.facts(path)
     except RunFailed as failure:
         sys.exit(f"flips: {failure}")
+    except KeyboardInterrupt:
+        sys.exit("flips: interrupted")
     command = f"bench/flips.py --flips {options.flips} --seconds {options.seconds}" + " --debug" * options.debug
     report = flips_report.Report(result, {**facts, "command": command, "build": "debug" if options.debug else "release"})
     out.mkdir(parents=True, exist_ok=True)

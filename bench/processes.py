@@ -19,6 +19,11 @@ def say(text):
     print(text, file=sys.stderr, flush=True)
 
 
+def exit_on_sigterm():
+    """From now on SIGTERM ends the program as Ctrl-C does: what it has started and made is ended and removed."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
+
+
 def run(command, **options):
     """Runs a command to its end and returns its stdout."""
     command = [str(part) for part in command]
@@ -57,12 +62,15 @@ class Server:
         with open(log_path, "w") as log:
             self.process = subprocess.Popen([str(part) for part in command], stdout=log, stderr=log, **options)
         deadline = time.monotonic() + 60
-        while not self.is_ready():
-            if self.process.poll() is not None or time.monotonic() > deadline:
-                self.process.kill()
-                self.process.wait()
-                raise RunFailed(f"{command[0]} did not start:\n{self.log_path.read_text()}")
-            time.sleep(0.02)
+        try:
+            while not self.is_ready():
+                if self.process.poll() is not None or time.monotonic() > deadline:
+                    raise RunFailed(f"{command[0]} did not start:\n{self.log_path.read_text()}")
+                time.sleep(0.02)
+        except BaseException:
+            self.process.kill()
+            self.process.wait()
+            raise
 
     def is_ready(self):
         raise NotImplementedError

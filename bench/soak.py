@@ -36,7 +36,7 @@ import soak_faults
 import soak_load
 import soak_report
 from adversary_daemon import SlowDisk
-from processes import RunFailed, say
+from processes import RunFailed, exit_on_sigterm, say
 from soak_access import Certificates
 from soak_daemon import FAKETIME, Cgroup, Daemon, Starved, memory_bound, total, waited_ns
 
@@ -457,7 +457,7 @@ def main():
     say(f"{command_line(options)}: {len(phases)} phases")
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
+    exit_on_sigterm()
     directory = options.directory or ringfetch.TARGET.parent
     directory.mkdir(parents=True, exist_ok=True)
     soak, failure = None, None

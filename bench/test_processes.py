@@ -1,0 +1,43 @@
+"""Ends of what a program has started: python3 -m unittest discover bench"""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import unittest
+
+HERE = pathlib.Path(__file__).resolve().parent
+
+NEVER_READY = """
+import processes, sys
+class Never(processes.Server):
+    def is_ready(self):
+        print(self.process.pid, flush=True)
+        return False
+processes.exit_on_sigterm()
+Never().launch(["sleep", "1000"], sys.argv[1])
+"""
+
+
+class Ends(unittest.TestCase):
+    def test_a_signal_ends_a_server_that_is_not_ready(self):
+        # SIGTERM and SIGINT while a server is awaited: both end the program, and no process is left.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            with tempfile.NamedTemporaryFile() as log, subprocess.Popen(
+                    [sys.executable, "-c", NEVER_READY, log.name], cwd=HERE, text=True, stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL) as program:
+                server = int(program.stdout.readline())
+                program.send_signal(number)
+                program.communicate()
+                self.assertNotEqual(program.returncode, 0)
+                try:
+                    os.kill(server, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+                self.fail(f"the server still runs after {number.name}")
+
+
+if __name__ == "__main__":
+    unittest.main()
