@@ -41,6 +41,7 @@ pub use stats::Summary;
 use crate::facts::Place;
 use crate::journal::{Header, Journal};
 use crate::material::Material;
+use crate::report::compare::Comparison;
 use crate::runner::Runner;
 use crate::study::{About, Cell, Key, Rows, Study, pair};
 use ringfetch_command::quantity::{approximate, size};
@@ -103,7 +104,12 @@ pub fn run(lab: &Lab, context: &Context, out: &mut dyn Write) -> Result<(), LabE
         }),
         LabCommand::Calibrate(args) => studies::calibrate::run(args, runs),
         LabCommand::Compare { first, second } => {
-            let text = report::compare::compare(&Report::read(first)?, &Report::read(second)?)?;
+            let comparison = Comparison::of(&Report::read(first)?, &Report::read(second)?)?;
+            let text = if context.json {
+                comparison.json()?
+            } else {
+                comparison.text()
+            };
             runs.print(&text)
         }
     }

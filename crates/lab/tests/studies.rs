@@ -85,6 +85,10 @@ fn a_study_of_strategies_is_measured_resumed_and_compared() {
     }
     let same = run("compare DIR/out DIR/out/report.json", directory.path(), false).unwrap();
     assert!(same.contains("42 measures do not differ"), "{same}");
+    let same = run("--json compare DIR/out DIR/out", directory.path(), false).unwrap();
+    let same: serde_json::Value = serde_json::from_str(&same).unwrap();
+    assert_eq!([&same["same"], &same["alone"]], [42, 0], "{same}");
+    assert_eq!(same["differ"], serde_json::json!([]), "{same}");
     assert!(run("compare DIR/out DIR", directory.path(), false).is_err());
 }
 

@@ -18,14 +18,18 @@ pub(crate) fn scratch() -> tempfile::TempDir {
     tempfile::tempdir_in(program.parent().unwrap()).unwrap()
 }
 
-/// What a command prints.
+/// What a command prints; as JSON if its words begin with --json.
 pub(crate) fn run(words: &str, directory: &Path, stopped: bool) -> Result<String, LabError> {
     let at = directory.display().to_string();
     let words = words.replace("DIR", &at);
+    let (json, words) = match words.strip_prefix("--json ") {
+        Some(words) => (true, words.to_owned()),
+        None => (false, words),
+    };
     let line = Line::parse_from(["lab"].into_iter().chain(words.split_ascii_whitespace()));
     let context = Context {
         stop: Arc::new(AtomicBool::new(stopped)),
-        json: false,
+        json,
         clients: Clients::default(),
         admin: "http://127.0.0.1:1".to_owned(),
         command_line: words,
