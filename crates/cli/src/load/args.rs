@@ -2,6 +2,7 @@
 //! need the dataset are made where it is known.
 
 use super::require::Requirement;
+use super::transport::parse_url;
 use crate::args::SEED;
 use crate::quantity::{parse_duration, parse_size};
 use crate::score::MetricName;
@@ -31,7 +32,7 @@ pub(crate) struct Load {
     #[arg(long, value_enum, default_value_t = TransportArg::Grpc)]
     pub(crate) transport: TransportArg,
     /// The daemon's HTTP address: for --transport http, and for its counters before and after.
-    #[arg(long, env = "RINGFETCH_HTTP", value_name = "URL")]
+    #[arg(long, env = "RINGFETCH_HTTP", value_name = "URL", value_parser = parse_url)]
     pub(crate) http: Option<String>,
     /// Connections. Default: 1; with --transport http as many as --outstanding.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
@@ -237,7 +238,8 @@ impl std::fmt::Display for PatternArg {
 /// `10`, `0.5`, `10s`, `2m`.
 pub(crate) fn parse_seconds(text: &str) -> Result<Duration, String> {
     match text.parse::<f64>() {
-        Ok(seconds) => Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string()),
+        Ok(seconds) => Duration::try_from_secs_f64(seconds)
+            .map_err(|_| "use seconds, such as 10 or 0.5, or a duration, such as 2m".to_owned()),
         Err(_) => parse_duration(text),
     }
 }

@@ -149,6 +149,15 @@ fn wrong_arguments_are_told_apart_from_failures() {
         ("load --dataset blocks --connections 0", "--connections"),
         ("load --dataset blocks --seconds 1 --requests 1", "--requests"),
         ("--grpc localhost:7410 datasets", "--grpc"),
+        (
+            "load --dataset blocks --http localhost:7411",
+            "use http://HOST:PORT",
+        ),
+        (
+            "load --dataset blocks --http http://localhost:7411/metrics",
+            "use http://HOST:PORT",
+        ),
+        ("load --dataset blocks --seconds nan", "use seconds"),
         ("--timeout soon datasets", "soon"),
     ] {
         let output = ringfetch(None, args);

@@ -121,23 +121,33 @@ impl Http {
     }
 }
 
+/// Checks that a URL is `http://HOST:PORT` or `https://HOST:PORT`.
+pub(in crate::load) fn parse_url(url: &str) -> Result<String, String> {
+    match site_uri(url) {
+        Some(_) => Ok(url.to_owned()),
+        None => Err("use http://HOST:PORT or https://HOST:PORT".to_owned()),
+    }
+}
+
+fn site_uri(url: &str) -> Option<Uri> {
+    let uri: Uri = url.parse().ok()?;
+    let has_scheme = matches!(uri.scheme_str(), Some("http" | "https"));
+    let has_host = uri.host().is_some_and(|host| !host.is_empty());
+    (has_scheme && has_host && matches!(uri.path(), "" | "/")).then_some(uri)
+}
+
 impl Site {
     /// From a URL `http://HOST:PORT` or `https://HOST:PORT`.
     fn of(url: &str, credentials: &Credentials) -> Result<Self, RequestError> {
         let wrong = || RequestError::transport(format!("{url:?} is not of the form http[s]://HOST:PORT"));
-        let uri: Uri = url.parse().map_err(|_| wrong())?;
-        let host = uri.host().filter(|host| !host.is_empty()).ok_or_else(wrong)?;
-        let (port, tls) = match uri.scheme_str() {
-            Some("http") => (80, None),
-            Some("https") => {
-                let tls = credentials.tls.clone().ok_or_else(wrong)?;
-                (443, Some((tls, host.to_owned())))
-            }
-            Some(_) | None => return Err(wrong()),
+        let uri = site_uri(url).ok_or_else(wrong)?;
+        let host = uri.host().ok_or_else(wrong)?;
+        let (port, tls) = if uri.scheme_str() == Some("https") {
+            let tls = credentials.tls.clone().ok_or_else(wrong)?;
+            (443, Some((tls, host.to_owned())))
+        } else {
+            (80, None)
         };
-        if !matches!(uri.path(), "" | "/") {
-            return Err(wrong());
-        }
         let address = format!("{host}:{}", uri.port_u16().unwrap_or(port));
         let header = |Token(token): &Token| HeaderValue::try_from(format!("Bearer {token}"));
         let mut authorization = credentials
