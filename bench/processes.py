@@ -1,5 +1,6 @@
 """Runs, starts and ends other processes, and measures their CPU use. Independent of what they are."""
 
+import contextlib
 import os
 import pathlib
 import resource
@@ -24,10 +25,20 @@ def exit_on_sigterm():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
 
 
+@contextlib.contextmanager
+def starting(program):
+    """Names a program that cannot be started: one that was not built, for example."""
+    try:
+        yield
+    except OSError as error:
+        raise RunFailed(f"{program} cannot be run: {error.strerror}") from None
+
+
 def run(command, **options):
     """Runs a command to its end and returns its stdout."""
     command = [str(part) for part in command]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
+    with starting(command[0]):
+        done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
     if done.returncode != 0:
         raise RunFailed(f"{' '.join(command)}\nfailed with {done.returncode}:\n{done.stdout}{done.stderr}".strip())
     return done.stdout
@@ -59,7 +70,7 @@ class Server:
 
     def launch(self, command, log_path, **options):
         self.log_path = pathlib.Path(log_path)
-        with open(log_path, "w") as log:
+        with open(log_path, "w") as log, starting(command[0]):
             self.process = subprocess.Popen([str(part) for part in command], stdout=log, stderr=log, **options)
         deadline = time.monotonic() + 60
         try:

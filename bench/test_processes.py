@@ -8,6 +8,10 @@ import sys
 import tempfile
 import unittest
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+
+import processes
+
 HERE = pathlib.Path(__file__).resolve().parent
 
 NEVER_READY = """
@@ -19,6 +23,21 @@ class Never(processes.Server):
 processes.exit_on_sigterm()
 Never().launch(["sleep", "1000"], sys.argv[1])
 """
+
+
+class Never(processes.Server):
+    def is_ready(self):
+        return False
+
+
+class Starts(unittest.TestCase):
+    def test_a_program_that_is_not_there_is_named(self):
+        # Run and launched: one line, not a traceback.
+        program = str(HERE / "nothing")
+        with tempfile.NamedTemporaryFile() as log:
+            for start in (processes.run, lambda command: Never().launch(command, log.name)):
+                with self.assertRaisesRegex(processes.RunFailed, f"^{program} cannot be run: No such file or directory$"):
+                    start([program])
 
 
 class Ends(unittest.TestCase):
