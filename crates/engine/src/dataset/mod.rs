@@ -12,6 +12,7 @@ mod listing;
 mod npy;
 mod objects;
 mod open;
+mod openers;
 mod reaper;
 mod trial;
 
@@ -380,11 +381,11 @@ impl Dataset {
     }
 
     /// Opens an object, from the descriptor cache or by openat2 beneath the directory. A cache hit does not
-    /// block; a miss opens it on the blocking pool. Must be called inside a tokio runtime.
+    /// block; a miss opens it on a thread for that. Must be called inside a tokio runtime.
     ///
     /// # Errors
     /// `ObjectNameInvalid`, `ObjectNotFound`, `ObjectUnreadable`; `Overloaded` if requests hold as many
-    /// objects as may be open; `Draining` if the runtime is shutting down.
+    /// objects as may be open.
     ///
     /// # Cancel safety
     /// An open in progress continues and its file is cached; nothing is lost.
@@ -401,18 +402,14 @@ impl Dataset {
         // The permit belongs to the open, not to the caller, who may leave before it ends.
         let permit = Arc::clone(&objects.opens).acquire_owned().await;
         let (dataset, name) = (Arc::clone(self), name.to_owned());
-        let opening = tokio::task::spawn_blocking(move || {
+        let opening = openers::spawn(move || {
             let _permit = permit;
             match &dataset.objects {
                 Some(objects) => objects.look_up(&name),
                 None => Err(ReadError::ObjectNotFound { name }),
             }
         });
-        match opening.await {
-            Ok(result) => result,
-            Err(gone) if gone.is_cancelled() => Err(ReadError::Draining),
-            Err(_) => Err(ReadError::ShardFailed),
-        }
+        opening.await.unwrap_or(Err(ReadError::ShardFailed))
     }
 
     /// Forgets an object's cached descriptor, so that the next request opens its name anew: for an object

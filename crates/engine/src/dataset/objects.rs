@@ -28,7 +28,7 @@ pub(super) const NAME_BYTES_MAX: usize = 4096;
 pub const IN_FLIGHT_DESCRIPTORS_MAX: usize = 3 * 4096 * 2;
 
 /// Most opens in progress: each may hold two descriptors that the cache does not count yet.
-const OPENS_MAX: usize = 64;
+pub(super) const OPENS_MAX: usize = 64;
 
 /// How many idle cached files are closed at a time when requests need descriptors, and how many are examined
 /// for that.

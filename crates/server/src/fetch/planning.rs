@@ -10,8 +10,8 @@ use ringfetch_engine::error::{ReadError, ResponseMax};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Objects of one request that are opened concurrently. Opens that miss the cache use the blocking pool, 512
-/// threads by default: one request must not take them all.
+/// Objects of one request that are opened concurrently. Opens that miss the cache use threads, of which one request
+/// must not take them all.
 const OPENS_AT_ONCE: usize = 16;
 
 /// The batch of a checked request. An item that is longer than `max` fails. For objects see `plan_objects`.

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::dataset::directory::Resolver;
+use crate::dataset::openers::{self, OPENERS_MAX};
 use crate::dataset::{Dataset, DatasetSpec, KindSpec};
 use std::os::unix::fs::symlink;
 use tempfile::TempDir;
@@ -325,28 +326,51 @@ fn a_caller_that_gives_up() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("object"), b"x").unwrap();
     let dataset = open(&dir, 100, LONG);
-    // The only thread that opens files is busy until the caller has left.
+    // Every thread that opens files is busy until the caller has left.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        .max_blocking_threads(1)
         .build()
         .unwrap();
     runtime.block_on(async {
         let (let_go, busy) = std::sync::mpsc::channel::<()>();
-        let occupied = tokio::task::spawn_blocking(move || busy.recv());
+        let busy = Arc::new(Mutex::new(busy));
+        let (tell, mut told) = tokio::sync::mpsc::channel(OPENERS_MAX);
+        for _ in 0..OPENERS_MAX {
+            let (busy, tell) = (Arc::clone(&busy), tell.clone());
+            openers::spawn(move || {
+                tell.try_send(()).unwrap();
+                assert!(busy.lock().unwrap().recv().is_err(), "nothing was sent");
+            });
+        }
+        for _ in 0..OPENERS_MAX {
+            told.recv().await.unwrap();
+        }
         {
             let mut call = Box::pin(dataset.object("object"));
             assert!(Future::poll(call.as_mut(), &mut no_waker()).is_pending());
         }
         drop(let_go);
-        assert!(occupied.await.unwrap().is_err(), "nothing was sent");
         // The permit returns when the open has ended.
         let objects = dataset.objects.as_ref().unwrap();
         let all = u32::try_from(OPENS_MAX).unwrap();
         let done = tokio::time::timeout(Duration::from_secs(10), objects.opens.acquire_many(all)).await;
         drop(done.expect("the open ends").unwrap());
         assert!(objects.cached("object").is_some());
+        // Idle ones stay for a while.
+        assert_eq!(openers_alive(), OPENERS_MAX, "none was started for it");
     });
+}
+
+/// Threads of this process that open objects.
+fn openers_alive() -> usize {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    let name = |task: std::io::Result<std::fs::DirEntry>| {
+        std::fs::read_to_string(task.ok()?.path().join("comm")).ok()
+    };
+    tasks
+        .filter_map(name)
+        .filter(|name| name.trim() == "rf-open")
+        .count()
 }
 
 fn no_waker() -> std::task::Context<'static> {
