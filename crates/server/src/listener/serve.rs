@@ -31,6 +31,8 @@ use hyper_util::server::conn::auto;
 /// of a reset.
 pub(super) const LAST_WORD: Duration = Duration::from_millis(500);
 const SEND_BUFFER_BYTES: usize = 1 << 20;
+/// What a connection with a small limit of requests may have cancelled unseen.
+const UNSEEN_CANCELLATIONS: u32 = 256;
 /// hyper keeps a buffer of this size for an idle connection that had a long head.
 const HTTP1_BUFFER_BYTES: usize = HEADER_LIST_BYTES as usize;
 
@@ -216,6 +218,12 @@ impl PortServer {
         })
     }
 
+    /// Requests that a client may have cancelled before its connection's turn on the core: all that it may have open, as
+    /// when their deadlines pass together. h2's 20 ended connections of clients with short deadlines.
+    fn unseen_cancellations_max(&self) -> usize {
+        self.connection_limits.streams().max(UNSEEN_CANCELLATIONS) as usize
+    }
+
     fn protocol(&self) -> auto::Builder<LocalExecutor> {
         let mut builder = auto::Builder::new(LocalExecutor);
         let (stream_window, connection_window) = if self.http2_only {
@@ -240,6 +248,7 @@ impl PortServer {
             .initial_connection_window_size(connection_window)
             .adaptive_window(false)
             .max_concurrent_streams(self.connection_limits.streams())
+            .max_pending_accept_reset_streams(self.unseen_cancellations_max())
             .max_send_buf_size(SEND_BUFFER_BYTES);
         builder
     }

@@ -162,3 +162,52 @@ async fn clients_that_never_finish_a_request_do_not_hold_the_others() {
     assert!(begun.elapsed().as_secs() < 15, "{:?}", begun.elapsed());
     drop(held);
 }
+
+/// A frame of HTTP/2 (RFC 9113, 4.1).
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+    [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
+}
+
+#[tokio::test]
+async fn calls_may_be_cancelled_before_the_core_has_looked_at_them() {
+    // Scenario: a client cancels as many calls at once as it may have open, as when all their deadlines pass, and what it
+    // sent arrives together. Expectation: the connection stays.
+    let (setup, _) = plain_blocks(Setup::new(any_backend()), 1);
+    let daemon = setup.start();
+    let mut stream = TcpStream::connect(daemon.grpc).await.unwrap();
+    // Literals without indexing, of the static table's :path and :authority (RFC 7541, Appendix A).
+    let path = b"/ringfetch.v1.FetchService/FetchBlocks";
+    let head = [
+        // POST, http.
+        &[0x83, 0x86, 0x04, u8::try_from(path.len()).unwrap()][..],
+        path,
+        &[0x01, 9],
+        b"localhost",
+    ]
+    .concat();
+    let (headers, reset, ping, goaway) = (1, 3, 6, 7);
+    let (end_headers, cancel) = (4, 8_u32);
+    let calls = (0..256).flat_map(|call| {
+        let stream = 2 * call + 1;
+        let begun = frame(headers, end_headers, stream, &head);
+        [begun, frame(reset, 0, stream, &cancel.to_be_bytes())].concat()
+    });
+    let volley: Vec<u8> = [PREFACE, SETTINGS].concat().into_iter().chain(calls).collect();
+    stream.write_all(&volley).await.unwrap();
+    stream.write_all(&frame(ping, 0, 0, b"are they")).await.unwrap();
+    loop {
+        let mut start = [0; 9];
+        stream.read_exact(&mut start).await.expect("a frame");
+        let mut payload =
+            vec![0; usize::from(start[0]) << 16 | usize::from(start[1]) << 8 | usize::from(start[2])];
+        stream.read_exact(&mut payload).await.unwrap();
+        assert_ne!(start[3], goaway, "{}", String::from_utf8_lossy(&payload));
+        if start[3] == ping {
+            assert_eq!(payload, b"are they");
+            break;
+        }
+    }
+    daemon.assert_serves("blocks").await;
+    daemon.stop().await;
+}
