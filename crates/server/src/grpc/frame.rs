@@ -101,6 +101,9 @@ impl FrameDecoder {
         let Some(length) = self.length_in(&self.partial)? else {
             return Ok(None);
         };
+        // At once: growing by doubling would take up to twice the message.
+        let missing = (PREFIX_BYTES + length).saturating_sub(self.partial.len());
+        self.partial.reserve(missing);
         self.fill_to(PREFIX_BYTES + length);
         if self.partial.len() < PREFIX_BYTES + length {
             return Ok(None);
@@ -110,9 +113,14 @@ impl FrameDecoder {
         Ok(Some(message))
     }
 
-    /// Bytes held of an incomplete message.
+    /// Memory held for an incomplete message.
     pub(super) fn held(&self) -> usize {
-        self.partial.len() + self.piece.len()
+        let partial = if self.partial.is_empty() {
+            0
+        } else {
+            self.partial.capacity()
+        };
+        partial + self.piece.len()
     }
 
     /// Checks that no message is incomplete. Call it at the end of the body, after `next` returned `None`.
@@ -170,6 +178,29 @@ mod tests {
             found.push(message.to_vec());
         }
         Ok(())
+    }
+
+    #[test]
+    fn what_is_held_of_a_long_message_is_its_length() {
+        // A message of 1,000,000 bytes in pieces of 16 KiB. From the second piece on its memory is held, and no more.
+        const LENGTH: usize = 1_000_000;
+        let bytes = Bytes::from(framed(&[vec![7; LENGTH]]));
+        let mut decoder = FrameDecoder::new(1 << 20);
+        let pieces: Vec<Bytes> = (0..bytes.len())
+            .step_by(16 << 10)
+            .map(|from| bytes.slice(from..bytes.len().min(from + (16 << 10))))
+            .collect();
+        let (last, before) = pieces.split_last().unwrap();
+        for (number, piece) in before.iter().enumerate() {
+            decoder.push(piece.clone());
+            assert_eq!(decoder.next().unwrap(), None);
+            if number > 0 {
+                assert_eq!(decoder.held(), PREFIX_BYTES + LENGTH, "piece {number}");
+            }
+        }
+        decoder.push(last.clone());
+        assert_eq!(decoder.next().unwrap().unwrap(), vec![7; LENGTH]);
+        assert_eq!(decoder.held(), 0);
     }
 
     proptest! {

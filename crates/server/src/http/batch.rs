@@ -213,9 +213,11 @@ async fn read_body(
         return Err(too_large());
     }
     let most = usize::try_from(bytes_max).unwrap_or(usize::MAX);
+    let announced = body.size_hint().exact();
+    let announced = announced.and_then(|bytes| usize::try_from(bytes).ok());
     let (mut first, mut all) = (Bytes::new(), BytesMut::new());
     while let Some(frame) = request_memory
-        .next_frame(&mut body, first.len() + all.len())
+        .next_frame(&mut body, first.len() + all.capacity())
         .await?
     {
         let frame = frame.map_err(|error| Problem::malformed("body", format!("it broke off: {error}")))?;
@@ -227,6 +229,10 @@ async fn read_body(
         if first.is_empty() && all.is_empty() {
             first = piece;
         } else {
+            if all.is_empty() {
+                // Growing by doubling would take up to twice the body.
+                all.reserve(announced.unwrap_or(0));
+            }
             all.extend_from_slice(&std::mem::take(&mut first));
             all.extend_from_slice(&piece);
         }
@@ -260,7 +266,12 @@ mod tests {
     use crate::fetch::tests::without_datasets;
     use crate::http::batch_request::Columns;
     use crate::http::batch_request::tests::rendered;
+    use futures_util::FutureExt as _;
+    use http_body::{Frame, SizeHint};
     use std::convert::Infallible;
+    use std::pin::Pin;
+    use std::task::{Context, Poll};
+    use tokio_stream::StreamExt as _;
 
     #[tokio::test]
     async fn a_body_over_the_limit_is_refused() {
@@ -278,6 +289,48 @@ mod tests {
             let (status, _, detail) = rendered(problem).await;
             assert_eq!(status, 413);
             assert!(detail.contains("limits.request_bytes"), "{detail}");
+        }
+    }
+
+    #[tokio::test]
+    async fn the_memory_of_a_body_is_charged_while_it_arrives() {
+        // A body in pieces that stops before its end. Announced: its length is charged. Not announced: what its memory has
+        // grown to, in steps of 16 KiB, which is more than what has arrived.
+        let fetcher = without_datasets(Limits::default());
+        let piece = || Ok::<_, Infallible>(Bytes::from(vec![b' '; 100_000]));
+        for announced in [Some(1_000_000), None] {
+            let pieces = tokio_stream::iter([piece(), piece(), piece()]).chain(tokio_stream::pending());
+            let body = http_body_util::StreamBody::new(pieces.map(|piece| piece.map(Frame::data)));
+            let body = Body::new(Announced(body, announced));
+            let mut request_memory = RequestMemory::new(&fetcher, None);
+            let mut reading = Box::pin(read_body(body, 2_000_000, &mut request_memory));
+            assert!(reading.as_mut().now_or_never().is_none());
+            drop(reading);
+            let charged = request_memory.into_charge().unwrap().amount();
+            let expected = match announced {
+                Some(length) => length..=length + (16 << 10),
+                None => 350_000..=650_000,
+            };
+            assert!(expected.contains(&charged), "{announced:?}: {charged}");
+        }
+    }
+
+    /// A body with or without a length that is known beforehand.
+    struct Announced<B>(B, Option<u64>);
+
+    impl<B: http_body::Body + Unpin> http_body::Body for Announced<B> {
+        type Data = B::Data;
+        type Error = B::Error;
+
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            cx: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+            Pin::new(&mut self.0).poll_frame(cx)
+        }
+
+        fn size_hint(&self) -> SizeHint {
+            self.1.map_or_else(SizeHint::default, SizeHint::with_exact)
         }
     }
 
