@@ -78,7 +78,10 @@ impl Body for RequestBody {
             Poll::Ready(None) => this.exchange.mark_whole(),
             // hyper reports the end of the body next, which is none: the request is not whole, and the connection
             // closes.
-            Poll::Ready(Some(Err(_))) => this.comes_unasked = false,
+            Poll::Ready(Some(Err(_))) => {
+                this.comes_unasked = false;
+                this.exchange.mark_broken_off();
+            }
         }
         polled
     }

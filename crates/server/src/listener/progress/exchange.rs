@@ -36,6 +36,8 @@ pub(in crate::listener) struct Exchange {
     has_ended: AtomicBool,
     /// Some of its bytes were dropped instead of written.
     is_cut: AtomicBool,
+    /// The client reset the request before it was whole.
+    is_broken_off: AtomicBool,
     /// The packed [`Outcome`], if the request is one that metrics count.
     outcome: AtomicU32,
     /// The service waits for more of the request's body.
@@ -67,6 +69,7 @@ impl Exchange {
             has_answer: AtomicBool::new(false),
             has_ended: AtomicBool::new(false),
             is_cut: AtomicBool::new(false),
+            is_broken_off: AtomicBool::new(false),
             outcome: AtomicU32::new(0),
             wants_body: AtomicBool::new(false),
             received_bytes: AtomicU64::new(0),
@@ -180,6 +183,11 @@ impl Exchange {
         self.has_ended.store(true, Ordering::Relaxed);
     }
 
+    /// Marks a request that its client reset before it was whole: cancelled, although its error is a response.
+    pub(in crate::listener) fn mark_broken_off(&self) {
+        self.is_broken_off.store(true, Ordering::Relaxed);
+    }
+
     /// Counts bytes of the body that were read.
     pub(in crate::listener) fn received(&self, bytes: usize) {
         self.wants_body.store(false, Ordering::Relaxed);
@@ -280,7 +288,7 @@ impl Drop for Exchange {
         progress
             .read_bytes_at_end
             .store(progress.read_bytes(), Ordering::Relaxed);
-        if !self.has_answer.load(Ordering::Relaxed) {
+        if !self.has_answer.load(Ordering::Relaxed) || self.is_broken_off.load(Ordering::Relaxed) {
             progress.cancelled.fetch_add(1, Ordering::Relaxed);
         }
         progress.open.fetch_sub(1, Ordering::Relaxed);
@@ -387,5 +395,22 @@ mod tests {
         drop(large);
         drop(open);
         assert_eq!((share.held(), budget.used()), (0, 0));
+    }
+
+    #[test]
+    fn requests_that_their_client_resets_are_cancelled() {
+        // Scenario: a request ends with its response; one without; one is broken off, whose error is its response.
+        // Expectation: the latter two count as cancelled.
+        let progress = Arc::new(Progress::default());
+        let answered = progress.open(true);
+        answered.mark_answered();
+        drop(answered);
+        assert_eq!(progress.cancelled(), 0);
+        drop(progress.open(true));
+        let broken_off = progress.open(false);
+        broken_off.mark_broken_off();
+        broken_off.mark_answered();
+        drop(broken_off);
+        assert_eq!(progress.cancelled(), 2);
     }
 }
