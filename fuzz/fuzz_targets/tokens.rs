@@ -39,8 +39,9 @@ const VALUES_MAX: usize = 120;
 const DATASETS: [&str; 3] = ["b", "o", "v"];
 
 /// All possible messages about a file, with numbers as `N`: nothing of the file is repeated.
-const PROBLEMS: [&str; 20] = [
+const PROBLEMS: [&str; 21] = [
     "is empty",
+    "begins with a byte order mark",
     "is not UTF-N",
     "has no line with a principal",
     "line N must have three or four words",

@@ -136,7 +136,9 @@ fn credential(word: &str, with_certificates: bool) -> Option<Credential> {
 /// The lines of a file; `None` if it must be refused. `with_certificates`: clients' certificates are
 /// verified.
 pub fn read(file: &[u8], with_certificates: bool) -> Option<Vec<Line>> {
-    let text = std::str::from_utf8(file).ok()?;
+    let text = std::str::from_utf8(file)
+        .ok()
+        .filter(|text| !text.starts_with('\u{feff}'))?;
     let (mut lines, mut credentials) = (Vec::<Line>::new(), BTreeSet::new());
     for line in text.split('\n') {
         let words = line.split([' ', '\t', '\r', '\x0c']);
