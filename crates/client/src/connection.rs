@@ -114,7 +114,14 @@ impl Endpoint {
                 format!("{url:?} is not a URL ({error}); use http://HOST:PORT or https://HOST:PORT"),
             )
         })?;
-        let authority = uri.authority().filter(|authority| !authority.host().is_empty());
+        // Nothing else is sent, so anything else would be ignored without a word. A port above 65535 is none.
+        let is_address = |authority: &&Authority| {
+            let port = authority.as_str().strip_prefix(authority.host());
+            let has_port = authority.port_u16().is_some();
+            !authority.host().is_empty() && port.is_some_and(|port| port.is_empty() || has_port)
+        };
+        let is_bare = matches!(uri.path(), "" | "/") && uri.query().is_none();
+        let authority = uri.authority().filter(is_address).filter(|_| is_bare);
         let port = match uri.scheme_str() {
             Some("http") => Some((80, None)),
             Some("https") => tls.map(|tls| (443, Some(tls.clone()))),

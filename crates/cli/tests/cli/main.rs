@@ -158,6 +158,13 @@ fn wrong_arguments_are_told_apart_from_failures() {
             "use http://HOST:PORT",
         ),
         ("load --dataset blocks --seconds nan", "use seconds"),
+        ("--grpc http://localhost:7410/v1 datasets", "http://HOST:PORT"),
+        ("--grpc http://localhost:7410?a=1 datasets", "http://HOST:PORT"),
+        ("--grpc http://a:b@localhost:7410 datasets", "http://HOST:PORT"),
+        ("--grpc http://localhost:74100 datasets", "http://HOST:PORT"),
+        ("--admin http://localhost:7412/status status", "http://HOST:PORT"),
+        ("load --dataset blocks --http http://h:1?a=1", "http://HOST:PORT"),
+        ("load --dataset blocks --http http://h:74110", "http://HOST:PORT"),
         ("--timeout soon datasets", "soon"),
     ] {
         let output = ringfetch(None, args);

@@ -132,8 +132,11 @@ pub(in crate::load) fn parse_url(url: &str) -> Result<String, String> {
 fn site_uri(url: &str) -> Option<Uri> {
     let uri: Uri = url.parse().ok()?;
     let has_scheme = matches!(uri.scheme_str(), Some("http" | "https"));
-    let has_host = uri.host().is_some_and(|host| !host.is_empty());
-    (has_scheme && has_host && matches!(uri.path(), "" | "/")).then_some(uri)
+    let authority = uri.authority()?;
+    let port = authority.as_str().strip_prefix(authority.host())?;
+    let has_host = !authority.host().is_empty() && (port.is_empty() || authority.port_u16().is_some());
+    let is_bare = matches!(uri.path(), "" | "/") && uri.query().is_none();
+    (has_scheme && has_host && is_bare).then_some(uri)
 }
 
 impl Site {
