@@ -6,10 +6,13 @@ use crate::quantity::{parse_duration, parse_size};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand, ValueEnum};
 use ringfetch_client::{Error, Tls};
+use ringfetch_command::input_file;
 use ringfetch_engine::dataset::{BLOCK_BYTES_MAX, DIM_MAX, Dtype, Layout};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+/// Most bytes of a file that is read whole: tokens, certificates, results. A bundle of all authorities has less than 1 MiB.
+pub(crate) const INPUT_BYTES_MAX: u64 = 16 << 20;
 /// The demo's seed, and the default everywhere.
 pub(crate) const SEED: u64 = 42;
 /// Lengths of made objects.
@@ -69,7 +72,7 @@ impl Global {
         let wrong = |problem: &dyn std::fmt::Display| {
             Failure::Usage(format!("--token-file: {}: {problem}", path.display()))
         };
-        let text = std::fs::read_to_string(path).map_err(|error| wrong(&error))?;
+        let text = input_file::read_text(path, INPUT_BYTES_MAX).map_err(|error| wrong(&error))?;
         match text.trim() {
             "" => Err(wrong(&"it is empty")),
             token => Ok(Some(Token(token.to_owned()))),
@@ -95,7 +98,7 @@ impl TlsArgs {
     /// The TLS settings of the flags; `None` if none is given.
     pub(crate) fn read(&self) -> Result<Option<Tls>, Failure> {
         let file = |flag: &str, path: &PathBuf| {
-            let read = std::fs::read(path);
+            let read = input_file::read(path, INPUT_BYTES_MAX);
             read.map_err(|error| Failure::Usage(format!("--{flag}: {}: {error}", path.display())))
         };
         let ca = self.ca.as_ref().map(|path| file("ca", path)).transpose()?;

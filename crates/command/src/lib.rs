@@ -1,8 +1,9 @@
 //! Command-line parts shared by `ringfetchd` and `ringfetch`: sizes and other quantities in human notation,
-//! tables, result files, manual pages, completions, remedies.
+//! tables, files to read and to write, manual pages, completions, remedies.
 #![forbid(unsafe_code)]
 
 pub mod connect;
+pub mod input_file;
 pub mod manual;
 pub mod part_file;
 pub mod quantity;

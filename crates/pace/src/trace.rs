@@ -1,8 +1,16 @@
 //! A trace file: one item per line, in reading order. Every problem names its line. Empty lines and lines
 //! that begin with # are skipped. A trace has no times: the pacer decides when.
 
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read as _};
+use std::path::Path;
+
 /// 16 bytes each: 256 MB.
 const ENTRIES_MAX: usize = 1 << 24;
+/// The longest lines are comments.
+const LINE_BYTES_MAX: u64 = 4096;
+/// 16 million lines of 40 characters fit well.
+const BYTES_MAX: u64 = 1 << 30;
 
 /// What the numbers in a trace mean, and their bounds.
 #[derive(Debug, Clone, Copy)]
@@ -24,18 +32,45 @@ pub enum TraceEntries {
     Ranges(Vec<(u64, u64)>),
 }
 
-/// Reads a trace.
+/// Reads a trace from a file.
 ///
 /// # Errors
-/// The problem, with its line number.
-pub fn parse(text: &str, meaning: TraceShape) -> Result<TraceEntries, String> {
+/// errno, or the problem with its line number.
+pub fn read(path: &Path, meaning: TraceShape) -> Result<TraceEntries, String> {
+    let file = File::open(path).map_err(|error| error.to_string())?;
+    parse(BufReader::new(file), meaning)
+}
+
+/// Reads a trace, line by line: neither a file without an end nor a line without one takes memory.
+fn parse(mut text: impl BufRead, meaning: TraceShape) -> Result<TraceEntries, String> {
     let (mut items, mut ranges) = (Vec::new(), Vec::new());
-    for (number, line) in (1..).zip(text.lines()) {
-        let line = line.trim();
+    let (mut line, mut bytes) = (Vec::new(), 0);
+    for number in 1_u64.. {
+        let problem = |problem: String| Err(format!("line {number}: {problem}"));
+        line.clear();
+        let read = text
+            .by_ref()
+            .take(LINE_BYTES_MAX + 1)
+            .read_until(b'\n', &mut line);
+        match read {
+            Ok(0) => break,
+            Ok(_) if line.len() as u64 > LINE_BYTES_MAX => {
+                return problem(format!("it has more than {LINE_BYTES_MAX} bytes, the limit"));
+            }
+            Ok(_) => bytes += line.len() as u64,
+            Err(error) => return Err(error.to_string()),
+        }
+        if bytes > BYTES_MAX {
+            return problem(format!(
+                "there are more than {BYTES_MAX} bytes up to here: cut the trace"
+            ));
+        }
+        let Ok(line) = std::str::from_utf8(&line).map(str::trim) else {
+            return problem("it is not UTF-8".to_owned());
+        };
         if line.is_empty() || line.starts_with('#') {
             continue;
         }
-        let problem = |problem: String| Err(format!("line {number}: {problem}"));
         let mut words = line.split([' ', '\t', ',']).filter(|word| !word.is_empty());
         let mut number = || words.next().map(str::parse::<u64>);
         let (first, length) = match (number(), number(), number()) {
@@ -86,7 +121,7 @@ mod tests {
 
     #[test]
     fn a_trace_lists_items_or_ranges() {
-        let items = |text| parse(text, BLOCKS).unwrap();
+        let items = |text: &str| parse(text.as_bytes(), BLOCKS).unwrap();
         assert_eq!(
             items("# a trace\n3\n\n 9 \r\n0\n"),
             TraceEntries::Items(vec![3, 9, 0])
@@ -99,7 +134,7 @@ mod tests {
         let (range_bytes, ranges) = (Some(512), vec![(0, 512), (4608, 512)]);
         assert_eq!(
             parse(
-                "0\n4608\n",
+                &b"0\n4608\n"[..],
                 TraceShape {
                     range_bytes,
                     ..BLOCKS
@@ -122,12 +157,16 @@ mod tests {
             ("1\n1 1", "line 2: "),
             ("# nothing\n", "nothing is listed"),
         ] {
-            let problem = parse(text, BLOCKS).unwrap_err();
+            let problem = parse(text.as_bytes(), BLOCKS).unwrap_err();
             assert!(problem.starts_with(line), "{text:?}: {problem}");
         }
+        // A line without an end, as /dev/zero is.
+        let endless = std::io::repeat(0).take(u64::MAX);
+        let problem = parse(BufReader::new(endless), BLOCKS).unwrap_err();
+        assert_eq!(problem, "line 1: it has more than 4096 bytes, the limit");
         let length_bytes = None;
         let problem = parse(
-            "1 1",
+            &b"1 1"[..],
             TraceShape {
                 length_bytes,
                 ..BLOCKS

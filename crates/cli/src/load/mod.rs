@@ -27,13 +27,14 @@ mod transport;
 mod watch;
 mod workload;
 
-use crate::args::Global;
+use crate::args::{Global, INPUT_BYTES_MAX};
 use crate::daemon::client;
 use crate::outcome::Failure;
 use args::{Load, Merge, TransportArg};
 use driver::LoadThreads;
 use report::{Knee, Report};
 use require::{Figure, Requirement};
+use ringfetch_command::input_file;
 use ringfetch_pace::{Pacer, Ramp};
 use std::io::IsTerminal as _;
 use std::sync::Arc;
@@ -124,7 +125,7 @@ pub(crate) fn merge(global: &Global, args: &Merge) -> Result<(), Failure> {
     let mut merged: Option<Report> = None;
     for path in &args.results {
         let named = |problem: String| Failure::Failed(format!("{}: {problem}", path.display()));
-        let text = std::fs::read_to_string(path).map_err(|error| named(error.to_string()))?;
+        let text = input_file::read_text(path, INPUT_BYTES_MAX).map_err(|error| named(error.to_string()))?;
         let report = Report::read(&text).map_err(named)?;
         match &mut merged {
             Some(merged) => merged.merge(&report),

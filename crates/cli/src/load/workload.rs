@@ -16,8 +16,6 @@ use std::path::Path;
 
 /// Most names kept: chosen at random, a million are as good as all.
 const OBJECTS_MAX: usize = 1_000_000;
-/// A trace is read whole: 16 million lines of 40 characters fit well.
-const TRACE_BYTES_MAX: u64 = 1 << 30;
 
 /// All datasets to read, with their proportions.
 #[derive(Debug)]
@@ -160,15 +158,8 @@ async fn resolve_part(client: &Client, global: &Global, args: &Load, name: Strin
 }
 
 fn read_trace(path: &Path, meaning: TraceShape) -> Result<TraceEntries, Failure> {
-    let named = |problem: String| Failure::Usage(format!("--trace {}: {problem}", path.display()));
-    let failed = |error: std::io::Error| named(error.to_string());
-    let length = std::fs::metadata(path).map_err(failed)?.len();
-    if length > TRACE_BYTES_MAX {
-        return Err(named(format!(
-            "{length} bytes are more than {TRACE_BYTES_MAX}: cut the trace"
-        )));
-    }
-    trace::parse(&std::fs::read_to_string(path).map_err(failed)?, meaning).map_err(named)
+    let named = |problem| Failure::Usage(format!("--trace {}: {problem}", path.display()));
+    trace::read(path, meaning).map_err(named)
 }
 
 impl Workload {

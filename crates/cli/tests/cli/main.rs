@@ -176,6 +176,45 @@ fn wrong_arguments_are_told_apart_from_failures() {
 }
 
 #[test]
+fn a_file_without_an_end_is_refused_with_the_limit() {
+    // Scenario: /dev/zero for every file that is read whole, and to a daemon, so that nothing else is wrong.
+    // Expectation: one line that names the flag or the file, and the limit.
+    let server = Some(start(Flaw::NONE));
+    for (args, code, named) in [
+        (
+            "datasets --token-file /dev/zero",
+            2,
+            "--token-file: /dev/zero: it",
+        ),
+        ("datasets --ca /dev/zero", 2, "--ca: /dev/zero: it"),
+        (
+            "datasets --cert /dev/zero --key /dev/null",
+            2,
+            "--cert: /dev/zero: it",
+        ),
+        (
+            "datasets --cert /dev/null --key /dev/zero",
+            2,
+            "--key: /dev/zero: it",
+        ),
+        (
+            "load --dataset blocks --trace /dev/zero",
+            2,
+            "--trace /dev/zero: line 1: it",
+        ),
+        ("load-merge /dev/zero", 1, "/dev/zero: it"),
+        ("lab compare /dev/zero /dev/null", 1, "/dev/zero: it"),
+    ] {
+        let said = failure(server, args, code);
+        let (_, limit) = said.split_once(named).unwrap_or_else(|| panic!("{args}: {said}"));
+        assert!(
+            limit.starts_with(" has more than ") && limit.ends_with(", the limit\n"),
+            "{said}"
+        );
+    }
+}
+
+#[test]
 fn the_daemon_reports_about_itself() {
     // Aligned tables with the facts, a fallback that cannot be overlooked, the contract's field names.
     let server = start(Flaw::NONE);

@@ -15,11 +15,14 @@ use crate::honesty::came_from;
 use crate::sample::{Of, Sample, reads_per_second};
 use crate::stats::Summary;
 use crate::study::{Key, Row, Rows, get};
+use ringfetch_command::input_file;
 use ringfetch_command::part_file::write_whole;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
 const FORMAT: &str = "ringfetch-lab-report/1";
+/// As of the samples that a report is made of.
+const LENGTH_MAX_BYTES: u64 = 64 << 20;
 /// A larger relative spread means that the machine was not quiet.
 const SPREAD_MAX: f64 = 0.25;
 
@@ -265,7 +268,7 @@ impl Report {
             path.to_owned()
         };
         let shown = file.display();
-        let text = std::fs::read(&file).map_err(|error| LabError::at(&shown, error))?;
+        let text = input_file::read(&file, LENGTH_MAX_BYTES).map_err(|error| LabError::at(&shown, error))?;
         let report: Option<Self> = serde_json::from_slice(&text).ok();
         report
             .filter(|report| report.format == FORMAT)

@@ -12,11 +12,9 @@ use crate::study::{About, Cell, Measure, Once, Row, Rows, Study, check_only, get
 use humantime::format_duration;
 use ringfetch_client::{Backend, Kind};
 use ringfetch_pace::trace::{self, TraceEntries, TraceShape};
-use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-const TRACE_BYTES_MAX: u64 = 1 << 30;
 pub(crate) static ABOUT: About = About {
     name: "flip",
     title: "one load on a running daemon, under each backend",
@@ -105,17 +103,8 @@ fn load(served: &mut Served, trace: Option<&Path>) -> Result<u64, LabError> {
 }
 
 fn parse(path: &Path, meaning: TraceShape) -> Result<TraceEntries, LabError> {
-    let wrong = |problem: String| LabError::Usage(format!("--trace: {}: {problem}", path.display()));
-    let length = fs::metadata(path)
-        .map_err(|error| wrong(error.to_string()))?
-        .len();
-    if length > TRACE_BYTES_MAX {
-        return Err(wrong(format!(
-            "{length} bytes are more than {TRACE_BYTES_MAX}: cut it"
-        )));
-    }
-    let text = fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
-    trace::parse(&text, meaning).map_err(wrong)
+    let wrong = |problem| LabError::Usage(format!("--trace: {}: {problem}", path.display()));
+    trace::read(path, meaning).map_err(wrong)
 }
 
 /// One run under the cell's backend.
