@@ -27,7 +27,7 @@ mod stop;
 mod verify;
 
 use args::DatasetCommand;
-use clap::{CommandFactory as _, Parser as _};
+use clap::CommandFactory as _;
 use commands::{Cli, Command};
 use outcome::{EXIT_STATUS, Failure};
 use ringfetch_command::manual::{Manual, completions};
@@ -48,8 +48,7 @@ const MANUAL: Manual<'_> = Manual {
 };
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
-    outcome::report(run(&cli))
+    outcome::report(run(&Cli::of_process()))
 }
 
 fn run(cli: &Cli) -> Result<(), Failure> {

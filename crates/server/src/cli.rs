@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 
+use clap::builder::{OsStringValueParser, TypedValueParser as _};
 use clap::{Parser, Subcommand};
 use clap_complete::Shell;
 use ringfetch_server::config::{Base, Flag, Inputs};
@@ -25,7 +26,10 @@ Exit codes:
 #[command(name = "ringfetchd", version, max_term_width = 110, after_help = EXIT_CODES)]
 pub(crate) struct Cli {
     /// Configuration file; config/ringfetchd.yaml documents every key.
-    #[arg(long, short, value_name = "FILE", env = "RINGFETCH_CONFIG", global = true)]
+    // An empty one is refused as every key without a value is, with a text that names the variable: the demo in place of
+    // the data would look healthy.
+    #[arg(long, short, value_name = "FILE", env = "RINGFETCH_CONFIG", global = true,
+          value_parser = OsStringValueParser::new().map(PathBuf::from))]
     config: Option<PathBuf>,
     /// Sets any key outside `datasets`, such as engine.uring.queue_depth=64. Repeatable.
     #[arg(long, value_name = "KEY=VALUE", global = true)]

@@ -464,7 +464,7 @@ fn text(bytes: &[u8]) -> &str {
 
 #[test]
 fn check_config_answers_by_its_exit_code() {
-    // Scenario: the documented file; a bad file; a missing file; a bad flag over a good file; no file at all.
+    // Scenario: the documented file; a bad file; a missing one; none, as an empty variable names; a bad flag over a good file; no file at all.
     // Expectation: exit code 0 and one line on stdout if valid, otherwise 2 with every problem on stderr.
     let documented = documented();
     let documented = documented.to_str().unwrap();
@@ -485,13 +485,15 @@ fn check_config_answers_by_its_exit_code() {
         "{complaint}"
     );
 
-    let missing = ringfetchd(&["--config", "/nowhere/ringfetchd.yaml"]);
-    assert_eq!(missing.status.code(), Some(2));
-    assert!(
-        text(&missing.stderr).contains("/nowhere/ringfetchd.yaml"),
-        "{}",
-        text(&missing.stderr)
-    );
+    for missing in ["/nowhere/ringfetchd.yaml", ""] {
+        let missing = (missing, ringfetchd(&["--config", missing]));
+        let complaint = text(&missing.1.stderr);
+        assert_eq!(missing.1.status.code(), Some(2), "{complaint}");
+        assert!(
+            complaint.contains(missing.0) && complaint.contains("RINGFETCH_CONFIG"),
+            "{complaint}"
+        );
+    }
 
     let flags = [
         "--config",

@@ -215,6 +215,29 @@ fn a_file_without_an_end_is_refused_with_the_limit() {
 }
 
 #[test]
+fn an_empty_variable_is_as_good_as_none() {
+    // Scenario: each variable of a flag is there and empty. Expectation: the command runs as without it; those of the
+    // addresses leave the default ones.
+    let server = start(Flaw::NONE);
+    let load = "load --dataset blocks --requests 4 --warmup-seconds 0";
+    for variable in ["TOKEN_FILE", "CA", "CERT", "KEY", "HTTP"] {
+        let mut command = command(Some(server), load);
+        let output = command.env(format!("RINGFETCH_{variable}"), "").output().unwrap();
+        assert!(output.status.success(), "{variable}: {output:?}");
+    }
+    for (variable, args, address) in [
+        ("GRPC", "datasets", "http://127.0.0.1:7410"),
+        ("ADMIN", "status", "http://127.0.0.1:7412"),
+    ] {
+        let mut command = command(None, &format!("{args} --timeout 1ns"));
+        let output = command.env(format!("RINGFETCH_{variable}"), "").output().unwrap();
+        let error = String::from_utf8(output.stderr).unwrap();
+        let is_sent = error.contains("no answer within --timeout") || error.contains(address);
+        assert!(output.status.code() == Some(1) && is_sent, "{variable}: {error}");
+    }
+}
+
+#[test]
 fn the_daemon_reports_about_itself() {
     // Aligned tables with the facts, a fallback that cannot be overlooked, the contract's field names.
     let server = start(Flaw::NONE);
