@@ -36,6 +36,7 @@ use report::{Knee, Report};
 use require::{Figure, Requirement};
 use ringfetch_command::input_file;
 use ringfetch_pace::{Pacer, Ramp};
+use std::collections::HashMap;
 use std::io::IsTerminal as _;
 use std::sync::Arc;
 use text::HistogramFiles;
@@ -123,10 +124,18 @@ fn publish(
 /// Merges results that `load --json` printed.
 pub(crate) fn merge(global: &Global, args: &Merge) -> Result<(), Failure> {
     let mut merged: Option<Report> = None;
+    let mut texts = HashMap::new();
     for path in &args.results {
         let named = |problem: String| Failure::Failed(format!("{}: {problem}", path.display()));
         let text = input_file::read_text(path, INPUT_BYTES_MAX).map_err(|error| named(error.to_string()))?;
         let report = Report::read(&text).map_err(named)?;
+        // No two runs measure the same to the last digit: it would count twice.
+        if let Some(earlier) = texts.insert(text, path) {
+            let (path, earlier) = (path.display(), earlier.display());
+            return Err(Failure::Usage(format!(
+                "{path}: is the same result as {earlier}; name each once"
+            )));
+        }
         match &mut merged {
             Some(merged) => merged.merge(&report),
             None => merged = Some(report),

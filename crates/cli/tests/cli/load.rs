@@ -409,6 +409,16 @@ fn results_of_several_instances_merge() {
     assert!((us(&merged, "max") - max.max(other_max)).abs() < 0.01, "{merged}");
     let text = stdout(server, &format!("load-merge {names}"));
     assert!(text.starts_with("merged           2 results"), "{text}");
+    let copy = directory.path().join("copy.json");
+    std::fs::copy(&results[0], &copy).unwrap();
+    let first = results[0].display();
+    for twice in [format!("{names} {first}"), format!("{names} {}", copy.display())] {
+        let error = failure(None, &format!("load-merge {twice}"), 2);
+        assert!(
+            error.contains(&format!("is the same result as {first}")),
+            "{error}"
+        );
+    }
     // Bytes that nobody compared are not right: a condition on them holds only if every result was verified.
     let verified = directory.path().join("verified.json");
     let run = "--json load --dataset blocks --batch 2 --requests 30 --warmup-seconds 0 --verify --seed 42";
