@@ -2,7 +2,7 @@
 
 use crate::connect::remedy;
 use ringfetch_client::{Code, Error};
-use std::io;
+use std::io::{self, Write as _};
 use std::process::ExitCode;
 
 /// The exit codes, for the manual.
@@ -84,6 +84,7 @@ pub(crate) fn report(outcome: Result<(), Failure>) -> ExitCode {
         Err(Failure::Usage(message)) => (message, 2),
         Err(Failure::Condition(message)) => (message, 3),
     };
-    eprintln!("ringfetch: {}", message.replace('\n', "; "));
+    // A stderr that cannot be written does not change how the command ended.
+    let _ = writeln!(io::stderr(), "ringfetch: {}", message.replace('\n', "; "));
     ExitCode::from(code)
 }

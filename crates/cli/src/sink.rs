@@ -45,17 +45,25 @@ impl Sink {
     }
 
     /// Completes the output after everything was written.
-    pub(crate) fn finish(self) -> Result<(), Failure> {
+    pub(crate) fn finish(mut self) -> Result<(), Failure> {
         match self {
-            Self::Stdout(mut out) => out.flush()?,
+            Self::Stdout(_) => Ok(self.flush()?),
             Self::File(out) => {
                 let path = out.get_ref().path().to_owned();
                 let part = out.into_inner().map_err(io::IntoInnerError::into_error);
                 let finished = part.and_then(PartFile::finish);
-                finished.map_err(|error| cannot_write(&path, &error))?;
+                finished.map_err(|error| cannot_write(&path, &error))
             }
         }
-        Ok(())
+    }
+
+    /// The error of a write, with the name of what could not be written.
+    fn named(&self, error: &io::Error) -> io::Error {
+        let text = match self {
+            Self::Stdout(_) => format!("stdout: {error}"),
+            Self::File(out) => not_written(out.get_ref().path(), error),
+        };
+        io::Error::new(error.kind(), text)
     }
 
     fn writer(&mut self) -> &mut dyn Write {
@@ -99,7 +107,11 @@ impl Write for Pipe {
 }
 
 fn cannot_write(path: &Path, error: &io::Error) -> Failure {
-    Failure::Failed(format!("--out: cannot write {}: {error}", path.display()))
+    Failure::Failed(not_written(path, error))
+}
+
+fn not_written(path: &Path, error: &io::Error) -> String {
+    format!("--out: cannot write {}: {error}", path.display())
 }
 
 /// Prints a command's result on stdout: as JSON, or as the text that `text` writes.
@@ -126,10 +138,12 @@ pub(crate) fn print_json(out: &mut Sink, value: &impl Serialize) -> Result<(), F
 
 impl Write for Sink {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.writer().write(bytes)
+        let written = self.writer().write(bytes);
+        written.map_err(|error| self.named(&error))
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.writer().flush()
+        let flushed = self.writer().flush();
+        flushed.map_err(|error| self.named(&error))
     }
 }

@@ -123,7 +123,7 @@ struct Runs<'a> {
 impl Runs<'_> {
     fn print(self, text: &str) -> Result<(), LabError> {
         let written = self.out.write_all(text.as_bytes());
-        written.map_err(|error| LabError::at("stdout", error))
+        written.map_err(|error| LabError::Failed(error.to_string()))
     }
 
     /// Measures a study's cells and reports.

@@ -238,6 +238,52 @@ fn an_empty_variable_is_as_good_as_none() {
 }
 
 #[test]
+fn a_full_disk_is_reported_with_what_could_not_be_written() {
+    // Scenario: short and long results into a full device, by --out and by stdout. Expectation: exit code 1, and one line
+    // that names the flag and the file, or stdout.
+    let server = Some(start(Flaw::NONE));
+    for args in ["get block blocks 1", "get range blocks 0 100000"] {
+        let said = failure(server, &format!("{args} --out /dev/full"), 1);
+        assert!(
+            said.starts_with("ringfetch: --out: cannot write /dev/full: No space"),
+            "{said}"
+        );
+    }
+    for args in [
+        "get range blocks 0 100000",
+        "datasets",
+        "--json status",
+        "completions bash",
+        "doctor",
+    ] {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let output = command(server, args).stdout(full).output().unwrap();
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(
+            error.starts_with("ringfetch: stdout: No space"),
+            "{args}: {error}"
+        );
+        assert_eq!(
+            (output.status.code(), error.lines().count()),
+            (Some(1), 1),
+            "{args}"
+        );
+    }
+}
+
+#[test]
+fn a_message_that_cannot_be_written_leaves_the_exit_code() {
+    // Scenario: stderr is a full disk, and a pipe without a reader. Expectation: the exit code of the failure.
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    for stderr in [std::process::Stdio::from(full), writer.into()] {
+        let mut command = command(None, "datasets --token-file /nonexistent");
+        assert_eq!(command.stderr(stderr).status().unwrap().code(), Some(2));
+    }
+}
+
+#[test]
 fn the_daemon_reports_about_itself() {
     // Aligned tables with the facts, a fallback that cannot be overlooked, the contract's field names.
     let server = start(Flaw::NONE);
