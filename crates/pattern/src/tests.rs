@@ -275,6 +275,20 @@ fn a_stopped_run_leaves_no_half_file() {
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
 }
 
+/// The kernel takes no length from 2^63 on for one; it must not fill the disk first.
+#[test]
+fn a_file_longer_than_any_is_refused_before_a_byte_is_written() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("blocks.bin");
+    let error = write_blocks(&path, 5, 1 << 63, &mut |_| false).unwrap_err();
+    assert_eq!(
+        error.raw_os_error(),
+        Some(rustix::io::Errno::FBIG.raw_os_error()),
+        "{error}"
+    );
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+}
+
 /// Every object has its name, its length and its own stream; progress counts over all of them.
 #[test]
 fn objects_have_their_own_streams() {

@@ -290,6 +290,10 @@ fn reserve(file: &File, length_bytes: u64) -> io::Result<()> {
     if length_bytes == 0 {
         return Ok(());
     }
+    // off_t: the kernel calls a longer one invalid, as it calls a file system invalid that cannot reserve.
+    if i64::try_from(length_bytes).is_err() {
+        return Err(Errno::FBIG.into());
+    }
     match rustix::io::retry_on_intr(|| fallocate(file, FallocateFlags::empty(), 0, length_bytes)) {
         Err(errno @ (Errno::NOSPC | Errno::FBIG | Errno::DQUOT)) => Err(errno.into()),
         // The file system may not support it.
