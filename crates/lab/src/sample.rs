@@ -93,6 +93,7 @@ pub(crate) fn seconds(sample: &Sample) -> f64 {
 pub(crate) struct Counts {
     reads: u64,
     bytes: u64,
+    waited: Duration,
     in_flight: Duration,
     latency: Option<Histogram<u32>>,
 }
@@ -102,6 +103,7 @@ impl Counts {
         Self {
             reads: 0,
             bytes: 0,
+            waited: Duration::ZERO,
             in_flight: Duration::ZERO,
             // Three digits are valid, and it grows by itself.
             latency: Histogram::new(3).ok(),
@@ -112,6 +114,7 @@ impl Counts {
     pub(crate) fn read(&mut self, bytes: usize, latency: Duration, in_flight: Duration) {
         self.reads += 1;
         self.bytes += bytes as u64;
+        self.waited += latency;
         self.in_flight += in_flight;
         if let Some(histogram) = &mut self.latency {
             let _recorded = histogram.record(u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX));
@@ -122,6 +125,7 @@ impl Counts {
     pub(crate) fn add(&mut self, other: &Self) {
         self.reads += other.reads;
         self.bytes += other.bytes;
+        self.waited += other.waited;
         self.in_flight += other.in_flight;
         if let (Some(all), Some(latency)) = (&mut self.latency, &other.latency) {
             let _added = all.add(latency);
@@ -140,7 +144,7 @@ impl Counts {
             bytes: self.bytes,
             seconds,
             min_us: micros(latency.min()),
-            mean_us: self.in_flight.as_secs_f64() * 1e6 / reads,
+            mean_us: self.waited.as_secs_f64() * 1e6 / reads,
             p50_us: quantile(0.5),
             p99_us: quantile(0.99),
             p999_us: quantile(0.999),
@@ -178,7 +182,7 @@ mod tests {
     #[test]
     fn reads_are_in_flight_from_their_sending_on() {
         // Scenario: ten reads that wait a second each for a slot and then take 10 ms, in a second. Expected: a
-        // depth of 0.1, and latencies that include the wait.
+        // depth of 0.1, and latencies that include the wait, their mean between the shortest and the longest.
         let mut counts = Counts::none();
         for _ in 0..10 {
             counts.read(1, Duration::from_millis(1010), Duration::from_millis(10));
@@ -188,6 +192,7 @@ mod tests {
             .unwrap();
         assert!((sample.depth_achieved - 0.1).abs() < 1e-9, "{sample:?}");
         assert!(sample.p50_us > 1e6, "{sample:?}");
+        assert!((sample.mean_us - 1_010_000.0).abs() < 1e-3, "{sample:?}");
     }
 
     #[test]
