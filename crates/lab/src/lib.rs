@@ -245,7 +245,7 @@ fn identity(study: &Study, common: &Common) -> Key {
         pair("data", data),
         pair("repetitions", common.repetitions),
         pair("seed", common.seed),
-        pair("strategies", common.only.join(", ")),
+        pair("strategies", study.chosen.join(", ")),
     ];
     identity.extend(study.settings.iter().cloned());
     identity

@@ -8,7 +8,7 @@ use crate::questions::Questions;
 use crate::served::{Items, Served};
 use ringfetch_command::quantity::{approximate, exact_size, size};
 use ringfetch_pattern as pattern;
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::io::{self, Read as _, Seek as _, SeekFrom};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
@@ -247,6 +247,16 @@ fn whole(
         return Ok(made);
     }
     fs::create_dir_all(&directory).map_err(|error| at_path(&directory, &error))?;
+    let lock = open(&directory)?;
+    // Not every file system can lock a directory.
+    if let Err(TryLockError::WouldBlock) = lock.try_lock() {
+        let shown = directory.display();
+        let problem = format!("--path: another process makes data in {shown}; try again when it has ended");
+        return Err(LabError::Failed(problem));
+    }
+    if made.exists() {
+        return Ok(made);
+    }
     room_for(&directory, bytes)?;
     let removed = |part: &Path| fs::remove_file(part).or_else(|_| fs::remove_dir_all(part));
     // Left by a run that was killed.
@@ -343,6 +353,32 @@ pub(crate) mod tests {
         writer.lock().unwrap();
         small(directory.path());
         assert!(!left.exists() && written.exists());
+    }
+
+    #[test]
+    fn data_that_another_process_makes_are_left_alone() {
+        // Scenario: another process makes data in the same directory; it ends. Expected: an error that names the
+        // option and the directory, and nothing is made or removed; then the data.
+        let directory = scratch();
+        let data = directory.path().join(DIRECTORY);
+        fs::create_dir_all(data.join("objects-3x16KiB.part")).unwrap();
+        let maker = File::open(&data).unwrap();
+        maker.lock().unwrap();
+        let many = || Material::many(directory.path(), 3, 16 << 10, &mut |_| true);
+        let problem = many().unwrap_err().to_string();
+        assert!(
+            problem.starts_with("--path: ") && problem.contains("another process"),
+            "{problem}"
+        );
+        let left = || {
+            fs::read_dir(&data)
+                .unwrap()
+                .map(|entry| entry.unwrap().file_name())
+        };
+        assert_eq!(left().collect::<Vec<_>>(), ["objects-3x16KiB.part"]);
+        drop(maker);
+        many().unwrap();
+        assert_eq!(left().collect::<Vec<_>>(), ["objects-3x16KiB"]);
     }
 
     #[test]
