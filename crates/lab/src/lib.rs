@@ -187,6 +187,7 @@ fn measured(
         !stop.load(Ordering::Relaxed)
     })?;
     bar.finish_and_clear();
+    study.left_out.extend(uncounted(&study));
     let memory = facts::memory();
     let materials: Vec<&Material> = study.materials.iter().map(Arc::as_ref).collect();
     marks.extend(honesty::objections(&materials, study.needs, &memory));
@@ -231,6 +232,15 @@ fn measured(
         directory,
         stopped,
     })
+}
+
+/// The CPU time that figures of a daemon lack, if its process is unknown.
+fn uncounted(study: &Study) -> Option<String> {
+    let served = |cell: &Cell| study.materials.get(cell.setup.material)?.served.as_ref();
+    let mut daemons = study.cells.iter().filter(|cell| cell.strategy.name == "daemon");
+    let served = daemons.find_map(served)?;
+    let missing = "the daemon's CPU time: name its process with --server-pid";
+    served.cpu().is_none().then(|| missing.to_owned())
 }
 
 /// What must be equal for a run to be resumed.

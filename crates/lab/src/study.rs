@@ -201,6 +201,10 @@ impl Study {
         let material = self.materials.get(cell.setup.material);
         let bytes = material.map_or(0, |material| cell.buffer_bytes(material));
         if cell.setup.depth > cell.strategy.depth_max {
+            let why = format!("{}: depth {} only", cell.strategy.name, cell.strategy.depth_max);
+            if !self.left_out.contains(&why) {
+                self.left_out.push(why);
+            }
             return;
         }
         if bytes > STEP_BYTES_MAX {

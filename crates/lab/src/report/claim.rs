@@ -20,7 +20,7 @@ pub struct Claim {
 impl Claim {
     /// Judges our ratio: the verdict, and the words before and after it.
     fn of(claim: &str, ours: Option<Summary>, judge: impl FnOnce(&Summary) -> [&'static str; 3]) -> Self {
-        let untested = "a strategy that it is about was not measured";
+        let untested = "what it compares was not measured";
         let (verdict, words) = match ours.map(|ours| (judge(&ours), ours.times())) {
             None => ("not tested", untested.to_owned()),
             Some(([verdict, before, after], times)) => (verdict, format!("{before}{times}{after}")),

@@ -10,8 +10,8 @@ const SIZE: (u32, u32) = (1040, 520);
 /// The legend is to the right of it.
 const CHART_WIDTH: u32 = 890;
 const LEGEND_LINE: i32 = 20;
-/// Okabe and Ito's colours, which differ for colour-blind readers too, and four more.
-const COLOURS: [RGBColor; 12] = [
+/// Okabe and Ito's colours, which differ for colour-blind readers too, and six more.
+const COLOURS: [RGBColor; 14] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
     RGBColor(0, 158, 115),
@@ -24,6 +24,8 @@ const COLOURS: [RGBColor; 12] = [
     RGBColor(120, 120, 120),
     RGBColor(140, 80, 40),
     RGBColor(60, 130, 60),
+    RGBColor(160, 0, 60),
+    RGBColor(130, 160, 200),
 ];
 
 /// Plots below each other as one SVG element.
@@ -141,6 +143,12 @@ mod tests {
             svg(&[&plot(vec![("x".to_owned(), odd)])]).unwrap();
         }
         svg(&[&plot(Vec::new()), &plot(Vec::new())]).unwrap();
+    }
+
+    #[test]
+    fn every_strategy_of_a_plot_has_its_own_colour() {
+        // Scenario: all strategies in one plot. Expected: enough colours.
+        assert!(COLOURS.len() >= crate::strategies::ALL.len());
     }
 
     #[test]

@@ -64,6 +64,18 @@ pub(crate) fn plan(args: &Strategies, progress: Progress<'_>) -> Result<Study, L
     ];
     let mut study = Study::new(&ABOUT, &args.common, NAMES, settings, vec![material])?;
     study.needs = needs(length);
+    if has(&"buffered") {
+        let deep = args
+            .depths
+            .iter()
+            .filter(|depth| **depth as usize > BUFFERED_DEPTH_MAX);
+        let why = format!("more than {BUFFERED_DEPTH_MAX} reads in flight would measure the scheduler");
+        let deep = deep.map(|depth| format!("buffered, depth {depth}: {why}"));
+        study.left_out.extend(deep);
+        let polled = study.chosen.iter().filter(|name| *name == "ring-polled");
+        let polled = polled.map(|name| format!("{name}, buffered: only direct reads can be polled"));
+        study.left_out.extend(polled);
+    }
     let profiles: Vec<&str> = ["direct", "buffered"].into_iter().filter(has).collect();
     let axes = [
         ("profile", texts(&profiles)),
@@ -76,7 +88,6 @@ pub(crate) fn plan(args: &Strategies, progress: Progress<'_>) -> Result<Study, L
             true => (Heat::Direct, DIRECT_BLOCK_BYTES, length),
             false => (Heat::Warm, BUFFERED_BLOCK_BYTES, warm_bytes),
         };
-        // A ring can only be polled past the page cache.
         if !random && (depth > BUFFERED_DEPTH_MAX || at.text("strategy") == "ring-polled") {
             return None;
         }
@@ -136,6 +147,11 @@ fn judge(report: &mut Report, rows: &Rows) {
             report.claims.push(Claim::of_order(&claim, ratio));
         }
     }
+    let [polled, plain] = ["ring-polled", "ring"].map(|strategy| best("direct", strategy));
+    let ratio = polled.zip(plain);
+    let ratio = ratio.and_then(|(polled, plain)| polled.ratio(plain, reads_per_second));
+    let claim = "polled completions (IOPOLL) make one ring faster (published: by 10 to 15 %)";
+    report.claims.push(Claim::of_order(claim, ratio));
     for (profile, title) in [
         ("direct", "Random direct reads of 4 KiB"),
         ("buffered", "Sequential reads of 64 KiB from memory"),
@@ -195,12 +211,26 @@ mod tests {
             let all = verdicts(report, "");
             all.iter().filter(|known| *known == verdict).count()
         };
-        let published = judged(&rows([31_796, 426_580, 950_330], 564_188, [46, 7]));
+        // A ring that is polled makes 12 % more reads; then as many.
+        let rows = |ring: [u64; 3], polled: u64, threads: u64, warm: [u64; 2]| {
+            let mut rows = rows(ring, threads, warm);
+            let key = [
+                ("profile", "direct"),
+                ("strategy", "ring-polled"),
+                ("depth", "64"),
+            ];
+            rows.0.push(row(&key, &[polled; 5]));
+            rows
+        };
+        let published = judged(&rows([31_796, 426_580, 950_330], 1_064_369, 564_188, [46, 7]));
         let rings = verdicts(&published, "ring at depth");
         assert_eq!(rings, ["confirmed", "not tested"].repeat(3));
-        assert_eq!((published.claims.len(), count(&published, "confirmed")), (10, 5));
-        let slow = judged(&rows([28_000, 30_000, 30_000], 31_000, [7, 46]));
-        assert_eq!(count(&slow, "refuted"), 4);
+        assert_eq!((published.claims.len(), count(&published, "confirmed")), (11, 6));
+        let slow = judged(&rows([28_000, 30_000, 30_000], 30_000, 31_000, [7, 46]));
+        assert_eq!(
+            (count(&slow, "refuted"), verdicts(&slow, "polled")),
+            (4, vec!["undecided".to_owned()])
+        );
         assert!(slow.plots.iter().any(|plot| plot.name == "plot-direct-reads"));
     }
 }

@@ -178,6 +178,12 @@ async fn a_daemon_gets_back_the_backend_that_it_had() {
     for more in ["", "--trace DIR/trace --rate 200"] {
         let report = bed.report(&format!("{flip} {more}")).await;
         assert!(report.notes[0].starts_with("verdict: "), "{:?}", report.notes);
+        let own = "the daemon's CPU time: name its process with --server-pid";
+        assert!(
+            report.left_out.iter().any(|why| why == own),
+            "{:?}",
+            report.left_out
+        );
         assert_eq!((rows(&report, "mmap"), rows(&report, "pread")), (1, 1));
         assert_eq!(read_by().await, before);
     }
