@@ -56,6 +56,8 @@ pub(crate) struct Journal {
     file: File,
     header: Header,
     done: HashMap<(String, u32), Sample>,
+    /// Whether its directory was created with it.
+    made: bool,
 }
 
 impl Journal {
@@ -94,13 +96,35 @@ impl Journal {
         )))
     }
 
+    /// Refuses a directory that cannot be written, and leaves nothing there: called before data are made.
+    ///
+    /// # Errors
+    /// errno, with the path.
+    pub(crate) fn check_writable(directory: &Path) -> Result<(), LabError> {
+        let missing = directory.ancestors().take_while(|above| !above.exists());
+        let missing: Vec<&Path> = missing.collect();
+        let written = fs::create_dir_all(directory).and_then(|()| tempfile::tempfile_in(directory));
+        for above in missing {
+            // The deepest first. What another process has put something into stays.
+            let _removed = fs::remove_dir(above);
+        }
+        written.map(drop).map_err(|error| {
+            let shown = directory.display();
+            let problem = match directory.is_file() {
+                true => "is a file".to_owned(),
+                false => format!("cannot be written: {error}"),
+            };
+            LabError::Failed(format!("--out: {shown} {problem}: name another directory"))
+        })
+    }
+
     /// Opens the journal of a directory, creating the directory if it is missing.
     ///
     /// # Errors
     /// The directory has results already, or those of another run; errno with the path.
     pub(crate) fn open(directory: &Path, header: Header, resume: bool) -> Result<Self, LabError> {
         Self::check(directory, resume)?;
-        let (shown, path) = (directory.display(), directory.join(NAME));
+        let (shown, path, made) = (directory.display(), directory.join(NAME), !directory.exists());
         fs::create_dir_all(directory).map_err(|error| LabError::at(format_args!("--out: {shown}"), error))?;
         let io = |error: io::Error| LabError::at(format_args!("--out: {}", path.display()), error);
         let mut options = OpenOptions::new();
@@ -108,8 +132,12 @@ impl Journal {
         let file = options.open(&path).map_err(io)?;
         let taken = |_| LabError::Failed(format!("--out: another process writes {}", path.display()));
         file.try_lock().map_err(taken)?;
-        let done = HashMap::new();
-        let mut journal = Self { file, header, done };
+        let mut journal = Self {
+            file,
+            header,
+            done: HashMap::new(),
+            made,
+        };
         if resume {
             journal.read(&path, io)?;
         } else {
@@ -156,6 +184,18 @@ impl Journal {
 
     pub(crate) fn header(&self) -> &Header {
         &self.header
+    }
+
+    /// Removes it from its directory if no step was recorded: there is nothing to resume.
+    pub(crate) fn remove_empty(&self, directory: &Path) {
+        if !self.done.is_empty() {
+            return;
+        }
+        // The error that led here is the one to report.
+        let _removed = fs::remove_file(directory.join(NAME));
+        if self.made {
+            let _removed = fs::remove_dir(directory);
+        }
     }
 
     /// The sample of a step, if it was already made.

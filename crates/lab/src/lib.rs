@@ -179,6 +179,7 @@ fn measured(
     if !common.resume && !common.force {
         Journal::check_empty(&directory)?;
     }
+    Journal::check_writable(&directory)?;
     more_descriptors();
     let stop = &context.stop;
     let bar = runner::bar("making data: {bytes}  {bytes_per_sec}");
@@ -196,21 +197,28 @@ fn measured(
     let line = context.command_line.clone();
     let header = Header::new(identity(&study, common), line, now(), marks);
     let mut journal = Journal::open(&directory, header, common.resume)?;
+    let (bar, mut rows) = (runner::bar(runner::STEPS), Rows::default());
     let runner = Runner {
         repetitions: common.repetitions,
         seed: common.seed,
         stop,
+        bar: &bar,
     };
-    let (bar, mut rows) = (runner::bar(runner::STEPS), Rows::default());
     let mut steps = || {
         runner.probe(&mut study)?;
         while !study.cells.is_empty() && !stop.load(Ordering::Relaxed) {
-            rows.0.extend(runner.run(&mut study, &mut journal, &bar)?.0);
+            rows.0.extend(runner.run(&mut study, &mut journal)?.0);
             study.cells = then(&mut study, &rows);
         }
-        Ok(())
+        match stop.load(Ordering::Relaxed) {
+            true => Ok(()),
+            false => study.check_measured(&rows),
+        }
     };
     let outcome = steps();
+    if outcome.is_err() {
+        journal.remove_empty(&directory);
+    }
     match (outcome, study.measure.end()) {
         (Err(problem), Err(left)) => return Err(LabError::Failed(format!("{problem}; {left}"))),
         (outcome, ended) => ended.and(outcome)?,

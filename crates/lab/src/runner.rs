@@ -10,8 +10,9 @@ use crate::journal::Journal;
 use crate::sample::Sample;
 use crate::setup::{Amount, Heat, Shape};
 use crate::study::{Cell, Row, Rows, Study};
+use humantime::format_duration;
 use indicatif::{ProgressBar, ProgressStyle};
-use ringfetch_command::quantity::approximate;
+use ringfetch_command::quantity::{approximate, grouped};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -26,6 +27,7 @@ pub(crate) struct Runner<'a> {
     pub(crate) repetitions: u32,
     pub(crate) seed: u64,
     pub(crate) stop: &'a Arc<AtomicBool>,
+    pub(crate) bar: &'a ProgressBar,
 }
 
 impl Runner<'_> {
@@ -65,6 +67,7 @@ impl Runner<'_> {
 
     /// Tries a cell: `Ok(Err)` says why it does not work here.
     fn tried(&self, study: &Study, cell: &Cell) -> Result<Result<(), String>, LabError> {
+        self.bar.set_message(format!("trying {}", cell.id()));
         let mut cell = cell.clone();
         (cell.setup.amount, cell.setup.depth) = (Amount::Reads(PROBE_READS), 1);
         match self.step(study, &cell, self.seed, true) {
@@ -80,12 +83,8 @@ impl Runner<'_> {
     ///
     /// # Errors
     /// Wrong bytes; the journal cannot be written.
-    pub(crate) fn run(
-        &self,
-        study: &mut Study,
-        journal: &mut Journal,
-        bar: &ProgressBar,
-    ) -> Result<Rows, LabError> {
+    pub(crate) fn run(&self, study: &mut Study, journal: &mut Journal) -> Result<Rows, LabError> {
+        let bar = self.bar;
         let row = |cell: &Cell| Row {
             key: cell.key.clone(),
             samples: Vec::new(),
@@ -163,6 +162,11 @@ impl Runner<'_> {
 
     /// One run: prepares the page cache, reads, and compares with the device's counters.
     fn once(&self, study: &Study, cell: &Cell, seed: u64, check_whole: bool) -> Result<Sample, String> {
+        if let Amount::At { per_second, time } = cell.setup.amount {
+            // A step of `act` is many of them, of which the last may take a day.
+            let (id, each, time) = (cell.id(), grouped(per_second), format_duration(time));
+            self.bar.set_message(format!("{id}: {each}/s for {time}"));
+        }
         let material = study.materials.get(cell.setup.material).ok_or("no such data")?;
         let reads = cell.setup.reads(material);
         let (files, window) = (reads.files, reads.window_bytes);

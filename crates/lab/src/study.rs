@@ -214,6 +214,18 @@ impl Study {
         }
         self.cells.push(cell);
     }
+
+    /// Refuses a report without any row.
+    ///
+    /// # Errors
+    /// Every row was left out: the reasons.
+    pub(crate) fn check_measured(&self, rows: &Rows) -> Result<(), LabError> {
+        if rows.0.iter().any(|row| row.measured().next().is_some()) {
+            return Ok(());
+        }
+        let why = self.left_out.join("; ");
+        Err(LabError::Failed(format!("nothing was measured: {why}")))
+    }
 }
 
 /// A combination of the axes' values.
@@ -364,6 +376,32 @@ pub(crate) mod tests {
             key: key.iter().map(|(name, value)| pair(name, value)).collect(),
             samples: reads.iter().map(|reads| Some(sample(*reads, 1.0))).collect(),
         }
+    }
+
+    #[test]
+    fn a_report_without_rows_is_a_failure() {
+        // Scenario: a study whose only row failed; one with a row. Expected: an error with the reason; none.
+        static ABOUT: About = About {
+            name: "sample",
+            title: "",
+            source: "",
+            columns: "",
+            judge: |_, _| {},
+        };
+        let study = Study {
+            about: &ABOUT,
+            settings: Vec::new(),
+            materials: Vec::new(),
+            chosen: Vec::new(),
+            cells: Vec::new(),
+            left_out: vec!["strategy=daemon: connection reset".to_owned()],
+            needs: Needs::default(),
+            measure: Measure::Once,
+        };
+        let problem = study.check_measured(&Rows::default()).unwrap_err();
+        let expected = "nothing was measured: strategy=daemon: connection reset";
+        assert_eq!(problem.to_string(), expected);
+        study.check_measured(&Rows(vec![row(&[], &[1])])).unwrap();
     }
 
     #[test]

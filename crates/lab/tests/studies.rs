@@ -135,6 +135,42 @@ fn a_study_of_objects_finds_crossovers() {
 }
 
 #[test]
+fn a_place_that_cannot_hold_results_is_refused_before_data_are_made() {
+    // Scenario: --out is a file; below a file. Expected: an error that names the option and the path; no data.
+    let directory = scratch();
+    fs::write(directory.path().join("file"), "").unwrap();
+    for out in ["DIR/file", "DIR/file/out"] {
+        let words = format!("strategies --path DIR --size 1MiB --force --out {out}");
+        let problem = run(&words, directory.path(), false).unwrap_err().to_string();
+        let named = out.replace("DIR", &directory.path().display().to_string());
+        assert!(problem.starts_with(&format!("--out: {named}")), "{problem}");
+    }
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn a_study_that_measured_nothing_leaves_nothing() {
+    // Scenario: strategies that cannot read as requested; then ones that can, into the same directory.
+    // Expected: an error with the reason of each, and no directory; then a report, which names them too.
+    let directory = scratch();
+    let words = format!(
+        "strategies {SMALL} --size 4MiB --step 10ms --warm-bytes 2MiB --profiles buffered --only pread,ring-polled"
+    );
+    let problem = run(&format!("{words} --depths 4"), directory.path(), false).unwrap_err();
+    let [alone, polled] = [
+        "pread: depth 1 only",
+        "ring-polled, buffered: only direct reads can be polled",
+    ];
+    let expected = format!("nothing can be measured here: {polled}; {alone}");
+    assert_eq!(problem.to_string(), expected);
+    let out = directory.path().join("out");
+    assert!(!out.exists());
+    run(&format!("{words} --depths 1,4,128"), directory.path(), false).unwrap();
+    let deep = "buffered, depth 128: more than 64 reads in flight would measure the scheduler";
+    assert_eq!(report(&out).left_out, [deep, polled, alone]);
+}
+
+#[test]
 fn what_makes_no_sense_is_refused_with_its_option() {
     // Scenario: an unknown strategy; a file for objects; no such path; larger blocks than the data has.
     // Expected: a usage error or a failure that begins with the option.

@@ -101,6 +101,10 @@ impl Bed {
         }
         let ran = move || ringfetch_lab::run(&line.lab, &context, &mut std::io::sink());
         let ran = tokio::task::spawn_blocking(ran).await.unwrap();
+        assert!(
+            ran.is_ok() || stopped || !out.exists(),
+            "a study that failed leaves nothing"
+        );
         ran.map_err(|error| error.to_string())?;
         Ok(serde_json::from_slice(&fs::read(out.join("report.json")).unwrap()).unwrap())
     }
