@@ -71,9 +71,7 @@ impl Runner<'_> {
         let mut cell = cell.clone();
         (cell.setup.amount, cell.setup.depth) = (Amount::Reads(PROBE_READS), 1);
         match self.step(study, &cell, self.seed, true) {
-            Err(problem) if problem.starts_with("wrong bytes") => {
-                Err(LabError::Failed(format!("{}: {problem}", cell.id())))
-            }
+            Err(problem) if problem.starts_with("wrong bytes") => Err(wrong(study, &cell, &problem)),
             works => Ok(works.map(drop)),
         }
     }
@@ -125,7 +123,7 @@ impl Runner<'_> {
                         row.samples.push(Some(sample));
                     }
                     Err(problem) if problem.starts_with("wrong bytes") => {
-                        return Err(LabError::Failed(format!("{id}: {problem}")));
+                        return Err(wrong(study, cell, &problem));
                     }
                     Err(problem) => {
                         *whole = false;
@@ -194,6 +192,16 @@ impl Runner<'_> {
                 approximate(read) / approximate(sample.bytes.max(1))
             });
         Ok(sample)
+    }
+}
+
+/// The error for bytes that are not the data's. Those of a daemon may be another dataset's.
+fn wrong(study: &Study, cell: &Cell, problem: &str) -> LabError {
+    let material = study.materials.get(cell.setup.material);
+    let material = material.filter(|_| cell.strategy.name == "daemon");
+    match material.and_then(|material| material.served.as_ref().zip(material.files.first())) {
+        Some((served, file)) => LabError::Usage(served.unlike(&file.path, &format!(": {problem}"))),
+        None => LabError::Failed(format!("{}: {problem}", cell.id())),
     }
 }
 

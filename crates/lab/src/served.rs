@@ -10,6 +10,7 @@ use ringfetch_client::{
 };
 use ringfetch_command::connect::remedy;
 use ringfetch_pace::trace::TraceEntries;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -120,6 +121,12 @@ impl Served {
     pub(crate) fn shown(&self) -> String {
         let (dataset, url) = (&self.dataset, &self.url);
         format!("{} of {url}, kind {}", dataset.name, dataset.kind.as_str())
+    }
+
+    /// That the dataset is not this file, and how that shows.
+    pub(crate) fn unlike(&self, file: &Path, how: &str) -> String {
+        let (shown, file) = (self.shown(), file.display());
+        format!("--dataset: {shown}: this study needs {file}{how}")
     }
 
     /// A connected client.

@@ -47,9 +47,9 @@ pub(crate) fn plan(args: &Act, clients: &Clients, progress: Progress<'_>) -> Res
     let length = material.length_bytes();
     let served = material.served.as_ref();
     let shown = served.map_or_else(|| "none".to_owned(), |served| served.shown());
-    if served.is_some_and(|served| served.dataset.length_bytes < length) {
-        let problem = format!("--dataset: {shown} is shorter than the data of --path");
-        return Err(LabError::Usage(problem));
+    let shorter = served.filter(|served| served.dataset.length_bytes < length);
+    if let Some((served, file)) = shorter.zip(material.files.first()) {
+        return Err(LabError::Usage(served.unlike(&file.path, ", which is longer")));
     }
     let settings = vec![
         pair("limits", "< 5 % over 1 ms, < 1 % over 8 ms, < 0.1 % over 64 ms"),

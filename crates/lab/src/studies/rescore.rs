@@ -80,9 +80,8 @@ fn material(args: &Rescore, clients: &Clients, progress: Progress<'_>) -> Result
         let shape = served.dataset.vectors.as_ref();
         let fits = shape.is_some_and(|shape| shape.dim as usize == DIM && shape.dtype == Some(Dtype::F32));
         if served.dataset.kind != Kind::Vectors || !fits || served.dataset.count != args.vectors {
-            let (shown, vectors, path) = (served.shown(), args.vectors, path.display());
-            let problem = format!("this study needs {vectors} vectors of {DIM} f32: {path}");
-            return Err(LabError::Usage(format!("--dataset: {shown}: {problem}")));
+            let shape = format!(", {} vectors of {DIM} f32", args.vectors);
+            return Err(LabError::Usage(served.unlike(&path, &shape)));
         }
         material.served = Some(Arc::new(served));
     }

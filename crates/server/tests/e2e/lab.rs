@@ -131,8 +131,8 @@ fn rows(report: &Report, name: &str) -> usize {
 #[ignore = "needs direct I/O"]
 async fn act_is_measured_over_grpc_and_in_process() {
     // Scenario: the daemon reads the file that the study has made; no such dataset; no daemon; another file
-    // of the same length. Expectation: an N for both ways, with its shares; an error that names the option,
-    // for each; wrong bytes.
+    // of the same length; a shorter one. Expectation: an N for both ways, with its shares; an error that names
+    // the option, for each, and the file to serve.
     let mut bed = Bed::new();
     let act = "act --path DIR --size 4MiB --hold 100ms --step 50ms --most 2";
     let alone = bed.report(&format!("{act} --only engine-pread")).await;
@@ -158,8 +158,18 @@ async fn act_is_measured_over_grpc_and_in_process() {
         .await;
     fs::write(bed.path("other"), vec![7; 4 << 20]).unwrap();
     bed.serve("blocks", "other").await;
-    let wrong = bed.refused(&format!("{asking} --only daemon"), "").await;
-    assert!(wrong.contains("wrong bytes"), "{wrong}");
+    let wrong = bed
+        .refused(&format!("{asking} --only daemon"), "--dataset: data of ")
+        .await;
+    let file = "ringfetch-lab-data/blocks-4MiB.dat: wrong bytes at ";
+    assert!(wrong.contains(file), "{wrong}");
+    fs::write(bed.path("other"), vec![7; 1 << 20]).unwrap();
+    bed.serve("blocks", "other").await;
+    let short = bed.refused(&asking, "--dataset: data of ").await;
+    assert!(
+        short.ends_with("ringfetch-lab-data/blocks-4MiB.dat, which is longer"),
+        "{short}"
+    );
     bed.stop().await;
 }
 
