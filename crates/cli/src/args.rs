@@ -315,24 +315,14 @@ fn parse_block_bytes(text: &str) -> Result<u32, String> {
         .ok_or_else(|| format!("use 1 to {BLOCK_BYTES_MAX}"))
 }
 
-const LAYOUTS: [Layout; 8] = [
-    Layout::Raw,
-    Layout::Fvecs,
-    Layout::Bvecs,
-    Layout::Ivecs,
-    Layout::Npy,
-    Layout::Fbin,
-    Layout::U8bin,
-    Layout::I8bin,
-];
-
 /// The layout of this name, as on the command line and as a file's suffix.
 pub(crate) fn layout(word: &str) -> Option<Layout> {
-    LAYOUTS.into_iter().find(|layout| layout.as_str() == word)
+    Layout::ALL.into_iter().find(|layout| layout.as_str() == word)
 }
 
 fn layouts() -> impl TypedValueParser<Value = Layout> {
-    PossibleValuesParser::new(LAYOUTS.map(Layout::as_str)).map(|word| layout(&word).unwrap_or(Layout::Raw))
+    PossibleValuesParser::new(Layout::ALL.map(Layout::as_str))
+        .map(|word| layout(&word).unwrap_or(Layout::Raw))
 }
 
 fn dtypes() -> impl TypedValueParser<Value = Dtype> {

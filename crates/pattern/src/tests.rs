@@ -158,16 +158,11 @@ fn every_layout_opens_as_written() {
         .into_iter()
         .flat_map(|layout| all.map(|dtype| (layout, dtype)))
         .collect();
-    for layout in [
-        Layout::Fvecs,
-        Layout::Bvecs,
-        Layout::Ivecs,
-        Layout::Fbin,
-        Layout::U8bin,
-        Layout::I8bin,
-    ] {
-        cases.push((layout, layout.fixed_dtype().unwrap()));
-    }
+    cases.extend(
+        Layout::ALL
+            .iter()
+            .filter_map(|layout| Some((*layout, layout.fixed_dtype()?))),
+    );
     let (wanted_dim, wanted_count) = (301u32, 1000u64);
     for (layout, wanted_dtype) in cases {
         let path = dir.path().join(format!("{layout}.{wanted_dtype}"));

@@ -115,6 +115,18 @@ pub enum Layout {
 }
 
 impl Layout {
+    /// Every layout.
+    pub const ALL: [Self; 8] = [
+        Self::Raw,
+        Self::Fvecs,
+        Self::Bvecs,
+        Self::Ivecs,
+        Self::Npy,
+        Self::Fbin,
+        Self::U8bin,
+        Self::I8bin,
+    ];
+
     /// The name in YAML and responses: `raw`, `fvecs`, `bvecs`, `ivecs`, `npy`, `fbin`, `u8bin`, `i8bin`.
     pub const fn as_str(self) -> &'static str {
         match self {

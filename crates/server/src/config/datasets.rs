@@ -50,27 +50,6 @@ const KIND_KEYS: [(&str, KindName); 8] = [
     ("revalidate_ms", KindName::Objects),
 ];
 
-const LAYOUT_WORDS: [(&str, Layout); 8] = [
-    ("raw", Layout::Raw),
-    ("fvecs", Layout::Fvecs),
-    ("bvecs", Layout::Bvecs),
-    ("ivecs", Layout::Ivecs),
-    ("npy", Layout::Npy),
-    ("fbin", Layout::Fbin),
-    ("u8bin", Layout::U8bin),
-    ("i8bin", Layout::I8bin),
-];
-
-const DTYPE_WORDS: [(&str, Dtype); 7] = [
-    ("f32", Dtype::F32),
-    ("f16", Dtype::F16),
-    ("bf16", Dtype::Bf16),
-    ("f64", Dtype::F64),
-    ("u8", Dtype::U8),
-    ("i8", Dtype::I8),
-    ("i32", Dtype::I32),
-];
-
 const PARTIAL_TAIL_WORDS: [(&str, PartialTail); 2] =
     [("refuse", PartialTail::Refuse), ("ignore", PartialTail::Ignore)];
 
@@ -396,10 +375,9 @@ fn has_file_header(layout: Layout) -> bool {
 
 fn layout_by_suffix(path: &Path) -> Option<Layout> {
     let suffix = path.extension()?.to_str()?.to_ascii_lowercase();
-    LAYOUT_WORDS
-        .iter()
-        .find(|(word, layout)| *word == suffix && *layout != Layout::Raw)
-        .map(|(_, layout)| *layout)
+    Layout::ALL
+        .into_iter()
+        .find(|layout| layout.as_str() == suffix && *layout != Layout::Raw)
 }
 
 fn word_of<T: PartialEq>(value: T, words: &[(&'static str, T)]) -> &'static str {
@@ -413,20 +391,19 @@ fn word_of<T: PartialEq>(value: T, words: &[(&'static str, T)]) -> &'static str 
 fn layout(section: &mut Section<'_>, paths: Option<&[PathBuf]>, source: &Source) -> Option<Layout> {
     let (walk, key) = (section.walk(), section.key("layout"));
     if section.has("layout") {
-        return section.optional_word("layout", &LAYOUT_WORDS);
+        return section.optional_word("layout", &Layout::ALL.map(|layout| (layout.as_str(), layout)));
     }
     let found: Vec<_> = paths?.iter().map(|path| layout_by_suffix(path)).collect();
     if let [Some(layout), rest @ ..] = found.as_slice()
         && rest.iter().all(|other| *other == Some(*layout))
     {
-        walk.record(&key, word_of(*layout, &LAYOUT_WORDS), Source::Default);
+        walk.record(&key, layout.as_str(), Source::Default);
         walk.note("by the file's suffix".to_owned());
         return Some(*layout);
     }
-    let words: Vec<&str> = LAYOUT_WORDS.iter().map(|(word, _)| *word).collect();
     let remedy = format!(
         "cannot be derived from the file's suffix; allowed: {}",
-        words.join(", ")
+        Layout::ALL.map(Layout::as_str).join(", ")
     );
     walk.report(&key, "is missing".to_owned(), remedy, source.clone());
     None
@@ -446,12 +423,11 @@ fn vectors(
         section.has("header_bytes"),
     );
     let dim = section.optional_small("dim", 1..=DIM_MAX);
-    let dtype = section.optional_word("dtype", &DTYPE_WORDS);
+    let dtype = section.optional_word("dtype", &Dtype::ALL.map(|dtype| (dtype.as_str(), dtype)));
     let header_bytes = section
         .optional_bytes("header_bytes", 0..=HEADER_BYTES_MAX, 1)
         .unwrap_or(0);
     let layout = layout?;
-    let word = word_of(layout, &LAYOUT_WORDS);
     if layout == Layout::Raw {
         for (name, given, remedy) in [
             (
@@ -475,7 +451,7 @@ fn vectors(
             }
         }
     } else if header_given {
-        let problem = format!("is for layout raw, and this one is {word}");
+        let problem = format!("is for layout raw, and this one is {layout}");
         walk.report(
             &section.key("header_bytes"),
             problem,
@@ -486,11 +462,7 @@ fn vectors(
     if let (Some(fixed), Some(said)) = (layout.fixed_dtype(), dtype)
         && fixed != said
     {
-        let problem = format!(
-            "is {}, and layout {word} holds {}",
-            word_of(said, &DTYPE_WORDS),
-            word_of(fixed, &DTYPE_WORDS)
-        );
+        let problem = format!("is {said}, and layout {layout} holds {fixed}");
         walk.report(
             &section.key("dtype"),
             problem,
@@ -499,7 +471,7 @@ fn vectors(
         );
     }
     if has_file_header(layout) && paths.is_some_and(|paths| paths.len() > 1) {
-        let problem = format!("has several entries, and each {word} file has a header of its own");
+        let problem = format!("has several entries, and each {layout} file has a header of its own");
         let remedy = "make one dataset of each file".to_owned();
         walk.report(&section.key("paths"), problem, remedy, source.clone());
     }
