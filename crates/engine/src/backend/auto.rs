@@ -207,6 +207,32 @@ mod tests {
     use crate::dataset::OpenFile;
     use rustix::fs::{Advice, fadvise};
 
+    const PAGE: u32 = 4096;
+
+    /// A file of 32 MiB of sevens, of which the page cache has only what is before `offset`.
+    fn evicted_from(offset: u64) -> (tempfile::NamedTempFile, Arc<OpenFile>) {
+        let file = tempfile::NamedTempFile::new_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        std::fs::write(file.path(), vec![7_u8; 32 << 20]).unwrap();
+        rustix::fs::fsync(file.as_file()).unwrap();
+        fadvise(file.as_file(), offset, None, Advice::DontNeed).unwrap();
+        let open = Arc::new(OpenFile::open(file.path(), DirectIo::Preferred).unwrap());
+        (file, open)
+    }
+
+    /// A direct read of a page, which may be copied.
+    fn page(file: &Arc<OpenFile>, slot: u32, offset: u64, destination: *mut u8) -> Attempt {
+        Attempt {
+            slot,
+            file: Arc::clone(file),
+            direct: true,
+            may_copy: true,
+            residency: Residency::Ask,
+            offset,
+            destination,
+            length: PAGE,
+        }
+    }
+
     /// Waits until this thread no longer trusts a file, which it notices at the next tick.
     fn await_distrust(file: &OpenFile) {
         while trusted(file, 0, 4096, Tick::now()) {
@@ -219,12 +245,7 @@ mod tests {
     #[test]
     #[ignore = "needs io_uring"]
     fn a_fault_behind_many_copies_ends_the_trust() {
-        const PAGE: u32 = 4096;
-        let file = tempfile::NamedTempFile::new_in(env!("CARGO_MANIFEST_DIR")).unwrap();
-        std::fs::write(file.path(), vec![7_u8; 32 << 20]).unwrap();
-        rustix::fs::fsync(file.as_file()).unwrap();
-        fadvise(file.as_file(), 16 << 20, None, Advice::DontNeed).unwrap();
-        let open = Arc::new(OpenFile::open(file.path(), DirectIo::Preferred).unwrap());
+        let (_file, open) = evicted_from(16 << 20);
         let ring = RingRuntime::new(128).unwrap();
         ring.block_on(async {
             let mut backend = AutoBackend::new(ring.handle().backend(128), 128);
@@ -233,16 +254,12 @@ mod tests {
             let mut offsets: Vec<u64> = (0..99).map(|number| number * u64::from(PAGE)).collect();
             offsets.push(24 << 20);
             for (slot, offset) in (0_u32..).zip(offsets) {
-                let route = backend.start(Attempt {
+                let route = backend.start(page(
+                    &open,
                     slot,
-                    file: Arc::clone(&open),
-                    direct: true,
-                    may_copy: true,
-                    residency: Residency::Ask,
                     offset,
-                    destination: memory[(slot * PAGE) as usize..].as_mut_ptr(),
-                    length: PAGE,
-                });
+                    memory[(slot * PAGE) as usize..].as_mut_ptr(),
+                ));
                 assert_eq!(route, ReadSource::PageCache);
             }
             let mut finished = Vec::new();
@@ -261,12 +278,7 @@ mod tests {
     #[test]
     #[ignore = "needs io_uring"]
     fn where_the_cache_is_being_filled_nothing_waits() {
-        const PAGE: u32 = 4096;
-        let file = tempfile::NamedTempFile::new_in(env!("CARGO_MANIFEST_DIR")).unwrap();
-        std::fs::write(file.path(), vec![7_u8; 32 << 20]).unwrap();
-        rustix::fs::fsync(file.as_file()).unwrap();
-        fadvise(file.as_file(), 16 << 20, None, Advice::DontNeed).unwrap();
-        let open = Arc::new(OpenFile::open(file.path(), DirectIo::Preferred).unwrap());
+        let (_file, open) = evicted_from(16 << 20);
         let ring = RingRuntime::new(8).unwrap();
         ring.block_on(async {
             let mut backend = AutoBackend::new(ring.handle().backend(8), 8);
@@ -276,16 +288,7 @@ mod tests {
             trust(&open);
             let mut memory = vec![0_u8; 2 * PAGE as usize];
             for (slot, offset, route) in [(0, 0, ReadSource::PageCache), (1, 24 << 20, ReadSource::Device)] {
-                let attempt = Attempt {
-                    slot,
-                    file: Arc::clone(&open),
-                    direct: true,
-                    may_copy: true,
-                    residency: Residency::Ask,
-                    offset,
-                    destination: memory[(slot * PAGE) as usize..].as_mut_ptr(),
-                    length: PAGE,
-                };
+                let attempt = page(&open, slot, offset, memory[(slot * PAGE) as usize..].as_mut_ptr());
                 assert_eq!(backend.start(attempt), route);
             }
             assert_eq!(backend.take_copied(), u64::from(PAGE));
@@ -308,28 +311,14 @@ mod tests {
     #[test]
     #[ignore = "needs io_uring"]
     fn what_was_missed_is_resident_the_next_time() {
-        const PAGE: u32 = 4096;
-        let file = tempfile::NamedTempFile::new_in(env!("CARGO_MANIFEST_DIR")).unwrap();
-        std::fs::write(file.path(), vec![7_u8; 32 << 20]).unwrap();
-        rustix::fs::fsync(file.as_file()).unwrap();
-        fadvise(file.as_file(), 0, None, Advice::DontNeed).unwrap();
-        let open = Arc::new(OpenFile::open(file.path(), DirectIo::Preferred).unwrap());
+        let (file, open) = evicted_from(0);
         let ring = RingRuntime::new(8).unwrap();
         let found = ring.block_on(async {
             let mut backend = AutoBackend::new(ring.handle().backend(8), 8);
             let mut memory = vec![0_u8; 2 * PAGE as usize];
             let start = memory.as_ptr().align_offset(PAGE as usize);
             let mut read = async |backend: &mut AutoBackend, offset: u64| {
-                let attempt = Attempt {
-                    slot: 0,
-                    file: Arc::clone(&open),
-                    direct: true,
-                    may_copy: true,
-                    residency: Residency::Ask,
-                    offset,
-                    destination: memory[start..].as_mut_ptr(),
-                    length: PAGE,
-                };
+                let attempt = page(&open, 0, offset, memory[start..].as_mut_ptr());
                 let route = backend.start(attempt);
                 backend.flush();
                 let mut finished = Vec::new();
