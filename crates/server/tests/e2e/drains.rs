@@ -288,6 +288,11 @@ async fn a_response_in_flight_is_finished_first() {
     refused.is_problem(503, "draining", None, &["draining"]);
     assert_eq!(refused.header("retry-after"), "1");
     assert_eq!(daemon.http_client().get("/livez").await.status, 200);
+    let ready = daemon.http_client().get("/readyz").await;
+    assert_eq!(
+        (ready.status.as_u16(), &ready.json()["state"]),
+        (503, &"draining".into())
+    );
     assert!(daemon.is_alive(), "{}", daemon.log().join("\n"));
     stream.read_to_end(&mut answer).unwrap();
     let head = answer

@@ -314,8 +314,7 @@ async fn an_answer_that_has_begun_is_sent_while_it_drains() {
     // and the daemon exits.
     let bytes = noise(96, LENGTH);
     for setup in [setup("pread", &bytes), setup("pread", &bytes).over_tls()] {
-        let patient = setup.set("shutdown.drain_timeout_ms", "60000");
-        let mut daemon = patient.set("shutdown.lame_duck_ms", "0").start();
+        let mut daemon = setup.set("shutdown.drain_timeout_ms", "60000").start();
         let mut narrow = Narrow::connect(daemon.grpc, 65_535).await;
         let begun = narrow.call("ReadObject", &[], &request("long")).await;
         daemon.signal(rustix::process::Signal::TERM);

@@ -102,8 +102,7 @@ async fn the_page_may_load_only_itself() {
 
 #[tokio::test]
 async fn what_is_no_part_of_the_page_is_a_problem() {
-    // Scenario: files that the page does not have, and methods that it does not support. Expectation: problem
-    // details that name the path, or the methods.
+    // Scenario: files that the page does not have. Expectation: problem details that name the path.
     let served = Served::new();
     for path in [
         "/page/other.js",
@@ -120,12 +119,6 @@ async fn what_is_no_part_of_the_page_is_a_problem() {
             (&problem["type"], &problem["instance"]),
             (&"/problems/no-such-path".into(), &path.into())
         );
-    }
-    for path in ["/", "/page/script.js", "/v1/status"] {
-        let response = ask(&served, Method::POST, path, &[]).await;
-        assert_eq!(response.status(), StatusCode::METHOD_NOT_ALLOWED, "{path}");
-        assert_eq!(text(&response, "allow"), "GET, HEAD");
-        assert_eq!(json_of(response).await["type"], "/problems/method-not-allowed");
     }
     served.stop().await;
 }

@@ -45,7 +45,7 @@ pub(crate) const LIMITS: Limits = Limits {
 };
 
 pub(crate) struct Served {
-    pub(crate) directory: TempDir,
+    _directory: TempDir,
     pub(crate) engine: Engine,
     pub(crate) fetcher: Fetcher,
     pub(crate) lifecycle: Lifecycle,
@@ -166,7 +166,7 @@ impl Served {
                 reconfigurer,
             ),
             router: mirror::service(fetcher.clone(), lifecycle.clone(), rpc, registry.clone()),
-            directory,
+            _directory: directory,
             engine,
             fetcher,
             lifecycle,
