@@ -375,11 +375,7 @@ impl Stream {
     }
 
     async fn asked(&mut self, dataset: &str) -> Result<Code, Status> {
-        let request = v1::FetchStreamRequest {
-            id: 1,
-            request: Some(OneOf::Blocks(wire::blocks(dataset, &[1]))),
-            deadline_ms: 0,
-        };
+        let request = wire::on_stream(1, OneOf::Blocks(wire::blocks(dataset, &[1])));
         self.ask.send(request).unwrap();
         match self.answers.message().await?.expect("an answer").response {
             Some(Response::Blocks(_)) => Ok(Code::Ok),

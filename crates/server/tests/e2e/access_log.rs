@@ -279,13 +279,10 @@ async fn a_stream_leaves_a_line_a_batch_and_one_of_its_own() {
         Request::Scores(score()),
         Request::Ranges(wire::ranges("nothing", &[(1, 2)])),
     ];
-    let body = requests.into_iter().zip(10..).map(|(request, id)| {
-        frame(&v1::FetchStreamRequest {
-            id,
-            request: Some(request),
-            ..Default::default()
-        })
-    });
+    let body = requests
+        .into_iter()
+        .zip(10..)
+        .map(|(request, id)| frame(&wire::on_stream(id, request)));
     call(
         &daemon,
         "stream",
@@ -309,11 +306,7 @@ async fn a_stream_leaves_a_line_a_batch_and_one_of_its_own() {
     assert!(found.iter().all(|line| line["trace_id"] == TRACE));
 
     let (requests, received) = tokio::sync::mpsc::unbounded_channel();
-    let send = requests.send(v1::FetchStreamRequest {
-        id: 1,
-        request: Some(Request::Blocks(wire::blocks("joined", &[1]))),
-        ..Default::default()
-    });
+    let send = requests.send(wire::on_stream(1, Request::Blocks(wire::blocks("joined", &[1]))));
     send.unwrap();
     let mut fetch = daemon.fetch().await;
     let received = tokio_stream::wrappers::UnboundedReceiverStream::new(received);
@@ -471,11 +464,8 @@ async fn a_log_that_nobody_reads_stops_no_request() {
     let mut fetch = daemon.fetch().await;
     // 64 KiB hold fewer than 300 lines; the queue holds 8,192.
     const REQUESTS: u64 = 10_000;
-    let requests = (0..REQUESTS).map(|id| v1::FetchStreamRequest {
-        id,
-        request: Some(Request::Blocks(wire::blocks("blocks", &[id % 16]))),
-        ..Default::default()
-    });
+    let requests =
+        (0..REQUESTS).map(|id| wire::on_stream(id, Request::Blocks(wire::blocks("blocks", &[id % 16]))));
     let stream = fetch.fetch_stream(tokio_stream::iter(requests)).await;
     let mut answers = stream.unwrap().into_inner();
     for _ in 0..REQUESTS {

@@ -402,16 +402,8 @@ async fn described(
 
 /// The response to one request on its own stream.
 async fn streamed(fetch: &mut FetchServiceClient<Wire>, request: Request) -> Bytes {
-    let request = v1::FetchStreamRequest {
-        id: u64::MAX,
-        request: Some(request),
-        deadline_ms: 0,
-    };
-    let mut answers = fetch
-        .fetch_stream(tokio_stream::iter([request]))
-        .await
-        .unwrap()
-        .into_inner();
+    let request = wire::on_stream(u64::MAX, request);
+    let mut answers = wire::stream(fetch, [request]).await;
     let answer = answers.message().await.unwrap().expect("an answer");
     assert_eq!(answer.id, u64::MAX);
     assert_eq!(

@@ -7,7 +7,6 @@ use crate::wire;
 use http::Method;
 use ringfetch_proto::v1;
 use ringfetch_proto::v1::fetch_stream_request::Request;
-use ringfetch_proto::v1::fetch_stream_response::Response;
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -50,21 +49,16 @@ async fn unary(daemon: &Daemon, client: u64, counted: &Counted) {
 }
 
 async fn streamed(daemon: &Daemon, client: u64, counted: &Counted) {
-    let requests = (0..ROUNDS).map(move |round| v1::FetchStreamRequest {
-        id: round,
-        request: Some(Request::Blocks(wire::blocks("blocks", &indices(client, round)))),
-        deadline_ms: 0,
+    let requests = (0..ROUNDS).map(move |round| {
+        wire::on_stream(
+            round,
+            Request::Blocks(wire::blocks("blocks", &indices(client, round))),
+        )
     });
     let mut fetch = daemon.fetch().await;
-    let mut answers = fetch
-        .fetch_stream(tokio_stream::iter(requests))
-        .await
-        .unwrap()
-        .into_inner();
+    let mut answers = wire::stream(&mut fetch, requests).await;
     while let Some(answer) = answers.message().await.unwrap() {
-        let Some(Response::Blocks(answer)) = answer.response else {
-            panic!("{answer:?}")
-        };
+        let answer = wire::blocks_of(answer.response).unwrap();
         counted.add(20, answer.errors.len(), answer.data.len());
     }
 }

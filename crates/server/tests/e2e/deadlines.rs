@@ -7,7 +7,6 @@ use crate::wire::{self, Narrow, framed};
 use prost::Message as _;
 use ringfetch_proto::v1;
 use ringfetch_proto::v1::fetch_stream_request::Request;
-use ringfetch_proto::v1::fetch_stream_response::Response;
 use tonic::Code;
 use tonic_health::pb::HealthCheckRequest;
 use tonic_types::RpcStatusExt as _;
@@ -75,27 +74,17 @@ async fn what_nobody_waits_for_is_not_read() {
         deadline_ms: u32::from(id % 2 == 0),
     });
     let mut fetch = daemon.fetch().await;
-    let mut answers = fetch
-        .fetch_stream(tokio_stream::iter(requests))
-        .await
-        .unwrap()
-        .into_inner();
+    let mut answers = wire::stream(&mut fetch, requests).await;
     let before = late;
     while let Some(answer) = answers.message().await.unwrap() {
-        match answer.response.unwrap() {
-            Response::Status(error) => {
+        match wire::blocks_of(answer.response) {
+            Err(error) => {
                 assert_eq!(error.code, i32::from(Code::DeadlineExceeded), "{}", error.message);
                 assert!(error.get_details_retry_info().is_none(), "{error:?}");
                 assert_eq!(answer.id % 2, 0);
                 late += 1;
             }
-            Response::Blocks(_) => in_time += 1,
-            other @ (Response::Vectors(_)
-            | Response::Ranges(_)
-            | Response::Objects(_)
-            | Response::Scores(_)) => {
-                panic!("{other:?}")
-            }
+            Ok(_) => in_time += 1,
         }
     }
     assert!(late > before);
@@ -181,10 +170,7 @@ async fn a_deadline_that_has_passed_touches_nothing() {
             .await;
         assert_eq!(status.code(), Code::DeadlineExceeded, "{status:?}");
         // The stream's end, after the responses to its requests.
-        let on_stream = v1::FetchStreamRequest {
-            request: Some(Request::Blocks(request.clone())),
-            ..Default::default()
-        };
+        let on_stream = wire::on_stream(0, Request::Blocks(request.clone()));
         let held = narrow
             .call("FetchStream", &[("grpc-timeout", timeout)], &on_stream)
             .await;

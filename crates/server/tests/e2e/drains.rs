@@ -9,9 +9,7 @@ use crate::backlog::{batch, slow};
 use crate::daemon::{Daemon, PATIENCE, Setup, any_backend, backends, eventually, eventually_async};
 use crate::data::plain_blocks;
 use crate::wire::{self, Http, Narrow, channel};
-use ringfetch_proto::v1;
 use ringfetch_proto::v1::fetch_stream_request::Request;
-use ringfetch_proto::v1::fetch_stream_response::Response;
 use rustix::process::Signal;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -62,32 +60,17 @@ fn was_not_sent(status: &tonic::Status) -> bool {
 
 /// The same on one stream that never ends by itself.
 async fn streamed(daemon: &Daemon, bytes: &[u8], answered: &AtomicU64) {
-    let requests = (0..u64::MAX).map(|id| v1::FetchStreamRequest {
-        id,
-        request: Some(Request::Blocks(wire::blocks("blocks", &[id % COUNT]))),
-        deadline_ms: 0,
-    });
+    let requests =
+        (0..u64::MAX).map(|id| wire::on_stream(id, Request::Blocks(wire::blocks("blocks", &[id % COUNT]))));
     let mut fetch = daemon.fetch().await;
-    let mut answers = fetch
-        .fetch_stream(tokio_stream::iter(requests))
-        .await
-        .unwrap()
-        .into_inner();
+    let mut answers = wire::stream(&mut fetch, requests).await;
     loop {
         match answers.message().await {
             Ok(Some(answer)) => {
                 let id = answer.id;
-                match answer.response.unwrap() {
-                    Response::Blocks(blocks) => assert!(blocks.data == of(bytes, id % COUNT), "wrong bytes"),
-                    Response::Status(error) => {
-                        assert_eq!(error.code, i32::from(Code::Unavailable), "{error:?}");
-                    }
-                    other @ (Response::Vectors(_)
-                    | Response::Ranges(_)
-                    | Response::Objects(_)
-                    | Response::Scores(_)) => {
-                        panic!("{other:?}")
-                    }
+                match wire::blocks_of(answer.response) {
+                    Ok(blocks) => assert!(blocks.data == of(bytes, id % COUNT), "wrong bytes"),
+                    Err(error) => assert_eq!(error.code, i32::from(Code::Unavailable), "{error:?}"),
                 }
                 answered.fetch_add(1, Ordering::Relaxed);
             }

@@ -147,9 +147,9 @@ async fn both_transports_page_alike() {
     daemon.stop().await;
 }
 
-/// A directory without objects that takes long to walk: 5,000 directories, each opened by a path of 100 parts.
-fn long_walk(setup: &Setup, name: &str) {
-    let depth = setup.path(name).join(vec!["d"; 100].join("/"));
+/// A directory `large` without objects that takes long to walk: 5,000 directories, each opened by a path of 100 parts.
+fn long_walk(setup: &Setup) {
+    let depth = setup.path("large").join(vec!["d"; 100].join("/"));
     std::fs::create_dir_all(&depth).unwrap();
     for number in 0..5000 {
         std::fs::create_dir(depth.join(number.to_string())).unwrap();
@@ -163,7 +163,7 @@ async fn listings_of_one_caller_leave_room_for_others() {
     // first caller is refused because of its own share, over both transports; the other one is served.
     let setup = Setup::new(any_backend());
     setup.file("small/a", b"a");
-    long_walk(&setup, "large");
+    long_walk(&setup);
     let daemon = setup
         .dataset(&["name: large", "kind: objects", "path: large"])
         .dataset(&["name: small", "kind: objects", "path: small"])
@@ -208,7 +208,7 @@ async fn a_listing_ends_at_its_deadline() {
     // Scenario: a call with a millisecond lists a directory that takes long to walk, and waits. Expectation:
     // DEADLINE_EXCEEDED from the daemon.
     let setup = Setup::new(any_backend());
-    long_walk(&setup, "large");
+    long_walk(&setup);
     let daemon = setup
         .dataset(&["name: large", "kind: objects", "path: large"])
         .start();
@@ -216,8 +216,6 @@ async fn a_listing_ends_at_its_deadline() {
         dataset: "large".into(),
         ..Default::default()
     };
-    let message = request.encode_to_vec();
-    let body = [&[0, 0, 0, 0, u8::try_from(message.len()).unwrap()], &message[..]].concat();
     let mut narrow = Narrow::connect(daemon.grpc, 1 << 20).await;
     let headers = [
         ("content-type", "application/grpc"),
@@ -225,7 +223,11 @@ async fn a_listing_ends_at_its_deadline() {
         ("grpc-timeout", "1m"),
     ];
     let answer = narrow
-        .ask("/ringfetch.v1.DatasetService/ListObjects", &headers, body.into())
+        .ask(
+            "/ringfetch.v1.DatasetService/ListObjects",
+            &headers,
+            wire::framed(&request.encode_to_vec()),
+        )
         .await;
     let status = answer.status().await;
     assert_eq!(status.code(), tonic::Code::DeadlineExceeded, "{status:?}");

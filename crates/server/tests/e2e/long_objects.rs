@@ -354,13 +354,9 @@ async fn what_is_sent_by_default_is_what_stock_clients_take() {
     );
     let answer = fetch.fetch_blocks(whole.clone()).await.unwrap().into_inner();
     assert!(answer.data == bytes[..3 << 20]);
-    let request = v1::FetchStreamRequest {
-        id: 1,
-        request: Some(v1::fetch_stream_request::Request::Blocks(whole)),
-        deadline_ms: 0,
-    };
-    let answers = fetch.fetch_stream(tokio_stream::iter([request])).await;
-    assert!(answers.unwrap().into_inner().message().await.unwrap().is_some());
+    let request = wire::on_stream(1, v1::fetch_stream_request::Request::Blocks(whole));
+    let mut answers = wire::stream(&mut fetch, [request]).await;
+    assert!(answers.message().await.unwrap().is_some());
     let status = fetch.fetch_blocks(more).await.unwrap_err();
     assert_eq!(status.code(), Code::ResourceExhausted);
     let remedy = [

@@ -6,9 +6,7 @@ use crate::daemon::{Daemon, Setup, backends, eventually_async};
 use crate::data::plain_blocks;
 use crate::wire::{self, Answer, Narrow};
 use bytes::Bytes;
-use ringfetch_proto::v1;
 use ringfetch_proto::v1::fetch_stream_request::Request;
-use ringfetch_proto::v1::fetch_stream_response::Response;
 use serde_json::json;
 use tonic::{Code, Status};
 use tonic_types::{RpcStatusExt as _, StatusExt as _};
@@ -70,24 +68,9 @@ async fn refused_everywhere(daemon: &Daemon, load: &Load, dataset: &str, indices
     check_http(&answer, 429, part);
 
     let error = refused_at_once(load, async || {
-        let request = v1::FetchStreamRequest {
-            id: 1,
-            request: Some(Request::Blocks(request.clone())),
-            deadline_ms: 0,
-        };
-        let mut answers = fetch
-            .fetch_stream(tokio_stream::iter([request]))
-            .await
-            .unwrap()
-            .into_inner();
-        match answers.message().await.unwrap().unwrap().response.unwrap() {
-            Response::Status(error) => Some(error),
-            Response::Blocks(_)
-            | Response::Vectors(_)
-            | Response::Ranges(_)
-            | Response::Objects(_)
-            | Response::Scores(_) => None,
-        }
+        let request = wire::on_stream(1, Request::Blocks(request.clone()));
+        let mut answers = wire::stream(&mut fetch, [request]).await;
+        wire::blocks_of(answers.message().await.unwrap().unwrap().response).err()
     })
     .await;
     assert_eq!(error.code, i32::from(Code::ResourceExhausted));

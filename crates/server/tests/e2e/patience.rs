@@ -4,7 +4,6 @@
 use crate::daemon::{Daemon, Setup, eventually_async};
 use crate::data::{noise, plain_blocks};
 use crate::wire::{self, Narrow, Reconnecting};
-use ringfetch_proto::v1;
 use ringfetch_proto::v1::fetch_stream_request::Request;
 use std::net::SocketAddr;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -107,11 +106,7 @@ async fn a_stream_may_pause_and_a_slow_reader_may_be_slow() {
         .start();
     let (ask, asked) = tokio::sync::mpsc::channel(1);
     let mut fetch = daemon.fetch().await;
-    let question = |id| v1::FetchStreamRequest {
-        id,
-        request: Some(Request::Blocks(wire::blocks("blocks", &[id]))),
-        deadline_ms: 0,
-    };
+    let question = |id| wire::on_stream(id, Request::Blocks(wire::blocks("blocks", &[id])));
     ask.send(question(1)).await.unwrap();
     let asked = tokio_stream::wrappers::ReceiverStream::new(asked);
     let mut answers = fetch.fetch_stream(asked).await.unwrap().into_inner();

@@ -2,9 +2,7 @@
 
 use crate::daemon::{Daemon, eventually_async};
 use crate::wire;
-use ringfetch_proto::v1;
 use ringfetch_proto::v1::fetch_stream_request::Request;
-use ringfetch_proto::v1::fetch_stream_response::Response;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -138,13 +136,11 @@ const PIPELINED: u64 = 32;
 /// response read.
 pub(crate) async fn streamed(daemon: &Daemon, known: &Known<'_>, tally: &Tally) {
     let count = known.count();
-    let request = |id: u64| v1::FetchStreamRequest {
-        id,
-        request: Some(Request::Blocks(wire::blocks(
-            known.name,
-            &[id % count, id * 13 % count],
-        ))),
-        deadline_ms: 0,
+    let request = |id: u64| {
+        wire::on_stream(
+            id,
+            Request::Blocks(wire::blocks(known.name, &[id % count, id * 13 % count])),
+        )
     };
     let (ask, asked) = tokio::sync::mpsc::unbounded_channel();
     let mut ask = Some(ask);
@@ -166,20 +162,11 @@ pub(crate) async fn streamed(daemon: &Daemon, known: &Known<'_>, tally: &Tally) 
             next += 1;
         }
         let id = answer.id;
-        match answer.response.expect("a response") {
-            Response::Blocks(blocks) => {
-                assert!(blocks.errors.is_empty(), "{:?}", blocks.errors);
-                let pieces = [block(id % count), block(id * 13 % count)];
-                tally.count(known, known.version(&pieces, &blocks.data), &blocks.etag);
-            }
-            other @ (Response::Status(_)
-            | Response::Vectors(_)
-            | Response::Ranges(_)
-            | Response::Objects(_)
-            | Response::Scores(_)) => {
-                panic!("{}: {other:?}", known.name)
-            }
-        }
+        let blocks = wire::blocks_of(answer.response);
+        let blocks = blocks.unwrap_or_else(|status| panic!("{}: {status:?}", known.name));
+        assert!(blocks.errors.is_empty(), "{:?}", blocks.errors);
+        let pieces = [block(id % count), block(id * 13 % count)];
+        tally.count(known, known.version(&pieces, &blocks.data), &blocks.etag);
     }
 }
 

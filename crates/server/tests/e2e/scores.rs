@@ -5,7 +5,7 @@ mod plain_sums;
 
 use crate::daemon::{Setup, any_backend, backends_and_auto};
 use crate::data::{Space, Unit, everything};
-use crate::wire::{Http, Wire};
+use crate::wire::{self, Http, Wire};
 use plain_sums::right;
 use ringfetch_client::{Client, Metric, ScoreRequest};
 use ringfetch_proto::v1;
@@ -118,13 +118,8 @@ async fn streamed(
 }
 
 async fn in_stream(fetch: &mut FetchServiceClient<Wire>, request: v1::ScoreVectorsRequest) -> Response {
-    let request = v1::FetchStreamRequest {
-        id: 5,
-        request: Some(Request::Scores(request)),
-        deadline_ms: 0,
-    };
-    let requests = tokio_stream::iter([request]);
-    let mut answers = fetch.fetch_stream(requests).await.unwrap().into_inner();
+    let request = wire::on_stream(5, Request::Scores(request));
+    let mut answers = wire::stream(fetch, [request]).await;
     let answer = answers.message().await.unwrap().expect("an answer");
     answer.response.expect("content")
 }

@@ -12,7 +12,6 @@ use opentelemetry_proto::tonic::collector::trace::v1::{
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::trace::v1::Span;
 use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
-use ringfetch_proto::v1;
 use ringfetch_proto::v1::fetch_stream_request::Request;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -96,11 +95,7 @@ async fn traced_requests_leave_spans_with_the_collector() {
         .await;
     call.rest().await;
     http.get_with("/v1/datasets/blocks/blocks/99", &sampled).await;
-    let message = v1::FetchStreamRequest {
-        id: 5,
-        request: Some(Request::Ranges(wire::ranges("blocks", &[(1, 2)]))),
-        ..Default::default()
-    };
+    let message = wire::on_stream(5, Request::Ranges(wire::ranges("blocks", &[(1, 2)])));
     narrow.call("FetchStream", &sampled, &message).await.rest().await;
     http.get_with("/livez", &[("traceparent", &traceparent(false))])
         .await;

@@ -123,17 +123,9 @@ async fn a_request_is_answered_from_the_version_it_names_or_not_at_all() {
 
         let requests: Vec<_> = (0..)
             .zip(streamed)
-            .map(|(id, request)| v1::FetchStreamRequest {
-                id,
-                request: Some(request),
-                deadline_ms: 0,
-            })
+            .map(|(id, request)| wire::on_stream(id, request))
             .collect();
-        let mut answers = fetch
-            .fetch_stream(tokio_stream::iter(requests))
-            .await
-            .unwrap()
-            .into_inner();
+        let mut answers = wire::stream(&mut fetch, requests).await;
         let (mut good, mut bad) = (0, 0);
         while let Some(answer) = answers.message().await.unwrap() {
             let named = match answer.response.unwrap() {

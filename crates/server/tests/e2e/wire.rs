@@ -11,10 +11,12 @@ use hyper::body::Frame;
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
-use ringfetch_proto::v1;
 use ringfetch_proto::v1::admin_service_client::AdminServiceClient;
 use ringfetch_proto::v1::dataset_service_client::DatasetServiceClient;
 use ringfetch_proto::v1::fetch_service_client::FetchServiceClient;
+use ringfetch_proto::v1::fetch_stream_request::Request as StreamRequest;
+use ringfetch_proto::v1::fetch_stream_response::Response as StreamResponse;
+use ringfetch_proto::{RpcStatus, v1};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -25,7 +27,7 @@ use tonic::metadata::{Ascii, MetadataValue};
 use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Request, Status};
+use tonic::{Request, Status, Streaming};
 
 /// Addresses of daemons that require a token.
 static GUARDED: Mutex<BTreeSet<SocketAddr>> = Mutex::new(BTreeSet::new());
@@ -170,7 +172,6 @@ pub(crate) fn blocks(dataset: &str, indices: &[u64]) -> v1::FetchBlocksRequest {
     v1::FetchBlocksRequest {
         dataset: dataset.to_owned(),
         indices: indices.to_vec(),
-        fail_fast: false,
         ..Default::default()
     }
 }
@@ -180,7 +181,6 @@ pub(crate) fn vectors(dataset: &str, ids: &[u64]) -> v1::FetchVectorsRequest {
     v1::FetchVectorsRequest {
         dataset: dataset.to_owned(),
         ids: ids.to_vec(),
-        fail_fast: false,
         ..Default::default()
     }
 }
@@ -191,7 +191,6 @@ pub(crate) fn ranges(dataset: &str, ranges: &[(u64, u64)]) -> v1::FetchRangesReq
         dataset: dataset.to_owned(),
         offsets: ranges.iter().map(|range| range.0).collect(),
         lengths: ranges.iter().map(|range| range.1).collect(),
-        fail_fast: false,
         ..Default::default()
     }
 }
@@ -202,6 +201,33 @@ pub(crate) fn objects(dataset: &str, names: &[&str]) -> v1::FetchObjectsRequest 
         dataset: dataset.to_owned(),
         names: names.iter().map(|name| (*name).to_owned()).collect(),
         ..v1::FetchObjectsRequest::default()
+    }
+}
+
+/// A request of a stream, without a deadline of its own.
+pub(crate) fn on_stream(id: u64, request: StreamRequest) -> v1::FetchStreamRequest {
+    v1::FetchStreamRequest {
+        id,
+        request: Some(request),
+        deadline_ms: 0,
+    }
+}
+
+/// The responses to these requests, on a stream of their own.
+pub(crate) async fn stream(
+    fetch: &mut FetchServiceClient<Wire>,
+    requests: impl IntoIterator<Item = v1::FetchStreamRequest, IntoIter: Send + 'static>,
+) -> Streaming<v1::FetchStreamResponse> {
+    let answers = fetch.fetch_stream(tokio_stream::iter(requests)).await;
+    answers.expect("a stream").into_inner()
+}
+
+/// The blocks that a stream's response has, or why its request failed.
+pub(crate) fn blocks_of(answer: Option<StreamResponse>) -> Result<v1::FetchBlocksResponse, RpcStatus> {
+    match answer {
+        Some(StreamResponse::Blocks(blocks)) => Ok(blocks),
+        Some(StreamResponse::Status(status)) => Err(status),
+        other => panic!("{other:?}"),
     }
 }
 
@@ -245,6 +271,36 @@ impl Answer {
     }
 }
 
+/// A request with these headers, and with the token if the daemon requires it.
+fn request<B>(
+    address: SocketAddr,
+    method: Method,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: B,
+) -> http::Request<B> {
+    let mut request = http::Request::builder()
+        .method(method)
+        .uri(format!("http://{address}{path}"));
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    if let Some(value) = authorization(address) {
+        request = request.header("authorization", value);
+    }
+    request.body(body).expect("a request")
+}
+
+/// Reads the complete response.
+async fn whole(response: http::Response<hyper::body::Incoming>) -> Answer {
+    let (parts, body) = response.into_parts();
+    Answer {
+        status: parts.status,
+        headers: parts.headers,
+        body: body.collect().await.expect("a whole body").to_bytes(),
+    }
+}
+
 /// An HTTP/1.1 client.
 #[derive(Debug, Clone)]
 pub(crate) struct Http {
@@ -261,48 +317,15 @@ impl Http {
         headers: &[(&str, &str)],
         body: impl Into<Bytes>,
     ) -> Answer {
-        let mut request = http::Request::builder()
-            .method(method)
-            .uri(format!("http://{}{path}", self.address));
-        for (name, value) in headers {
-            request = request.header(*name, *value);
-        }
-        if let Some(value) = authorization(self.address) {
-            request = request.header("authorization", value);
-        }
-        let request = request.body(Full::new(body.into())).expect("a request");
-        let (parts, body) = self
-            .client
-            .request(request)
-            .await
-            .expect("an answer")
-            .into_parts();
-        let body = body.collect().await.expect("a whole body").to_bytes();
-        Answer {
-            status: parts.status,
-            headers: parts.headers,
-            body,
-        }
+        let request = request(self.address, method, path, headers, Full::new(body.into()));
+        whole(self.client.request(request).await.expect("an answer")).await
     }
 
     /// A GET to a daemon that may be ending: `None` if the connection fails, or is closed without a response.
     /// A truncated response is a failure.
     pub(crate) async fn try_get(&self, path: &str, headers: &[(&str, &str)]) -> Option<Answer> {
-        let mut request = http::Request::get(format!("http://{}{path}", self.address));
-        for (name, value) in headers {
-            request = request.header(*name, *value);
-        }
-        if let Some(value) = authorization(self.address) {
-            request = request.header("authorization", value);
-        }
-        let request = request.body(Full::default()).expect("a request");
-        let (parts, body) = self.client.request(request).await.ok()?.into_parts();
-        let body = body.collect().await.expect("a whole body").to_bytes();
-        Some(Answer {
-            status: parts.status,
-            headers: parts.headers,
-            body,
-        })
+        let request = request(self.address, Method::GET, path, headers, Full::default());
+        Some(whole(self.client.request(request).await.ok()?).await)
     }
 
     /// A plain GET.
@@ -392,44 +415,33 @@ impl Narrow {
 
     /// Sends a GET, waits for the head of its response, and leaves the rest.
     pub(crate) async fn ask_get(&mut self, path: &str) -> Held {
-        let mut request = http::Request::get(format!("http://{}{path}", self.address));
-        if let Some(value) = authorization(self.address) {
-            request = request.header("authorization", value);
-        }
-        let request = request.body(Full::default().boxed()).expect("a request");
-        self.sender.ready().await.expect("a connection");
-        let answer = self.sender.send_request(request).await;
-        let (head, body) = answer.expect("a head").into_parts();
-        Held { head, body }
+        self.send(Method::GET, path, &[], Full::default().boxed()).await
     }
 
     /// Sends a request, waits for the head of its response, and leaves the rest.
     pub(crate) async fn ask(&mut self, path: &str, headers: &[(&str, &str)], body: Bytes) -> Held {
-        self.send(path, headers, Full::new(body).boxed()).await
+        self.send(Method::POST, path, headers, Full::new(body).boxed())
+            .await
     }
 
     /// As [`Self::ask`], with a body of which nothing ever comes.
     pub(crate) async fn ask_without_end(&mut self, path: &str, headers: &[(&str, &str)]) -> Held {
         let never = tokio_stream::pending::<Result<Frame<Bytes>, Infallible>>();
-        self.send(path, headers, StreamBody::new(never).boxed()).await
+        self.send(Method::POST, path, headers, StreamBody::new(never).boxed())
+            .await
     }
 
-    async fn send(&mut self, path: &str, headers: &[(&str, &str)], body: BoxBody<Bytes, Infallible>) -> Held {
-        let mut request = http::Request::post(format!("http://{}{path}", self.address));
-        for (name, value) in headers {
-            request = request.header(*name, *value);
-        }
-        if let Some(value) = authorization(self.address) {
-            request = request.header("authorization", value);
-        }
-        let request = request.body(body).expect("a request");
+    async fn send(
+        &mut self,
+        method: Method,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: BoxBody<Bytes, Infallible>,
+    ) -> Held {
+        let request = request(self.address, method, path, headers, body);
         self.sender.ready().await.expect("a connection");
-        let (head, body) = self
-            .sender
-            .send_request(request)
-            .await
-            .expect("a head")
-            .into_parts();
+        let answer = self.sender.send_request(request).await;
+        let (head, body) = answer.expect("a head").into_parts();
         Held { head, body }
     }
 

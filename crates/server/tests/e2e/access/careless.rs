@@ -373,11 +373,7 @@ struct TextRequest {
 fn text_requests() -> [TextRequest; 4] {
     let past_the_end = vec![1 << 20; 4096];
     let blocks = wire::blocks("blocks", &past_the_end);
-    let streamed = v1::FetchStreamRequest {
-        id: 1,
-        deadline_ms: 0,
-        request: Some(OneOf::Blocks(blocks.clone())),
-    };
+    let streamed = wire::on_stream(1, OneOf::Blocks(blocks.clone()));
     let listed = v1::ListObjectsRequest {
         dataset: "objects".to_owned(),
         ..Default::default()

@@ -128,11 +128,7 @@ pub(super) async fn grpc_roads(daemon: &Daemon, token: &str, dataset: &str) -> V
         OneOf::Objects(wire::objects(dataset, &["a"])),
         OneOf::Scores(score()),
     ] {
-        let request = v1::FetchStreamRequest {
-            id: 7,
-            request: Some(request),
-            deadline_ms: 0,
-        };
+        let request = wire::on_stream(7, request);
         let stream = fetch
             .fetch_stream(with(token, tokio_stream::iter([request])))
             .await;
