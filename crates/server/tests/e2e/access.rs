@@ -58,20 +58,8 @@ fn served(principals: &str) -> Setup {
     setup.file("vectors.bin", &[0; 64]);
     setup.file("principals", principals.as_bytes());
     setup
-        .dataset(&[
-            "name: hidden",
-            "kind: blocks",
-            "block_bytes: 4KiB",
-            "path: blocks.bin",
-        ])
-        .dataset(&[
-            "name: vectors",
-            "kind: vectors",
-            "path: vectors.bin",
-            "layout: raw",
-            "dim: 4",
-            "dtype: f32",
-        ])
+        .dataset(&["{name: hidden, kind: blocks, block_bytes: 4KiB, path: blocks.bin}"])
+        .dataset(&["{name: vectors, kind: vectors, path: vectors.bin, layout: raw, dim: 4, dtype: f32}"])
         .dataset(&["name: objects", "kind: objects", "path: objects"])
         .set("access.principals", "principals")
 }

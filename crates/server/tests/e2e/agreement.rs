@@ -48,14 +48,7 @@ async fn a_vector_as_json_is_its_elements() {
     let elements: Vec<u8> = (0..400_u16).flat_map(|i| f32::from(i).to_le_bytes()).collect();
     setup.file("vectors.dat", &elements);
     let daemon = setup
-        .dataset(&[
-            "name: vectors",
-            "kind: vectors",
-            "path: vectors.dat",
-            "layout: raw",
-            "dim: 4",
-            "dtype: f32",
-        ])
+        .dataset(&["{name: vectors, kind: vectors, path: vectors.dat, layout: raw, dim: 4, dtype: f32}"])
         .start();
     let http = daemon.http_client();
     let answer = http

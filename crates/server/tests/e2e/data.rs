@@ -101,35 +101,22 @@ pub(crate) fn everything(setup: Setup) -> (Setup, Everything) {
     setup.file("a.bin", &joined[..40_001]);
     setup.file("b.bin", &joined[40_001..40_008]);
     setup.file("c.bin", &joined[40_008..]);
-    let mut setup = setup.dataset(&[
-        "name: joined",
-        "kind: blocks",
-        "block_bytes: 3000",
-        "paths: [a.bin, b.bin, c.bin]",
-    ]);
+    let mut setup =
+        setup.dataset(&["{name: joined, kind: blocks, block_bytes: 3000, paths: [a.bin, b.bin, c.bin]}"]);
     spaces.push(blocks("joined", joined, 3000));
 
     // Whole blocks, then 1234 bytes that are not served.
     let tailed = noise(2, 40 * 4096 + 1234);
     setup.file("tailed.bin", &tailed);
     setup = setup.dataset(&[
-        "name: tailed",
-        "kind: blocks",
-        "block_bytes: 4KiB",
-        "path: tailed.bin",
-        "partial_tail: ignore",
+        "{name: tailed, kind: blocks, block_bytes: 4KiB, path: tailed.bin, partial_tail: ignore}",
     ]);
     spaces.push(blocks("tailed", tailed[..40 * 4096].to_vec(), 4096));
 
     // A last block with an unaligned end: it must be readable all the same.
     let ragged = noise(3, 17 * 1111);
     setup.file("ragged.bin", &ragged);
-    setup = setup.dataset(&[
-        "name: ragged",
-        "kind: blocks",
-        "block_bytes: 1111",
-        "path: ragged.bin",
-    ]);
+    setup = setup.dataset(&["{name: ragged, kind: blocks, block_bytes: 1111, path: ragged.bin}"]);
     spaces.push(blocks("ragged", ragged, 1111));
 
     let layouts: [(&'static str, &'static str, u32, &'static str, &[&str]); 12] = [
@@ -201,12 +188,7 @@ pub(crate) fn everything(setup: Setup) -> (Setup, Everything) {
     setup.file("secret", b"secret");
     std::os::unix::fs::symlink("../secret", setup.path("objects/leaves")).expect("a link");
     std::os::unix::fs::symlink("one", setup.path("objects/stays")).expect("a link");
-    let setup = setup.dataset(&[
-        "name: objects",
-        "kind: objects",
-        "path: objects",
-        "revalidate_ms: 50",
-    ]);
+    let setup = setup.dataset(&["{name: objects, kind: objects, path: objects, revalidate_ms: 50}"]);
     (setup, Everything { spaces, objects })
 }
 
@@ -214,11 +196,6 @@ pub(crate) fn everything(setup: Setup) -> (Setup, Everything) {
 pub(crate) fn plain_blocks(setup: Setup, count: usize) -> (Setup, Vec<u8>) {
     let bytes = noise(7, count * 4096);
     setup.file("blocks.bin", &bytes);
-    let setup = setup.dataset(&[
-        "name: blocks",
-        "kind: blocks",
-        "block_bytes: 4KiB",
-        "path: blocks.bin",
-    ]);
+    let setup = setup.dataset(&["{name: blocks, kind: blocks, block_bytes: 4KiB, path: blocks.bin}"]);
     (setup, bytes)
 }

@@ -135,14 +135,7 @@ async fn a_deadline_that_has_passed_touches_nothing() {
     let (setup, _) = plain_blocks(Setup::new(any_backend()), 8);
     setup.file("vectors.dat", &[0; 128]);
     let daemon = setup
-        .dataset(&[
-            "name: vectors",
-            "kind: vectors",
-            "path: vectors.dat",
-            "layout: raw",
-            "dim: 4",
-            "dtype: f32",
-        ])
+        .dataset(&["{name: vectors, kind: vectors, path: vectors.dat, layout: raw, dim: 4, dtype: f32}"])
         .start();
     let scores = v1::ScoreVectorsRequest {
         dataset: "vectors".to_owned(),

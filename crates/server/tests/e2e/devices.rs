@@ -136,12 +136,7 @@ async fn files_beyond_4_gib_are_read_where_they_are() {
         file.set_len(length).unwrap();
         file.write_all_at(&around, 4 * GIB - 4096).unwrap();
         file.write_all_at(&end, length - 4096).unwrap();
-        let setup = setup.dataset(&[
-            "name: sparse",
-            "kind: blocks",
-            "block_bytes: 4KiB",
-            "path: sparse",
-        ]);
+        let setup = setup.dataset(&["{name: sparse, kind: blocks, block_bytes: 4KiB, path: sparse}"]);
         let daemon = setup.start();
         let (mut fetch, http) = (daemon.fetch().await, daemon.http_client());
         let four = 4 * GIB / 4096;

@@ -41,12 +41,7 @@ async fn reads(daemon: &Daemon, dataset: &str) -> (v1::Backend, v1::Backend, boo
 /// A second dataset next to `blocks`.
 fn with_other(setup: Setup) -> Setup {
     setup.file("other.bin", &noise(8, 64 * 4096));
-    setup.dataset(&[
-        "name: other",
-        "kind: blocks",
-        "block_bytes: 4KiB",
-        "path: other.bin",
-    ])
+    setup.dataset(&["{name: other, kind: blocks, block_bytes: 4KiB, path: other.bin}"])
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

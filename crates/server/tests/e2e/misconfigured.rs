@@ -125,12 +125,7 @@ fn a_file_without_permission_names_the_file_and_the_remedy() {
     let file = setup.file("private.bin", &noise(1, 4096));
     std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).unwrap();
     setup
-        .dataset(&[
-            "name: private",
-            "kind: blocks",
-            "block_bytes: 4096",
-            "path: private.bin",
-        ])
+        .dataset(&["{name: private, kind: blocks, block_bytes: 4096, path: private.bin}"])
         .through(&[
             "setpriv",
             "--reuid",

@@ -409,12 +409,7 @@ async fn readiness_ends_before_service_and_probes_after_it() {
     // responds; exit 1 for the aborted response.
     let setup = Setup::new("pread");
     setup.file("large.bin", &noise(7, 16 << 20));
-    let setup = setup.dataset(&[
-        "name: blocks",
-        "kind: blocks",
-        "block_bytes: 4KiB",
-        "path: large.bin",
-    ]);
+    let setup = setup.dataset(&["{name: blocks, kind: blocks, block_bytes: 4KiB, path: large.bin}"]);
     let mut daemon = setup
         .set("shutdown.lame_duck_ms", "3000")
         .set("shutdown.drain_timeout_ms", "5000")

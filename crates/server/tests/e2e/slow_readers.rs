@@ -12,12 +12,7 @@ const HELD_BYTES_MAX: f64 = 16.0 * 1024.0 * 1024.0;
 
 fn serve(setup: Setup, bytes: &[u8]) -> Daemon {
     setup.file("blocks.bin", bytes);
-    let setup = setup.dataset(&[
-        "name: blocks",
-        "kind: blocks",
-        "block_bytes: 4KiB",
-        "path: blocks.bin",
-    ]);
+    let setup = setup.dataset(&["{name: blocks, kind: blocks, block_bytes: 4KiB, path: blocks.bin}"]);
     setup.start()
 }
 

@@ -21,12 +21,7 @@ async fn a_file_cut_short_under_load_loses_only_what_is_gone() {
         let setup = Setup::new(backend);
         let (setup, bytes) = plain_blocks(setup, usize::try_from(COUNT).unwrap());
         setup.file("other.bin", &bytes);
-        let setup = setup.dataset(&[
-            "name: other",
-            "kind: blocks",
-            "block_bytes: 4KiB",
-            "path: other.bin",
-        ]);
+        let setup = setup.dataset(&["{name: other, kind: blocks, block_bytes: 4KiB, path: other.bin}"]);
         let mut daemon = setup.start();
         let bytes = Arc::new(bytes);
         let cut = AtomicBool::new(false);
@@ -174,12 +169,7 @@ async fn an_object_replaced_by_rename_is_read_anew() {
         setup.file("objects/a/o", &old);
         setup.file("objects/other", b"other");
         setup.file("next", &new);
-        let setup = setup.dataset(&[
-            "name: objects",
-            "kind: objects",
-            "path: objects",
-            "revalidate_ms: 100",
-        ]);
+        let setup = setup.dataset(&["{name: objects, kind: objects, path: objects, revalidate_ms: 100}"]);
         let daemon = setup.start();
         let (mut fetch, http) = (daemon.fetch().await, daemon.http_client());
         let request = wire::objects("objects", &["a/o", "other"]);
@@ -241,12 +231,7 @@ async fn an_object_cut_short_is_lost_once_and_then_what_it_is() {
         let setup = Setup::new(backend);
         let bytes = noise(70, 50_000);
         setup.file("objects/o", &bytes);
-        let setup = setup.dataset(&[
-            "name: objects",
-            "kind: objects",
-            "path: objects",
-            "revalidate_ms: 3600000",
-        ]);
+        let setup = setup.dataset(&["{name: objects, kind: objects, path: objects, revalidate_ms: 3600000}"]);
         let daemon = setup.start();
         let mut fetch = daemon.fetch().await;
         let request = wire::objects("objects", &["o"]);

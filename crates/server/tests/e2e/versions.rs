@@ -329,12 +329,7 @@ async fn a_name_that_stands_twice_is_of_one_version() {
     // of.
     let setup = Setup::new("pread");
     setup.file("objects/o", &[0; 100]);
-    let setup = setup.dataset(&[
-        "name: objects",
-        "kind: objects",
-        "path: objects",
-        "revalidate_ms: 0",
-    ]);
+    let setup = setup.dataset(&["{name: objects, kind: objects, path: objects, revalidate_ms: 0}"]);
     let daemon = setup.start();
     let stop = AtomicBool::new(false);
     let replace = async {
