@@ -82,16 +82,7 @@ async fn get(daemon: &Daemon, id: &str, method: Method, path: &str, body: Option
 }
 
 fn score() -> v1::ScoreVectorsRequest {
-    v1::ScoreVectorsRequest {
-        dataset: "npy-f32".into(),
-        queries: vec![v1::ScoreQuery {
-            vector: vec![0.5; 100],
-            ids: vec![1, 2, 3],
-        }],
-        metric: v1::Metric::Dot.into(),
-        limit: 1,
-        ..Default::default()
-    }
+    wire::best("npy-f32", vec![0.5; 100], vec![1, 2, 3])
 }
 
 /// The contents of a line, in the order of [`EXPECTED`].
@@ -121,11 +112,7 @@ async fn each_request_by_every_road_leaves_a_line() {
         setup.file("objects/long", &noise(3, LONG_BYTES));
         let daemon = setup.set("access_log.path", "access.log").start();
         let fetch = |method: &str| format!("FetchService/{method}");
-        let whole = v1::ReadObjectRequest {
-            dataset: "objects".into(),
-            name: "long".into(),
-            ..Default::default()
-        };
+        let whole = wire::object("objects", "long");
         let calls = [
             (fetch("FetchBlocks"), frame(&wire::blocks("joined", &[1, 2]))),
             (

@@ -111,10 +111,7 @@ async fn readers_that_read_nothing_keep_nobody_out() {
             },
         )
         .await;
-        eventually_async("the memory is given back", async || {
-            (daemon.status().await.memory_in_use_bytes == 0).then_some(())
-        })
-        .await;
+        daemon.gives_memory_back().await;
         daemon.stop().await;
     }
 }

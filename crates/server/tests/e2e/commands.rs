@@ -32,7 +32,7 @@ async fn a_configuration_that_became_invalid_makes_no_running_daemon_unhealthy()
     }
     daemon.rewrite(&misspelled);
     daemon.signal(Signal::TERM);
-    assert_eq!(daemon.ended().await.code(), Some(0));
+    daemon.ends_with(0).await;
     let health = daemon.command(&by_flag);
     assert_eq!(health.status.code(), Some(1), "{health:?}");
     assert!(

@@ -200,10 +200,8 @@ async fn an_object_that_cannot_be_read_is_counted_by_every_road() {
         assert!(refused.status.is_client_error(), "{refused:?}");
         http.send(Method::HEAD, &path, &[], String::new()).await;
         let request = v1::ReadObjectRequest {
-            dataset: "objects".into(),
-            name: name.into(),
             offset: 9,
-            ..Default::default()
+            ..wire::object("objects", name)
         };
         fetch.read_object(request).await.unwrap_err();
         let mut request = wire::objects("objects", &[name]);

@@ -472,6 +472,12 @@ impl Daemon {
         eventually_async("the daemon ends", async || child.try_wait().expect("wait")).await
     }
 
+    /// Waits for its end, which must have this exit code.
+    pub(crate) async fn ends_with(&mut self, code: i32) {
+        let status = self.ended().await;
+        assert_eq!(status.code(), Some(code), "{}", self.log().join("\n"));
+    }
+
     /// Ends it as an operator would: SIGTERM, a drain, exit code 0, no panic in the log.
     pub(crate) async fn stop(mut self) {
         assert!(self.is_alive(), "it died:\n{}", self.log().join("\n"));

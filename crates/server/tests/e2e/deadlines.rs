@@ -137,16 +137,7 @@ async fn a_deadline_that_has_passed_touches_nothing() {
     let daemon = setup
         .dataset(&["{name: vectors, kind: vectors, path: vectors.dat, layout: raw, dim: 4, dtype: f32}"])
         .start();
-    let scores = v1::ScoreVectorsRequest {
-        dataset: "vectors".to_owned(),
-        queries: vec![v1::ScoreQuery {
-            vector: vec![1.0; 4],
-            ids: vec![3],
-        }],
-        metric: v1::Metric::Dot.into(),
-        limit: 1,
-        ..Default::default()
-    };
+    let scores = wire::best("vectors", vec![1.0; 4], vec![3]);
     let mut narrow = Narrow::connect(daemon.grpc, 1 << 20).await;
     let request = wire::blocks("blocks", &[3]);
     for timeout in ["1n", "0m", "0S"] {

@@ -181,8 +181,7 @@ async fn a_drain_under_load_breaks_no_answer() {
             readiness(http(), &signalled),
             watched_to_the_end(changes),
         );
-        let status = daemon.ended().await;
-        assert_eq!(status.code(), Some(0), "{backend}: {}", daemon.log().join("\n"));
+        daemon.ends_with(0).await;
         assert!(begun.elapsed() < PATIENCE, "{backend}: {:?}", begun.elapsed());
         daemon.logged(&["\"drained\""]);
         let log = daemon.log().join("\n");
@@ -248,8 +247,7 @@ async fn idle_connections_are_not_waited_for() {
         let end = tokio::time::timeout(PATIENCE, stream.message()).await;
         let end = end.expect("the end of the stream").unwrap_err();
         assert_eq!(end.code(), Code::Unavailable, "{end:?}");
-        let status = daemon.ended().await;
-        assert_eq!(status.code(), Some(0), "{backend}: {}", daemon.log().join("\n"));
+        daemon.ends_with(0).await;
         daemon.logged(&[&format!("\"address\":\"{http}\"")]);
         daemon.logged(&["\"drained\""]);
     }
@@ -283,8 +281,7 @@ async fn a_response_in_flight_is_finished_first() {
         .position(|window| window == b"\r\n\r\n")
         .unwrap();
     assert!(answer[head + 4..] == bytes, "wrong bytes");
-    let status = daemon.ended().await;
-    assert_eq!(status.code(), Some(0), "{}", daemon.log().join("\n"));
+    daemon.ends_with(0).await;
 }
 
 #[tokio::test]
@@ -314,8 +311,7 @@ async fn who_had_connected_and_not_spoken_is_told_of_the_drain() {
         );
     }
     drop(silent);
-    let status = daemon.ended().await;
-    assert_eq!(status.code(), Some(0), "{}", daemon.log().join("\n"));
+    daemon.ends_with(0).await;
 }
 
 #[tokio::test]
@@ -345,12 +341,7 @@ async fn what_is_in_flight_is_answered_however_long_the_queue() {
             let answer = call.await.unwrap().expect("an answer").into_inner();
             assert_eq!((answer.errors.len(), answer.data.len()), (0, 4096 * 512));
         }
-        assert_eq!(
-            daemon.ended().await.code(),
-            Some(0),
-            "{}",
-            daemon.log().join("\n")
-        );
+        daemon.ends_with(0).await;
     }
 }
 
@@ -369,7 +360,7 @@ async fn a_client_that_does_not_read_cannot_hold_the_daemon() {
         assert_eq!(held.head.status, 200);
         let begun = Instant::now();
         daemon.signal(Signal::TERM);
-        assert_eq!(daemon.ended().await.code(), Some(1), "{backend}");
+        daemon.ends_with(1).await;
         assert!(begun.elapsed().as_secs() < 10, "{backend}: {:?}", begun.elapsed());
         daemon.logged(&["shutdown.drain_timeout_ms (500) passed with 1 connections open"]);
     }
@@ -394,7 +385,7 @@ async fn a_second_signal_ends_it_at_once() {
         daemon.signal(first);
         daemon.logged(&["draining", name]);
         daemon.signal(second);
-        assert_eq!(daemon.ended().await.code(), Some(130), "{name}");
+        daemon.ends_with(130).await;
     }
 }
 
@@ -454,8 +445,7 @@ fn who_asks_again_and_again_is_answered_until_nobody_listens() {
         .count();
     assert!(resets <= 1, "{resets} of 8 were let in and not answered");
     let runtime = tokio::runtime::Runtime::new().unwrap();
-    let status = runtime.block_on(daemon.ended());
-    assert_eq!(status.code(), Some(0), "{}", daemon.log().join("\n"));
+    runtime.block_on(daemon.ends_with(0));
 }
 
 fn of(bytes: &[u8], index: u64) -> &[u8] {

@@ -19,11 +19,7 @@ fn setup(backend: &str, bytes: &[u8]) -> Setup {
 }
 
 fn request(name: &str) -> v1::ReadObjectRequest {
-    v1::ReadObjectRequest {
-        dataset: "objects".into(),
-        name: name.into(),
-        ..Default::default()
-    }
+    wire::object("objects", name)
 }
 
 /// The first message, and the data: every message begins where the previous one ended.
@@ -301,10 +297,7 @@ async fn a_deadline_ends_an_answer_that_is_not_read() {
     let (body, status) = begun.rest().await;
     assert_eq!(status.unwrap().code(), Code::DeadlineExceeded);
     assert!(!body.is_empty() && body.len() < LENGTH, "{} bytes", body.len());
-    eventually_async("nothing is held", async || {
-        (daemon.status().await.memory_in_use_bytes == 0).then_some(())
-    })
-    .await;
+    daemon.gives_memory_back().await;
     daemon.stop().await;
 }
 
@@ -326,7 +319,7 @@ async fn an_answer_that_has_begun_is_sent_while_it_drains() {
         assert_eq!(status.unwrap().code(), Code::Ok);
         assert!(put_together(&messages(&body)).1 == bytes);
         drop(narrow);
-        assert_eq!(daemon.ended().await.code(), Some(0));
+        daemon.ends_with(0).await;
     }
 }
 

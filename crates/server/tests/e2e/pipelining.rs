@@ -207,10 +207,7 @@ async fn a_client_that_does_not_read_holds_its_share_and_no_more() {
             seen[usize::try_from(answer.id).unwrap()] = true;
         }
         assert!(seen.iter().all(|seen| *seen));
-        eventually_async("the memory is given back", async || {
-            (daemon.status().await.memory_in_use_bytes == 0).then_some(())
-        })
-        .await;
+        daemon.gives_memory_back().await;
         daemon.stop().await;
     }
 }

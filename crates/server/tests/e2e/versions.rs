@@ -31,7 +31,7 @@ fn check(code: Code, details: &ErrorDetails, etag: &str) {
     assert!(details.retry_info().is_none());
 }
 
-fn refused<T: std::fmt::Debug>(result: Result<tonic::Response<T>, Status>, etag: &str) {
+fn refused<T: std::fmt::Debug>(result: Result<T, Status>, etag: &str) {
     let status = result.unwrap_err();
     check(status.code(), &status.get_error_details(), etag);
 }
@@ -56,6 +56,13 @@ async fn a_request_is_answered_from_the_version_it_names_or_not_at_all() {
             .await;
         answer.is_problem(412, "precondition-failed", Some("If-Match"), &[]);
 
+        let answered = |etag_of: Result<String, Status>, if_match: &str| {
+            if if_match == other {
+                refused(etag_of, &etag);
+            } else {
+                assert_eq!(etag_of.unwrap(), etag, "{name}");
+            }
+        };
         let mut streamed = Vec::new();
         for if_match in ["", &etag, other] {
             let request = v1::FetchRangesRequest {
@@ -64,11 +71,7 @@ async fn a_request_is_answered_from_the_version_it_names_or_not_at_all() {
             };
             streamed.push(Request::Ranges(request.clone()));
             let answer = fetch.fetch_ranges(request).await;
-            if if_match == other {
-                refused(answer, &etag);
-            } else {
-                assert_eq!(answer.unwrap().into_inner().etag, etag, "{name}");
-            }
+            answered(answer.map(|answer| answer.into_inner().etag), if_match);
             if matches!(space.unit, crate::data::Unit::Blocks) {
                 let request = v1::FetchBlocksRequest {
                     if_match: if_match.to_owned(),
@@ -76,11 +79,7 @@ async fn a_request_is_answered_from_the_version_it_names_or_not_at_all() {
                 };
                 streamed.push(Request::Blocks(request.clone()));
                 let answer = fetch.fetch_blocks(request).await;
-                if if_match == other {
-                    refused(answer, &etag);
-                } else {
-                    assert_eq!(answer.unwrap().into_inner().etag, etag, "{name}");
-                }
+                answered(answer.map(|answer| answer.into_inner().etag), if_match);
             } else {
                 let request = v1::FetchVectorsRequest {
                     if_match: if_match.to_owned(),
@@ -88,25 +87,17 @@ async fn a_request_is_answered_from_the_version_it_names_or_not_at_all() {
                 };
                 streamed.push(Request::Vectors(request.clone()));
                 let answer = fetch.fetch_vectors(request).await;
-                if if_match == other {
-                    refused(answer, &etag);
-                } else {
-                    assert_eq!(answer.unwrap().into_inner().etag, etag, "{name}");
-                }
+                answered(answer.map(|answer| answer.into_inner().etag), if_match);
             }
         }
         if name == "npy-f32" {
             for if_match in [&etag, other] {
                 let request = v1::ScoreVectorsRequest {
                     if_match: if_match.to_owned(),
-                    ..scores_of(name, 100)
+                    ..wire::best(name, vec![1.0; 100], vec![1])
                 };
                 let answer = fetch.score_vectors(request).await;
-                if if_match == other {
-                    refused(answer, &etag);
-                } else {
-                    assert_eq!(answer.unwrap().into_inner().etag, etag, "{name}");
-                }
+                answered(answer.map(|answer| answer.into_inner().etag), if_match);
             }
         }
         let batch = format!("/v1/datasets/{name}/ranges:batchFetch");
@@ -145,19 +136,6 @@ async fn a_request_is_answered_from_the_version_it_names_or_not_at_all() {
         assert_eq!((good, bad), (4, 2), "{name}");
     }
     daemon.stop().await;
-}
-
-fn scores_of(dataset: &str, dim: usize) -> v1::ScoreVectorsRequest {
-    v1::ScoreVectorsRequest {
-        dataset: dataset.to_owned(),
-        queries: vec![v1::ScoreQuery {
-            vector: vec![1.0; dim],
-            ids: vec![1],
-        }],
-        metric: v1::Metric::Dot.into(),
-        limit: 1,
-        ..Default::default()
-    }
 }
 
 #[tokio::test]

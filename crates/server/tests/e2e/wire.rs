@@ -1,7 +1,7 @@
 //! Clients of the daemon: gRPC with the generated stubs, HTTP/1.1 with hyper (which checks the framing), and
 //! curl.
 
-use crate::daemon::Daemon;
+use crate::daemon::{Daemon, eventually_async};
 use crate::exposition::Scrape;
 use bytes::Bytes;
 use http::{HeaderMap, Method, StatusCode};
@@ -142,6 +142,14 @@ impl Daemon {
             .into_inner()
     }
 
+    /// Waits until no response has memory.
+    pub(crate) async fn gives_memory_back(&self) {
+        eventually_async("the memory is given back", async || {
+            (self.status().await.memory_in_use_bytes == 0).then_some(())
+        })
+        .await;
+    }
+
     /// How a dataset is read.
     pub(crate) async fn read_path(&self, name: &str) -> v1::ReadPath {
         let status = self.status().await;
@@ -201,6 +209,26 @@ pub(crate) fn objects(dataset: &str, names: &[&str]) -> v1::FetchObjectsRequest 
         dataset: dataset.to_owned(),
         names: names.iter().map(|name| (*name).to_owned()).collect(),
         ..v1::FetchObjectsRequest::default()
+    }
+}
+
+/// A request for a whole object, in parts.
+pub(crate) fn object(dataset: &str, name: &str) -> v1::ReadObjectRequest {
+    v1::ReadObjectRequest {
+        dataset: dataset.to_owned(),
+        name: name.to_owned(),
+        ..Default::default()
+    }
+}
+
+/// A request for the one of these vectors whose inner product with `vector` is the largest.
+pub(crate) fn best(dataset: &str, vector: Vec<f32>, ids: Vec<u64>) -> v1::ScoreVectorsRequest {
+    v1::ScoreVectorsRequest {
+        dataset: dataset.to_owned(),
+        queries: vec![v1::ScoreQuery { vector, ids }],
+        metric: v1::Metric::Dot.into(),
+        limit: 1,
+        ..Default::default()
     }
 }
 

@@ -131,14 +131,8 @@ async fn scores_need_no_more_memory_than_their_principal_has() {
     setup.file("wide.bin", &vec![0; 1024 * 512]);
     let daemon = with_wide(setup, 128).start();
     let request = v1::ScoreVectorsRequest {
-        dataset: "wide".to_owned(),
-        queries: vec![v1::ScoreQuery {
-            vector: vec![1.0; 128],
-            ids: (0..1024).collect(),
-        }],
-        metric: v1::Metric::Dot.into(),
         limit: 3,
-        ..Default::default()
+        ..wire::best("wide", vec![1.0; 128], (0..1024).collect())
     };
     let scored = daemon
         .fetch()

@@ -202,11 +202,7 @@ async fn a_long_object_comes_whole_within_its_bytes_a_second() {
     let daemon = setup.start();
     let mirrored = get(&daemon, "greedy", "/v1/datasets/objects/objects/long").await;
     assert!(mirrored.status == 200 && mirrored.body == content);
-    let request = v1::ReadObjectRequest {
-        dataset: "objects".to_owned(),
-        name: "long".to_owned(),
-        ..Default::default()
-    };
+    let request = wire::object("objects", "long");
     // Until the debt of the first is paid back.
     let mut answer = eventually_async("the second is granted", async || {
         let request = with("greedy", request.clone());
@@ -230,11 +226,7 @@ async fn a_long_object_leaves_room_for_other_reads() {
     let setup = served(&principals("bytes/s=64KiB"));
     setup.file("objects/long", &vec![7; 32 << 20]);
     let daemon = setup.start();
-    let request = v1::ReadObjectRequest {
-        dataset: "objects".to_owned(),
-        name: "long".to_owned(),
-        ..Default::default()
-    };
+    let request = wire::object("objects", "long");
     let answer = daemon.fetch().await.read_object(with("greedy", request)).await;
     let mut answer = answer.unwrap().into_inner();
     let mut read = 0;
@@ -266,11 +258,7 @@ async fn several_long_objects_leave_room_for_other_reads() {
     let daemon = setup.start();
     let mut readers = Vec::new();
     for _ in 0..4 {
-        let request = v1::ReadObjectRequest {
-            dataset: "objects".to_owned(),
-            name: "long".to_owned(),
-            ..Default::default()
-        };
+        let request = wire::object("objects", "long");
         let mut answer = eventually_async("the object is granted", async || {
             let request = with("greedy", request.clone());
             daemon.fetch().await.read_object(request).await.ok()
@@ -307,16 +295,7 @@ async fn several_long_objects_leave_room_for_other_reads() {
 async fn a_score_is_charged_for_what_it_reads() {
     // Scenario: a principal with 64 KiB a second scores 200 ids past the end of vectors of 128 KiB, and with 64 KiB of
     // memory a vector that does not fit. Expectation: neither reads anything, and a block is granted at once.
-    let score = |ids: Vec<u64>| v1::ScoreVectorsRequest {
-        dataset: "wide".to_owned(),
-        queries: vec![v1::ScoreQuery {
-            vector: vec![1.0; 1 << 15],
-            ids,
-        }],
-        metric: v1::Metric::Dot.into(),
-        limit: 1,
-        ..Default::default()
-    };
+    let score = |ids: Vec<u64>| wire::best("wide", vec![1.0; 1 << 15], ids);
     for (limits, ids, is_scored) in [
         ("bytes/s=64KiB", (2..202).collect(), true),
         ("bytes/s=64KiB,memory=64KiB", vec![0], false),
@@ -350,11 +329,7 @@ async fn a_long_object_that_waits_hears_of_another_limit() {
     let setup = served(&principals("bytes/s=256KiB"));
     setup.file("objects/long", &vec![7; 32 << 20]);
     let daemon = setup.start();
-    let request = v1::ReadObjectRequest {
-        dataset: "objects".to_owned(),
-        name: "long".to_owned(),
-        ..Default::default()
-    };
+    let request = wire::object("objects", "long");
     let answer = daemon.fetch().await.read_object(with("greedy", request)).await;
     let mut answer = answer.unwrap().into_inner();
     let mut read = 0;
@@ -392,11 +367,7 @@ async fn limits_that_change_all_the_time_cut_no_long_object() {
     let reading = async || {
         let fetch = daemon.fetch().await;
         for _ in 0..READS {
-            let request = v1::ReadObjectRequest {
-                dataset: "objects".to_owned(),
-                name: "long".to_owned(),
-                ..Default::default()
-            };
+            let request = wire::object("objects", "long");
             // Refused while the other readers hold what the principal may have.
             let answer = eventually_async("it begins", async || {
                 let request = with("greedy", request.clone());

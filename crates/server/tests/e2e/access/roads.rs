@@ -77,21 +77,8 @@ pub(super) async fn http_roads(daemon: &Daemon, token: &str, dataset: &str) -> V
 pub(super) async fn grpc_roads(daemon: &Daemon, token: &str, dataset: &str) -> Vec<(Code, String)> {
     let (mut fetch, mut datasets) = (daemon.fetch().await, daemon.datasets().await);
     let name = || dataset.to_owned();
-    let score = || v1::ScoreVectorsRequest {
-        dataset: name(),
-        queries: vec![v1::ScoreQuery {
-            vector: vec![0.0; 4],
-            ids: vec![1],
-        }],
-        metric: v1::Metric::Dot.into(),
-        limit: 1,
-        ..Default::default()
-    };
-    let object = v1::ReadObjectRequest {
-        dataset: name(),
-        name: "a".to_owned(),
-        ..Default::default()
-    };
+    let score = || wire::best(dataset, vec![0.0; 4], vec![1]);
+    let object = wire::object(dataset, "a");
     let list = v1::ListObjectsRequest {
         dataset: name(),
         ..Default::default()

@@ -5,7 +5,6 @@ use crate::access::hash;
 use crate::daemon::{Daemon, Setup, any_backend, eventually_async};
 use crate::data::plain_blocks;
 use crate::wire::{self, Narrow};
-use ringfetch_proto::v1;
 use rustix::process::Signal;
 use serde_json::json;
 use std::fs::{File, OpenOptions};
@@ -56,11 +55,7 @@ async fn a_response_that_the_daemon_cuts_short_has_failed() {
     let mut bytes = Narrow::connect(daemon.http, WINDOW_BYTES).await;
     let mut object = Narrow::connect(daemon.http, WINDOW_BYTES).await;
     let mut grpc = Narrow::connect(daemon.grpc, WINDOW_BYTES).await;
-    let request = v1::ReadObjectRequest {
-        dataset: "objects".into(),
-        name: "long".into(),
-        ..Default::default()
-    };
+    let request = wire::object("objects", "long");
     let held = [
         bytes.ask_get("/v1/datasets/long/bytes").await,
         object.ask_get("/v1/datasets/objects/objects/long").await,
