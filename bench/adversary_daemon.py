@@ -1,5 +1,6 @@
 """The attacked daemon, with answers of up to 16 MiB and a listening supervisor, and the slow disk."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -94,12 +95,8 @@ class Victimised(Server):
         self.heart.close()
         if self.process.poll() is None:
             # It may drain as long as configured; how it ends is not measured.
-            self.process.terminate()
-            try:
-                self.process.wait(timeout=30)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
+            with contextlib.suppress(RunFailed):
+                self.stop()
 
 
 class SlowDisk:
