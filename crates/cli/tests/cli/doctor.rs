@@ -1,6 +1,7 @@
 //! `ringfetch doctor` on this host, and restricted: under a seccomp filter, with little lockable memory, as a
 //! user without permissions.
 
+use crate::loop_device::LoopDevice;
 use crate::seccomp::{ENOSYS, EPERM, without_io_uring};
 use serde_json::Value;
 use std::fs;
@@ -132,33 +133,6 @@ fn somebody(through: &[&str], args: &[&str], code: i32) -> Report {
     let copied = Command::new("cp").arg(BINARY).arg(&binary).status();
     assert!(copied.unwrap().success());
     Report::of(text(&binary), &[through, &as_user].concat(), args, code)
-}
-
-/// A loop device, detached on drop.
-struct LoopDevice(String);
-
-impl LoopDevice {
-    fn attach(file: &str, direct_io: &str) -> Self {
-        let direct_io = format!("--direct-io={direct_io}");
-        let mut losetup = Command::new("losetup");
-        let output = losetup
-            .args([&direct_io, "--find", "--show", file])
-            .output()
-            .unwrap();
-        let error = String::from_utf8_lossy(&output.stderr);
-        assert!(
-            output.status.success(),
-            "losetup must be allowed (run as root): {error}"
-        );
-        Self(String::from_utf8(output.stdout).unwrap().trim().to_owned())
-    }
-}
-
-impl Drop for LoopDevice {
-    fn drop(&mut self) {
-        // A test that already fails must not fail here again.
-        let _stays_attached = Command::new("losetup").arg("--detach").arg(&self.0).status();
-    }
 }
 
 #[test]
@@ -428,8 +402,8 @@ fn paths_that_cannot_be_read_fail_with_the_remedy() {
 fn a_loop_device_is_seen_through() {
     // One that goes through the page cache, and one that does not.
     let directory = directory();
-    let [cached, direct] = [("cached", "off"), ("direct", "on")]
-        .map(|(name, direct_io)| LoopDevice::attach(&file(directory.path(), name), direct_io));
+    let [cached, direct] = [("cached", "--direct-io=off"), ("direct", "--direct-io=on")]
+        .map(|(name, direct_io)| LoopDevice::attach(file(directory.path(), name), direct_io));
     let report = examine(&[&cached.0, &direct.0], 0);
     for device in [&cached.0, &direct.0] {
         for id in [

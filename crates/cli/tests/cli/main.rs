@@ -11,6 +11,8 @@ mod doctor;
 mod get;
 mod http;
 mod load;
+#[path = "../../../server/tests/e2e/loop_device.rs"]
+mod loop_device;
 #[path = "../../../server/tests/e2e/seccomp.rs"]
 mod seccomp;
 mod server;

@@ -2,37 +2,9 @@
 
 use crate::daemon::{Setup, backends};
 use crate::data::noise;
+use crate::loop_device::LoopDevice;
 use crate::wire;
 use std::os::unix::fs::FileExt as _;
-use std::path::{Path, PathBuf};
-use std::process::Command;
-
-/// A loop device, detached on drop.
-struct LoopDevice(PathBuf);
-
-impl LoopDevice {
-    fn attach(file: &Path, sector_bytes: u32) -> Self {
-        let sector_bytes = sector_bytes.to_string();
-        let output = Command::new("losetup")
-            .args(["--sector-size", &sector_bytes, "--find", "--show"])
-            .arg(file)
-            .output()
-            .expect("losetup (util-linux) must be installed");
-        let told = String::from_utf8_lossy(&output.stderr);
-        assert!(
-            output.status.success(),
-            "losetup must be allowed (run as root): {told}"
-        );
-        Self(PathBuf::from(String::from_utf8(output.stdout).unwrap().trim()))
-    }
-}
-
-impl Drop for LoopDevice {
-    fn drop(&mut self) {
-        // A test that is already failing must not panic here a second time.
-        let _stays_attached = Command::new("losetup").arg("--detach").arg(&self.0).status();
-    }
-}
 
 #[tokio::test]
 #[ignore = "needs root"]
@@ -46,9 +18,12 @@ async fn devices_of_both_sector_sizes_are_served() {
         let file = setup.file("disk", &bytes);
         // A backing file for each: a loop device does not lock the file beneath it.
         let other = setup.file("disk4k", &bytes);
-        let (small, large) = (LoopDevice::attach(&file, 512), LoopDevice::attach(&other, 4096));
+        let (small, large) = (
+            LoopDevice::attach(&file, "--sector-size=512"),
+            LoopDevice::attach(&other, "--sector-size=4096"),
+        );
         for (name, device) in [("s512", &small), ("s4096", &large)] {
-            let path = format!("path: {}", device.0.display());
+            let path = format!("path: {}", device.0);
             let name = format!("name: {name}");
             setup = setup.dataset(&[
                 &name,
@@ -58,7 +33,7 @@ async fn devices_of_both_sector_sizes_are_served() {
                 "direct_io: required",
             ]);
         }
-        let path = format!("path: {}", large.0.display());
+        let path = format!("path: {}", large.0);
         setup = setup.dataset(&[
             "name: v",
             "kind: vectors",

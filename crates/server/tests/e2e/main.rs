@@ -15,6 +15,7 @@
 mod daemon;
 mod data;
 mod exposition;
+mod loop_device;
 mod readers;
 mod wire;
 
