@@ -11,8 +11,7 @@ use std::sync::Arc;
 fn past_the_end(harness: &Harness) {
     // Scenario: ranges that cross the end, begin at it or lie past it; the block and vector after the last.
     // Expectation: the error with the actual count or length.
-    let (path, _) = harness.file("file", 10_000);
-    let dataset = harness.blocks(1000, &[&path]);
+    let (dataset, _) = harness.of_blocks(10_000, 1000);
     for (offset, length) in [(9_999, 2), (10_000, 1), (0, 10_001), (1 << 40, 4096)] {
         let error = ReadError::RangeOutOfRange {
             offset: offset as u64,
@@ -35,8 +34,7 @@ fn past_the_end(harness: &Harness) {
 fn a_partial_tail_is_not_served(harness: &Harness) {
     // Scenario: 10 100 bytes in blocks of 1000, the remainder ignored. Expectation: the remainder is out of
     // range, for blocks and for ranges.
-    let (path, model) = harness.file("file", 10_100);
-    let dataset = harness.blocks(1000, &[&path]);
+    let (dataset, model) = harness.of_blocks(10_100, 1000);
     let past = ReadError::RangeOutOfRange {
         offset: 9_999,
         length: 2,
@@ -51,8 +49,7 @@ fn a_partial_tail_is_not_served(harness: &Harness) {
 fn no_bytes_and_too_many(harness: &Harness) {
     // Scenario: a range of no bytes; ranges whose end does not fit 64 bits. Expectation: each gets its own
     // error, even if the offset lies past the end.
-    let (path, _) = harness.file("file", 10_000);
-    let dataset = harness.blocks(1, &[&path]);
+    let (dataset, _) = harness.of_blocks(10_000, 1);
     let build = || {
         let mut batch = Batch::new(Arc::clone(&dataset), 5);
         batch.push_range(0, 0);
@@ -77,8 +74,7 @@ fn no_bytes_and_too_many(harness: &Harness) {
 
 fn an_item_of_another_kind(harness: &Harness) {
     // Scenario: a vector requested from a blocks dataset. Expectation: out of range, with count 0.
-    let (path, model) = harness.file("file", 8192);
-    let dataset = harness.blocks(4096, &[&path]);
+    let (dataset, model) = harness.of_blocks(8192, 4096);
     let build = || {
         let mut batch = Batch::new(Arc::clone(&dataset), 2);
         batch.push_vector(0);
@@ -96,8 +92,7 @@ fn an_item_of_another_kind(harness: &Harness) {
 fn only_failed_items(harness: &Harness) {
     // Scenario: a batch of only failed items, one of them failed by the caller. Expectation: no bytes, the
     // errors in order, no device read.
-    let (path, _) = harness.file("file", 10_000);
-    let dataset = harness.blocks(1, &[&path]);
+    let (dataset, _) = harness.of_blocks(10_000, 1);
     let missing = ReadError::ObjectNotFound {
         name: "nowhere".to_owned(),
     };
@@ -120,16 +115,14 @@ fn only_failed_items(harness: &Harness) {
 
 fn an_empty_batch(harness: &Harness) {
     // Scenario: no items. Expectation: an empty response.
-    let (path, _) = harness.file("file", 10_000);
-    let dataset = harness.blocks(1, &[&path]);
+    let (dataset, _) = harness.of_blocks(10_000, 1);
     harness.expect(|| ranges_of(&dataset, &[]), &[]);
 }
 
 fn good_and_failed_items_mixed(harness: &Harness) {
     // Scenario: failed items at the beginning, in the middle and at the end of good ones of different lengths.
     // Expectation: the good ones' bytes without a gap, length 0 for the others, errors in item order.
-    let (path, model) = harness.file("file", 50_001);
-    let dataset = harness.blocks(1, &[&path]);
+    let (dataset, model) = harness.of_blocks(50_001, 1);
     let past = |offset, length| {
         Err(ReadError::RangeOutOfRange {
             offset,
@@ -168,8 +161,7 @@ fn good_and_failed_items_mixed(harness: &Harness) {
 fn failing_fast(harness: &Harness) {
     // Scenario: fail_fast with a good item before two failed ones; and with good ones only. Expectation: the
     // first error instead of the batch, without a device read; the bytes.
-    let (path, model) = harness.file("file", 10_000);
-    let dataset = harness.blocks(1, &[&path]);
+    let (dataset, model) = harness.of_blocks(10_000, 1);
     let options = SubmitOptions {
         fail_fast: true,
         ..SubmitOptions::default()
@@ -192,8 +184,7 @@ fn failing_fast(harness: &Harness) {
 fn a_response_larger_than_may_be(harness: &Harness) {
     // Scenario: a range, and a batch of ranges, of more bytes than a quarter of the memory; then exactly a
     // quarter. Expectation: refused at once with both figures; read.
-    let (path, model) = harness.file("file", 7 << 20);
-    let dataset = harness.blocks(1, &[&path]);
+    let (dataset, model) = harness.of_blocks(7 << 20, 1);
     let most = usize::try_from(MEMORY_BYTES / 4).expect("small");
     let too_large = |length: usize| {
         Err(ReadError::ResponseTooLarge {

@@ -29,9 +29,7 @@ fn device(errno: i32, offset: u64, length: u64) -> ReadError {
 fn short_reads_still_give_the_bytes() {
     // Scenario: two of three attempts are short, at random, for ranges aligned and not, merged and split.
     // Expectation: the bytes, every time.
-    let (harness, control) = Harness::simulated();
-    let (path, model) = harness.file("file", 1 << 20);
-    let dataset = harness.blocks(1, &[&path]);
+    let (harness, control, dataset, model) = Harness::simulated(1 << 20, 1);
     control.set_faults(FaultPlan {
         short_per_mille: 667,
         ..FaultPlan::default()
@@ -59,9 +57,7 @@ fn short_reads_still_give_the_bytes() {
 fn a_read_that_arrives_byte_by_byte() {
     // Scenario: every attempt at a read, including the last, returns at most 100 bytes. Expectation: the
     // bytes, in as many attempts as that takes.
-    let (harness, control) = Harness::simulated();
-    let (path, model) = harness.file("file", 10_000);
-    let dataset = harness.blocks(1, &[&path]);
+    let (harness, control, dataset, model) = Harness::simulated(10_000, 1);
     control.set_faults(script(&[Fault::Short { bytes: 100 }; 500]));
     harness.expect_ranges(&dataset, &model, &[(3, 2000)]);
     harness.finish();
@@ -70,9 +66,7 @@ fn a_read_that_arrives_byte_by_byte() {
 fn interrupted_attempts_are_made_again() {
     // Scenario: EINTR and EAGAIN a few times before a read succeeds, also after a short part of it.
     // Expectation: the bytes. If it never succeeds: that errno, with the item's extent, not a loop.
-    let (harness, control) = Harness::simulated();
-    let (path, model) = harness.file("file", 10_000);
-    let dataset = harness.blocks(1, &[&path]);
+    let (harness, control, dataset, model) = Harness::simulated(10_000, 1);
     let options = SubmitOptions::default;
     let interrupted = [
         Fault::Errno(libc::EINTR),
@@ -102,9 +96,7 @@ fn interrupted_attempts_are_made_again() {
 fn a_device_error_is_the_items_own() {
     // Scenario: three reads that do not merge; the second fails with EIO, or does after a part of it.
     // Expectation: Device with that item's extent; the others are served.
-    let (harness, control) = Harness::simulated();
-    let (path, model) = harness.file("file", 100_000);
-    let dataset = harness.blocks(1, &[&path]);
+    let (harness, control, dataset, model) = Harness::simulated(100_000, 1);
     let ranges = [(0, 4000), (40_000, 4000), (80_000, 4000)];
     let answer = || harness.fetch_outside(ranges_of(&dataset, &ranges), SubmitOptions::default());
     let wanted = expected(&[
@@ -128,9 +120,7 @@ fn a_device_error_is_the_items_own() {
 fn a_failed_merged_read_is_tried_item_by_item() {
     // Scenario: ten blocks in a row, read in one; that read fails, and the reads that replace it succeed, or
     // one of them fails too. Expectation: all blocks; all but that one.
-    let (harness, control) = Harness::simulated();
-    let (path, model) = harness.file("file", 100 * 4096);
-    let dataset = harness.blocks(4096, &[&path]);
+    let (harness, control, dataset, model) = Harness::simulated(100 * 4096, 4096);
     let blocks: Vec<usize> = (20..30).collect();
     let eio = Fault::Errno(libc::EIO);
     for bad in [None, Some(0), Some(4), Some(9)] {
@@ -157,9 +147,7 @@ fn items_that_share_bytes_do_not_spoil_each_other() {
     // Scenario: the same bytes requested several times, and ranges that overlap, read in one; that read
     // fails, and so does one of the reads that replace it, each in turn, leaving garbage in its memory.
     // Expectation: exactly one item fails, the others have their bytes.
-    let (harness, control) = Harness::simulated();
-    let (path, model) = harness.file("file", 100_000);
-    let dataset = harness.blocks(1, &[&path]);
+    let (harness, control, dataset, model) = Harness::simulated(100_000, 1);
     let shapes: [&[(usize, usize)]; 3] = [
         &[(4096, 4096), (4096, 4096), (4096, 4096)],
         &[(1000, 100), (1050, 100), (1000, 100), (1100, 50)],
@@ -201,15 +189,13 @@ fn items_that_share_bytes_do_not_spoil_each_other() {
 fn an_early_end_of_file_is_truncation() {
     // Scenario: the file was truncated; a read returns nothing, or a part in two attempts and then nothing.
     // Expectation: Truncated with the item's extent; of merged items those that arrived whole are served.
-    let (harness, control) = Harness::simulated();
-    let (path, model) = harness.file("file", 100_000);
-    let dataset = harness.blocks(1, &[&path]);
+    let (harness, control, dataset, model) = Harness::simulated(100_000, 1);
     let lost = |offset, length| Err(ReadError::Truncated { offset, length });
     let fetch = |ranges: &[(usize, usize)]| {
         let answer = harness.fetch_outside(ranges_of(&dataset, ranges), SubmitOptions::default());
         answer.expect("an answer")
     };
-    harness.truncate(&path, 2500);
+    harness.truncate(&harness.path("file"), 2500);
     control.set_faults(script(&[Fault::Short { bytes: 1700 }]));
     assert_answer(
         &fetch(&[(0, 1000), (1000, 1000), (2000, 1000), (3000, 1000)]),
@@ -221,7 +207,7 @@ fn an_early_end_of_file_is_truncation() {
         ]),
         "a part",
     );
-    harness.truncate(&path, 5);
+    harness.truncate(&harness.path("file"), 5);
     assert_answer(&fetch(&[(5, 5000)]), &expected(&[lost(5, 5000)]), "nothing");
     harness.finish();
 }
@@ -229,9 +215,7 @@ fn an_early_end_of_file_is_truncation() {
 fn a_read_that_never_advances_fails() {
     // Scenario: attempts return nothing although the file has not ended: once, and forever. Expectation: the
     // bytes, and an I/O error.
-    let (harness, control) = Harness::simulated();
-    let (path, model) = harness.file("file", 100_000);
-    let dataset = harness.blocks(1, &[&path]);
+    let (harness, control, dataset, model) = Harness::simulated(100_000, 1);
     let nothing = Fault::Short { bytes: 0 };
     control.set_faults(script(&[nothing, nothing]));
     harness.expect_ranges(&dataset, &model, &[(5, 5000)]);
@@ -245,10 +229,8 @@ fn a_read_that_never_advances_fails() {
 fn an_item_in_two_reads_has_one_error() {
     // Scenario: an item longer than the longest read, of a truncated file; one of its reads finds the end of
     // the file, the other a device error, in either order. Expectation: the device error, once.
-    let (harness, control) = Harness::simulated();
-    let (path, _) = harness.file("file", 1 << 20);
-    let dataset = harness.blocks(1, &[&path]);
-    harness.truncate(&path, 0);
+    let (harness, control, dataset, _) = Harness::simulated(1 << 20, 1);
+    harness.truncate(&harness.path("file"), 0);
     let (end, eio) = (Fault::None, Fault::Errno(libc::EIO));
     for fates in [[end, eio], [eio, end]] {
         control.set_faults(script(&fates));
@@ -266,10 +248,8 @@ fn an_item_in_two_reads_has_one_error() {
 fn held_reads_keep_to_the_queue_depth() {
     // Scenario: a batch of five times the queue depth, whose reads finish one by one. Expectation: never more
     // in flight than the depth, and each read that finishes makes room for one.
-    let (harness, control) = Harness::simulated();
     let depth = DEPTH as usize;
-    let (path, model) = harness.file("file", 1000 * 512);
-    let dataset = harness.blocks(512, &[&path]);
+    let (harness, control, dataset, model) = Harness::simulated(1000 * 512, 512);
     let blocks: Vec<usize> = (0..5 * depth).map(|number| number * 3).collect();
     control.hold();
     let batch = blocks_of(&dataset, &blocks);
@@ -296,9 +276,7 @@ fn held_reads_keep_to_the_queue_depth() {
 fn a_stalled_read_holds_up_no_other() {
     // Scenario: the first read of a batch stalls; further batches come and go. Expectation: they are answered
     // at once, the stalled one when it is released.
-    let (harness, control) = Harness::simulated();
-    let (path, model) = harness.file("file", 100_000);
-    let dataset = harness.blocks(1, &[&path]);
+    let (harness, control, dataset, model) = Harness::simulated(100_000, 1);
     control.set_faults(script(&[Fault::Stall]));
     let batch = ranges_of(&dataset, &[(0, 100), (50_000, 100)]);
     let mut stalled = harness.submit(batch, SubmitOptions::default()).expect("accepted");
@@ -323,9 +301,7 @@ fn a_batch_given_up_between_two_lots_of_reads() {
     // Scenario: a batch of three times the queue depth; its ticket is dropped while all slots are in flight,
     // and they finish in one turn, which leaves nothing in flight and nothing to start. Expectation: the
     // shard continues to take batches, and the memory is returned.
-    let (harness, control) = Harness::simulated();
-    let (path, model) = harness.file("file", 1000 * 512);
-    let dataset = harness.blocks(512, &[&path]);
+    let (harness, control, dataset, model) = Harness::simulated(1000 * 512, 512);
     let blocks: Vec<usize> = (0..3 * DEPTH as usize).map(|number| number * 3).collect();
     control.hold();
     let batch = blocks_of(&dataset, &blocks);
@@ -342,9 +318,7 @@ fn a_batch_given_up_between_two_lots_of_reads() {
 fn a_batch_given_up_before_its_first_read() {
     // Scenario: two batches hold all slots, so that a third is admitted without a read in flight; its ticket
     // is dropped. Expectation: none of its reads is made.
-    let (harness, control) = Harness::simulated();
-    let (path, _) = harness.file("file", 1000 * 512);
-    let dataset = harness.blocks(512, &[&path]);
+    let (harness, control, dataset, _) = Harness::simulated(1000 * 512, 512);
     let half = DEPTH as usize / 2;
     let blocks: Vec<usize> = (0..half).map(|number| number * 3).collect();
     control.hold();
@@ -372,9 +346,7 @@ fn a_drain_gives_up_at_its_deadline() {
     // Scenario: the device holds every read of three batches; a drain with a short deadline; then the device
     // continues. Expectation: the drain returns soon after its deadline and reports every remaining read;
     // accepted batches are still answered, and their memory is returned.
-    let (harness, control) = Harness::simulated();
-    let (path, model) = harness.file("file", 1000 * 512);
-    let dataset = harness.blocks(512, &[&path]);
+    let (harness, control, dataset, model) = Harness::simulated(1000 * 512, 512);
     // Different blocks for each batch, or they would join.
     let blocks = |batch: usize| -> Vec<usize> { (0..10).map(|number| number * 3 + batch * 100).collect() };
     control.hold();
@@ -404,9 +376,7 @@ fn a_drain_gives_up_at_its_deadline() {
 fn memory_in_flight_is_not_reused() {
     // Scenario: a batch's reads are held and its ticket is dropped; batches that take all other memory come
     // and go, then the held reads write to their memory. Expectation: no other batch's bytes change.
-    let (harness, control) = Harness::simulated();
-    let (path, model) = harness.file("file", 6 << 20);
-    let dataset = harness.blocks(1, &[&path]);
+    let (harness, control, dataset, model) = Harness::simulated(6 << 20, 1);
     control.set_faults(script(&[Fault::Stall; 4]));
     let batch = ranges_of(&dataset, &[(0, 4 * MAX_READ_BYTES as usize)]);
     let ticket = harness.submit(batch, SubmitOptions::default()).expect("accepted");
@@ -434,9 +404,7 @@ fn a_thousand_batches_under_faults() {
     // Scenario: a thousand random batches while attempts are short, fail, are interrupted, stall and finish
     // in any order; several batches at a time. Expectation: every item has its bytes or a device error with
     // its own extent; never a hang, never more in flight than the depth.
-    let (harness, control) = Harness::simulated();
-    let (path, model) = harness.file("file", 300_001);
-    let dataset = harness.blocks(1, &[&path]);
+    let (harness, control, dataset, model) = Harness::simulated(300_001, 1);
     control.set_faults(FaultPlan {
         short_per_mille: 150,
         eio_per_mille: 30,

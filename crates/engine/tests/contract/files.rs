@@ -332,8 +332,7 @@ fn a_replaced_file(harness: &Harness) {
 fn a_file_closed_with_its_last_read(harness: &Harness) {
     // Scenario: the last reference to a dataset is dropped as soon as its batch is submitted. Expectation:
     // the bytes; then the file is closed.
-    let (path, model) = harness.file("file", 300_000);
-    let dataset = harness.blocks(1, &[&path]);
+    let (dataset, model) = harness.of_blocks(300_000, 1);
     let watched = Arc::downgrade(&dataset.files()[0]);
     let batch = ranges_of(&dataset, &[(1, 200_000), (250_000, 3)]);
     drop(dataset);

@@ -28,8 +28,7 @@ fn scattered(dataset: &Arc<Dataset>, reads: usize, seed: usize) -> Batch {
 fn a_deadline_that_passed(harness: &Harness) {
     // Scenario: batches whose deadline passed before they were submitted; then one with time left.
     // Expectation: DeadlineExceeded and no device read; the bytes.
-    let (path, model) = harness.file("file", 100_000);
-    let dataset = harness.blocks(1, &[&path]);
+    let (dataset, model) = harness.of_blocks(100_000, 1);
     let passed = SubmitOptions {
         deadline: Some(Instant::now()),
         ..SubmitOptions::default()
@@ -55,8 +54,7 @@ fn tickets_dropped_in_flight(harness: &Harness) {
     // Scenario: batches far larger than the queue depth whose tickets are dropped at once, from outside and
     // on both cores, many times. Expectation: memory is returned, later reads are right, every item is
     // counted.
-    let (path, model) = harness.file("file", 4000 * 512);
-    let dataset = harness.blocks(512, &[&path]);
+    let (dataset, model) = harness.of_blocks(4000 * 512, 512);
     for round in 0..40 {
         for seed in 0..3 {
             let batch = scattered(&dataset, 5 * DEPTH as usize, round * 3 + seed);
@@ -92,8 +90,7 @@ fn a_ticket_dropped_half_way(harness: &Harness) {
     // Scenario: one batch at a time, larger than the queue depth, whose ticket is dropped a little later each
     // time, so that it is cancelled with reads in flight, between two groups of them, or at its end.
     // Expectation: the next batch is answered every time.
-    let (path, model) = harness.file("file", 4000 * 512);
-    let dataset = harness.blocks(512, &[&path]);
+    let (dataset, model) = harness.of_blocks(4000 * 512, 512);
     for round in 0..100_u32 {
         let ticket = harness.submit(
             scattered(&dataset, 3 * DEPTH as usize, 0),
@@ -159,8 +156,7 @@ fn more_queued_reads_than_allowed(harness: &Harness) {
 fn more_memory_than_there_is(harness: &Harness) {
     // Scenario: responses are kept until the memory is used up; then one is dropped. Expectation: the next
     // batch is refused at once, naming the memory; then accepted.
-    let (path, model) = harness.file("file", 6 << 20);
-    let dataset = harness.blocks(1, &[&path]);
+    let (dataset, model) = harness.of_blocks(6 << 20, 1);
     let large = 4 << 20;
     let mut kept = Vec::new();
     let refusal = loop {
@@ -196,8 +192,7 @@ fn more_memory_than_a_share(harness: &Harness) {
     // Scenario: one connection keeps responses until it is refused; then another connection of the same
     // caller asks, and one of another caller. Expectation: the first held a good part of the memory and is
     // refused for what it or its caller holds; the others are served; dropped responses are credited.
-    let (path, model) = harness.file("file", 6 << 20);
-    let dataset = harness.blocks(1, &[&path]);
+    let (dataset, model) = harness.of_blocks(6 << 20, 1);
     let caller = harness.engine.caller_account(1);
     let greedy = caller.connection(1, MEMORY_BYTES / 2);
     let neighbour = caller.connection(2, MEMORY_BYTES / 2);
@@ -288,8 +283,7 @@ fn scratch_memory_that_never_fits(harness: &Harness) {
 fn a_response_larger_than_the_share(harness: &Harness) {
     // Scenario: a range of more bytes than the connection's whole share; then exactly as many, unaligned.
     // Expectation: too large, with the share's figure, not a momentary overload; read.
-    let (path, model) = harness.file("file", 100_000);
-    let dataset = harness.blocks(1, &[&path]);
+    let (dataset, model) = harness.of_blocks(100_000, 1);
     let options = || SubmitOptions {
         account: Some(harness.engine.caller_account(1).connection(1, 8192)),
         ..SubmitOptions::default()
@@ -382,8 +376,7 @@ fn a_shard_is_its_cores_own() {
             continue;
         }
         let harness = Harness::with(variant, |_| {});
-        let (path, _) = harness.file("file", 4000 * 512);
-        let dataset = harness.blocks(512, &[&path]);
+        let (dataset, _) = harness.of_blocks(4000 * 512, 512);
         for round in 0..5 {
             let answer = harness.fetch_on(1, scattered(&dataset, 10, round), SubmitOptions::default());
             assert!(answer.is_ok(), "{}: {answer:?}", harness.name());

@@ -282,11 +282,12 @@ impl Harness {
         }
     }
 
-    /// A simulated engine, for the cases that need its control.
-    pub(crate) fn simulated() -> (Self, SimControl) {
+    /// A simulated engine with its control, and [`Self::of_blocks`].
+    pub(crate) fn simulated(length: usize, block_bytes: u32) -> (Self, SimControl, Arc<Dataset>, Vec<u8>) {
         let harness = Self::with(VARIANTS[VARIANTS.len() - 1], |_| {});
         let control = harness.sim.clone().expect("a simulation");
-        (harness, control)
+        let (dataset, model) = harness.of_blocks(length, block_bytes);
+        (harness, control, dataset, model)
     }
 
     /// The variant's name, for messages.
@@ -299,13 +300,24 @@ impl Harness {
     /// Each byte has 4 random bits, so that compressing file systems do compress, and is never 0, which the
     /// kernel puts where a file has no data.
     pub(crate) fn file(&self, name: &str, length: usize) -> (PathBuf, Vec<u8>) {
-        let path = self.directory.path().join(name);
+        let path = self.path(name);
         let mut bytes = vec![0; length];
         pattern::fill(pattern::object_seed(1, name), 0, &mut bytes);
         bytes.iter_mut().for_each(|byte| *byte = *byte % 16 + 1);
         std::fs::create_dir_all(path.parent().expect("a parent")).expect("directory");
         std::fs::write(&path, &bytes).expect("write");
         (path, bytes)
+    }
+
+    /// A file `file` of `length` bytes: blocks over it, and the bytes.
+    pub(crate) fn of_blocks(&self, length: usize, block_bytes: u32) -> (Arc<Dataset>, Vec<u8>) {
+        let (path, model) = self.file("file", length);
+        (self.blocks(block_bytes, &[&path]), model)
+    }
+
+    /// The path of a file.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
     }
 
     /// Opens a dataset with this variant's settings.

@@ -21,8 +21,7 @@ fn first_and_last_record(harness: &Harness) {
 fn unaligned_ranges(harness: &Harness) {
     // Scenario: ranges that begin and end unaligned, alone and together, of one byte and of many.
     // Expectation: exactly their bytes.
-    let (path, model) = harness.file("file", 100_000);
-    let dataset = harness.blocks(1, &[&path]);
+    let (dataset, model) = harness.of_blocks(100_000, 1);
     let ranges = [
         (1, 1),
         (511, 2),
@@ -136,8 +135,7 @@ fn more_reads_than_several_batches(harness: &Harness) {
 
 fn waiting_without_a_runtime(harness: &Harness) {
     // Scenario: a thread without a runtime waits for its ticket. Expectation: the answer.
-    let (path, model) = harness.file("file", 9000);
-    let dataset = harness.blocks(1, &[&path]);
+    let (dataset, model) = harness.of_blocks(9000, 1);
     let ticket = harness.submit(ranges_of(&dataset, &[(5, 8000)]), SubmitOptions::default());
     let fetched = ticket.expect("accepted").wait().expect("an answer");
     assert!(fetched.data == model[5..8005], "{}", harness.name());
@@ -146,8 +144,7 @@ fn waiting_without_a_runtime(harness: &Harness) {
 fn duplicates_and_overlaps(harness: &Harness) {
     // Scenario: the same block several times, between others; ranges inside, across and around one another.
     // Expectation: each item its own copy of the bytes.
-    let (path, model) = harness.file("file", 64 * 1024);
-    let dataset = harness.blocks(4096, &[&path]);
+    let (dataset, model) = harness.of_blocks(64 * 1024, 4096);
     harness.expect_blocks(&dataset, &model, 4096, &[3, 3, 3, 0, 3, 15, 0, 3]);
     harness.expect_ranges(
         &dataset,
@@ -190,8 +187,7 @@ fn gaps_are_read_over_and_left_out(harness: &Harness) {
 fn a_range_larger_than_a_read(harness: &Harness) {
     // Scenario: ranges longer than the longest device read, aligned and not, alone and with others.
     // Expectation: their bytes, reassembled.
-    let (path, model) = harness.file("file", 2 << 20);
-    let dataset = harness.blocks(1, &[&path]);
+    let (dataset, model) = harness.of_blocks(2 << 20, 1);
     let most = MAX_READ_BYTES as usize;
     for range in [
         (0, most),
@@ -213,8 +209,7 @@ fn a_range_larger_than_a_read(harness: &Harness) {
 fn items_of_different_lengths(harness: &Harness) {
     // Scenario: a batch of lengths from one byte to 60 000. Expectation: each length reported, bytes back to
     // back.
-    let (path, model) = harness.file("file", 100_000);
-    let dataset = harness.blocks(1, &[&path]);
+    let (dataset, model) = harness.of_blocks(100_000, 1);
     let ranges: Vec<_> = (0..40).map(|number| (number * 997, 1 + number * 1500)).collect();
     harness.expect_ranges(&dataset, &model, &ranges);
 }

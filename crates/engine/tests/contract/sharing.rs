@@ -57,9 +57,7 @@ fn a_thousand_callers_of_one_block_cost_one_read() {
     // Scenario: 1,000 callers ask for one block while it is being read; it arrives, arrives in parts, fails,
     // or the file has ended. Expectation: one read (and its continuation); every caller gets the bytes, or
     // the error.
-    let (harness, control) = Harness::simulated();
-    let (path, model) = harness.file("file", 100 * 4096);
-    let dataset = harness.blocks(4096, &[&path]);
+    let (harness, control, dataset, model) = Harness::simulated(100 * 4096, 4096);
     let bytes = || Ok(&model[7 * 4096..8 * 4096]);
     let (offset, length) = (7 * 4096, 4096);
     let eio = ReadError::Device {
@@ -78,7 +76,7 @@ fn a_thousand_callers_of_one_block_cost_one_read() {
     ];
     for (fates, wanted, attempts) in cases {
         if wanted == Err(ReadError::Truncated { offset, length }) {
-            harness.truncate(&path, offset);
+            harness.truncate(&harness.path("file"), offset);
         }
         let wanted = expected(&[wanted]);
         let before = control.started_total();
@@ -97,9 +95,7 @@ fn a_thousand_callers_of_one_block_cost_one_read() {
 fn a_read_is_shared_though_its_first_caller_gave_up() {
     // Scenario: of 1,000 callers the one that started the read leaves, and every third. Expectation: the
     // others get the bytes of the one read.
-    let (harness, control) = Harness::simulated();
-    let (path, model) = harness.file("file", 100 * 4096);
-    let dataset = harness.blocks(4096, &[&path]);
+    let (harness, control, dataset, model) = Harness::simulated(100 * 4096, 4096);
     let mut tickets = herd(&harness, &control, &dataset, 3);
     let mut number = 0;
     tickets.retain(|_| {
@@ -118,9 +114,7 @@ fn a_read_is_shared_though_its_first_caller_gave_up() {
 fn a_merged_read_that_fails_is_repeated_once_for_all() {
     // Scenario: 1,000 callers ask for the same two neighbouring blocks, one of which is bad; their one read
     // fails as a whole. Expectation: one further read of each block for all, with its error or its bytes.
-    let (harness, control) = Harness::simulated();
-    let (path, model) = harness.file("file", 100 * 4096);
-    let dataset = harness.blocks(4096, &[&path]);
+    let (harness, control, dataset, model) = Harness::simulated(100 * 4096, 4096);
     let eio = Fault::Errno(libc::EIO);
     control.set_faults(script(&[eio, eio, Fault::None]));
     control.hold();
@@ -156,9 +150,7 @@ fn parts_of_a_read_in_flight_are_shared() {
     // and for one that reaches beyond. The read arrives, or fails. Expectation: only the range that reaches
     // beyond is read; if the first read fails, each is read separately and has its bytes.
     for fails in [false, true] {
-        let (harness, control) = Harness::simulated();
-        let (path, model) = harness.file("file", 1 << 20);
-        let dataset = harness.blocks(1, &[&path]);
+        let (harness, control, dataset, model) = Harness::simulated(1 << 20, 1);
         if fails {
             control.set_faults(script(&[Fault::Errno(libc::EIO)]));
         }
@@ -204,10 +196,8 @@ fn a_read_that_waits_joins_without_its_turn() {
     // flight, and another for one that is not and one of those. Expectation: the first is answered as soon as
     // its blocks arrive, and nothing is read twice.
     for batches in [1, 3] {
-        let (harness, control) = Harness::simulated();
         let depth = DEPTH as usize;
-        let (path, model) = harness.file("file", 1000 * 512);
-        let dataset = harness.blocks(512, &[&path]);
+        let (harness, control, dataset, model) = Harness::simulated(1000 * 512, 512);
         control.hold();
         let submit = |blocks: &[usize]| {
             let batch = blocks_of(&dataset, blocks);
@@ -236,9 +226,7 @@ fn a_thousand_batches_that_overlap_under_faults() {
     // Scenario: many callers ask for overlapping parts of 100 KB while attempts are short, fail, are
     // interrupted and finish in any order, and some callers leave. Expectation: every item has its bytes, or
     // a device error with its own extent.
-    let (harness, control) = Harness::simulated();
-    let (path, model) = harness.file("file", 100_001);
-    let dataset = harness.blocks(1, &[&path]);
+    let (harness, control, dataset, model) = Harness::simulated(100_001, 1);
     control.set_faults(FaultPlan {
         short_per_mille: 150,
         eio_per_mille: 60,
@@ -293,9 +281,7 @@ fn a_single_block_goes_before_long_reads_of_others() {
     // its limit. A ninth asks for one block, again and again. Expectation: the block is started next, every
     // time.
     for one_caller in [false, true] {
-        let (harness, control) = Harness::simulated();
-        let (path, model) = harness.file("file", 20 << 20);
-        let dataset = harness.blocks(1, &[&path]);
+        let (harness, control, dataset, model) = Harness::simulated(20 << 20, 1);
         let shared = harness.engine.caller_account(1);
         let account = |id: u64| SubmitOptions {
             account: Some(match one_caller {
@@ -366,8 +352,7 @@ fn bytes_in_flight_are_bounded_whatever_the_depth() {
             config.memory_budget_bytes = 64 << 20;
         });
         let control = harness.sim.clone().expect("a simulation");
-        let (path, model) = harness.file("file", 16 << 20);
-        let dataset = harness.blocks(1, &[&path]);
+        let (dataset, model) = harness.of_blocks(16 << 20, 1);
         for id in 0..accounts {
             let answer = harness.fetch_outside(ranges_of(&dataset, &[(0, 1)]), caller(&harness, id));
             assert!(answer.is_ok());
@@ -389,8 +374,7 @@ fn a_shard_behind_a_stuck_device_gives_signs_of_life() {
     let simulated = VARIANTS[VARIANTS.len() - 1];
     let harness = Harness::with(simulated, |config| config.queued_reads = 3000);
     let control = harness.sim.clone().expect("a simulation");
-    let (path, _) = harness.file("file", 4000 * 512);
-    let dataset = harness.blocks(512, &[&path]);
+    let (dataset, _) = harness.of_blocks(4000 * 512, 512);
     control.hold();
     let mut tickets = Vec::new();
     for block in 0.. {
@@ -420,9 +404,7 @@ fn a_shard_behind_a_stuck_device_gives_signs_of_life() {
 fn what_nobody_wants_any_more_does_not_wait_for_its_turn() {
     // Scenario: the device returns nothing; waiting batches are dropped, or their deadline passes.
     // Expectation: at the next heartbeat the memory of the first is free, and the second are answered.
-    let (harness, control) = Harness::simulated();
-    let (path, _) = harness.file("file", 6 << 20);
-    let dataset = harness.blocks(1, &[&path]);
+    let (harness, control, dataset, _) = Harness::simulated(6 << 20, 1);
     control.hold();
     let stuck = ranges_of(&dataset, &[(0, 2 << 20)]);
     let stuck = harness.submit(stuck, SubmitOptions::default()).expect("accepted");
