@@ -268,12 +268,12 @@ fn conditions_set_the_exit_code() {
     assert!(error.contains("p50<=1us: it is "), "{error}");
     // Failed reads fail the run, unless a condition allows them. Figures that a run cannot have are refused first.
     let failing = "load --dataset blocks --requests 100 --warmup-seconds 0 --connections 2";
-    let error = failure(Some(cut_once(server, 1)), failing, 1);
+    let error = failure(Some(cut_once(server)), failing, 1);
     assert!(
         error.contains(" requests and 0 items failed, the first: "),
         "{error}"
     );
-    stdout(cut_once(server, 1), &format!("{failing} --require errors<90%"));
+    stdout(cut_once(server), &format!("{failing} --require errors<90%"));
     for (condition, flags) in [
         ("missed<1%", "--rate"),
         ("late<1", "--rate"),
@@ -439,9 +439,8 @@ fn results_of_several_instances_merge() {
     );
 }
 
-/// Forwards connections to a server, and cuts the connection with this number, from 0, after 300 kB of
-/// responses.
-fn cut_once(server: SocketAddr, victim: usize) -> SocketAddr {
+/// Forwards connections to a server, and cuts the second one after 300 kB of responses.
+fn cut_once(server: SocketAddr) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     std::thread::spawn(move || {
@@ -450,7 +449,7 @@ fn cut_once(server: SocketAddr, victim: usize) -> SocketAddr {
             let (mut from_client, mut to_server) = (client.try_clone().unwrap(), server.try_clone().unwrap());
             std::thread::spawn(move || std::io::copy(&mut from_client, &mut to_server));
             std::thread::spawn(move || {
-                let limit = if number == victim { 300_000 } else { u64::MAX };
+                let limit = if number == 1 { 300_000 } else { u64::MAX };
                 let _ = std::io::copy(&mut (&server).take(limit), &mut &client);
                 // The other direction may be closed already.
                 let _ = (client.shutdown(Shutdown::Both), server.shutdown(Shutdown::Both));
@@ -500,7 +499,7 @@ fn a_connection_that_breaks_costs_its_requests_and_not_the_run() {
     let server = start(Flaw::NONE);
     for transport in ["grpc", "stream"] {
         // Connection 0 looks up the dataset.
-        let proxy = cut_once(server, 1);
+        let proxy = cut_once(server);
         let run = "load --dataset blocks --requests 100 --warmup-seconds 0 --outstanding 4 --connections 2 --verify";
         let report = json(
             proxy,

@@ -32,8 +32,8 @@ impl ResponseFormat {
 /// # Errors
 /// 406 if it accepts neither.
 pub(super) fn preferred(headers: &HeaderMap) -> Result<ResponseFormat, Problem> {
-    let octets = quality(headers, "application", "octet-stream");
-    let json = quality(headers, "application", "json");
+    let octets = quality(headers, "octet-stream");
+    let json = quality(headers, "json");
     match (octets, json) {
         (0, 0) => Err(Problem::new(
             StatusCode::NOT_ACCEPTABLE,
@@ -52,7 +52,7 @@ pub(super) fn preferred(headers: &HeaderMap) -> Result<ResponseFormat, Problem> 
 /// # Errors
 /// 406 if it does not.
 pub(super) fn require_json_accepted(headers: &HeaderMap) -> Result<(), Problem> {
-    if quality(headers, "application", "json") > 0 {
+    if quality(headers, "json") > 0 {
         return Ok(());
     }
     Err(Problem::new(
@@ -101,9 +101,9 @@ pub(super) fn require_json(headers: &HeaderMap) -> Result<(), Problem> {
     .with_allowed(vec![JSON]))
 }
 
-/// The weight of a media type in thousandths, from the most specific range that includes it. 1000 without a
+/// The weight of `application/{subtype}` in thousandths, from the most specific range that includes it. 1000 without a
 /// header; invalid elements are skipped.
-fn quality(headers: &HeaderMap, kind: &str, subtype: &str) -> u32 {
+fn quality(headers: &HeaderMap, subtype: &str) -> u32 {
     let lines = headers
         .get_all(header::ACCEPT)
         .iter()
@@ -116,16 +116,17 @@ fn quality(headers: &HeaderMap, kind: &str, subtype: &str) -> u32 {
             continue;
         };
         any = true;
-        let specificity =
-            if range_kind.eq_ignore_ascii_case(kind) && range_subtype.eq_ignore_ascii_case(subtype) {
-                2
-            } else if range_kind.eq_ignore_ascii_case(kind) && range_subtype == "*" {
-                1
-            } else if range_kind == "*" && range_subtype == "*" {
-                0
-            } else {
-                continue;
-            };
+        let specificity = if range_kind.eq_ignore_ascii_case("application")
+            && range_subtype.eq_ignore_ascii_case(subtype)
+        {
+            2
+        } else if range_kind.eq_ignore_ascii_case("application") && range_subtype == "*" {
+            1
+        } else if range_kind == "*" && range_subtype == "*" {
+            0
+        } else {
+            continue;
+        };
         let weight = parts
             .filter_map(|parameter| parameter.split_once('='))
             .find(|(name, _)| name.trim().eq_ignore_ascii_case("q"))
