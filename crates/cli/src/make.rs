@@ -212,7 +212,8 @@ fn verify_command(make: &Make, name: &str) -> String {
 /// The entry for `datasets:` in the daemon's configuration.
 fn yaml(name: &str, kind: &str, path: &str, keys: &[String]) -> String {
     let mut yaml = format!(
-        "  - name: {name}\n    kind: {kind}\n    path: {}\n",
+        "  - name: {}\n    kind: {kind}\n    path: {}\n",
+        yaml_text(name),
         yaml_text(path)
     );
     yaml.extend(keys.iter().map(|key| format!("    {key}\n")));
@@ -221,8 +222,12 @@ fn yaml(name: &str, kind: &str, path: &str, keys: &[String]) -> String {
 
 /// A plain scalar if YAML cannot misread it, else a quoted one (JSON's quoting is valid YAML).
 fn yaml_text(text: &str) -> String {
+    // Numbers begin with a digit.
+    const WORDS: [&str; 3] = ["true", "false", "null"];
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '/' | '.' | '_' | '-');
-    if text.starts_with('/') && text.chars().all(plain) {
+    let is_word = WORDS.iter().any(|word| text.eq_ignore_ascii_case(word));
+    let is_text = text.starts_with(|c: char| c == '/' || c.is_ascii_alphabetic()) && !is_word;
+    if is_text && text.chars().all(plain) {
         text.to_owned()
     } else {
         json!(text).to_string()
@@ -290,6 +295,7 @@ mod tests {
     use crate::args::DatasetCommand;
     use crate::commands::{Cli, Command};
     use clap::Parser as _;
+    use ringfetch_server::config::{self, Base, Inputs};
 
     #[test]
     fn the_printed_configuration_names_what_the_daemon_needs() {
@@ -334,6 +340,26 @@ mod tests {
                 yaml.starts_with("  - name: n\n    kind: ") && yaml.ends_with(want),
                 "{yaml}"
             );
+        }
+    }
+
+    #[test]
+    fn every_name_is_the_same_in_the_daemons_configuration() {
+        // Scenario: names that YAML takes for numbers, truth values or nothing, as those of files often are, and others.
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("ringfetchd.yaml");
+        for name in [
+            "0", "1e3", "0x1f", "1.5", "true", "Null", "off", "blocks", "a-1.b",
+        ] {
+            let entry = yaml(name, "objects", "/o", &[]);
+            std::fs::write(&file, format!("datasets:\n{entry}")).unwrap();
+            let inputs = Inputs {
+                base: Base::File(file.clone()),
+                environment: Vec::new(),
+                flags: Vec::new(),
+            };
+            let loaded = config::load(&inputs).unwrap_or_else(|problems| panic!("{problems}\n{entry}"));
+            assert_eq!(loaded.config.datasets[0].name, name);
         }
     }
 
