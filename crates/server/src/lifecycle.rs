@@ -298,7 +298,7 @@ const FAREWELL: Duration = Duration::from_millis(500);
 /// What a drain had to abort.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DrainOutcome {
-    /// Connections that were still open.
+    /// Connections with a request that was not answered.
     pub connections: usize,
     /// Reads that did not complete.
     pub reads: u64,
@@ -336,7 +336,7 @@ pub async fn drain(
     let connections = if in_time {
         0
     } else {
-        ports.iter().map(DrainingPort::open).sum()
+        ports.iter().map(DrainingPort::unanswered).sum()
     };
     // Not earlier: a long HTTP response consists of many fetches, which must not be refused. Connections that
     // are shutting down accept no new requests.

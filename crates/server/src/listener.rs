@@ -470,9 +470,10 @@ impl DrainingPort {
             .await;
     }
 
-    /// How many of those connections are open.
-    pub fn open(&self) -> usize {
-        self.connections.awaited()
+    /// How many of those connections have a request that is not answered. Others are only waiting for their client to
+    /// close, or have sent nothing.
+    pub fn unanswered(&self) -> usize {
+        self.connections.unanswered()
     }
 
     /// Accepts the backlog and closes the port; resolves once no connection is open.

@@ -129,6 +129,13 @@ impl PortConnections {
         self.open().saturating_sub(self.late.load(Ordering::Acquire))
     }
 
+    /// How many of those have a request that is not answered to its last byte.
+    pub(super) fn unanswered(&self) -> usize {
+        let is_unanswered =
+            |progress: &&Arc<Progress>| !progress.is_late() && (!progress.is_idle() || progress.owes());
+        self.table().all().filter(is_unanswered).count()
+    }
+
     fn table(&self) -> MutexGuard<'_, ConnectionTable> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -367,6 +367,26 @@ async fn a_client_that_does_not_read_cannot_hold_the_daemon() {
 }
 
 #[tokio::test]
+async fn a_short_drain_is_clean_if_every_request_is_answered() {
+    // Scenario: a drain timeout of 100 ms, in which no connection is closed whose client does nothing: one is kept alive
+    // after a response, and one on each port has sent nothing. Expectation: exit 0.
+    let (setup, _) = plain_blocks(Setup::new(any_backend()), 1);
+    let mut daemon = setup.set("shutdown.drain_timeout_ms", "100").start();
+    let mut kept = asked(daemon.http, "/livez");
+    kept.read_exact(&mut [0; 12]).unwrap();
+    let _silent = [daemon.http, daemon.grpc].map(|address| TcpStream::connect(address).unwrap());
+    eventually_async("the open connections are counted", async || {
+        let metrics = daemon.scrape().await;
+        let open = |transport| metrics.sum("ringfetch_connections", &[("transport", transport)]);
+        ((open("http"), open("grpc")) == (3.0, 1.0)).then_some(())
+    })
+    .await;
+    daemon.signal(Signal::TERM);
+    let status = daemon.ended().await;
+    assert_eq!(status.code(), Some(0), "{}", daemon.log().join("\n"));
+}
+
+#[tokio::test]
 async fn a_second_signal_ends_it_at_once() {
     // Scenario: a drain that may wait ten minutes for a client of each transport, and a second signal of the
     // other kind. Expectation: the process ends at once, with the exit code for an interrupt.
