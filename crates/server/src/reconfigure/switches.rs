@@ -76,7 +76,9 @@ impl<'a> BackendSwitches<'a> {
         for dataset in &new {
             if let Some(wanted) = wanted(dataset) {
                 self.undo.push(Undo::New(dataset.name().to_owned()));
-                self.count_switch(wanted, || self.fetcher().set_backend_of(dataset, Some(wanted)))
+                // Not counted, as at the start: it had no backend before.
+                self.fetcher()
+                    .set_backend_of(dataset, Some(wanted))
                     .map_err(|error| of_dataset(dataset, &error))?;
             }
         }

@@ -143,6 +143,25 @@ async fn datasets_come_and_go_while_they_are_read() {
 }
 
 #[tokio::test]
+async fn a_new_dataset_with_a_backend_of_its_own_is_no_switch() {
+    // Scenario: a reload adds a dataset with its own backend; the next one changes that. Expectation: only the second is
+    // counted as a switch, as at the start.
+    let setup = Setup::new("mmap").whole(&file(&engine("mmap"), &["a"]));
+    setup.file("a.bin", &noise(1, 4096));
+    let daemon = setup.start();
+    for (backend, switches) in [("pread", 0.0), ("mmap", 1.0)] {
+        let new =
+            format!("  - {{name: new, kind: blocks, block_bytes: 4KiB, path: a.bin, backend: {backend}}}\n");
+        daemon.rewrite(&(file(&engine("mmap"), &["a"]) + &new));
+        reload(&daemon).await.unwrap();
+        daemon.assert_serves("new").await;
+        let counted = daemon.scrape().await.sum("ringfetch_backend_switches_total", &[]);
+        assert!((counted - switches).abs() < 0.5, "{backend}: {counted}");
+    }
+    daemon.stop().await;
+}
+
+#[tokio::test]
 async fn what_is_left_alone_keeps_its_file_and_no_file_is_leaked() {
     // Scenario: twenty reloads, each with one dataset replaced by rename, one added or removed again, and one
     // unchanged, all of them read in between. Expectation: in the end as many files are open as after the
