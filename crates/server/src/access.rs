@@ -138,7 +138,25 @@ impl Access {
         connection: &Arc<Connection>,
         closing: &Arc<C>,
     ) -> Result<Arc<Connection>, Denied> {
-        let table = self.inner.table.load();
+        loop {
+            let table = self.inner.table.load();
+            let admitted = self.admit_by(&table, headers, need, connection, closing);
+            let is_refused = matches!(admitted, Err(Denied::Unauthenticated));
+            // A table that was replaced meanwhile has revoked the credentials whose lines changed.
+            if !is_refused || Arc::ptr_eq(&table, &self.inner.table.load()) {
+                return admitted;
+            }
+        }
+    }
+
+    fn admit_by<C: Revoke + 'static>(
+        &self,
+        table: &Table,
+        headers: &HeaderMap,
+        need: Need,
+        connection: &Arc<Connection>,
+        closing: &Arc<C>,
+    ) -> Result<Arc<Connection>, Denied> {
         let grant = match bearer_token(headers)? {
             Some(token) => Some(table.of_token(token).ok_or(Denied::Unauthenticated)?),
             None => table.of_certificate(connection.certificate_names()),
@@ -159,8 +177,12 @@ impl Access {
         if !grant.allows(need) {
             return Err(Denied::Forbidden(need));
         }
-        grant.principal.count_request();
-        connection.granted(grant, closing).ok_or(Denied::Unauthenticated)
+        let granted = connection.granted(grant, closing);
+        // A form from before may be of a grant that is revoked by now.
+        let granted = granted.filter(|_| !grant.is_revoked());
+        granted
+            .inspect(|_| grant.principal.count_request())
+            .ok_or(Denied::Unauthenticated)
     }
 
     /// Reads the file; `None` if it is unchanged.
@@ -266,6 +288,59 @@ mod tests {
         let in_force = access.inner.table.load_full();
         access.install(first);
         assert!(Arc::ptr_eq(&in_force, &access.inner.table.load_full()));
+    }
+
+    /// A user of a grant that needs no closing.
+    #[derive(Debug)]
+    struct Nothing;
+
+    impl Revoke for Nothing {
+        fn revoke(&self) {}
+    }
+
+    #[test]
+    fn a_line_that_changes_admits_its_principal_at_every_moment() {
+        // Scenario: a line's rights change again and again, while its token is used on one connection after the other, and
+        // on one that stays. Expectation: no request is refused, since the token is in every file.
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("principals");
+        let write = |right: &str| {
+            let hash: String = table::sha256(b"secret")
+                .iter()
+                .map(|byte| format!("{byte:02x}"))
+                .collect();
+            std::fs::write(&path, format!("a sha256:{hash} {right}\n")).unwrap();
+        };
+        write("x");
+        let config = AccessConfig {
+            principals: Some(path.clone()),
+            anonymous: Anonymous::Nobody,
+        };
+        let access = Access::load(&config, false).unwrap().unwrap();
+        let fetcher = crate::fetch::tests::without_datasets(crate::config::Limits::default());
+        let connect = || fetcher.callers().connect("192.0.2.1".parse().unwrap(), u64::MAX);
+        let mut headers = HeaderMap::new();
+        headers.insert(header::AUTHORIZATION, HeaderValue::from_static("Bearer secret"));
+        let is_over = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let user = scope.spawn(|| {
+                let stays = connect();
+                while !is_over.load(Ordering::Relaxed) {
+                    for connection in [connect(), Arc::clone(&stays)] {
+                        let admitted = access.admit(&headers, Need::Known, &connection, &Arc::new(Nothing));
+                        assert!(admitted.is_ok(), "{admitted:?}");
+                    }
+                }
+            });
+            for round in 0..1000 {
+                write(if round % 2 == 0 { "y" } else { "x" });
+                access.install(access.read().unwrap().unwrap());
+                if user.is_finished() {
+                    break;
+                }
+            }
+            is_over.store(true, Ordering::Relaxed);
+        });
     }
 
     #[test]

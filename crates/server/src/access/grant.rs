@@ -88,7 +88,7 @@ impl Grant {
         }
     }
 
-    fn is_revoked(&self) -> bool {
+    pub(super) fn is_revoked(&self) -> bool {
         self.is_revoked.load(Ordering::SeqCst)
     }
 

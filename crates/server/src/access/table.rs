@@ -47,7 +47,7 @@ impl std::fmt::Debug for Table {
     }
 }
 
-fn sha256(bytes: &[u8]) -> [u8; 32] {
+pub(super) fn sha256(bytes: &[u8]) -> [u8; 32] {
     let mut sum = [0; 32];
     sum.copy_from_slice(digest(&SHA256, bytes).as_ref());
     sum
