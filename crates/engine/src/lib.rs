@@ -11,6 +11,7 @@ pub mod batch;
 #[cfg(feature = "bench")]
 #[doc(hidden)]
 pub mod bench_hooks;
+pub mod blocking;
 pub mod buffer;
 pub mod config;
 pub mod cores;

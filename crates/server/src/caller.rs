@@ -49,7 +49,7 @@ const OBJECTS_HELD_MAX: u64 = IN_FLIGHT_DESCRIPTORS_MAX as u64 / 2;
 
 /// Concurrent directory walks of all callers: a caller alone has at most three, two of them on one connection, and
 /// leaves room for others.
-pub(crate) const WALKS_MAX: u64 = 8;
+pub(crate) const WALKS_MAX: u32 = 8;
 
 /// All callers that are connected. Clones share them.
 #[derive(Debug, Clone)]
@@ -144,7 +144,7 @@ impl Callers {
                 requests: Budget::new(limits.requests_in_flight.into()),
                 request_memory: Budget::new(limits.request_memory_bytes),
                 objects: Budget::new(OBJECTS_HELD_MAX),
-                walks: Budget::new(WALKS_MAX),
+                walks: Budget::new(WALKS_MAX.into()),
                 known: Mutex::default(),
                 next_id: AtomicU64::new(0),
             }),

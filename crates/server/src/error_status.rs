@@ -128,6 +128,10 @@ fn of_unreadable(errno: i32) -> ErrorStatus {
     } else if errno == Errno::MFILE || errno == Errno::NFILE {
         // Other requests release descriptors when they finish.
         ErrorStatus::new(Code::Unavailable, Http::SERVICE_UNAVAILABLE, "out-of-files").retry(RETRY_OVERLOADED)
+    } else if errno == Errno::AGAIN || errno == Errno::NOMEM {
+        // No thread or no memory to open it, for now.
+        ErrorStatus::new(Code::Unavailable, Http::SERVICE_UNAVAILABLE, "object-unreadable")
+            .retry(RETRY_OVERLOADED)
     } else if errno == Errno::IO {
         // A failed device, the same error as when the object was already open: opening looks up the name, and
         // tries a direct read.
@@ -157,6 +161,12 @@ pub fn of_fetch(error: &FetchError) -> ErrorStatus {
         FetchError::OverRate { retry_after, .. } => {
             let status = ErrorStatus::new(Code::ResourceExhausted, Http::TOO_MANY_REQUESTS, "rate-limited");
             return status.retry(*retry_after);
+        }
+        FetchError::ListingFailed {
+            is_temporary: true, ..
+        } => {
+            let status = ErrorStatus::new(Code::Unavailable, Http::SERVICE_UNAVAILABLE, "listing-failed");
+            return status.retry(RETRY_LISTING);
         }
         FetchError::ListingFailed { .. } => (Code::Internal, Http::INTERNAL_SERVER_ERROR, "listing-failed"),
         FetchError::Malformed { .. } => (Code::InvalidArgument, Http::BAD_REQUEST, "malformed"),
@@ -361,8 +371,8 @@ mod tests {
 
     #[test]
     fn errno_decides_how_an_unreadable_object_is_answered() {
-        // A missing permission is for the client to fix, a lack of descriptors is temporary, a failed device
-        // is the same error as for a read, and anything else is the server's fault.
+        // A missing permission is for the client to fix, a lack of descriptors, threads or memory is temporary, a
+        // failed device is the same error as for a read, and anything else is the server's fault.
         let of = |errno: Errno| {
             of_read(&ReadError::ObjectUnreadable {
                 name: "o".into(),
@@ -372,6 +382,10 @@ mod tests {
         assert_eq!(of(Errno::ACCESS).grpc, Code::PermissionDenied);
         assert_eq!(of(Errno::MFILE).grpc, Code::Unavailable);
         assert!(of(Errno::NFILE).retry_after.is_some());
+        for errno in [Errno::AGAIN, Errno::NOMEM] {
+            assert_eq!(of(errno).grpc, Code::Unavailable);
+            assert!(of(errno).retry_after.is_some());
+        }
         let read = ReadError::Device {
             errno: Errno::IO.raw_os_error(),
             offset: 0,

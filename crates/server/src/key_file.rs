@@ -1,5 +1,6 @@
 //! Files with credentials and keys: read whole, within a size limit, and again when they change.
 
+use ringfetch_engine::blocking::BlockingPool;
 use rustix::fs::{Mode, OFlags};
 use std::fmt;
 use std::fs::File;
@@ -131,7 +132,10 @@ impl LastProblem {
     }
 }
 
-/// Calls `renew` every [`REREAD`], on the blocking pool.
+/// The threads for that: one for each kind of file.
+static REREADERS: BlockingPool = BlockingPool::new("rf-reread", 2);
+
+/// Calls `renew` every [`REREAD`], on a thread for that.
 ///
 /// # Cancel safety
 /// Dropping the future has no effect on what is in force.
@@ -139,9 +143,13 @@ pub(crate) async fn watch(renew: impl Fn() + Clone + Send + 'static) {
     let mut ticks = tokio::time::interval(REREAD);
     loop {
         ticks.tick().await;
-        let renew = renew.clone();
-        // A panic there is a defect; what is in force stays.
-        let _panicked = tokio::task::spawn_blocking(renew).await;
+        match REREADERS.run(renew.clone()) {
+            // A panic there is a defect; what is in force stays.
+            Ok(renewed) => drop(renewed.await),
+            Err(error) => {
+                tracing::warn!(%error, "no thread to read TLS or principals files again; what is in force stays");
+            }
+        }
     }
 }
 

@@ -18,6 +18,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use clap::Parser;
+use ringfetch_engine::blocking::BlockingPool;
 use ringfetch_engine::config::{BackendKind, EngineConfig};
 use ringfetch_engine::dataset::Dataset;
 use ringfetch_engine::engine::{Engine, StartError};
@@ -54,6 +55,9 @@ const EXIT_CONFIG: u8 = 2;
 /// A port in use, or an unavailable engine. As with 2, restarting without a change does not help. Distinct
 /// from a crash.
 const EXIT_HOST: u8 = 3;
+
+/// Sends the last spans.
+static FLUSHER: BlockingPool = BlockingPool::new("rf-flush", 1);
 
 /// Mistakes in the configuration or the files it names, one per line.
 #[derive(Debug, thiserror::Error)]
@@ -326,7 +330,7 @@ fn run(inputs: &Inputs, addresses_file: Option<&Path>) -> anyhow::Result<()> {
         addresses_file,
     };
     let served = runtime.block_on(serve(start));
-    // A reload that hangs in the kernel, on an unresponsive file system, must not keep the process alive.
+    // A look-up of the collector's name that gets no answer must not keep the process alive.
     runtime.shutdown_background();
     served
 }
@@ -492,8 +496,10 @@ async fn serve(start: StartupParts<'_>) -> anyhow::Result<()> {
         let _ended = notifier.await;
     }
     if let Some(spans) = spans {
-        // The connection to the collector runs on this runtime.
-        let _flushed = tokio::task::spawn_blocking(move || spans.flush()).await;
+        // On another thread: the connection to the collector runs on this runtime.
+        if let Ok(flushed) = FLUSHER.run(move || spans.flush()) {
+            let _flushed = flushed.await;
+        }
     }
     if let Some(reason) = lifecycle.failure() {
         anyhow::bail!("{reason}");

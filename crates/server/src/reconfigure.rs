@@ -2,7 +2,7 @@
 //!
 //! Changes run one at a time; a few may wait, more are refused. A failed change leaves everything as it was.
 //! Reads continue during a change: a request keeps the dataset that it found, a batch its shard. The work
-//! runs on the blocking pool, and completes even if the caller leaves.
+//! runs on a thread for that, and completes even if the caller leaves.
 
 mod changes;
 mod metrics;
@@ -21,6 +21,7 @@ use crate::telemetry::Telemetry;
 use crate::tls::Tls;
 use metrics::Metrics;
 use retire::RetiredDatasets;
+use ringfetch_engine::blocking::BlockingPool;
 use ringfetch_engine::config::BackendKind;
 use ringfetch_engine::engine::{BackendStatus, StartError};
 use std::collections::BTreeMap;
@@ -28,13 +29,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError};
-use tokio::task::JoinError;
 
 pub use changes::ConfigChange;
 pub use reload::{LastReload, ReloadError, ReloadOutcome, ReloadProblem};
 
 /// Changes that may run or wait.
 const TURNS: usize = 8;
+
+/// The thread that makes them.
+static CHANGER: BlockingPool = BlockingPool::new("rf-change", 1);
 
 /// What a [`Reconfigurer`] needs.
 #[derive(Debug)]
@@ -124,7 +127,7 @@ pub enum SwitchError {
     /// The backend is unavailable.
     #[error("{0}")]
     Unavailable(String),
-    /// The change panicked: a defect.
+    /// The change panicked, which is a defect, or the system refused a thread for it.
     #[error("the switch failed: {0}")]
     Broken(String),
 }
@@ -241,8 +244,8 @@ impl Reconfigurer {
                 Err(SwitchError::NotServing(state))
             }
         });
-        let broken = |error: JoinError| Err(SwitchError::Broken(error.to_string()));
-        done.await.unwrap_or_else(broken)
+        done.await
+            .unwrap_or_else(|problem| Err(SwitchError::Broken(problem)))
     }
 
     /// Reloads the configuration: applies everything that can change, or nothing if there is an error.
@@ -264,8 +267,8 @@ impl Reconfigurer {
             inner.retired.watch(&runtime, inner.fetcher.engine());
             result
         });
-        let broken = |error: JoinError| Err(self.inner.failed(ReloadError::Broken(error.to_string())));
-        done.await.unwrap_or_else(broken)
+        done.await
+            .unwrap_or_else(|problem| Err(self.inner.failed(ReloadError::Broken(problem))))
     }
 
     /// Reloads on each SIGHUP.
@@ -304,18 +307,20 @@ impl Reconfigurer {
         Arc::clone(&self.turns).try_acquire_owned()
     }
 
-    /// Waits for its turn and runs work on the blocking pool.
+    /// Waits for its turn and runs work on the thread for changes. An error is a problem as text.
     async fn in_turn<T: Send + 'static>(
         &self,
         turn: OwnedSemaphorePermit,
         work: impl FnOnce(&Inner, &mut ActiveConfig) -> T + Send + 'static,
-    ) -> Result<T, JoinError> {
-        let inner = Arc::clone(&self.inner);
-        let done = self.runtime.spawn_blocking(move || {
+    ) -> Result<T, String> {
+        let (inner, runtime) = (Arc::clone(&self.inner), self.runtime.clone());
+        let done = CHANGER.run(move || {
             let _turn = turn;
+            let _inside = runtime.enter();
             work(&inner, &mut lock(&inner.active))
         });
-        done.await
+        let done = done.map_err(|error| format!("no thread: {error}; retry after a moment"))?;
+        done.await.map_err(|_| "it panicked".to_owned())
     }
 }
 

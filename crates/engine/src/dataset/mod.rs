@@ -23,6 +23,7 @@ pub use objects::IN_FLIGHT_DESCRIPTORS_MAX;
 use crate::config::DirectIo;
 use crate::error::ReadError;
 use crate::geometry::{Extent, FileSpan};
+use openers::OPENERS;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -393,7 +394,7 @@ impl Dataset {
     }
 
     /// Opens an object, from the descriptor cache or by openat2 beneath the directory. A cache hit does not
-    /// block; a miss opens it on a thread for that. Must be called inside a tokio runtime.
+    /// block; a miss opens it on a thread for that.
     ///
     /// # Errors
     /// `ObjectNameInvalid`, `ObjectNotFound`, `ObjectUnreadable`; `Overloaded` if requests hold as many
@@ -413,15 +414,22 @@ impl Dataset {
         }
         // The permit belongs to the open, not to the caller, who may leave before it ends.
         let permit = Arc::clone(&objects.opens).acquire_owned().await;
-        let (dataset, name) = (Arc::clone(self), name.to_owned());
-        let opening = openers::spawn(move || {
+        let (dataset, opened) = (Arc::clone(self), name.to_owned());
+        let opening = OPENERS.run(move || {
             let _permit = permit;
             match &dataset.objects {
-                Some(objects) => objects.look_up(&name),
-                None => Err(ReadError::ObjectNotFound { name }),
+                Some(objects) => objects.look_up(&opened),
+                None => Err(ReadError::ObjectNotFound { name: opened }),
             }
         });
-        opening.await.unwrap_or(Err(ReadError::ShardFailed))
+        match opening {
+            Ok(opening) => opening.await.unwrap_or(Err(ReadError::ShardFailed)),
+            // No thread: as if the system had refused the open itself.
+            Err(error) => Err(ReadError::ObjectUnreadable {
+                name: name.to_owned(),
+                errno: error.raw_os_error().unwrap_or(libc::EAGAIN),
+            }),
+        }
     }
 
     /// Forgets an object's cached descriptor, so that the next request opens its name anew: for an object

@@ -1,12 +1,13 @@
 //! Lists datasets and objects, a page at a time, for every transport.
 //!
-//! Listing objects walks the directory on the blocking pool. Only a few walks run at a time, so that listings
-//! do not occupy the threads that open objects, and callers share them. A walk is charged to its caller until it
+//! Listing objects walks the directory on threads for that. Only a few walks run at a time, and callers share
+//! them. A walk is charged to its caller until it
 //! ends, which is soon if nobody waits for it. A page is limited by its number of names and by their bytes.
 
 use super::handle::{DatasetHandle, RequiredKind};
 use super::{DatasetInfo, FetchError, Fetcher, RequestContext, may_read, timeout_at};
 use crate::caller::{Connection, WALKS_MAX};
+use ringfetch_engine::blocking::BlockingPool;
 use ringfetch_engine::dataset::ObjectEntry;
 use ringfetch_engine::error::ReadError;
 use ringfetch_engine::share::{Charge, Refused};
@@ -17,6 +18,9 @@ pub const PAGE_NAMES_MAX: usize = 1000;
 /// Bytes of names on one page: clients refuse messages of more than 4 MiB by default, and a name can take 4
 /// KiB.
 pub(super) const PAGE_BYTES_MAX: usize = 1 << 20;
+
+/// The threads that walk directories.
+static WALKERS: BlockingPool = BlockingPool::new("rf-list", WALKS_MAX as usize);
 
 /// A page to list.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -56,7 +60,7 @@ impl Fetcher {
             None => self.inner.callers.walks().charge(1),
         };
         walk.map_err(|refused| FetchError::ListingsBusy {
-            max: WALKS_MAX,
+            max: WALKS_MAX.into(),
             own: refused != Refused::Budget,
         })
     }
@@ -104,16 +108,20 @@ impl Fetcher {
             // Dropped when the caller gives up or its deadline passes.
             let waits = Arc::new(());
             let waiting = Arc::downgrade(&waits);
-            let walk = tokio::task::spawn_blocking(move || {
+            let walk = WALKERS.run(move || {
                 // Held until the walk ends, even if nobody waits for it any more.
                 let _held = (in_flight, walking);
                 dataset.list_objects(&after, names + 1, &|| waiting.strong_count() > 0)
             });
-            let failed = |problem: String| FetchError::ListingFailed { problem };
+            let failed = |problem: String, is_temporary| FetchError::ListingFailed {
+                problem,
+                is_temporary,
+            };
+            let walk = walk.map_err(|error| failed(format!("no thread: {error}"), true))?;
             match timeout_at(deadline, walk).await {
                 None => Err(ReadError::DeadlineExceeded.into()),
-                Some(Err(error)) => Err(failed(error.to_string())),
-                Some(Ok(Err(error))) => Err(failed(error.to_string())),
+                Some(Err(_panicked)) => Err(failed("the walk panicked".to_owned(), false)),
+                Some(Ok(Err(error))) => Err(failed(error.to_string(), false)),
                 Some(Ok(Ok(entries))) => Ok(page_of(entries, names)),
             }
         };
@@ -150,8 +158,26 @@ mod tests {
     use crate::config::Limits;
     use crate::fetch::tests::{objects_of, serving};
     use std::future::poll_fn;
-    use std::sync::mpsc;
+    use std::sync::{Barrier, Mutex, mpsc};
     use std::task::Poll;
+
+    /// Occupies all threads that walk, until the sender is dropped; returns once they are occupied.
+    fn occupy_walkers() -> mpsc::Sender<()> {
+        let (release, released) = mpsc::channel::<()>();
+        let (released, occupied) = (
+            Arc::new(Mutex::new(released)),
+            Arc::new(Barrier::new(WALKS_MAX as usize + 1)),
+        );
+        for _ in 0..WALKS_MAX {
+            let (released, occupied) = (Arc::clone(&released), Arc::clone(&occupied));
+            let _unawaited = WALKERS.run(move || {
+                occupied.wait();
+                released.lock().unwrap().recv().unwrap_err()
+            });
+        }
+        occupied.wait();
+        release
+    }
 
     fn entries(count: usize, name_bytes: usize) -> Vec<ObjectEntry> {
         let name = |number| format!("{number:0name_bytes$}");
@@ -165,19 +191,18 @@ mod tests {
 
     #[test]
     fn an_abandoned_walk_is_charged_until_it_ends() {
-        // Scenario: the only thread for walks is busy, and a caller gives up its listing, or its deadline passes.
-        // Expectation: its request and its walk count until the thread has come to the walk and left it.
+        // Scenario: all threads for walks are busy, and a caller gives up its listing, or its deadline passes.
+        // Expectation: its request and its walk count until a thread has come to the walk and left it.
         let directory = tempfile::tempdir().unwrap();
         let fetcher = serving(vec![objects_of(directory.path())], Limits::default());
         let callers = fetcher.callers();
         let connection = callers.connect("192.0.2.1".parse().unwrap(), u64::MAX);
         let held = || (connection.requests().held(), connection.walks().held());
         let mut runtime = tokio::runtime::Builder::new_current_thread();
-        let runtime = runtime.enable_all().max_blocking_threads(1).build().unwrap();
+        let runtime = runtime.enable_all().build().unwrap();
         for deadline in [None, Some(std::time::Duration::from_millis(1))] {
-            let (release, busy) = mpsc::channel::<()>();
+            let release = occupy_walkers();
             runtime.block_on(async {
-                let busy = tokio::task::spawn_blocking(move || busy.recv().unwrap_err());
                 let context = RequestContext {
                     connection: Some(Arc::clone(&connection)),
                     deadline: deadline.map(|after| std::time::Instant::now() + after),
@@ -192,8 +217,8 @@ mod tests {
                 drop(listing);
                 assert_eq!(held(), (1, 1));
                 drop(release);
-                busy.await.unwrap();
-                tokio::task::spawn_blocking(|| ()).await.unwrap();
+                // Once all threads are in later calls, one has left the walk.
+                drop(occupy_walkers());
                 assert_eq!(held(), (0, 0));
             });
         }

@@ -184,6 +184,8 @@ pub enum FetchError {
     ListingFailed {
         /// Why.
         problem: String,
+        /// Whether it may be listed after a moment.
+        is_temporary: bool,
     },
     /// A malformed request.
     #[error("{field}: {problem}")]

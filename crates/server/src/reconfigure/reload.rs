@@ -54,7 +54,7 @@ pub enum ReloadError {
     /// A backend that it asks for is unavailable.
     #[error("{0}")]
     Unavailable(String),
-    /// The reload panicked: a defect.
+    /// The reload panicked, which is a defect, or the system refused a thread for it.
     #[error("the reload failed: {0}")]
     Broken(String),
 }

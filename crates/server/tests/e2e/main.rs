@@ -38,6 +38,7 @@ mod listing;
 mod long_objects;
 mod misconfigured;
 mod no_ring;
+mod no_threads;
 mod overload;
 mod patience;
 mod pipelining;

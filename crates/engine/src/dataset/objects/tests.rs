@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::dataset::directory::Resolver;
-use crate::dataset::openers::{self, OPENERS_MAX};
+use crate::dataset::openers::{OPENERS, OPENERS_MAX};
 use crate::dataset::{Dataset, DatasetSpec, KindSpec};
 use std::os::unix::fs::symlink;
 use tempfile::TempDir;
@@ -337,7 +337,7 @@ fn a_caller_that_gives_up() {
         let (tell, mut told) = tokio::sync::mpsc::channel(OPENERS_MAX);
         for _ in 0..OPENERS_MAX {
             let (busy, tell) = (Arc::clone(&busy), tell.clone());
-            openers::spawn(move || {
+            let _ended_unseen = OPENERS.run(move || {
                 tell.try_send(()).unwrap();
                 assert!(busy.lock().unwrap().recv().is_err(), "nothing was sent");
             });

@@ -1,0 +1,92 @@
+//! The daemon where the system refuses it a thread (EAGAIN of clone(2)): its user or its control group has too many.
+
+use crate::daemon::{Daemon, Setup};
+use crate::data::plain_blocks;
+use crate::reload::{hang_up, reload, reloads};
+use crate::wire;
+use ringfetch_proto::v1;
+use rustix::process::{Resource, getrlimit};
+use std::process::Command;
+use tonic::{Code, Status};
+
+/// More than may run at a time of whatever needs a thread: 64 opens of a directory, 8 listings, 8 reloads.
+const TIMES: usize = 65;
+
+/// Runs a command as an ordinary user.
+const AS_NOBODY: [&str; 6] = [
+    "setpriv",
+    "--reuid",
+    "65534",
+    "--regid",
+    "65534",
+    "--clear-groups",
+];
+
+/// Sets the daemon's limit of threads, as its own user: root may need a capability for that.
+fn set_threads_max(daemon: &Daemon, most: &str) {
+    let [command, arguments @ ..] = AS_NOBODY;
+    let pid = daemon.pid().as_raw_nonzero().to_string();
+    let limit = format!("--nproc={most}:");
+    let mut prlimit = Command::new(command);
+    prlimit.args(arguments).args(["prlimit", "--pid", &pid, &limit]);
+    assert!(prlimit.status().unwrap().success());
+}
+
+async fn list(daemon: &Daemon) -> Result<usize, Status> {
+    let request = v1::ListObjectsRequest {
+        dataset: "objects".to_owned(),
+        ..Default::default()
+    };
+    let listed = daemon.datasets().await.list_objects(request).await;
+    listed.map(|listed| listed.into_inner().objects.len())
+}
+
+#[tokio::test]
+#[ignore = "needs root"]
+async fn what_needs_a_thread_is_refused_until_there_is_one() {
+    // Scenario: the daemon runs as an ordinary user, whose limit of threads is lowered. Objects are fetched, a directory
+    // is listed and the configuration is reloaded, more often than each may run at a time. Then the limit is raised.
+    // Expectation: UNAVAILABLE and 503 with a retry hint, and failed reloads; blocks are served all the time; everything
+    // works again, SIGHUP too; nothing has panicked.
+    let (setup, _) = plain_blocks(Setup::new("pread").open_to_all(), 16);
+    setup.file("objects/a", b"a");
+    let daemon = setup
+        .dataset(&["name: objects", "kind: objects", "path: objects"])
+        .through(&AS_NOBODY)
+        .start();
+    set_threads_max(&daemon, "1");
+    let mut fetch = daemon.fetch().await;
+    let http = daemon.http_client();
+    for _ in 0..TIMES {
+        let answer = fetch.fetch_objects(wire::objects("objects", &["a"])).await;
+        let answer = answer.unwrap().into_inner();
+        assert_eq!(answer.errors[0].code, i32::from(Code::Unavailable), "{answer:?}");
+        let status = list(&daemon).await.unwrap_err();
+        assert_eq!(status.code(), Code::Unavailable, "{status:?}");
+        let status = reload(&daemon).await.unwrap_err();
+        assert_eq!(status.code(), Code::Internal, "{status:?}");
+    }
+    let object = http.get("/v1/datasets/objects/objects/a").await;
+    object.is_problem(503, "object-unreadable", None, &["temporarily unavailable"]);
+    assert_eq!(object.header("retry-after"), "1");
+    let listed = http.get("/v1/datasets/objects/objects").await;
+    listed.is_problem(503, "listing-failed", None, &["temporarily unavailable"]);
+    hang_up(&daemon).await;
+    let failed = reloads(&daemon, "failed").await;
+    assert!(failed > TIMES as f64 + 0.5, "{failed}");
+    daemon.assert_serves("blocks").await;
+
+    let most = getrlimit(Resource::Nproc).maximum;
+    set_threads_max(
+        &daemon,
+        &most.map_or("unlimited".to_owned(), |most| most.to_string()),
+    );
+    let answer = fetch.fetch_objects(wire::objects("objects", &["a"])).await;
+    assert_eq!(answer.unwrap().into_inner().data, &b"a"[..]);
+    assert_eq!(list(&daemon).await.unwrap(), 1);
+    reload(&daemon).await.unwrap();
+    hang_up(&daemon).await;
+    let made = reloads(&daemon, "ok").await;
+    assert!((made - 2.0).abs() < 0.5, "{made}");
+    daemon.stop().await;
+}
