@@ -15,6 +15,8 @@ use std::time::Duration;
 /// Highest accepted requests per second: more than any machine sends, few enough to count one by one.
 const RATE_MAX: f64 = 10_000_000.0;
 const BATCH_MAX: u32 = 65_536;
+/// 10 years. The clock ends at 2^63 seconds, and what begins now must end before.
+const SECONDS_MAX: Duration = Duration::from_secs(3660 * 24 * 3600);
 /// YCSB's constant (`ZipfianGenerator.ZIPFIAN_CONSTANT`).
 const ZIPFIAN_THETA: f64 = 0.99;
 
@@ -237,11 +239,14 @@ impl std::fmt::Display for PatternArg {
 
 /// `10`, `0.5`, `10s`, `2m`.
 pub(crate) fn parse_seconds(text: &str) -> Result<Duration, String> {
-    match text.parse::<f64>() {
+    let duration = match text.parse::<f64>() {
         Ok(seconds) => Duration::try_from_secs_f64(seconds)
-            .map_err(|_| "use seconds, such as 10 or 0.5, or a duration, such as 2m".to_owned()),
-        Err(_) => parse_duration(text),
-    }
+            .map_err(|_| "use seconds, such as 10 or 0.5, or a duration, such as 2m".to_owned())?,
+        Err(_) => parse_duration(text)?,
+    };
+    let fits = duration <= SECONDS_MAX;
+    fits.then_some(duration)
+        .ok_or_else(|| "use at most 10y".to_owned())
 }
 
 fn parse_interval(text: &str) -> Result<Duration, String> {
@@ -325,10 +330,15 @@ mod tests {
 
     #[test]
     fn seconds_take_numbers_and_units() {
-        for (text, ms) in [("10", 10_000), ("0.5", 500), ("2m", 120_000)] {
+        for (text, ms) in [
+            ("10", 10_000),
+            ("0.5", 500),
+            ("2m", 120_000),
+            ("10y", 315_576_000_000),
+        ] {
             assert_eq!(parse_seconds(text), Ok(Duration::from_millis(ms)));
         }
-        for wrong in ["-1", "soon", "", "NaN"] {
+        for wrong in ["-1", "soon", "", "NaN", "1e19", "11y"] {
             assert!(parse_seconds(wrong).is_err(), "{wrong}");
         }
         assert!(parse_interval("0.001").is_err());
