@@ -36,11 +36,19 @@ pub(crate) struct Doctor {
     #[arg(long)]
     pub(crate) strict: bool,
     /// The daemon's engine.memory_budget, which limits are compared with.
-    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "256MiB")]
+    #[arg(long, value_name = "SIZE", value_parser = parse_budget, default_value = "256MiB")]
     pub(crate) memory_budget: u64,
     /// The daemon's engine.cores. Default: as `auto`, the CPUs that this process may use.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) cores: Option<u32>,
+}
+
+/// The daemon takes no larger one, and trying to lock it would take hours.
+fn parse_budget(text: &str) -> Result<u64, String> {
+    let budget = parse_size(text)?;
+    let fits = budget <= 1 << 40;
+    fits.then_some(budget)
+        .ok_or_else(|| "use at most 1TiB, as for engine.memory_budget".to_owned())
 }
 
 /// What limits are compared with.

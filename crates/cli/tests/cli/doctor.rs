@@ -470,6 +470,7 @@ fn few_descriptors_are_enough_to_say_so() {
 fn wrong_usage_is_exit_code_2() {
     for args in [
         ["--memory-budget", "16MB"],
+        ["--memory-budget", "16777215TiB"],
         ["--cores", "0"],
         ["--config", "ringfetchd.yaml"],
     ] {
