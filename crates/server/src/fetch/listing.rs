@@ -1,8 +1,7 @@
 //! Lists datasets and objects, a page at a time, for every transport.
 //!
 //! Listing objects walks the directory on threads for that. Only a few walks run at a time, and callers share
-//! them. A walk is charged to its caller until it
-//! ends, which is soon if nobody waits for it. A page is limited by its number of names and by their bytes.
+//! them. A walk is charged to its caller until it ends, which is soon if nobody waits for it. A page is limited by its number of names and by their bytes.
 
 use super::handle::{DatasetHandle, RequiredKind};
 use super::{DatasetInfo, FetchError, Fetcher, RequestContext, may_read, timeout_at};

@@ -14,6 +14,16 @@ use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
+/// Runs a command as an ordinary user.
+pub(crate) const AS_NOBODY: [&str; 6] = [
+    "setpriv",
+    "--reuid",
+    "65534",
+    "--regid",
+    "65534",
+    "--clear-groups",
+];
+
 /// Free ports, as text for a configuration file.
 pub(crate) const LISTEN: &str =
     "grpc: {listen: 127.0.0.1:0}\nhttp: {listen: 127.0.0.1:0}\nadmin: {listen: 127.0.0.1:0}\n";

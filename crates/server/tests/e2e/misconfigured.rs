@@ -1,7 +1,7 @@
 //! Configurations and files that cannot be served: each ends the daemon at once with its exit code and a
 //! message that names the field and the remedy.
 
-use crate::daemon::Setup;
+use crate::daemon::{AS_NOBODY, Setup};
 use crate::data::{counted, noise, npy, plain_blocks};
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt as _;
@@ -126,14 +126,7 @@ fn a_file_without_permission_names_the_file_and_the_remedy() {
     std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).unwrap();
     setup
         .dataset(&["{name: private, kind: blocks, block_bytes: 4096, path: private.bin}"])
-        .through(&[
-            "setpriv",
-            "--reuid",
-            "65534",
-            "--regid",
-            "65534",
-            "--clear-groups",
-        ])
+        .through(&AS_NOBODY)
         .refused()
         .with(
             2,

@@ -1,6 +1,6 @@
 //! The daemon where the system refuses it a thread (EAGAIN of clone(2)): its user or its control group has too many.
 
-use crate::daemon::{Daemon, Setup};
+use crate::daemon::{AS_NOBODY, Daemon, Setup};
 use crate::data::plain_blocks;
 use crate::reload::{hang_up, reload, reloads};
 use crate::wire;
@@ -11,16 +11,6 @@ use tonic::{Code, Status};
 
 /// More than may run at a time of whatever needs a thread: 64 opens of a directory, 8 listings, 8 reloads.
 const TIMES: usize = 65;
-
-/// Runs a command as an ordinary user.
-const AS_NOBODY: [&str; 6] = [
-    "setpriv",
-    "--reuid",
-    "65534",
-    "--regid",
-    "65534",
-    "--clear-groups",
-];
 
 /// Sets the daemon's limit of threads, as its own user: root may need a capability for that.
 fn set_threads_max(daemon: &Daemon, most: &str) {

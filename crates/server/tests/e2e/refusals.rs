@@ -3,7 +3,7 @@
 
 mod over_http;
 
-use crate::daemon::{Daemon, Setup, any_backend, backends};
+use crate::daemon::{AS_NOBODY, Daemon, Setup, any_backend, backends};
 use crate::data::{Everything, everything, plain_blocks};
 use crate::wire::{self, Answer, Http, Wire};
 use ringfetch_proto::v1;
@@ -453,14 +453,7 @@ async fn an_object_that_may_not_be_read_is_permission_denied() {
     closed(&setup.path("objects/closed"), 0o700);
     let daemon = setup
         .dataset(&["name: objects", "kind: objects", "path: objects"])
-        .through(&[
-            "setpriv",
-            "--reuid",
-            "65534",
-            "--regid",
-            "65534",
-            "--clear-groups",
-        ])
+        .through(&AS_NOBODY)
         .start();
     let mut fetch: FetchServiceClient<Wire> = daemon.fetch().await;
     let http: Http = daemon.http_client();
