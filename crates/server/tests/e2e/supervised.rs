@@ -170,44 +170,47 @@ async fn ready_is_told_once_every_port_answers() {
 }
 
 #[tokio::test]
-async fn the_watchdog_is_fed_by_the_shards_themselves() {
-    the_watchdog_notices(&[
-        ("mmap", "rf-shard-1", "shard 1"),
-        ("mmap", "rf-core-0", "core 0"),
-        ("pread", "rf-shard-0", "shard 0"),
-    ])
-    .await;
+async fn the_watchdog_is_fed_by_the_shards_of_mmap() {
+    the_watchdog_notices("mmap", "rf-shard-1", "shard 1").await;
+}
+
+#[tokio::test]
+async fn the_watchdog_is_fed_by_the_shards_of_pread() {
+    the_watchdog_notices("pread", "rf-shard-0", "shard 0").await;
+}
+
+#[tokio::test]
+async fn the_watchdog_is_fed_by_the_cores() {
+    the_watchdog_notices("mmap", "rf-core-0", "core 0").await;
 }
 
 #[tokio::test]
 #[ignore = "needs io_uring"]
 async fn the_watchdog_is_fed_by_the_shards_on_the_cores() {
-    the_watchdog_notices(&[("uring", "rf-core-1", "shard 1")]).await;
+    the_watchdog_notices("uring", "rf-core-1", "shard 1").await;
 }
 
 /// Scenario: a watchdog of two seconds; then one thread with a shard is stopped while all others run, and
 /// resumed later. Expectation: watchdog messages while all is well; none while one shard is stuck, whatever
 /// the others do, but a status and a log line that name it; watchdog messages again afterwards.
-async fn the_watchdog_notices(stuck: &[(&str, &str, &str)]) {
-    for &(backend, thread, part) in stuck {
-        let (setup, _) = plain_blocks(Setup::new(backend), 16);
-        let (manager, setup) = Manager::beside(setup);
-        let daemon = setup.variable("WATCHDOG_USEC", &usec(WATCHDOG)).start();
-        manager.waits_for("WATCHDOG=1");
-        manager.waits_for("WATCHDOG=1");
-        let stopped = Stopped::thread(&daemon, thread);
-        let (_, before) = manager.waits_for(&format!("STATUS={part} does not respond"));
-        // One may already have been on its way.
-        assert!(before <= 1, "{backend}: {before} after {thread} was stopped");
-        daemon.logged(&["ERROR", "does not respond", part]);
-        assert_eq!(manager.beats(WATCHDOG * 2), 0, "{backend}: {thread} is stopped");
-        drop(stopped);
-        manager.waits_for("STATUS=serving on ");
-        manager.waits_for("WATCHDOG=1");
-        daemon.logged(&["INFO", "respond again"]);
-        daemon.assert_serves("blocks").await;
-        daemon.stop().await;
-    }
+async fn the_watchdog_notices(backend: &str, thread: &str, part: &str) {
+    let (setup, _) = plain_blocks(Setup::new(backend), 16);
+    let (manager, setup) = Manager::beside(setup);
+    let daemon = setup.variable("WATCHDOG_USEC", &usec(WATCHDOG)).start();
+    manager.waits_for("WATCHDOG=1");
+    manager.waits_for("WATCHDOG=1");
+    let stopped = Stopped::thread(&daemon, thread);
+    let (_, before) = manager.waits_for(&format!("STATUS={part} does not respond"));
+    // One may already have been on its way.
+    assert!(before <= 1, "{before} after {thread} was stopped");
+    daemon.logged(&["ERROR", "does not respond", part]);
+    assert_eq!(manager.beats(WATCHDOG * 2), 0, "{thread} is stopped");
+    drop(stopped);
+    manager.waits_for("STATUS=serving on ");
+    manager.waits_for("WATCHDOG=1");
+    daemon.logged(&["INFO", "respond again"]);
+    daemon.assert_serves("blocks").await;
+    daemon.stop().await;
 }
 
 #[tokio::test]
