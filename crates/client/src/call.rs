@@ -7,19 +7,32 @@ use bytes::Bytes;
 use h2::client::ResponseFuture;
 use h2::{RecvStream, SendStream};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Uri, header};
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 const GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 
 /// Headers and limits of a client's calls.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(crate) struct CallOptions {
     timeout: Option<Duration>,
     pub(crate) fail_fast: bool,
     /// Headers of a stream, and of a call with the whole timeout.
     stream_headers: Arc<HeaderMap>,
     call_headers: Arc<HeaderMap>,
+}
+
+/// Omits the values of headers, which may be secret: clients and streams are printed with these.
+impl fmt::Debug for CallOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let headers: Vec<_> = self.stream_headers.keys().collect();
+        f.debug_struct("CallOptions")
+            .field("timeout", &self.timeout)
+            .field("fail_fast", &self.fail_fast)
+            .field("headers", &headers)
+            .finish_non_exhaustive()
+    }
 }
 
 impl CallOptions {
@@ -184,6 +197,27 @@ mod tests {
         assert_eq!(written(Duration::from_secs(100)).unwrap(), "100000m");
         assert_eq!(written(Duration::from_secs(1_000_000)).unwrap(), "1000000S");
         assert_eq!(written(Duration::from_secs(u64::MAX)), None);
+    }
+
+    #[tokio::test]
+    async fn a_token_is_in_no_debug_output() {
+        // Scenario: a builder, a client, an admin client and a stream with a token, printed as a caller's log
+        // prints what holds them. Expected: the name of the header and not its value.
+        let builder = crate::Client::builder("http://127.0.0.1:1").token("s3cret");
+        let client = builder.clone().connect_lazy().unwrap();
+        let admin = crate::AdminClient::from(client.clone());
+        let stream = client.stream();
+        for text in [
+            format!("{builder:?}"),
+            format!("{client:?}"),
+            format!("{admin:?}"),
+            format!("{stream:?}"),
+        ] {
+            assert!(
+                text.contains("authorization") && !text.contains("s3cret"),
+                "{text}"
+            );
+        }
     }
 
     #[test]
