@@ -1,6 +1,7 @@
 //! The arguments that commands share, and those of the small commands. Checks here use clap; checks that need
 //! the dataset are the command's.
 
+use crate::connect::is_https;
 use crate::outcome::Failure;
 use crate::quantity::{parse_duration, parse_size};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -128,7 +129,7 @@ impl TlsArgs {
     /// [`Self::read`]; without flags, the host's trusted authorities if an address needs TLS.
     pub(crate) fn of_urls(&self, urls: &[&str]) -> Result<Option<Tls>, Failure> {
         match self.read()? {
-            None if urls.iter().any(|url| url.starts_with("https:")) => Tls::new(None, None)
+            None if urls.iter().any(|url| is_https(url)) => Tls::new(None, None)
                 .map(Some)
                 .map_err(|error| Failure::Failed(error.to_string())),
             tls => Ok(tls),

@@ -190,7 +190,7 @@ impl Builder {
             ));
         }
         let tls = match self.tls {
-            None if self.urls.iter().any(|url| url.starts_with("https:")) => Some(Tls::new(None, None)?),
+            None if self.urls.iter().any(|url| is_https(url)) => Some(Tls::new(None, None)?),
             tls => tls,
         };
         let endpoint = |url: &String| Endpoint::new(url, dial.clone(), tls.as_ref(), self.connect_timeout);
@@ -210,4 +210,10 @@ impl Builder {
             CallOptions::new(self.timeout, &metadata),
         ))
     }
+}
+
+/// Whether a URL wants TLS. A scheme is case-insensitive (RFC 3986, section 3.1).
+fn is_https(url: &str) -> bool {
+    let scheme = url.split_once(':').map(|(scheme, _)| scheme);
+    scheme.is_some_and(|scheme| scheme.eq_ignore_ascii_case("https"))
 }

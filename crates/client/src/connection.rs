@@ -108,16 +108,13 @@ impl Endpoint {
         tls: Option<&Tls>,
         connect_timeout: Duration,
     ) -> Result<Self, Error> {
-        let uri: Uri = url.parse().map_err(|error| {
-            Error::invalid(
-                "url",
-                format!("{url:?} is not a URL ({error}); use http://HOST:PORT or https://HOST:PORT"),
-            )
-        })?;
+        // Does not show the URL: it may have a password.
+        let wrong = || Error::invalid("url", "is not of the form http://HOST:PORT or https://HOST:PORT");
+        let uri: Uri = url.parse().map_err(|_| wrong())?;
         // Nothing else is sent, so anything else would be ignored without a word. A port above 65535 is none.
         let is_address = |authority: &&Authority| {
             let port = authority.as_str().strip_prefix(authority.host());
-            let has_port = authority.port_u16().is_some();
+            let has_port = authority.port_u16().is_some() && !authority.as_str().contains('@');
             !authority.host().is_empty() && port.is_some_and(|port| port.is_empty() || has_port)
         };
         let is_bare = matches!(uri.path(), "" | "/") && uri.query().is_none();
@@ -135,10 +132,7 @@ impl Endpoint {
                 tls,
                 connect_timeout,
             }),
-            _ => Err(Error::invalid(
-                "url",
-                format!("{url:?} is not of the form http://HOST:PORT or https://HOST:PORT"),
-            )),
+            _ => Err(wrong()),
         }
     }
 

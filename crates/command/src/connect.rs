@@ -46,8 +46,14 @@ pub fn remedy(message: &str, flag: &str, url: &str) -> String {
     }
     // TLS 1.3 is complete for the client before the server has checked its certificate, and a request sent
     // then may fail before the alert is read.
-    if url.starts_with("https:") && message.contains("broken pipe") {
+    if is_https(url) && message.contains("broken pipe") {
         return "if it wants a certificate, use --cert and --key".to_owned();
     }
     format!("is ringfetchd there? --{flag} names another")
+}
+
+/// Whether a URL wants TLS. A scheme is case-insensitive (RFC 3986, section 3.1).
+pub fn is_https(url: &str) -> bool {
+    let scheme = url.split_once(':').map(|(scheme, _)| scheme);
+    scheme.is_some_and(|scheme| scheme.eq_ignore_ascii_case("https"))
 }

@@ -283,5 +283,14 @@ fn told(option: &str, url: &str, error: &Error) -> LabError {
     if error.code() == Some(Code::NotFound) {
         return LabError::Usage(format!("--dataset: {url}: {error}"));
     }
+    // Does not show the address: it may have a password.
+    if let Error::Invalid {
+        field: "url",
+        problem,
+        ..
+    } = error
+    {
+        return LabError::Usage(format!("--{option}: {problem}"));
+    }
     LabError::Usage(format!("--{option}: {url}: {error}"))
 }

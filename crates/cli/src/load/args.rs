@@ -2,7 +2,6 @@
 //! need the dataset are made where it is known.
 
 use super::require::Requirement;
-use super::transport::parse_url;
 use crate::args::SEED;
 use crate::quantity::{parse_duration, parse_size};
 use crate::score::MetricName;
@@ -34,7 +33,7 @@ pub(crate) struct Load {
     #[arg(long, value_enum, default_value_t = TransportArg::Grpc)]
     pub(crate) transport: TransportArg,
     /// The daemon's HTTP address: for --transport http, and for its counters before and after.
-    #[arg(long, env = "RINGFETCH_HTTP", value_name = "URL", value_parser = parse_url)]
+    #[arg(long, env = "RINGFETCH_HTTP", value_name = "URL")]
     pub(crate) http: Option<String>,
     /// Connections. Default: 1; with --transport http as many as --outstanding.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]

@@ -53,6 +53,11 @@ pub(crate) async fn run(global: &Global, args: &Load) -> Result<(), Failure> {
         let problem = "--seconds 0: measure for some time, or use --requests";
         return Err(Failure::Usage(problem.to_owned()));
     }
+    // Not where arguments are parsed: that error would show the address, which may have a password.
+    if args.http.as_ref().is_some_and(|url| !transport::is_site(url)) {
+        let problem = "--http: is not of the form http://HOST:PORT or https://HOST:PORT";
+        return Err(Failure::Usage(problem.to_owned()));
+    }
     driver::check(args)?;
     let measured = require::Measured {
         arrivals: args.rates().is_some(),

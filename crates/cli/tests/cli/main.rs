@@ -151,13 +151,10 @@ fn wrong_arguments_are_told_apart_from_failures() {
         ("load --dataset blocks --connections 0", "--connections"),
         ("load --dataset blocks --seconds 1 --requests 1", "--requests"),
         ("--grpc localhost:7410 datasets", "--grpc"),
-        (
-            "load --dataset blocks --http localhost:7411",
-            "use http://HOST:PORT",
-        ),
+        ("load --dataset blocks --http localhost:7411", "http://HOST:PORT"),
         (
             "load --dataset blocks --http http://localhost:7411/metrics",
-            "use http://HOST:PORT",
+            "http://HOST:PORT",
         ),
         ("load --dataset blocks --seconds nan", "use seconds"),
         ("--grpc http://localhost:7410/v1 datasets", "http://HOST:PORT"),
@@ -181,6 +178,42 @@ fn wrong_arguments_are_told_apart_from_failures() {
 fn a_file_without_an_end_is_refused_with_the_limit() {
     // Scenario: /dev/zero for every file that is read whole, and to a daemon, so that nothing else is wrong.
     // Expectation: one line that names the flag or the file, and the limit.
+#[test]
+fn no_error_shows_the_password_of_an_address() {
+    // Scenario: addresses with a password, or a token as a query, for every option that takes one: also where the user is
+    // named as the host, and where the password has characters that a URL may not have. Expected: a usage error that names
+    // the option, and nothing of the address.
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let [path, out] = ["data", "out"].map(|name| directory.path().join(name));
+    std::fs::write(&path, stream(0, 1 << 20)).unwrap();
+    for url in [
+        "http://user:secret@127.0.0.1:1",
+        "https://127.0.0.1:secret@127.0.0.1:1",
+        "http://localhost:secret@localhost:1",
+        "http://user:secret|@127.0.0.1:1",
+        "http://127.0.0.1:1/?token=secret",
+        "user:secret@127.0.0.1:1",
+    ] {
+        for (command, option) in [
+            ("get block blocks 0", "--grpc"),
+            ("status", "--admin"),
+            ("load --dataset blocks --requests 1", "--http"),
+            ("load --dataset blocks --requests 1", "--grpc"),
+            ("load --dataset blocks --requests 1 --transport http", "--http"),
+        ] {
+            let said = failure(None, &format!("{command} {option} {url}"), 2);
+            assert!(said.contains(option) && !said.contains("secret"), "{said}");
+        }
+        let [path, out] = [path.display(), out.display()];
+        for study in ["act", "flip"] {
+            let args =
+                format!("lab {study} --force --path {path} --out {out} --dataset blocks --server {url}");
+            let said = failure(None, &args, 2);
+            assert!(said.contains("--server") && !said.contains("secret"), "{said}");
+        }
+    }
+}
+
     let server = Some(start(Flaw::NONE));
     for (args, code, named) in [
         (

@@ -112,6 +112,21 @@ fn commands_and_load_reach_a_daemon_over_tls() {
             "{files:?}: {found:?} {error}"
         );
     }
+    // RFC 3986, section 3.1: a scheme may be in capitals. Without files, the host's authorities are trusted.
+    let capitals = format!("{get} --grpc HTTPS://{address}");
+    assert_eq!(run(&capitals, &all), (Some(0), String::new()));
+    let plain = format!(
+        "--grpc HTTP://{} --dataset blocks --requests 1",
+        start(Flaw::NONE)
+    );
+    let load = format!("load {plain} --transport http --http HTTPS://{address}");
+    for args in [&capitals, &load] {
+        let (code, error) = run(args, &[]);
+        assert!(
+            code == Some(1) && error.contains("--ca names the authority"),
+            "{error}"
+        );
+    }
     for (files, said) in [
         (&["cert", "key"][..], "--ca names the authority"),
         (&["ca"], "--cert and --key"),

@@ -344,8 +344,8 @@ async fn objects_are_listed_page_by_page() {
 
 #[tokio::test]
 async fn settings_out_of_bounds_are_named() {
-    // Scenario: no connections, no calls in flight, URLs without scheme or host, or with another scheme.
-    // Expected: an error that names the setting.
+    // Scenario: no connections, no calls in flight, URLs without scheme or host, with another scheme, or with a password,
+    // also where the user is named as the host. Expected: an error that names the setting, without the password.
     for (builder, field) in [
         (builder().connections(0), "connections"),
         (builder().connections(5000), "connections"),
@@ -354,8 +354,12 @@ async fn settings_out_of_bounds_are_named() {
         (Client::builder("ftp://127.0.0.1:7410"), "url"),
         (Client::builder("http://"), "url"),
         (Client::builder("no url at all"), "url"),
+        (Client::builder("http://user:secret@127.0.0.1:7410"), "url"),
+        (Client::builder("http://localhost:secret@localhost:7410"), "url"),
+        (Client::builder("http://user:secret|@127.0.0.1:7410"), "url"),
     ] {
         let error = builder.connect_lazy().unwrap_err();
+        assert!(!format!("{error} {error:?}").contains("secret"), "{error:?}");
         assert!(
             matches!(error, Error::Invalid { field: found, .. } if found == field),
             "{error:?}"

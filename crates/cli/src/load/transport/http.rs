@@ -121,12 +121,9 @@ impl Http {
     }
 }
 
-/// Checks that a URL is `http://HOST:PORT` or `https://HOST:PORT`.
-pub(in crate::load) fn parse_url(url: &str) -> Result<String, String> {
-    match site_uri(url) {
-        Some(_) => Ok(url.to_owned()),
-        None => Err("use http://HOST:PORT or https://HOST:PORT".to_owned()),
-    }
+/// Whether a URL is `http://HOST:PORT` or `https://HOST:PORT`.
+pub(in crate::load) fn is_site(url: &str) -> bool {
+    site_uri(url).is_some()
 }
 
 fn site_uri(url: &str) -> Option<Uri> {
@@ -135,14 +132,15 @@ fn site_uri(url: &str) -> Option<Uri> {
     let authority = uri.authority()?;
     let port = authority.as_str().strip_prefix(authority.host())?;
     let has_host = !authority.host().is_empty() && (port.is_empty() || authority.port_u16().is_some());
+    let is_anonymous = !authority.as_str().contains('@');
     let is_bare = matches!(uri.path(), "" | "/") && uri.query().is_none();
-    (has_scheme && has_host && is_bare).then_some(uri)
+    (has_scheme && has_host && is_anonymous && is_bare).then_some(uri)
 }
 
 impl Site {
     /// From a URL `http://HOST:PORT` or `https://HOST:PORT`.
     fn of(url: &str, credentials: &Credentials) -> Result<Self, RequestError> {
-        let wrong = || RequestError::transport(format!("{url:?} is not of the form http[s]://HOST:PORT"));
+        let wrong = || RequestError::transport("the address is not of the form http[s]://HOST:PORT");
         let uri = site_uri(url).ok_or_else(wrong)?;
         let host = uri.host().ok_or_else(wrong)?;
         let (port, tls) = if uri.scheme_str() == Some("https") {
@@ -523,6 +521,8 @@ mod tests {
         let tls = with(Some(Tls::new(None, None).unwrap()));
         for (url, want) in [
             ("https://host", "host:443"),
+            ("HTTPS://host", "host:443"),
+            ("HTTP://host", "host:80"),
             ("http://127.0.0.1:7411", "127.0.0.1:7411"),
             ("http://host/", "host:80"),
             ("http://[::1]:7", "[::1]:7"),
