@@ -16,6 +16,8 @@ use std::time::Duration;
 pub(crate) const INPUT_BYTES_MAX: u64 = 16 << 20;
 /// The demo's seed, and the default everywhere.
 pub(crate) const SEED: u64 = 42;
+/// Most objects that are made: their lengths are added up before the first one is written.
+const MADE_OBJECTS_MAX: u64 = 100_000_000;
 /// Lengths of made objects.
 const LENGTH_MIN: &str = "1KiB";
 const LENGTH_MAX: &str = "64KiB";
@@ -259,7 +261,7 @@ pub(crate) enum Make {
         /// The directory.
         path: PathBuf,
         /// Objects.
-        #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+        #[arg(long, value_parser = clap::value_parser!(u64).range(1..=MADE_OBJECTS_MAX))]
         count: u64,
         /// Shortest object. The first two always have 0 and 1 bytes.
         #[arg(long, value_parser = at_least_1, default_value = LENGTH_MIN)]

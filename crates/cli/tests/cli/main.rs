@@ -138,6 +138,10 @@ fn wrong_arguments_are_told_apart_from_failures() {
         ("dataset make vectors /nowhere/x --count 1 --dim 1048577", "--dim"),
         ("dataset make blocks /nowhere/x --size 4095", "--size 4095"),
         (
+            "dataset make objects /nowhere/x --count 18446744073709551615",
+            "--count <COUNT>': 18446744073709551615 is not in 1..=100000000",
+        ),
+        (
             "dataset make blocks /nowhere/x --size 1GiB --block-bytes 257MiB",
             "--block-bytes",
         ),
@@ -175,10 +179,6 @@ fn wrong_arguments_are_told_apart_from_failures() {
 }
 
 #[test]
-fn a_file_without_an_end_is_refused_with_the_limit() {
-    // Scenario: /dev/zero for every file that is read whole, and to a daemon, so that nothing else is wrong.
-    // Expectation: one line that names the flag or the file, and the limit.
-#[test]
 fn no_error_shows_the_password_of_an_address() {
     // Scenario: addresses with a password, or a token as a query, for every option that takes one: also where the user is
     // named as the host, and where the password has characters that a URL may not have. Expected: a usage error that names
@@ -214,6 +214,10 @@ fn no_error_shows_the_password_of_an_address() {
     }
 }
 
+#[test]
+fn a_file_without_an_end_is_refused_with_the_limit() {
+    // Scenario: /dev/zero for every file that is read whole, and to a daemon, so that nothing else is wrong.
+    // Expectation: one line that names the flag or the file, and the limit.
     let server = Some(start(Flaw::NONE));
     for (args, code, named) in [
         (
