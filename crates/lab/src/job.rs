@@ -374,8 +374,10 @@ impl Drop for Lane {
             // Taken when the first lane ends: the others still have their buffers.
             totals.own_memory_bytes = crate::facts::own_memory_bytes();
         }
-        // The last lane sets the end.
-        totals.end = Some(end);
+        // That of the last lane, which need not be the last to get the lock.
+        if totals.end.is_none_or(|(known, _)| known < end.0) {
+            totals.end = Some(end);
+        }
     }
 }
 
@@ -449,5 +451,30 @@ mod tests {
         assert_eq!(job.outcome().unwrap_err(), "nothing was read");
         job.lane().done(&read, Instant::now(), &[0; 5]);
         assert!(job.outcome().unwrap_err().contains("short"));
+    }
+
+    #[test]
+    fn a_step_ends_with_its_last_lane() {
+        // Scenario: four threads end their lanes at once, many times. Expected: the end is not before any of them.
+        let (_directory, of_material) = job(Amount::Reads(1));
+        for _ in 0..500 {
+            let (material, setup) = (&of_material.material, of_material.setup);
+            let job = Job::new(material, setup, 1, false, &of_material.stop).unwrap();
+            let together = std::sync::Barrier::new(4);
+            let ends = std::thread::scope(|scope| {
+                let threads = [(); 4].map(|()| {
+                    scope.spawn(|| {
+                        let lane = job.lane();
+                        together.wait();
+                        let before = Instant::now();
+                        drop(lane);
+                        before
+                    })
+                });
+                threads.map(|thread| thread.join().unwrap())
+            });
+            let (end, _) = job.totals().end.unwrap();
+            assert!(ends.iter().all(|before| *before <= end));
+        }
     }
 }

@@ -255,11 +255,14 @@ fn uncounted(study: &Study) -> Option<String> {
 fn identity(study: &Study, common: &Common) -> Key {
     let data = study.materials.iter().map(|material| material.identity());
     let data = data.collect::<Vec<_>>().join("; ");
+    // `./data` and a link to it are `data`.
+    let path = std::fs::canonicalize(&common.path);
+    let path = path.as_deref().unwrap_or(&common.path);
     let mut identity = vec![
         pair("study", study.about.name),
         pair("version", env!("CARGO_PKG_VERSION")),
         pair("kernel", facts::kernel()),
-        pair("path", common.path.display()),
+        pair("path", path.display()),
         pair("data", data),
         pair("repetitions", common.repetitions),
         pair("seed", common.seed),

@@ -11,13 +11,13 @@ use crate::sample::Sample;
 use crate::setup::{Amount, Heat, Shape};
 use crate::study::{Cell, Row, Rows, Study};
 use humantime::format_duration;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{HumanDuration, ProgressBar, ProgressState, ProgressStyle};
 use ringfetch_command::quantity::{approximate, grouped};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Template of the progress bar for steps.
-pub(crate) const STEPS: &str = "{bar:30} {pos}/{len}  {eta} left  {wide_msg}";
+pub(crate) const STEPS: &str = "{bar:30} {pos}/{len}  {left}{wide_msg}";
 /// Reads of a probe.
 const PROBE_READS: u64 = 8;
 
@@ -205,11 +205,89 @@ fn wrong(study: &Study, cell: &Cell, problem: &str) -> LabError {
     }
 }
 
-/// A bar with this template, of no length so far.
+/// A bar with this template, of no length so far. `left`: the time left, if it is known.
 pub(crate) fn bar(line: &str) -> ProgressBar {
     let bar = ProgressBar::new(0);
+    let left = |state: &ProgressState, out: &mut dyn std::fmt::Write| {
+        // 0: unknown before the first step, and after the last one, when a study may plan more.
+        if state.eta().as_secs() > 0 {
+            let _written = write!(out, "{:#} left  ", HumanDuration(state.eta()));
+        }
+    };
     match ProgressStyle::with_template(line) {
-        Ok(style) => bar.with_style(style),
+        Ok(style) => bar.with_style(style.with_key("left", left)),
         Err(_) => bar,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use indicatif::{ProgressDrawTarget, TermLike};
+    use std::io;
+    use std::sync::{Mutex, PoisonError};
+
+    /// A terminal that keeps what is written to it.
+    #[derive(Debug, Clone, Default)]
+    struct Terminal(Arc<Mutex<String>>);
+
+    impl Terminal {
+        fn take(&self) -> String {
+            std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        }
+    }
+
+    impl TermLike for Terminal {
+        fn width(&self) -> u16 {
+            200
+        }
+        fn move_cursor_up(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn move_cursor_down(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn move_cursor_right(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn move_cursor_left(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn write_line(&self, text: &str) -> io::Result<()> {
+            self.write_str(text)
+        }
+        fn write_str(&self, text: &str) -> io::Result<()> {
+            self.0
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .push_str(text);
+            Ok(())
+        }
+        fn clear_line(&self) -> io::Result<()> {
+            Ok(())
+        }
+        fn flush(&self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn the_bar_never_says_that_nothing_is_left() {
+        // Scenario: a bar while strategies are tried, in its first step, and after its last one, when a study may plan
+        // more. Expected: the number of steps, and no time left.
+        let (terminal, bar) = (Terminal::default(), bar(STEPS));
+        bar.set_draw_target(ProgressDrawTarget::term_like(Box::new(terminal.clone())));
+        let drawn = || {
+            bar.force_draw();
+            terminal.take()
+        };
+        let tries = drawn();
+        bar.set_length(2);
+        let first = drawn();
+        bar.inc(2);
+        let last = drawn();
+        for (text, steps) in [(tries, "0/0"), (first, "0/2"), (last, "2/2")] {
+            assert!(text.contains(steps) && !text.contains("left"), "{text}");
+        }
     }
 }
