@@ -2,7 +2,7 @@
 //! step is made and every answer has its form, but never what is fast.
 
 use crate::seccomp::{EPERM, without_io_uring};
-use crate::{failure, ringfetch};
+use crate::{failure, ringfetch, word};
 use ringfetch_engine::probe;
 use ringfetch_host::cpus;
 use ringfetch_pattern as pattern;
@@ -78,10 +78,10 @@ fn every_step_is_made_and_every_answer_has_its_form() {
     let (directory, data) = place();
     let at = |name: &str| directory.path().join(name);
     let (yaml, plot, out) = (at("engine.yaml"), at("depth.svg"), at("report"));
-    let outputs = format!("--out {} --plot {}", yaml.display(), plot.display());
-    let run = format!("calibrate {} --seconds 3 {outputs}", data.display());
+    let outputs = format!("--out {} --plot {}", word(&yaml), word(&plot));
+    let run = format!("calibrate {} --seconds 3 {outputs}", word(&data));
     // Forced: this may be a debug build.
-    let forced = format!("--json {run} --force --report {}", out.display());
+    let forced = format!("--json {run} --force --report {}", word(&out));
     let report: Value = serde_json::from_str(&good(ringfetch(None, &forced))).unwrap();
 
     let has_ring = probe::probe().is_ok();
@@ -139,7 +139,7 @@ fn every_step_is_made_and_every_answer_has_its_form() {
     assert!(failure(None, &run, 1).contains("--out: "));
     assert_eq!(fs::read_to_string(&yaml).unwrap(), written);
 
-    let text = format!("calibrate {} --seconds 3 --force", data.display());
+    let text = format!("calibrate {} --seconds 3 --force", word(&data));
     let text = good(ringfetch(None, &text));
     for part in [
         "# stage ",
@@ -286,24 +286,24 @@ fn what_cannot_be_calibrated_is_refused_in_one_line() {
         let error = failure(None, &format!("calibrate {args}"), 1);
         assert!(error.contains(word), "{args}: {error}");
     };
-    refused(&at("nothing").display().to_string(), "does not exist");
-    refused(&directory.path().display().to_string(), "is a directory");
+    refused(&word(at("nothing")), "does not exist");
+    refused(&word(&directory), "is a directory");
     refused("/dev/null", "a character device");
-    refused(&at("empty").display().to_string(), "is empty");
-    refused(&at("small").display().to_string(), "at least 16.0 MiB");
-    refused(&at("holes").display().to_string(), "100 % of the data are holes");
+    refused(&word(at("empty")), "is empty");
+    refused(&word(at("small")), "at least 16.0 MiB");
+    refused(&word(at("holes")), "100 % of the data are holes");
     refused(&in_memory, "tmpfs");
-    let data = data.display();
-    let directory_out = directory.path().display();
-    refused(&format!("{data} --out {}", at("small").display()), "--force");
-    refused(&format!("{data} --plot {}", at("small").display()), "--force");
+    let data = word(&data);
+    let directory_out = word(&directory);
+    refused(&format!("{data} --out {}", word(at("small"))), "--force");
+    refused(&format!("{data} --plot {}", word(at("small"))), "--force");
     fs::create_dir(at("done")).unwrap();
     fs::write(at("done/report.json"), "{}").unwrap();
     fs::create_dir(at("used")).unwrap();
     fs::write(at("used/report.csv"), "somebody's").unwrap();
     refused(&format!("{data} --out {directory_out}"), "not a regular file");
     refused(
-        &format!("{data} --out {}", at("none/x.yaml").display()),
+        &format!("{data} --out {}", word(at("none/x.yaml"))),
         "cannot write",
     );
     for (args, word) in [
@@ -312,11 +312,11 @@ fn what_cannot_be_calibrated_is_refused_in_one_line() {
         (format!("{data} --quick --seconds 5"), "--quick"),
         (format!("{data} --out x --plot x"), "same file"),
         (
-            format!("{data} --force --report {}", at("done").display()),
+            format!("{data} --force --report {}", word(at("done"))),
             "--report: ",
         ),
         (
-            format!("{data} --report {}", at("used").display()),
+            format!("{data} --report {}", word(at("used"))),
             "used is not empty",
         ),
         (String::new(), "<PATH>"),

@@ -1,7 +1,7 @@
 //! Reads and scores: what comes out, and what cannot be read.
 
 use crate::server::{Flaw, LONG_OBJECT, LONG_OBJECT_BYTES, SEED, start};
-use crate::{assert_fields, failure, json, ringfetch, stdout, stream};
+use crate::{assert_fields, failure, json, ringfetch, stdout, stream, word};
 use ringfetch_engine::dataset::Dtype;
 use ringfetch_pattern as pattern;
 use serde_json::json as value;
@@ -43,7 +43,7 @@ fn items_come_out_in_every_format() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("v.npy");
     let vectors = "get vector vectors 7 8 9 --format npy --out";
-    stdout(server, &format!("{vectors} {}", path.display()));
+    stdout(server, &format!("{vectors} {}", word(&path)));
     let npy = std::fs::read(&path).unwrap();
     assert_eq!(npy.len(), 128 + 3 * 48);
     assert!(npy[10..].starts_with(b"{'descr': '<f2', 'fortran_order': False, 'shape': (3, 24), }"));
@@ -79,7 +79,7 @@ fn a_file_keeps_its_bytes_if_nothing_could_be_read() {
     let directory = tempfile::tempdir().unwrap();
     let keep = directory.path().join("keep");
     std::fs::write(&keep, "kept").unwrap();
-    let out = keep.display();
+    let out = word(&keep);
     for format in ["hex", "raw", "text"] {
         failure(
             Some(server),

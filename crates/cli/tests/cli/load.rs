@@ -1,7 +1,7 @@
 //! `ringfetch load` and `load-merge` as people run them.
 
 use crate::server::{Flaw, start};
-use crate::{assert_fields, failure, http, json, json_with, ringfetch, stdout};
+use crate::{assert_fields, failure, http, json, json_with, ringfetch, stdout, word};
 use rustix::process::{Pid, Signal};
 use serde_json::{Value, json as value};
 use std::io::{Read as _, Write as _};
@@ -105,9 +105,9 @@ fn an_open_loop_holds_its_rate_and_writes_every_form_of_result() {
     ] {
         let outputs = format!(
             "--hgrm {} --hdr {} --csv {} --interval 0.25",
-            file("x.hgrm").display(),
-            file("x.hdr").display(),
-            file("x.csv").display()
+            word(file("x.hgrm")),
+            word(file("x.hdr")),
+            word(file("x.csv"))
         );
         let how = format!("--rate 500 --seconds 3 --arrivals {arrivals} --transport {transport} --verify");
         let report = json(server, &format!("{run} {how} {outputs}"));
@@ -243,14 +243,14 @@ fn patterns_mixes_and_traces_are_read_as_asked() {
     let trace = directory.path().join("trace");
     let traced = |text: &str| {
         std::fs::write(&trace, text).unwrap();
-        format!("{run} --dataset blocks --batch 3 --trace {}", trace.display())
+        format!("{run} --dataset blocks --batch 3 --trace {}", word(&trace))
     };
     let report = json(server, &traced("# blocks\n0\n999\n\n7\n"));
     assert_fields(&report, &value!({ "reads": 180, "read_bytes": 180 * 512 }));
     let report = json(server, &traced("0 100\n5 1\n300 200\n"));
     assert_eq!(report["read_bytes"], 60 * 301, "{report}");
     assert!(failure(Some(server), &traced("0\n1000\n"), 2).contains("line 2: "));
-    let missing = format!("{run} --dataset blocks --trace {}/no", trace.display());
+    let missing = format!("{run} --dataset blocks --trace {}/no", word(&trace));
     assert!(failure(Some(server), &missing, 2).contains("--trace"));
 }
 
@@ -297,7 +297,7 @@ fn conditions_set_the_exit_code() {
     // Merging a result without a knee demands nothing of it.
     let result = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(&result, report.to_string()).unwrap();
-    stdout(server, &format!("load-merge {}", result.path().display()));
+    stdout(server, &format!("load-merge {}", word(&result)));
     let steps = report["knee"]["steps"].as_array().unwrap();
     assert!(
         steps.len() > 3 && steps.iter().all(|step| step["broken"].is_string()),
@@ -328,7 +328,7 @@ fn a_series_that_nobody_reads_any_more_is_an_error() {
         move || drop(std::fs::File::open(pipe).unwrap())
     });
     let run = "load --dataset blocks --batch 1 --seconds 1 --warmup-seconds 0 --interval 0.05";
-    let error = failure(Some(server), &format!("{run} --csv {}", pipe.display()), 1);
+    let error = failure(Some(server), &format!("{run} --csv {}", word(&pipe)), 1);
     assert!(
         error.contains("--csv ") && error.contains("Broken pipe"),
         "{error}"
@@ -395,7 +395,7 @@ fn results_of_several_instances_merge() {
         std::fs::write(&path, stdout(server, &run)).unwrap();
         results.push(path);
     }
-    let names = format!("{} {}", results[0].display(), results[1].display());
+    let names = format!("{} {}", word(&results[0]), word(&results[1]));
     let merged = json(server, &format!("load-merge {names} --require errors<1"));
     assert_fields(
         &merged,
@@ -412,7 +412,7 @@ fn results_of_several_instances_merge() {
     let copy = directory.path().join("copy.json");
     std::fs::copy(&results[0], &copy).unwrap();
     let first = results[0].display();
-    for twice in [format!("{names} {first}"), format!("{names} {}", copy.display())] {
+    for twice in [&results[0], &copy].map(|path| format!("{names} {}", word(path))) {
         let error = failure(None, &format!("load-merge {twice}"), 2);
         assert!(
             error.contains(&format!("is the same result as {first}")),
@@ -423,7 +423,7 @@ fn results_of_several_instances_merge() {
     let verified = directory.path().join("verified.json");
     let run = "--json load --dataset blocks --batch 2 --requests 30 --warmup-seconds 0 --verify --seed 42";
     std::fs::write(&verified, stdout(server, run)).unwrap();
-    let verified = verified.display();
+    let verified = word(&verified);
     stdout(server, &format!("load-merge {verified} --require wrong_bytes<1"));
     for some in [names.clone(), format!("{verified} {names}")] {
         let error = failure(None, &format!("load-merge {some} --require wrong_bytes<1"), 3);

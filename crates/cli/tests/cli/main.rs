@@ -22,6 +22,7 @@ use ringfetch_pattern as pattern;
 use serde_json::{Value, json};
 use server::{Flaw, SEED, start, start_for};
 use std::net::SocketAddr;
+use std::path::Path;
 use std::process::{Command, Output};
 
 /// Runs `ringfetch` with arguments separated by spaces, against a server if there is one.
@@ -29,10 +30,16 @@ fn ringfetch(server: Option<SocketAddr>, args: &str) -> Output {
     command(server, args).output().unwrap()
 }
 
+/// A path as one word of a command line: any directory may have a space in its name.
+fn word(path: impl AsRef<Path>) -> String {
+    let path = path.as_ref().to_str().unwrap();
+    shlex::try_quote(path).unwrap().into_owned()
+}
+
 fn command(server: Option<SocketAddr>, args: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ringfetch"));
     command
-        .args(args.split_ascii_whitespace())
+        .args(shlex::split(args).unwrap())
         .env_remove("RINGFETCH_GRPC")
         .env_remove("RINGFETCH_HTTP")
         .env_remove("RINGFETCH_ADMIN");
@@ -204,7 +211,7 @@ fn no_error_shows_the_password_of_an_address() {
             let said = failure(None, &format!("{command} {option} {url}"), 2);
             assert!(said.contains(option) && !said.contains("secret"), "{said}");
         }
-        let [path, out] = [path.display(), out.display()];
+        let [path, out] = [word(&path), word(&out)];
         for study in ["act", "flip"] {
             let args =
                 format!("lab {study} --force --path {path} --out {out} --dataset blocks --server {url}");
@@ -378,7 +385,7 @@ fn a_token_is_sent_and_never_shown() {
     let file = |name: &str, text: &str| {
         let path = directory.path().join(name);
         std::fs::write(&path, text).unwrap();
-        path.display().to_string()
+        word(path)
     };
     let server = Some(start_for(Some("Bearer secret-7"), Flaw::NONE));
     let http = http::start_for(Some("bearer secret-7"));

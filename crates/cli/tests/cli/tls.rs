@@ -1,7 +1,7 @@
 //! Commands over TLS: the fake daemon behind a TLS proxy.
 
 use crate::server::{Flaw, start};
-use crate::{http, ringfetch};
+use crate::{http, ringfetch, word};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use std::net::SocketAddr;
 use std::path::Path;
@@ -86,7 +86,7 @@ fn commands_and_load_reach_a_daemon_over_tls() {
             line.push_str(&format!(" --grpc https://{address}"));
         }
         for file in files {
-            line.push_str(&format!(" --{file} {}", directory.path().join(file).display()));
+            line.push_str(&format!(" --{file} {}", word(directory.path().join(file))));
         }
         let output = ringfetch(None, &line);
         (output.status.code(), String::from_utf8(output.stderr).unwrap())

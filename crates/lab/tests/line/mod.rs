@@ -21,18 +21,20 @@ pub(crate) fn scratch() -> tempfile::TempDir {
 /// What a command prints; as JSON if its words begin with --json.
 pub(crate) fn run(words: &str, directory: &Path, stopped: bool) -> Result<String, LabError> {
     let at = directory.display().to_string();
-    let words = words.replace("DIR", &at);
     let (json, words) = match words.strip_prefix("--json ") {
-        Some(words) => (true, words.to_owned()),
+        Some(words) => (true, words),
         None => (false, words),
     };
-    let line = Line::parse_from(["lab"].into_iter().chain(words.split_ascii_whitespace()));
+    let line = words
+        .split_ascii_whitespace()
+        .map(|word| word.replace("DIR", &at));
+    let line = Line::parse_from(std::iter::once("lab".to_owned()).chain(line));
     let context = Context {
         stop: Arc::new(AtomicBool::new(stopped)),
         json,
         clients: Clients::default(),
         admin: "http://127.0.0.1:1".to_owned(),
-        command_line: words,
+        command_line: words.to_owned(),
     };
     let mut out = Vec::new();
     ringfetch_lab::run(&line.lab, &context, &mut out)?;

@@ -443,10 +443,9 @@ async fn a_log_that_nobody_reads_stops_no_request() {
     rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::from_raw_mode(0o600)).unwrap();
     // Open at both ends, so that the daemon's open succeeds.
     let _held = fs::File::options().read(true).write(true).open(&pipe).unwrap();
-    let into_pipe = format!("exec \"$@\" >{}", pipe.display());
     let daemon = setup
         .set("access_log.path", "stdout")
-        .through(&["sh", "-c", &into_pipe, "sh"])
+        .through(&["sh", "-c", "exec \"$@\" >\"$0\"", pipe.to_str().unwrap()])
         .start();
     let mut fetch = daemon.fetch().await;
     // 64 KiB hold fewer than 300 lines; the queue holds 8,192.

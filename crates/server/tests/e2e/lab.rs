@@ -76,19 +76,30 @@ impl Bed {
                 address.unwrap_or_else(|| "127.0.0.1:1".to_owned())
             )
         };
-        let words = words.replace("DIR", &self.path("").display().to_string());
         let out = self.path(&format!("out-{}", fs::read_dir(self.path("")).unwrap().count()));
-        let shown = out.display();
-        let words = format!("{words} --out {shown} --repetitions 2 --force")
-            .replace("SERVER", &of(|daemon| daemon.grpc));
-        let line = Line::parse_from(["lab"].into_iter().chain(words.split_ascii_whitespace()));
+        let (directory, server) = (self.path("").display().to_string(), of(|daemon| daemon.grpc));
+        let named = |word: &str| word.replace("DIR", &directory).replace("SERVER", &server);
+        let words = words.split_ascii_whitespace().map(named);
+        let line = std::iter::once("lab".to_owned()).chain(words);
+        let line = line.chain(
+            [
+                "--out",
+                &out.display().to_string(),
+                "--repetitions",
+                "2",
+                "--force",
+            ]
+            .map(str::to_owned),
+        );
+        let words: Vec<String> = line.collect();
+        let line = Line::parse_from(&words);
         let stop = Arc::new(AtomicBool::new(false));
         let context = Context {
             stop: Arc::clone(&stop),
             json: false,
             clients: self.clients.clone(),
             admin: of(|daemon| daemon.admin),
-            command_line: words,
+            command_line: words.join(" "),
         };
         if stopped {
             let samples = out.join("samples.jsonl");
