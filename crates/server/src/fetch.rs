@@ -429,7 +429,10 @@ impl Fetcher {
             forget_truncated(dataset, names, &result);
         }
         let fetched = result?;
-        record::note(|facts| facts.add_read(&fetched));
+        record::note(|facts| {
+            facts.add_read(&fetched);
+            facts.add_failed(fetched.errors.len());
+        });
         count_bytes(context, fetched.data.len());
         Ok(FetchResponse { fetched, etags })
     }

@@ -95,17 +95,15 @@ impl Facts {
         self.items = self.items.saturating_add(items as u64);
     }
 
-    /// Counts a requested item that failed before it was read.
-    pub(crate) fn add_failed_item(&mut self) {
-        self.add_items(1);
-        self.failed_items = self.failed_items.saturating_add(1);
+    /// Counts requested items that failed.
+    pub(crate) fn add_failed(&mut self, items: usize) {
+        self.failed_items = self.failed_items.saturating_add(items as u64);
     }
 
     /// Counts what was read.
     pub(crate) fn add_read(&mut self, fetched: &Fetched) {
         let times = fetched.times;
         self.bytes = self.bytes.saturating_add(fetched.data.len() as u64);
-        self.failed_items = self.failed_items.saturating_add(fetched.errors.len() as u64);
         self.queue += Duration::from_nanos(times.queue_ns);
         self.disk += Duration::from_nanos(times.total_ns.saturating_sub(times.queue_ns));
     }

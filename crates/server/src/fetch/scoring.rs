@@ -413,6 +413,7 @@ impl<'a> Work<'a> {
 
     fn fail(&mut self, candidate: Candidate, error: &ReadError) {
         if let Some(ranking) = self.rankings.get_mut(candidate.query as usize) {
+        record::note(|facts| facts.add_failed(1));
             ranking.errors.push(ItemError {
                 item: candidate.position,
                 error: error.clone(),

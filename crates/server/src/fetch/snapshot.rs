@@ -6,7 +6,7 @@ use super::handle::{DatasetHandle, RequiredKind, check_version};
 use super::request::{FetchError, Items, RequestContext};
 use super::{Fetcher, Rejection, timeout_at};
 use crate::caller::Connection;
-use crate::record::{self, Facts};
+use crate::record;
 use bytes::Bytes;
 use ringfetch_engine::batch::Batch;
 use ringfetch_engine::dataset::OpenFile;
@@ -163,7 +163,10 @@ impl Fetcher {
         // A refusal is counted as such.
         let error = FetchError::Read(error);
         if let (None, FetchError::Read(error)) = (Rejection::of(&error), &error) {
-            record::note(Facts::add_failed_item);
+            record::note(|facts| {
+                facts.add_items(1);
+                facts.add_failed(1);
+            });
             let mut batch = Batch::new(Arc::clone(dataset), 1);
             batch.push_failed(error.clone());
             // A batch without reads only passes a shard, which counts it. If the engine refuses it, it is not counted.

@@ -163,8 +163,9 @@ async fn each_request_by_every_road_leaves_a_line() {
 
         let of = |rest: &str| format!("/v1/datasets/{rest}");
         let batch = json!({"indices": [0, 1, 20, 21]});
-        let scores =
-            json!({"queries": [{"vector": vec![0.5; 100], "ids": [4, 5]}], "metric": "dot", "limit": 1});
+        let query = |ids: &[u64]| json!({"vector": vec![0.5; 100], "ids": ids});
+        let queries = [query(&[4, 5, 999]), query(&[999, 999, 4])];
+        let scores = json!({"queries": queries, "metric": "dot", "limit": 1});
         let resources = [
             (Method::GET, of("joined/blocks/3"), None),
             (Method::HEAD, of("joined/blocks/3"), None),
@@ -186,7 +187,7 @@ async fn each_request_by_every_road_leaves_a_line() {
             ("GetBytes", dataset("joined"), 1, 0, 63_000, "200"),
             ("GetObject", dataset("objects"), 1, 0, long, "200"),
             ("BatchFetchBlocks", dataset("joined"), 4, 1, 9000, "200"),
-            ("ScoreVectors", dataset("npy-f32"), 2, 0, 800, "200"),
+            ("ScoreVectors", dataset("npy-f32"), 6, 3, 800, "200"),
             ("GetBlock", dataset("joined"), 0, 0, 0, "404"),
             ("GetBlock", dataset("nothing"), 0, 0, 0, "404"),
             ("other", Value::Null, 0, 0, 0, "404"),
