@@ -24,7 +24,7 @@ use crate::error_status;
 use crate::fetch::{FetchError, Fetcher, RequestContext, RequestMemory};
 use crate::listener::FrameParts;
 use crate::record;
-use crate::rpc_metrics::{Method as _, grpc_code_name};
+use crate::rpc_metrics::{GrpcMethod, Method as _, grpc_code_name};
 use bytes::Bytes;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
@@ -88,17 +88,18 @@ pub(super) fn respond(
     let checked = match counted {
         Ok(items) => {
             let mut request_memory = RequestMemory::new(&fetcher, connection.as_ref());
-            let held = request_memory
-                .whole(bytes.len(), items)
-                .map(|()| request_memory.into_charge());
-            held.map_err(|error| (MessageHeader::of(&bytes).id, error))
+            let held = request_memory.whole(bytes.len(), items);
+            held.map(|()| request_memory.into_charge())
         }
-        Err(error) => Err((MessageHeader::of(&bytes).id, error)),
+        Err(error) => Err(error),
     };
     // A refused request is not decoded, which would take the very memory that was refused.
     let request = match &checked {
         Ok(_charge) => decode::<v1::FetchStreamRequest>(bytes)?,
-        Err(_refused) => v1::FetchStreamRequest::default(),
+        Err(_refused) => v1::FetchStreamRequest {
+            id: MessageHeader::of(&bytes).id,
+            ..Default::default()
+        },
     };
     let own = match request.deadline_ms {
         0 => None,
@@ -111,12 +112,12 @@ pub(super) fn respond(
         connection,
         fail_fast: false,
     };
-    Ok(record::part(arrived, async move {
+    let (id, method) = (request.id, method_of(&request).map(GrpcMethod::name));
+    Ok(record::part(arrived, id, method, async move {
         let charge = match checked {
             Ok(charge) => charge,
-            Err((id, error)) => return failed(id, &error, "request"),
+            Err(error) => return failed(id, &error, "request"),
         };
-        let id = request.id;
         match &request.request {
             Some(OneOf::Blocks(call)) => answer(&fetcher, id, call, context, charge).await,
             Some(OneOf::Vectors(call)) => answer(&fetcher, id, call, context, charge).await,
@@ -127,6 +128,18 @@ pub(super) fn respond(
             Some(OneOf::Cancel(_)) | None => failed(id, &nothing_asked(), "request"),
         }
     }))
+}
+
+/// The method that a request of a stream would be in a call of its own.
+fn method_of(request: &v1::FetchStreamRequest) -> Option<GrpcMethod> {
+    Some(match request.request {
+        Some(OneOf::Blocks(_)) => v1::FetchBlocksRequest::METHOD,
+        Some(OneOf::Vectors(_)) => v1::FetchVectorsRequest::METHOD,
+        Some(OneOf::Ranges(_)) => v1::FetchRangesRequest::METHOD,
+        Some(OneOf::Objects(_)) => v1::FetchObjectsRequest::METHOD,
+        Some(OneOf::Scores(_)) => v1::ScoreVectorsRequest::METHOD,
+        Some(OneOf::Cancel(_)) | None => return None,
+    })
 }
 
 /// The number of items in an encoded request, summed over its variants (protobuf keeps the last).
@@ -200,7 +213,6 @@ async fn answer<C: UnaryRequest>(
     mut context: RequestContext,
     charge: Option<Charge>,
 ) -> Result<EncodedMessage, Status> {
-    record::note(|facts| (facts.method, facts.batch) = (C::METHOD.name(), Some(id)));
     context.fail_fast = call.fail_fast();
     match call.run(fetcher, &context).await {
         Ok((answer, data)) => {
@@ -217,7 +229,7 @@ async fn answer<C: UnaryRequest>(
 /// The response to a failed request, with the status that a unary call would have.
 fn failed(id: u64, error: &FetchError, items_field: &str) -> Result<EncodedMessage, Status> {
     let status = error_status::to_status(error, items_field);
-    record::note(|facts| (facts.code, facts.batch) = (Some(grpc_code_name(status.code())), Some(id)));
+    record::note(|facts| facts.code = Some(grpc_code_name(status.code())));
     let status = error_status::to_rpc_status(&status);
     let response = v1::fetch_stream_response::Response::Status(status);
     EncodedMessage::plain(&v1::FetchStreamResponse {

@@ -256,9 +256,9 @@ async fn each_request_by_every_road_leaves_a_line() {
 
 #[tokio::test]
 async fn a_stream_leaves_a_line_a_batch_and_one_of_its_own() {
-    // Scenario: four requests on a stream: a good one, one of two items, scores, an unknown dataset; and a
-    // stream that its client cancels. Expectation: a line for each request with the stream's id and its own
-    // number, and one for the stream; the last one was cancelled.
+    // Scenario: four requests on a stream: a good one, one of two items, scores, an unknown dataset; a request that
+    // is cancelled as it arrives; and a stream that its client cancels. Expectation: a line for each request with the
+    // stream's id and its own number, and one for the stream; the last one was cancelled.
     let (setup, _) = everything(Setup::new(any_backend()));
     let daemon = setup.set("access_log.path", "access.log").start();
     let requests = [
@@ -292,6 +292,21 @@ async fn a_stream_leaves_a_line_a_batch_and_one_of_its_own() {
     assert_eq!(found[0]["batch"], 10);
     assert!(found[0]["sent_bytes"].is_null() && found[4]["sent_bytes"].as_u64() > Some(3800));
     assert!(found.iter().all(|line| line["trace_id"] == TRACE));
+
+    let cancelled = [
+        wire::on_stream(7, Request::Blocks(wire::blocks("joined", &[1]))),
+        wire::on_stream(7, Request::Cancel(v1::Cancel {})),
+    ];
+    let body = cancelled.iter().flat_map(frame).collect();
+    call(&daemon, "cancelled", "FetchService/FetchStream", body).await;
+    let mut found = lines_of(&daemon, "cancelled", 2).await;
+    found.sort_by_key(|line| line["batch"].as_u64().unwrap_or(u64::MAX));
+    let expected: [Said<'_>; 2] = [
+        ("FetchBlocks", Value::Null, 0, 0, 0, "CANCELLED"),
+        ("FetchStream", Value::Null, 0, 0, 0, "OK"),
+    ];
+    assert_eq!(found.iter().map(said).collect::<Vec<_>>(), expected);
+    assert_eq!(found[0]["batch"], 7);
 
     let (requests, received) = tokio::sync::mpsc::unbounded_channel();
     let send = requests.send(wire::on_stream(1, Request::Blocks(wire::blocks("joined", &[1]))));
