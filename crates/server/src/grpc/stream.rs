@@ -144,9 +144,6 @@ fn method_of(request: &v1::FetchStreamRequest) -> Option<GrpcMethod> {
 
 /// The number of items in an encoded request, summed over its variants (protobuf keeps the last).
 fn count(message: &[u8], max: u32) -> Result<usize, FetchError> {
-    if message.len() <= usize::try_from(max).unwrap_or(usize::MAX) {
-        return Ok(message.len());
-    }
     let mut most = Ok(0_usize);
     visit(message, |tag, field| {
         let FieldValue::Bytes(call) = field else { return };
@@ -335,7 +332,7 @@ where
                 continue;
             }
             let Some(incoming) = &mut self.incoming else {
-                return Ok(());
+                break;
             };
             if self.waiting.is_some() {
                 break;

@@ -443,11 +443,13 @@ async fn a_deadline_holds_while_nobody_reads() {
     assert_eq!(stream.end().code(), Code::DeadlineExceeded);
 }
 
-#[tokio::test]
-async fn a_request_that_is_not_whole_is_charged() {
-    // Scenario: half a request message of 60 bytes, then the rest of it. Expectation: what has arrived is
-    // charged while the rest is awaited, and nothing once the request has started; a refused charge ends the
-    // stream.
+/// A stream whose requests are never answered, the pieces of its body, and what is charged of incomplete requests: at
+/// most 40 bytes.
+fn charged() -> (
+    Arc<Mutex<Vec<usize>>>,
+    Pieces,
+    impl http_body::Body<Data = FrameParts, Error = Infallible> + Unpin,
+) {
     let held = Arc::new(Mutex::new(Vec::new()));
     let hears = Arc::clone(&held);
     let (pieces, mut received) = mpsc::unbounded_channel::<Bytes>();
@@ -469,7 +471,7 @@ async fn a_request_that_is_not_whole_is_charged() {
     });
     let start = |_message: StreamRequest| Ok(std::future::pending());
     let incoming = http_body_util::StreamBody::new(incoming);
-    let mut body = body(
+    let body = body(
         incoming,
         bounds,
         start,
@@ -477,7 +479,20 @@ async fn a_request_that_is_not_whole_is_charged() {
         std::future::pending(),
         Box::new(|_code| {}),
     );
-    let framed = |length: u32| [&[0][..], &length.to_be_bytes(), &[0; 64]].concat();
+    (held, pieces, body)
+}
+
+/// A message of this length with its prefix, and more.
+fn framed(length: u32) -> Vec<u8> {
+    [&[0][..], &length.to_be_bytes(), &[0; 64]].concat()
+}
+
+#[tokio::test]
+async fn a_request_that_is_not_whole_is_charged() {
+    // Scenario: half a request message of 60 bytes, then the rest of it. Expectation: what has arrived is
+    // charged while the rest is awaited, and nothing once the request has started; a refused charge ends the
+    // stream.
+    let (held, pieces, mut body) = charged();
     pieces.send(Bytes::copy_from_slice(&framed(60)[..25])).unwrap();
     assert!(body.frame().now_or_never().is_none());
     assert_eq!(held.lock().unwrap().last(), Some(&25));
@@ -494,4 +509,41 @@ async fn a_request_that_is_not_whole_is_charged() {
         .into_trailers();
     let status = Status::from_header_map(&trailers.unwrap()).unwrap();
     assert_eq!(status.code(), Code::ResourceExhausted);
+}
+
+#[tokio::test]
+async fn the_last_request_is_not_charged_once_it_has_started() {
+    // Scenario: half a request message of 60 bytes, then the rest of it and the end of the body. Expectation: nothing
+    // is charged while the request is in flight.
+    let (held, pieces, mut body) = charged();
+    pieces.send(Bytes::copy_from_slice(&framed(60)[..25])).unwrap();
+    assert!(body.frame().now_or_never().is_none());
+    assert_eq!(held.lock().unwrap().last(), Some(&25));
+    pieces.send(Bytes::from(vec![0; 40])).unwrap();
+    drop(pieces);
+    assert!(body.frame().now_or_never().is_none());
+    assert_eq!(held.lock().unwrap().last(), Some(&0));
+}
+
+#[test]
+fn a_candidate_counts_as_in_a_call_of_its_own() {
+    // Scores of 200 candidates in a message of less than 4096 bytes. Expectation: each counts as two items, however
+    // short the message is.
+    let request = v1::ScoreVectorsRequest {
+        queries: vec![v1::ScoreQuery {
+            vector: vec![1.0],
+            ids: vec![1; 200],
+        }],
+        ..Default::default()
+    };
+    let alone = items_of::<v1::ScoreVectorsRequest>(&request.encode_to_vec(), 4096).unwrap();
+    let request = v1::FetchStreamRequest {
+        id: 1,
+        request: Some(OneOf::Scores(request)),
+        deadline_ms: 0,
+    };
+    assert_eq!(
+        count(&request.encode_to_vec(), 4096).unwrap(),
+        alone * v1::ScoreVectorsRequest::ITEM_WEIGHT
+    );
 }
