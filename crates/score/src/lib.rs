@@ -190,13 +190,12 @@ impl Scorer {
             Metric::Euclidean => sum.sqrt(),
             Metric::Cosine => {
                 let norm = sums.squares.sqrt();
-                if query_norm == 0.0 || norm < NORM_MIN {
-                    // 0 unless an element is not finite.
-                    sum * 0.0
-                } else if norm.is_finite() {
-                    (sum / (query_norm * norm)).clamp(-1.0, 1.0)
-                } else {
+                if !norm.is_finite() {
                     norm
+                } else if query_norm == 0.0 || norm < NORM_MIN {
+                    0.0
+                } else {
+                    (sum / (query_norm * norm)).clamp(-1.0, 1.0)
                 }
             }
         };

@@ -278,13 +278,15 @@ fn a_vector_that_is_not_finite_has_no_finite_score() {
 
 #[test]
 fn sums_that_f64_cannot_hold_are_no_scores() {
-    // f64 elements whose squares overflow, and whose squares underflow: no score; and the score of zeros.
+    // f64 elements whose squares overflow, also for a query of zeros, and whose squares underflow: no score; and the
+    // score of zeros.
     let (huge, tiny) = (
         stored(Dtype::F64, &[1e200, 1.0]),
         stored(Dtype::F64, &[1e-200, 1e-170]),
     );
     let of = |metric, vector| score(metric, &[1.0, 2.0], vector, LANES);
     assert!(!of(Metric::Cosine, &huge).is_finite() && !of(Metric::Euclidean, &huge).is_finite());
+    assert!(!score(Metric::Cosine, &[0.0, 0.0], &huge, LANES).is_finite());
     assert_eq!(
         (of(Metric::Dot, &huge), of(Metric::Manhattan, &huge)),
         (1e200, 1e200)
