@@ -19,14 +19,17 @@ pub(super) fn plan(dataset: &Arc<Dataset>, items: &Items<'_>, max: ResponseMax) 
     let mut batch = Batch::new(Arc::clone(dataset), items.len());
     match items {
         Items::Blocks(items) | Items::Vectors(items) => {
-            let length = match dataset.kind() {
-                Kind::Blocks { block_bytes, .. } => u64::from(block_bytes),
-                Kind::Vectors { vector_bytes, .. } => u64::from(vector_bytes),
-                Kind::Objects => 0,
+            let (length, count) = match dataset.kind() {
+                Kind::Blocks { block_bytes, count } => (u64::from(block_bytes), count),
+                Kind::Vectors {
+                    vector_bytes, count, ..
+                } => (u64::from(vector_bytes), count),
+                Kind::Objects => (0, 0),
             };
             let blocks = matches!(dataset.kind(), Kind::Blocks { .. });
             for item in *items {
-                if length > max.bytes {
+                // Out of range comes before too large.
+                if length > max.bytes && *item < count {
                     batch.push_failed(ReadError::ItemTooLarge { length, max });
                 } else if blocks {
                     batch.push_block(*item);
@@ -139,5 +142,54 @@ fn push_object(
     match too_large(offset, wanted, end, max) {
         Some(error) => batch.push_failed(error),
         None => batch.push_object(object, offset, length),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ringfetch_engine::config::DirectIo;
+    use ringfetch_engine::dataset::{DatasetSpec, Dtype, KindSpec, Layout, PartialTail};
+
+    #[test]
+    fn an_index_past_the_end_is_out_of_range_however_long_its_item_would_be() {
+        // Two blocks and two vectors of 512 bytes, responses of at most 511: the last one is too long, the next is
+        // out of range.
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("data");
+        std::fs::write(&path, [7; 1024]).unwrap();
+        let blocks = KindSpec::Blocks {
+            block_bytes: 512,
+            partial_tail: PartialTail::Refuse,
+        };
+        let vectors = KindSpec::Vectors {
+            layout: Layout::Raw,
+            dim: Some(512),
+            dtype: Some(Dtype::U8),
+            header_bytes: 0,
+        };
+        let max = ResponseMax::of_any(511);
+        for (kind, items, what) in [
+            (blocks, Items::Blocks(&[1, 2]), "block"),
+            (vectors, Items::Vectors(&[1, 2]), "vector"),
+        ] {
+            let spec = DatasetSpec {
+                name: "d".to_owned(),
+                paths: vec![path.clone()],
+                kind,
+                direct_io: DirectIo::Off,
+            };
+            let batch = plan(&Arc::new(Dataset::open(&spec).unwrap()), &items, max);
+            let errors: Vec<&ReadError> = batch.errors().iter().map(|failed| &failed.error).collect();
+            let past_the_end = ReadError::IndexOutOfRange {
+                what,
+                index: 2,
+                count: 2,
+            };
+            assert_eq!(
+                errors,
+                [&ReadError::ItemTooLarge { length: 512, max }, &past_the_end]
+            );
+        }
     }
 }
