@@ -242,10 +242,11 @@ fn check(scoring: &Scoring<'_>, dataset: &DatasetHandle, limits: &Limits) -> Res
     if queries.is_empty() {
         return Err(FetchError::EmptyBatch { field: "queries" });
     }
-    let items = queries
-        .iter()
-        .fold(0_usize, |items, query| items.saturating_add(query.ids.len()));
-    if !u32::try_from(items.max(queries.len())).is_ok_and(|items| items <= limits.items_per_request) {
+    // A query without candidates is refused below; until then it takes as much memory as one.
+    let items = queries.iter().fold(0_usize, |items, query| {
+        items.saturating_add(query.ids.len().max(1))
+    });
+    if !u32::try_from(items).is_ok_and(|items| items <= limits.items_per_request) {
         return Err(FetchError::TooManyItems {
             field: "queries.ids",
             items,
@@ -412,8 +413,8 @@ impl<'a> Work<'a> {
     }
 
     fn fail(&mut self, candidate: Candidate, error: &ReadError) {
-        if let Some(ranking) = self.rankings.get_mut(candidate.query as usize) {
         record::note(|facts| facts.add_failed(1));
+        if let Some(ranking) = self.rankings.get_mut(candidate.query as usize) {
             ranking.errors.push(ItemError {
                 item: candidate.position,
                 error: error.clone(),

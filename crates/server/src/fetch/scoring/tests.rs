@@ -215,6 +215,18 @@ fn others_have_their_turn_while_much_is_computed() {
 }
 
 #[tokio::test]
+async fn too_many_queries_are_counted_whether_they_have_candidates_or_not() {
+    // One query without candidates more than a request may have items: the error tells how many there are.
+    let rig = rig(&[vec![1.0]]);
+    let max = Limits::default().items_per_request;
+    let queries = vec![(&[1.0][..], &[][..]); max as usize + 1];
+    let items = queries.len();
+    let refused = rig.score(&scoring(&queries, 1)).await;
+    let field = "queries.ids";
+    assert_eq!(refused, Err(FetchError::TooManyItems { field, items, max }));
+}
+
+#[tokio::test]
 async fn what_has_no_score_is_left_out_and_counted() {
     // Vectors with NaN and infinities, zero vectors, and equal ones; an id past the end, twice. Expectation:
     // the rules of docs/API.md for each metric, with a limit and a threshold.
