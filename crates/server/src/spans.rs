@@ -6,6 +6,7 @@
 
 use crate::config::TracingConfig;
 use crate::record::{Facts, Times};
+use crate::rpc_metrics::is_success;
 use crate::trace_context::TraceContext;
 use opentelemetry::trace::{SpanContext, SpanId, SpanKind, Status, TraceFlags, TraceId, TraceState};
 use opentelemetry::{InstrumentationScope, KeyValue};
@@ -159,10 +160,10 @@ impl Spans {
             dropped_attributes_count: 0,
             events: SpanEvents::default(),
             links: SpanLinks::default(),
-            status: if facts.is_error() {
-                Status::error(code)
-            } else {
-                Status::Unset
+            status: match facts.is_error() {
+                true if is_success(code) => Status::error("an item failed"),
+                true => Status::error(code),
+                false => Status::Unset,
             },
             instrumentation_scope: self.inner.scope.clone(),
         });

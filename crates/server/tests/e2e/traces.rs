@@ -143,6 +143,34 @@ async fn traced_requests_leave_spans_with_the_collector() {
 }
 
 #[tokio::test]
+async fn a_span_says_what_failed() {
+    // Scenario: a batch one of whose items is past the end, and a batch of a dataset that does not exist.
+    // Expectation: both spans have the status of an error; the first one's is not described by the code OK.
+    let (collector, address) = Collector::serve().await;
+    let (setup, _) = plain_blocks(Setup::new(any_backend()), 16);
+    let daemon = setup
+        .set("tracing.otlp_endpoint", &format!("http://{address}"))
+        .set("tracing.sample", "1")
+        .start();
+    let mut narrow = Narrow::connect(daemon.grpc, 1 << 20).await;
+    for dataset in ["blocks", "nothing"] {
+        let message = wire::blocks(dataset, &[1, 99]);
+        narrow.call("FetchBlocks", &[], &message).await.rest().await;
+    }
+    let mut found: Vec<(i32, String)> = collector
+        .spans(2)
+        .await
+        .into_iter()
+        .filter_map(|span| span.status)
+        .map(|status| (status.code, status.message))
+        .collect();
+    found.sort();
+    let error = |message: &str| (StatusCode::Error as i32, message.to_owned());
+    assert_eq!(found, [error("NOT_FOUND"), error("an item failed")]);
+    daemon.stop().await;
+}
+
+#[tokio::test]
 async fn what_is_in_the_queue_is_sent_at_the_end() {
     // Scenario: with `sample: 1` a request without a trace, and the daemon stops. Expectation: its span, the
     // root of a trace.
