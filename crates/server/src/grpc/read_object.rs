@@ -64,7 +64,11 @@ pub(super) async fn begin(
         let checked = version.check(&request.if_match);
         let extent = match checked.and_then(|()| extent(request, version.length_bytes())) {
             Ok(extent) => extent,
-            Err(error) => return Err(to_status(fetcher.failed_read(&version, error).await)),
+            Err(error) => {
+                let field = field_past_the_end(request, version.length_bytes());
+                let error = fetcher.failed_read(&version, error).await;
+                return Err(error_status::to_status(&error, field));
+            }
         };
         let first = v1::ReadObjectResponse {
             etag: version.etag().to_owned(),
@@ -92,6 +96,11 @@ fn extent(request: &v1::ReadObjectRequest, end: u64) -> Result<Option<Extent>, R
         length => length,
     };
     check_range(request.offset, length, end).map(Some)
+}
+
+/// The field of a request for what an object of `end` bytes does not have.
+fn field_past_the_end(request: &v1::ReadObjectRequest, end: u64) -> &'static str {
+    if request.offset < end { "length" } else { "offset" }
 }
 
 fn changing() -> Status {

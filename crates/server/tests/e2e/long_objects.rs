@@ -126,8 +126,8 @@ async fn objects_of_any_length_are_read_whole_and_in_part() {
 
 #[tokio::test]
 async fn what_cannot_be_read_is_refused_before_the_first_message() {
-    // Parts past the end, unknown names and datasets, another kind, another version: each has its code and
-    // field, as from FetchObjects; and a compressed call.
+    // Parts past the end, unknown names and datasets, another kind, another version: each has its code, as from
+    // FetchObjects, and its own field; and a compressed call.
     let (setup, _) = everything(Setup::new("pread"));
     let daemon = setup.start();
     let one = |change: fn(&mut v1::ReadObjectRequest)| {
@@ -136,12 +136,12 @@ async fn what_cannot_be_read_is_refused_before_the_first_message() {
         request
     };
     for (request, code, field) in [
-        (one(|request| request.offset = 2), Code::OutOfRange, "name"),
-        (one(|request| request.length = 2), Code::OutOfRange, "name"),
+        (one(|request| request.offset = 2), Code::OutOfRange, "offset"),
+        (one(|request| request.length = 2), Code::OutOfRange, "length"),
         (
             one(|request| request.offset = u64::MAX),
             Code::InvalidArgument,
-            "name",
+            "offset",
         ),
         (
             one(|request| request.name = "nothing".into()),
