@@ -33,7 +33,7 @@ use ringfetch_server::lifecycle::{self, Lifecycle, ReloadSignals, ShutdownSignal
 use ringfetch_server::listener::{
     self, Addresses, AllowedHosts, BoundSocket, ConnectionLimits, CorePool, Listener, Port, Role,
 };
-use ringfetch_server::reconfigure::{self, Reconfigurer};
+use ringfetch_server::reconfigure::{self, Reconfigurer, ReconfigurerParts};
 use ringfetch_server::record::Recorder;
 use ringfetch_server::rpc_metrics::RpcMetrics;
 use ringfetch_server::sd_notify::Notifier;
@@ -316,61 +316,52 @@ fn run(inputs: &Inputs, addresses_file: Option<&Path>) -> anyhow::Result<()> {
     let fetcher = Fetcher::new(engine, datasets, config.limits);
     reconfigure::start_own_backends(&fetcher, config)?;
     log_facts(config, &fetcher);
-    let start = StartupParts {
-        inputs,
-        loaded,
-        catalogue,
+    let connection_limits = ConnectionLimits::new(&config.limits, config.engine.connection_bytes);
+    connection_limits.set_timeouts(&config.timeouts);
+    let parts = ReconfigurerParts {
+        inputs: inputs.clone(),
         fetcher,
+        lifecycle: Lifecycle::new(),
         telemetry,
-        ports,
+        connection_limits,
         tls,
         access_log,
         access,
+    };
+    let served = runtime.block_on(serve(
+        parts,
+        loaded,
+        catalogue,
+        ports,
         reload_signals,
         addresses_file,
-    };
-    let served = runtime.block_on(serve(start));
+    ));
     // A look-up of the collector's name that gets no answer must not keep the process alive.
     runtime.shutdown_background();
     served
 }
 
-/// Everything made before serving.
-struct StartupParts<'a> {
-    inputs: &'a Inputs,
+async fn serve(
+    parts: ReconfigurerParts,
     loaded: config::Loaded,
     catalogue: Catalogue,
-    fetcher: Fetcher,
-    telemetry: Telemetry,
     ports: Ports,
-    tls: Option<Tls>,
-    access_log: Option<AccessLog>,
-    access: Option<Access>,
     reload_signals: ReloadSignals,
-    addresses_file: Option<&'a Path>,
-}
-
-async fn serve(start: StartupParts<'_>) -> anyhow::Result<()> {
-    let StartupParts {
+    addresses_file: Option<&Path>,
+) -> anyhow::Result<()> {
+    let ReconfigurerParts {
         inputs,
-        loaded,
-        catalogue,
         fetcher,
+        lifecycle,
         telemetry,
-        ports,
+        connection_limits,
         tls,
         access_log,
         access,
-        reload_signals,
-        addresses_file,
-    } = start;
+    } = parts.clone();
     let engine = fetcher.engine().clone();
-    let lifecycle = Lifecycle::new();
     let registry = telemetry.registry();
     fetcher.register_metrics(registry)?;
-    let connection_limits =
-        ConnectionLimits::new(&loaded.config.limits, loaded.config.engine.connection_bytes);
-    connection_limits.set_timeouts(&loaded.config.timeouts);
     if let Some(tls) = &tls {
         tls.register_metrics(registry)?;
         tokio::spawn(tls.clone().watch());
@@ -388,18 +379,7 @@ async fn serve(start: StartupParts<'_>) -> anyhow::Result<()> {
     };
     let http_hosts = loaded.config.http_hosts.clone();
     let hosts = |bound: &BoundSocket| Some(AllowedHosts::of(bound.address(), http_hosts.as_deref()));
-    let reconfigurer = Reconfigurer::new(reconfigure::ReconfigurerParts {
-        inputs: inputs.clone(),
-        loaded,
-        catalogue,
-        fetcher: fetcher.clone(),
-        lifecycle: lifecycle.clone(),
-        telemetry: telemetry.clone(),
-        connection_limits: connection_limits.clone(),
-        tls: tls.clone(),
-        access_log: access_log.clone(),
-        access: access.clone(),
-    })?;
+    let reconfigurer = Reconfigurer::new(parts, loaded, catalogue)?;
     let recorder = Recorder::new(access_log, spans.clone());
     let rpc = RpcMetrics::new(registry)?;
     let grpc = grpc::service(fetcher.clone(), lifecycle.clone(), rpc.clone());

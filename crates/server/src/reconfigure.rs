@@ -39,15 +39,11 @@ const TURNS: usize = 8;
 /// The thread that makes them.
 static CHANGER: BlockingPool = BlockingPool::new("rf-change", 1);
 
-/// What a [`Reconfigurer`] needs.
-#[derive(Debug)]
+/// The parts of a daemon that a change replaces, or whose settings it changes. Clones share them.
+#[derive(Debug, Clone)]
 pub struct ReconfigurerParts {
     /// The inputs of the configuration.
     pub inputs: Inputs,
-    /// The configuration in force.
-    pub loaded: Loaded,
-    /// The open datasets, served by the fetcher.
-    pub catalogue: Catalogue,
     /// Serves the datasets.
     pub fetcher: Fetcher,
     /// Changes are made only while serving.
@@ -75,14 +71,7 @@ pub struct Reconfigurer {
 
 #[derive(Debug)]
 struct Inner {
-    inputs: Inputs,
-    fetcher: Fetcher,
-    lifecycle: Lifecycle,
-    telemetry: Telemetry,
-    connection_limits: ConnectionLimits,
-    tls: Option<Tls>,
-    access_log: Option<AccessLog>,
-    access: Option<Access>,
+    parts: ReconfigurerParts,
     metrics: Metrics,
     /// Locked during a change.
     active: Mutex<ActiveConfig>,
@@ -133,47 +122,30 @@ pub enum SwitchError {
 }
 
 impl Reconfigurer {
-    /// Must be called inside a tokio runtime, which runs the work.
+    /// `loaded` is the configuration in force, `catalogue` has the datasets that the fetcher serves. Must be called
+    /// inside a tokio runtime, which runs the work.
     ///
     /// # Errors
     /// A metric's name is already registered.
-    pub fn new(parts: ReconfigurerParts) -> Result<Self, prometheus::Error> {
-        let ReconfigurerParts {
-            inputs,
-            loaded,
-            catalogue,
-            fetcher,
-            lifecycle,
-            telemetry,
-            connection_limits,
-            tls,
-            access_log,
-            access,
-        } = parts;
-        let metrics = Metrics::new(telemetry.registry())?;
-        let retired = Arc::new(RetiredDatasets::default());
+    pub fn new(
+        parts: ReconfigurerParts,
+        loaded: Loaded,
+        catalogue: Catalogue,
+    ) -> Result<Self, prometheus::Error> {
         let Loaded { config, settings } = loaded;
-        let active = ActiveConfig {
-            settings,
-            backend: config.engine.backend,
-            dataset_backends: config.dataset_backends,
-            catalogue,
-        };
         let inner = Inner {
-            inputs,
-            fetcher,
-            lifecycle,
-            telemetry,
-            connection_limits,
-            tls,
-            access_log,
-            access,
-            metrics,
-            active: Mutex::new(active),
+            metrics: Metrics::new(parts.telemetry.registry())?,
+            parts,
+            active: Mutex::new(ActiveConfig {
+                settings,
+                backend: config.engine.backend,
+                dataset_backends: config.dataset_backends,
+                catalogue,
+            }),
             last: Mutex::new(None),
             lame_duck: Mutex::new(config.lame_duck),
             drain_timeout: Mutex::new(config.drain_timeout),
-            retired,
+            retired: Arc::default(),
         };
         Ok(Self {
             inner: Arc::new(inner),
@@ -191,12 +163,12 @@ impl Reconfigurer {
     /// The switch is completed even if the future is dropped.
     pub async fn set_backend(&self, backend: BackendKind) -> Result<SwitchOutcome, SwitchError> {
         self.switch(move |inner| {
-            let engine = inner.fetcher.engine();
+            let engine = inner.parts.fetcher.engine();
             let previous = engine.backend();
             let now = inner.count_switch(backend, || engine.set_backend(backend))?;
-            let datasets = inner.fetcher.datasets();
+            let datasets = inner.parts.fetcher.datasets();
             let mut names: Vec<String> = datasets.iter().map(|dataset| dataset.name().to_owned()).collect();
-            names.retain(|name| inner.fetcher.own_backend(name).is_some());
+            names.retain(|name| inner.parts.fetcher.own_backend(name).is_some());
             Ok(SwitchOutcome {
                 previous,
                 now,
@@ -220,10 +192,10 @@ impl Reconfigurer {
     ) -> Result<SwitchOutcome, SwitchError> {
         let name = dataset.to_owned();
         self.switch(move |inner| {
-            let dataset = inner.fetcher.dataset(&name)?;
-            let previous = inner.fetcher.backend_of(&dataset).status;
-            let asked = backend.unwrap_or_else(|| inner.fetcher.engine().backend().requested);
-            let now = inner.count_switch(asked, || inner.fetcher.set_backend_of(&dataset, backend))?;
+            let dataset = inner.parts.fetcher.dataset(&name)?;
+            let previous = inner.parts.fetcher.backend_of(&dataset).status;
+            let asked = backend.unwrap_or_else(|| inner.parts.fetcher.engine().backend().requested);
+            let now = inner.count_switch(asked, || inner.parts.fetcher.set_backend_of(&dataset, backend))?;
             Ok(SwitchOutcome {
                 previous,
                 now,
@@ -238,10 +210,12 @@ impl Reconfigurer {
         work: impl FnOnce(&Inner) -> Result<SwitchOutcome, SwitchError> + Send + 'static,
     ) -> Result<SwitchOutcome, SwitchError> {
         let turn = self.turn().map_err(|_| SwitchError::Busy)?;
-        let done = self.in_turn(turn, move |inner, _in_force| match inner.lifecycle.state() {
-            State::Serving => work(inner),
-            state @ (State::Starting | State::LameDuck | State::Draining | State::Ended) => {
-                Err(SwitchError::NotServing(state))
+        let done = self.in_turn(turn, move |inner, _in_force| {
+            match inner.parts.lifecycle.state() {
+                State::Serving => work(inner),
+                state @ (State::Starting | State::LameDuck | State::Draining | State::Ended) => {
+                    Err(SwitchError::NotServing(state))
+                }
             }
         });
         done.await
@@ -264,7 +238,7 @@ impl Reconfigurer {
         let runtime = self.runtime.clone();
         let done = self.in_turn(turn, move |inner, active| {
             let result = inner.reload(active);
-            inner.retired.watch(&runtime, inner.fetcher.engine());
+            inner.retired.watch(&runtime, inner.parts.fetcher.engine());
             result
         });
         done.await

@@ -80,20 +80,20 @@ pub struct LastReload {
 impl Inner {
     pub(super) fn reload(&self, active: &mut ActiveConfig) -> Result<ReloadOutcome, ReloadError> {
         // Regardless of the configuration: the file may have been rotated.
-        self.access_log.iter().for_each(AccessLog::reopen);
-        match self.lifecycle.state() {
+        self.parts.access_log.iter().for_each(AccessLog::reopen);
+        match self.parts.lifecycle.state() {
             State::Serving => {}
             state @ (State::Starting | State::LameDuck | State::Draining | State::Ended) => {
                 tracing::info!(%state, "nothing is reloaded");
                 return Err(ReloadError::NotServing(state));
             }
         }
-        if let Base::Demo(_) = self.inputs.base {
+        if let Base::Demo(_) = self.parts.inputs.base {
             let refused = ReloadError::NoFile;
             tracing::warn!(problem = %refused, "there is nothing to reload");
             return Err(refused);
         }
-        let reloading = self.lifecycle.start_reloading();
+        let reloading = self.parts.lifecycle.start_reloading();
         let result = self.try_reload(active);
         let result = result.map_err(|refused| self.failed(refused));
         if let Ok(reloaded) = &result {
@@ -120,7 +120,7 @@ impl Inner {
     }
 
     fn try_reload(&self, active: &mut ActiveConfig) -> Result<ReloadOutcome, ReloadError> {
-        let Loaded { mut config, settings } = config::load(&self.inputs).map_err(|problems| {
+        let Loaded { mut config, settings } = config::load(&self.parts.inputs).map_err(|problems| {
             let mistake = |problem: &config::Problem| ReloadProblem {
                 key: problem.key.clone(),
                 problem: problem.to_string(),
@@ -143,8 +143,13 @@ impl Inner {
             };
             ReloadError::Invalid(std::iter::once(error).chain(more).map(mistake).collect())
         };
-        let renewed = self.tls.as_ref().map_or(Ok(None), Tls::read).map_err(unusable)?;
-        let principals = self.access.as_ref().map_or(Ok(None), Access::read);
+        let renewed = self
+            .parts
+            .tls
+            .as_ref()
+            .map_or(Ok(None), Tls::read)
+            .map_err(unusable)?;
+        let principals = self.parts.access.as_ref().map_or(Ok(None), Access::read);
         let principals = principals.map_err(unusable)?;
         self.hold_back(&mut config, &mut changes);
 
@@ -154,30 +159,31 @@ impl Inner {
 
         // Nothing can fail from here on.
         let mut applied = [applied, changes.live.clone()].concat();
-        self.fetcher.replace(catalogue.datasets(), config.limits);
-        self.connection_limits
+        self.parts.fetcher.replace(catalogue.datasets(), config.limits);
+        self.parts
+            .connection_limits
             .set(&config.limits, config.engine.connection_bytes);
-        self.connection_limits.set_timeouts(&config.timeouts);
-        if let (Some(tls), Some(renewed)) = (&self.tls, renewed) {
+        self.parts.connection_limits.set_timeouts(&config.timeouts);
+        if let (Some(tls), Some(renewed)) = (&self.parts.tls, renewed) {
             tls.install(renewed);
         }
-        if let (Some(log), Some(config)) = (&self.access_log, &config.access_log) {
+        if let (Some(log), Some(config)) = (&self.parts.access_log, &config.access_log) {
             log.set(config);
         }
-        if let (Some(access), Some(principals)) = (&self.access, principals) {
+        if let (Some(access), Some(principals)) = (&self.parts.access, principals) {
             access.install(principals);
         }
         *lock(&self.lame_duck) = config.lame_duck;
         *lock(&self.drain_timeout) = config.drain_timeout;
         let filter = &config.log.filter;
-        match self.telemetry.set_filter(filter) {
+        match self.parts.telemetry.set_filter(filter) {
             Ok(before) if before != *filter => applied.push(ConfigChange::new("log.filter", before, filter)),
             Ok(_) => {}
             // It was validated with the configuration.
             Err(problem) => tracing::error!(filter, problem, "cannot replace the log filter"),
         }
         for name in &difference.removed {
-            self.fetcher.retire(name);
+            self.parts.fetcher.retire(name);
         }
         let served: BTreeSet<u64> = catalogue.datasets().iter().map(|dataset| dataset.id()).collect();
         for dataset in active.catalogue.datasets() {
@@ -201,14 +207,14 @@ impl Inner {
 
     /// Holds back, until a restart, limits that need more memory than the engine has.
     fn hold_back(&self, config: &mut Config, changes: &mut ConfigDiff) {
-        let engine = self.fetcher.engine();
+        let engine = self.parts.fetcher.engine();
         if config.limits.response_bytes > engine.response_bytes_max() {
-            config.limits.response_bytes = self.fetcher.limits().response_bytes;
+            config.limits.response_bytes = self.parts.fetcher.limits().response_bytes;
             changes.hold_back("limits.response_bytes");
         }
         let (_, budget) = engine.memory();
         if config.engine.connection_bytes > budget {
-            config.engine.connection_bytes = self.connection_limits.connection_bytes();
+            config.engine.connection_bytes = self.parts.connection_limits.connection_bytes();
             changes.hold_back("limits.connection_bytes");
         }
     }

@@ -56,7 +56,7 @@ impl<'a> BackendSwitches<'a> {
     }
 
     fn fetcher(&self) -> &'a Fetcher {
-        &self.inner.fetcher
+        &self.inner.parts.fetcher
     }
 
     fn make_all(

@@ -143,10 +143,9 @@ impl Served {
             environment: Vec::new(),
             flags: Vec::new(),
         };
-        let reconfigurer = Reconfigurer::new(ReconfigurerParts {
-            loaded: load(&inputs).unwrap(),
+        let loaded = load(&inputs).unwrap();
+        let parts = ReconfigurerParts {
             inputs,
-            catalogue,
             fetcher: fetcher.clone(),
             lifecycle: lifecycle.clone(),
             telemetry: telemetry.clone(),
@@ -154,8 +153,8 @@ impl Served {
             tls: None,
             access_log: None,
             access: None,
-        })
-        .unwrap();
+        };
+        let reconfigurer = Reconfigurer::new(parts, loaded, catalogue).unwrap();
         Self {
             grpc: grpc::service(fetcher.clone(), lifecycle.clone(), rpc.clone()),
             admin: admin::service(
