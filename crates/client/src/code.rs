@@ -7,7 +7,7 @@ use std::fmt;
 #[non_exhaustive]
 pub enum Code {
     /// Cancelled by the caller.
-    Cancelled,
+    Cancelled = 1,
     /// No other code applies.
     Unknown,
     /// The request is invalid, whatever the server's state.
@@ -62,21 +62,14 @@ const ALL: [(Code, &str); 16] = [
 impl Code {
     /// The code of a number on the wire: `None` for 0, which is success; `Unknown` for an undefined number.
     pub fn from_number(number: i32) -> Option<Self> {
-        let place = usize::try_from(number).ok().map(|number| number.wrapping_sub(1));
-        match place {
-            Some(usize::MAX) => None,
-            Some(place) => Some(ALL.get(place).map_or(Self::Unknown, |(code, _)| *code)),
-            None => Some(Self::Unknown),
-        }
+        let same = |(code, _): &&(Self, _)| code.number() == number;
+        let defined = ALL.iter().find(same).map(|(code, _)| *code);
+        (number != 0).then(|| defined.unwrap_or(Self::Unknown))
     }
 
     /// The number on the wire.
     pub fn number(self) -> i32 {
-        // The table is in the order of the numbers, from 1.
-        (1..)
-            .zip(ALL)
-            .find(|(_, (code, _))| *code == self)
-            .map_or(2, |(number, _)| number)
+        self as i32
     }
 
     /// gRPC's spelling: `NOT_FOUND`.
