@@ -7,10 +7,10 @@ use crate::core::Core;
 use crate::dataset::{Dataset, ObjectInfo};
 use crate::error::Error;
 use crate::items::{Blocks, Items};
-use crate::message::{Encoded, frame};
+use crate::message::{Data, Encoded, frame};
 use crate::pool::Avoid;
-use crate::request::{Answer, ByteRange, ObjectPart, Request, RequestKind, other_kind};
-use crate::retry::Retries;
+use crate::request::{Answer, ByteRange, ObjectPart, Request};
+use crate::retry::{Deadlines, Retries};
 use crate::scores::{ScoreRequest, Scores};
 use crate::stream::FetchStream;
 use crate::vectors::Vectors;
@@ -126,12 +126,20 @@ impl Client {
     /// As [`Self::fetch_blocks`].
     pub async fn fetch(&self, request: Request) -> Result<Answer, Error> {
         let (request, expected) = request.into_wire(self.options.fail_fast)?;
-        let kind = RequestKind::of(&request);
-        let (method, message) = match &request {
-            WireRequest::Blocks(request) => (&FETCH_BLOCKS, frame(request)?),
-            WireRequest::Vectors(request) => (&FETCH_VECTORS, frame(request)?),
-            WireRequest::Ranges(request) => (&FETCH_RANGES, frame(request)?),
-            WireRequest::Objects(request) => (&FETCH_OBJECTS, frame(request)?),
+        type Decode = fn(Encoded) -> Result<(WireAnswer, Data), Error>;
+        let (method, message, decode): (_, _, Decode) = match &request {
+            WireRequest::Blocks(request) => (&FETCH_BLOCKS, frame(request)?, |answer| {
+                decoded(answer, WireAnswer::Blocks)
+            }),
+            WireRequest::Vectors(request) => (&FETCH_VECTORS, frame(request)?, |answer| {
+                decoded(answer, WireAnswer::Vectors)
+            }),
+            WireRequest::Ranges(request) => (&FETCH_RANGES, frame(request)?, |answer| {
+                decoded(answer, WireAnswer::Ranges)
+            }),
+            WireRequest::Objects(request) => (&FETCH_OBJECTS, frame(request)?, |answer| {
+                decoded(answer, WireAnswer::Objects)
+            }),
             WireRequest::Scores(_) => {
                 return Err(Error::invalid("request", "scores have a method of their own"));
             }
@@ -139,22 +147,7 @@ impl Client {
         };
         // Freed now, while it is in the CPU's cache, rather than when the answer arrives.
         drop(request);
-        let answer = self.send(method, message).await?;
-        let (answer, data) = match kind {
-            RequestKind::Blocks => answer
-                .decode()
-                .map(|(answer, data)| (WireAnswer::Blocks(answer), data)),
-            RequestKind::Vectors => answer
-                .decode()
-                .map(|(answer, data)| (WireAnswer::Vectors(answer), data)),
-            RequestKind::Ranges => answer
-                .decode()
-                .map(|(answer, data)| (WireAnswer::Ranges(answer), data)),
-            RequestKind::Objects => answer
-                .decode()
-                .map(|(answer, data)| (WireAnswer::Objects(answer), data)),
-            RequestKind::Cancel | RequestKind::Scores => Err(other_kind()),
-        }?;
+        let (answer, data) = decode(self.send(method, message).await?)?;
         Answer::from_wire(&expected, answer, data)
     }
 
@@ -288,21 +281,12 @@ impl Client {
     /// Makes one call: waits for its turn, sends it on the least busy connection, and retries if that is
     /// allowed.
     async fn send(&self, method: &Method, mut message: Bytes) -> Result<Encoded, Error> {
-        let timeout = self.options.timeout();
-        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        let mut retries = Retries::new(&self.core.retry, &self.core.tokens, deadline);
+        let mut retries = Retries::new(&self.core, self.options.timeout());
         let mut avoid = Avoid::default();
         loop {
-            let late = deadline.filter(|_| retries.is_retry());
             let sent = retries.keep(&mut message);
-            let attempt = pin!(self.attempt(method, sent, (deadline, late), &mut avoid));
-            let outcome = match deadline {
-                Some(deadline) => tokio::time::timeout_at(deadline, attempt)
-                    .await
-                    .unwrap_or(Err(Error::DeadlineExceeded)),
-                None => attempt.await,
-            };
-            if let Some(answer) = retries.after(outcome).await? {
+            let attempt = pin!(self.attempt(method, sent, retries.deadlines(), &mut avoid));
+            if let Some(answer) = retries.attempt(attempt).await? {
                 return Ok(answer);
             }
         }
@@ -312,7 +296,7 @@ impl Client {
         &self,
         method: &Method,
         message: Bytes,
-        (deadline, mut late): (Option<Instant>, Option<Instant>),
+        (deadline, mut late): Deadlines,
         avoid: &mut Avoid,
     ) -> Result<Encoded, Error> {
         let _permit = match self.core.permits.try_acquire() {
@@ -324,7 +308,6 @@ impl Client {
             }
         };
         let head = |endpoint: &Endpoint| {
-            // A call that is sent at once has its whole timeout, so the clock need not be read.
             let left = late.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             self.options.call(endpoint.uri(method), left)
         };
@@ -335,4 +318,12 @@ impl Client {
         }
         outcome
     }
+}
+
+/// Decodes an answer of this kind.
+fn decoded<M: Message + Default>(
+    answer: Encoded,
+    kind: fn(M) -> WireAnswer,
+) -> Result<(WireAnswer, Data), Error> {
+    answer.decode().map(|(answer, data)| (kind(answer), data))
 }

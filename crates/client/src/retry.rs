@@ -1,7 +1,9 @@
 //! Decides whether a failed attempt is repeated, after what delay, and how many retries a client may make in
 //! all. Depends on errors and time, not on the call.
 
+use crate::core::Core;
 use crate::error::Error;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
@@ -129,7 +131,7 @@ impl Tokens {
         })
     }
 
-    pub(crate) fn succeeded(&self) {
+    fn succeeded(&self) {
         // Full in the usual case: then no shared memory is written.
         if self.left.load(Ordering::Relaxed) < self.max {
             let add = |left: u32| Some(left.saturating_add(self.per_success).min(self.max));
@@ -148,6 +150,10 @@ impl Tokens {
     }
 }
 
+/// The deadline of a call; and the same if part of its time has passed. What is sent at once has the whole timeout, so
+/// the clock need not be read.
+pub(crate) type Deadlines = (Option<Instant>, Option<Instant>);
+
 /// The retries of one call.
 pub(crate) struct Retries<'a> {
     policy: &'a RetryPolicy,
@@ -157,18 +163,18 @@ pub(crate) struct Retries<'a> {
 }
 
 impl<'a> Retries<'a> {
-    pub(crate) fn new(policy: &'a RetryPolicy, tokens: &'a Tokens, deadline: Option<Instant>) -> Self {
+    pub(crate) fn new(core: &'a Core, timeout: Option<Duration>) -> Self {
         Self {
-            policy,
-            tokens,
-            deadline,
+            policy: &core.retry,
+            tokens: &core.tokens,
+            deadline: timeout.and_then(|timeout| Instant::now().checked_add(timeout)),
             failures: 0,
         }
     }
 
-    /// Whether an attempt has failed.
-    pub(crate) fn is_retry(&self) -> bool {
-        self.failures > 0
+    /// Those of the next attempt.
+    pub(crate) fn deadlines(&self) -> Deadlines {
+        (self.deadline, self.deadline.filter(|_| self.failures > 0))
     }
 
     /// The message to send; keeps a copy if there may be another attempt.
@@ -180,9 +186,18 @@ impl<'a> Retries<'a> {
         }
     }
 
-    /// Counts an attempt. Returns its answer, or `None` after the wait before the next attempt, or the error
-    /// if there is no further attempt.
-    pub(crate) async fn after<T>(&mut self, outcome: Result<T, Error>) -> Result<Option<T>, Error> {
+    /// Makes an attempt. Returns its answer, or `None` after the wait before the next attempt, or the error if there is
+    /// no further attempt.
+    pub(crate) async fn attempt<T>(
+        &mut self,
+        attempt: Pin<&mut impl Future<Output = Result<T, Error>>>,
+    ) -> Result<Option<T>, Error> {
+        let outcome = match self.deadline {
+            Some(deadline) => tokio::time::timeout_at(deadline, attempt)
+                .await
+                .unwrap_or(Err(Error::DeadlineExceeded)),
+            None => attempt.await,
+        };
         let error = match outcome {
             Ok(answer) => {
                 self.tokens.succeeded();

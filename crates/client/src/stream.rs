@@ -10,7 +10,7 @@ use crate::items::{Blocks, Items};
 use crate::message::{Data, Incoming, StreamRequest};
 use crate::pool::Avoid;
 use crate::request::{Answer, ByteRange, ObjectPart, Request, RequestKind, other_kind};
-use crate::retry::Retries;
+use crate::retry::{Deadlines, Retries};
 use crate::scores::{ScoreRequest, Scores};
 use crate::vectors::Vectors;
 use bytes::Bytes;
@@ -185,25 +185,17 @@ impl FetchStream {
         mut request: StreamRequest,
         check: impl Fn(WireAnswer, Data) -> Result<T, Error>,
     ) -> Result<T, Error> {
-        let timeout = self.0.options.timeout();
-        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        let mut retries = Retries::new(&self.0.core.retry, &self.0.core.tokens, deadline);
+        let mut retries = Retries::new(&self.0.core, self.0.options.timeout());
         loop {
-            let late = deadline.filter(|_| retries.is_retry());
-            let outcome = {
-                let attempt = pin!(self.attempt(retries.keep(&mut request), (deadline, late)));
-                match deadline {
-                    Some(deadline) => tokio::time::timeout_at(deadline, attempt)
-                        .await
-                        .unwrap_or(Err(Error::DeadlineExceeded)),
-                    None => attempt.await,
+            let (sent, deadlines) = (retries.keep(&mut request), retries.deadlines());
+            let attempt = pin!(async {
+                let answer = self.attempt(sent, deadlines).await?;
+                match answer.message.response {
+                    Some(response) => check(response, answer.data),
+                    None => Err(Error::protocol("an answer without content")),
                 }
-            };
-            let outcome = outcome.and_then(|answer| match answer.message.response {
-                Some(response) => check(response, answer.data),
-                None => Err(Error::protocol("an answer without content")),
             });
-            if let Some(answer) = retries.after(outcome).await? {
+            if let Some(answer) = retries.attempt(attempt).await? {
                 return Ok(answer);
             }
         }
@@ -285,7 +277,7 @@ impl FetchStream {
     async fn attempt(
         &self,
         request: StreamRequest,
-        (deadline, late): (Option<Instant>, Option<Instant>),
+        (deadline, late): Deadlines,
     ) -> Result<Box<StreamAnswer>, Error> {
         let (answer, answered) = oneshot::channel();
         let mut attempt = QueuedRequest {
@@ -319,7 +311,6 @@ impl FetchStream {
             late,
             has_waited,
         } = queued;
-        // A request that is sent at once has its whole timeout, so the clock need not be read.
         let left = late.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         let deadline_ms = left.or(self.0.options.timeout()).map_or(0, millis);
         let sent = state.send(answer, request, deadline_ms);
