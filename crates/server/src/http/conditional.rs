@@ -90,7 +90,7 @@ pub(super) fn if_range_holds(headers: &HeaderMap, current: &ETag) -> bool {
     let mut values = headers.get_all(header::IF_RANGE).iter();
     match (values.next(), values.next()) {
         (None, _) => true,
-        (Some(value), None) => trim(value.as_bytes()) == current.bytes(),
+        (Some(value), None) => value.as_bytes().trim_ascii() == current.bytes(),
         (Some(_), Some(_)) => false,
     }
 }
@@ -113,7 +113,7 @@ fn any_matches(headers: &HeaderMap, name: HeaderName, current: &ETag, comparison
 /// `*`, or a comma-separated list of `"tag"` and `W/"tag"`; a tag may contain commas. Anything after a syntax error is
 /// ignored.
 fn list_matches(list: &[u8], current: &ETag, comparison: Comparison) -> bool {
-    if trim(list) == b"*" {
+    if list.trim_ascii() == b"*" {
         return true;
     }
     let mut rest = list;
@@ -135,16 +135,6 @@ fn list_matches(list: &[u8], current: &ETag, comparison: Comparison) -> bool {
         }
         rest = tail;
     }
-}
-
-fn trim(mut value: &[u8]) -> &[u8] {
-    while let [b' ' | b'\t', tail @ ..] = value {
-        value = tail;
-    }
-    while let [head @ .., b' ' | b'\t'] = value {
-        value = head;
-    }
-    value
 }
 
 #[cfg(test)]
