@@ -265,6 +265,11 @@ impl Caller {
 }
 
 impl Connection {
+    /// The connection of a request, from its extensions.
+    pub(crate) fn of(extensions: &http::Extensions) -> Option<Arc<Self>> {
+        extensions.get().cloned()
+    }
+
     /// The address that it comes from.
     pub fn address(&self) -> CallerKey {
         self.address

@@ -8,7 +8,6 @@ use crate::listener::TextBytes;
 use prost::Message;
 use ringfetch_proto::v1;
 use ringfetch_proto::v1::dataset_service_server::DatasetService;
-use std::sync::Arc;
 use tonic::{Request, Response, Status};
 
 /// The service.
@@ -23,7 +22,7 @@ impl DatasetService for Datasets {
         &self,
         request: Request<v1::ListDatasetsRequest>,
     ) -> Result<Response<v1::ListDatasetsResponse>, Status> {
-        let connection = request.extensions().get::<Arc<Connection>>().cloned();
+        let connection = Connection::of(request.extensions());
         let v1::ListDatasetsRequest {
             page_size,
             page_token,
@@ -44,8 +43,10 @@ impl DatasetService for Datasets {
         &self,
         request: Request<v1::GetDatasetRequest>,
     ) -> Result<Response<v1::GetDatasetResponse>, Status> {
-        let connection = request.extensions().get::<Arc<Connection>>();
-        let described = self.fetcher.describe(&request.get_ref().name, connection);
+        let connection = Connection::of(request.extensions());
+        let described = self
+            .fetcher
+            .describe(&request.get_ref().name, connection.as_ref());
         let described = described.map_err(|error| error_status::to_status(&error, "name"))?;
         Ok(Response::new(v1::GetDatasetResponse {
             dataset: Some(convert::dataset(described)),
@@ -57,7 +58,7 @@ impl DatasetService for Datasets {
         request: Request<v1::ListObjectsRequest>,
     ) -> Result<Response<v1::ListObjectsResponse>, Status> {
         let context = RequestContext {
-            connection: request.extensions().get().cloned(),
+            connection: Connection::of(request.extensions()),
             ..RequestContext::default()
         };
         let v1::ListObjectsRequest {

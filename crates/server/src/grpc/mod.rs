@@ -22,7 +22,6 @@ mod stream;
 mod tonic_calls;
 mod wire;
 
-use crate::caller::Connection;
 use crate::fetch::Fetcher;
 use crate::lifecycle::Lifecycle;
 use crate::listener::FastPath;
@@ -37,7 +36,7 @@ pub(crate) const SERVICES: &[&str] = &[service::NAME, "ringfetch.v1.DatasetServi
 
 /// Everything that the public gRPC port serves: FetchService, DatasetService, health and reflection.
 ///
-/// Requests should have their [`Connection`] in their extensions; without one they are not charged to a caller.
+/// Requests should have their connection in their extensions; without one they are not charged to a caller.
 pub fn service(fetcher: Fetcher, lifecycle: Lifecycle, rpc: RpcMetrics) -> axum::Router {
     let mut routes = RoutesBuilder::default();
     routes.add_service(
@@ -96,9 +95,4 @@ fn reflected(services: &[&str]) -> tonic_reflection::server::Builder<'static> {
     services
         .iter()
         .fold(builder, |builder, name| builder.with_service_name(*name))
-}
-
-/// The connection of a request.
-fn connection_of(extensions: &http::Extensions) -> Option<Arc<Connection>> {
-    extensions.get().cloned()
 }

@@ -7,9 +7,9 @@
 use super::encode::EncodedMessage;
 use super::fetch_request::{Decoded, UnaryRequest};
 use super::frame::FrameDecoder;
+use super::metadata;
 use super::read_object;
 use super::stream;
-use super::{connection_of, metadata};
 use crate::caller::Connection;
 use crate::error_status;
 use crate::fetch::{FetchError, Fetcher, RequestContext, RequestMemory, timeout_at, within};
@@ -63,7 +63,7 @@ impl tower::Service<Request<Body>> for FetchService {
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let started = Instant::now();
-        let connection = connection_of(request.extensions());
+        let connection = Connection::of(request.extensions());
         let answer = self.respond(request, connection, started);
         Box::pin(async move { Ok(answer.await.map(Body::from)) })
     }

@@ -7,10 +7,11 @@
 use super::frame::{FrameDecoder, FrameError, PREFIX_BYTES, too_large};
 use super::metadata::check_encoding;
 use super::read_object::trailers_of;
+use super::reflection;
 use super::service::{
     broken_off, deadline_of, malformed, no_message, refuse_other_protocols, several_messages,
 };
-use super::{connection_of, reflection};
+use crate::caller::Connection;
 use crate::error_status;
 use crate::fetch::{Fetcher, timeout_at};
 use crate::rpc_metrics::{CallTimer, GrpcMethod, RpcMetrics, grpc_method_of, is_common_service};
@@ -70,7 +71,7 @@ pub(super) async fn serve(State(state): State<CallState>, request: Request, next
         Ok(deadline) => deadline,
         Err(malformed) => return refuse(malformed),
     };
-    let connection = connection_of(request.extensions());
+    let connection = Connection::of(request.extensions());
     // Most methods are ready at once, which is in time for `timeout_at`.
     let is_late = deadline.is_some_and(|deadline| deadline <= Instant::now());
     let answer = async {

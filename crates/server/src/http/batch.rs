@@ -83,7 +83,7 @@ async fn run<R: BatchRequest>(app: &AppState, name: &str, request: Request) -> R
     let (parts, body) = request.into_parts();
     let form = preferred(&parts.headers)?;
     require_json(&parts.headers)?;
-    let connection = super::connection_of(&parts.extensions);
+    let connection = Connection::of(&parts.extensions);
     let limits = app.fetcher.limits();
     let (body, mut request_memory) = receive(app, connection.as_ref(), body, arrival).await?;
     let items_max = usize::try_from(limits.items_per_request).unwrap_or(usize::MAX);

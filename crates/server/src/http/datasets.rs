@@ -2,6 +2,7 @@
 
 use super::AppState;
 use super::problem::{PathParams, Problem};
+use crate::caller::Connection;
 use crate::fetch::{DatasetInfo, PageRequest};
 use axum::Json;
 use axum::extract::{Query, Request, State};
@@ -31,7 +32,7 @@ pub(super) async fn list(
     State(app): State<Arc<AppState>>,
     request: Request,
 ) -> Result<Json<DatasetList>, Problem> {
-    let connection = super::connection_of(request.extensions());
+    let connection = Connection::of(request.extensions());
     let page = page_of(request.uri())?;
     let (datasets, next_page_token) = app.fetcher.list_datasets(&page, connection.as_ref())?;
     Ok(Json(DatasetList {
@@ -77,7 +78,7 @@ pub(super) async fn get(
     PathParams(name): PathParams<String>,
     request: Request,
 ) -> Result<Json<DatasetInfo>, Problem> {
-    let connection = super::connection_of(request.extensions());
+    let connection = Connection::of(request.extensions());
     Ok(Json(app.fetcher.describe(&name, connection.as_ref())?))
 }
 

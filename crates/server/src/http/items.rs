@@ -42,7 +42,7 @@ pub(super) async fn get_block(
     request: Request,
 ) -> Result<Response, Problem> {
     let (parts, _no_body) = request.into_parts();
-    let connection = super::connection_of(&parts.extensions);
+    let connection = Connection::of(&parts.extensions);
     block(&app.fetcher, &name, &index, &parts, connection).await
 }
 
@@ -96,7 +96,7 @@ pub(super) async fn get_vector(
     request: Request,
 ) -> Result<Response, Problem> {
     let (parts, _no_body) = request.into_parts();
-    let connection = super::connection_of(&parts.extensions);
+    let connection = Connection::of(&parts.extensions);
     vector(&app.fetcher, &name, &id, &parts, connection).await
 }
 

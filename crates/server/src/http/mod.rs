@@ -26,7 +26,6 @@ mod routes;
 mod score;
 mod status;
 
-use crate::caller::Connection;
 use crate::daemon_status::StatusCollector;
 use crate::fetch::Fetcher;
 use crate::lifecycle::Lifecycle;
@@ -54,7 +53,7 @@ struct AppState {
     status: status::StatusCache,
 }
 
-/// The HTTP service: created once, cloned for each connection. Requests should carry their [`Connection`] in
+/// The HTTP service: created once, cloned for each connection. Requests should carry their [`Connection`](crate::caller::Connection) in
 /// their extensions; without one they are not charged to a caller.
 pub fn service(
     fetcher: Fetcher,
@@ -126,11 +125,6 @@ async fn outer_layer(State(rpc): State<RpcMetrics>, request: Request, next: Next
     let response = problem::render(next.run(request).await, uri.path(), matched, &method);
     counted.end(response.status());
     response
-}
-
-/// The connection of a request.
-fn connection_of(extensions: &http::Extensions) -> Option<Arc<Connection>> {
-    extensions.get().cloned()
 }
 
 #[cfg(test)]

@@ -44,7 +44,7 @@ pub(super) async fn get_bytes(
     request: Request,
 ) -> Result<Response, Problem> {
     let (parts, _no_body) = request.into_parts();
-    let connection = super::connection_of(&parts.extensions);
+    let connection = Connection::of(&parts.extensions);
     bytes(&app.fetcher, &name, &parts, connection).await
 }
 
@@ -84,7 +84,7 @@ pub(super) async fn get_object(
     request: Request,
 ) -> Result<Response, Problem> {
     let (parts, _no_body) = request.into_parts();
-    let connection = super::connection_of(&parts.extensions);
+    let connection = Connection::of(&parts.extensions);
     let context = RequestContext {
         connection: connection.clone(),
         ..RequestContext::default()
@@ -153,7 +153,7 @@ pub(super) async fn list(
 ) -> Result<Json<ObjectList>, Problem> {
     let page = page_of(request.uri())?;
     let context = RequestContext {
-        connection: super::connection_of(request.extensions()),
+        connection: Connection::of(request.extensions()),
         ..RequestContext::default()
     };
     let page = app.fetcher.list_objects(&name, page, context).await?;

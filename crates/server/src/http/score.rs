@@ -9,6 +9,7 @@ use super::conditional::ETag;
 use super::negotiate::{require_json, require_json_accepted};
 use super::problem::{PathParams, Problem};
 use super::representation::require_version;
+use crate::caller::Connection;
 use crate::error_status::ItemMessages;
 use crate::fetch::{FetchError, RequestContext, RequiredKind, ScoreQuery, Scoring};
 use axum::Json;
@@ -87,7 +88,7 @@ pub(super) async fn score(
     let (parts, body) = request.into_parts();
     require_json_accepted(&parts.headers)?;
     require_json(&parts.headers)?;
-    let connection = super::connection_of(&parts.extensions);
+    let connection = Connection::of(&parts.extensions);
     let limits = app.fetcher.limits();
     let (body, mut request_memory) = receive(&app, connection.as_ref(), body, arrival).await?;
     // An id of one digit and its comma take 8 bytes once parsed, four times their length; a candidate takes
