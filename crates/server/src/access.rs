@@ -187,8 +187,8 @@ impl Access {
 
     /// Reads the file; `None` if it is unchanged.
     ///
+    /// # Errors
     /// The file cannot be used; then nothing has changed.
-    /// A file that cannot be used. Nothing has changed.
     pub fn read(&self) -> Result<Option<RenewedPrincipals>, FileError> {
         let mut reads = lock(&self.inner.reads);
         *reads += 1;
