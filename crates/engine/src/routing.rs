@@ -46,8 +46,12 @@ pub(crate) struct RoutingTable {
 
 impl RoutingTable {
     pub(crate) fn of(&self, dataset: &str) -> &BackendRoute {
+        self.own_of(dataset).unwrap_or(&self.common)
+    }
+
+    pub(crate) fn own_of(&self, dataset: &str) -> Option<&BackendRoute> {
         let own = self.own.iter().find(|(name, _)| name == dataset);
-        own.map_or(&self.common, |(_, route)| route)
+        own.map(|(_, route)| route)
     }
 
     /// A copy with another route for a dataset; `None` removes its own.

@@ -10,7 +10,6 @@
 //!
 //! `error_status` maps errors to codes. Nothing queues here: a request over a limit is refused at once.
 
-mod backends;
 mod deadline;
 mod describe;
 mod handle;
@@ -25,7 +24,6 @@ mod snapshot;
 mod window;
 mod windowed;
 
-pub use self::backends::DatasetBackend;
 pub(crate) use self::deadline::timeout_at;
 pub(crate) use self::describe::backend_word;
 pub use self::describe::{DatasetInfo, ReadPath, StorageInfo, VectorShape};
@@ -41,7 +39,6 @@ pub(crate) use self::window::BodyPart;
 pub(crate) use self::window::total_bytes;
 pub(crate) use self::windowed::{SnapshotReader, WindowedBody};
 
-use self::backends::Backends;
 use self::planning::{plan, plan_objects};
 use self::rates::{ChargedBytes, count_bytes};
 use self::rejection::RejectionCounters;
@@ -85,7 +82,6 @@ impl Serving {
 struct Inner {
     engine: Engine,
     serving: ArcSwap<Serving>,
-    backends: Backends,
     callers: Callers,
     draining: AtomicBool,
     rejections: RejectionCounters,
@@ -117,7 +113,6 @@ impl Fetcher {
             inner: Arc::new(Inner {
                 engine,
                 serving: ArcSwap::from_pointee(Serving::new(datasets, limits)),
-                backends: Backends::default(),
                 callers,
                 draining: AtomicBool::new(false),
                 rejections: RejectionCounters::new(),

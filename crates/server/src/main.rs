@@ -551,7 +551,7 @@ fn log_facts(config: &Config, fetcher: &Fetcher) {
         .map(|dataset| {
             let (name, direct) = (dataset.name(), dataset.direct());
             let alignment = direct.offset_alignment_bytes;
-            match (fetcher.backend_of(dataset).status.backend, direct.direct) {
+            match (engine.backend_of(dataset).backend, direct.direct) {
                 (BackendKind::Mmap, _) => format!("{name}: buffered (a mapping)"),
                 (_, true) => format!("{name}: direct, aligned to {alignment} ({})", direct.reason),
                 (_, false) => format!("{name}: buffered ({})", direct.reason),

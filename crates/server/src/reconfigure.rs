@@ -168,7 +168,7 @@ impl Reconfigurer {
             let now = inner.count_switch(backend, || engine.set_backend(backend))?;
             let datasets = inner.parts.fetcher.datasets();
             let mut names: Vec<String> = datasets.iter().map(|dataset| dataset.name().to_owned()).collect();
-            names.retain(|name| inner.parts.fetcher.own_backend(name).is_some());
+            names.retain(|name| engine.own_backend(name).is_some());
             Ok(SwitchOutcome {
                 previous,
                 now,
@@ -193,9 +193,10 @@ impl Reconfigurer {
         let name = dataset.to_owned();
         self.switch(move |inner| {
             let dataset = inner.parts.fetcher.dataset(&name)?;
-            let previous = inner.parts.fetcher.backend_of(&dataset).status;
-            let asked = backend.unwrap_or_else(|| inner.parts.fetcher.engine().backend().requested);
-            let now = inner.count_switch(asked, || inner.parts.fetcher.set_backend_of(&dataset, backend))?;
+            let engine = inner.parts.fetcher.engine();
+            let previous = engine.backend_of(&dataset);
+            let asked = backend.unwrap_or_else(|| engine.backend().requested);
+            let now = inner.count_switch(asked, || engine.set_backend_of(&dataset, backend))?;
             Ok(SwitchOutcome {
                 previous,
                 now,
@@ -326,6 +327,7 @@ pub fn start_own_backends(fetcher: &Fetcher, config: &Config) -> Result<(), Star
             continue;
         };
         let status = fetcher
+            .engine()
             .choose_backend_of(&dataset, backend)
             .map_err(|error| StartError(format!("datasets.{name}.backend: {error}")))?;
         if status.is_fallback() {

@@ -1,12 +1,12 @@
 //! Descriptions of datasets for clients, and of how they are read for operators; shared by the transports.
 //! HTTP sends them as JSON, gRPC through `grpc::convert`.
 
-use super::backends::DatasetBackend;
 use super::handle::{Kind, kind_word};
 use super::{FetchError, Fetcher};
 use crate::caller::Connection;
 use ringfetch_engine::config::BackendKind;
 use ringfetch_engine::dataset::{Dataset, Dtype};
+use ringfetch_engine::engine::Engine;
 use serde::{Serialize, Serializer};
 use std::sync::Arc;
 use utoipa::ToSchema;
@@ -107,7 +107,7 @@ impl Fetcher {
     pub fn describe_all(&self) -> Vec<(DatasetInfo, StorageInfo)> {
         let datasets = self.datasets();
         let both = |dataset: &Arc<Dataset>| {
-            let storage = StorageInfo::new(dataset, self.backend_of(dataset));
+            let storage = StorageInfo::new(dataset, self.engine());
             (DatasetInfo::new(dataset), storage)
         };
         datasets.iter().map(both).collect()
@@ -161,7 +161,8 @@ impl DatasetInfo {
 }
 
 impl StorageInfo {
-    fn new(dataset: &Dataset, DatasetBackend { status, own }: DatasetBackend) -> Self {
+    fn new(dataset: &Dataset, engine: &Engine) -> Self {
+        let status = engine.backend_of(dataset);
         let direct = dataset.direct();
         let (direct_io, direct_io_reason) = match status.backend {
             // Even if the file supports direct I/O.
@@ -188,7 +189,7 @@ impl StorageInfo {
                 direct_io_reason,
                 offset_alignment_bytes: direct.offset_alignment_bytes,
                 memory_alignment_bytes: direct.memory_alignment_bytes,
-                own_backend: own,
+                own_backend: engine.own_backend(dataset.name()).is_some(),
             },
             files: dataset.files().len(),
             stride_bytes,

@@ -183,7 +183,7 @@ impl Inner {
             Err(problem) => tracing::error!(filter, problem, "cannot replace the log filter"),
         }
         for name in &difference.removed {
-            self.parts.fetcher.retire(name);
+            self.parts.fetcher.engine().retire(name);
         }
         let served: BTreeSet<u64> = catalogue.datasets().iter().map(|dataset| dataset.id()).collect();
         for dataset in active.catalogue.datasets() {

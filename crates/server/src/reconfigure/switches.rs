@@ -4,17 +4,17 @@ use super::changes::ConfigChange;
 use super::{ActiveConfig, Inner};
 use crate::catalogue::{Catalogue, CatalogueDiff};
 use crate::config::Config;
-use crate::fetch::{DatasetBackend, Fetcher};
 use ringfetch_engine::config::BackendKind;
 use ringfetch_engine::dataset::Dataset;
-use ringfetch_engine::engine::{BackendStatus, StartError};
+use ringfetch_engine::engine::{BackendStatus, Engine, StartError};
 use std::sync::Arc;
 
 /// How to undo a switch.
 #[derive(Debug)]
 enum Undo {
     Engine(BackendStatus),
-    Dataset(Arc<Dataset>, DatasetBackend),
+    /// The backend, and whether it was the dataset's own.
+    Dataset(Arc<Dataset>, BackendStatus, bool),
     /// A dataset that is not served yet.
     New(String),
 }
@@ -55,8 +55,8 @@ impl<'a> BackendSwitches<'a> {
         }
     }
 
-    fn fetcher(&self) -> &'a Fetcher {
-        &self.inner.parts.fetcher
+    fn engine(&self) -> &'a Engine {
+        self.inner.parts.fetcher.engine()
     }
 
     fn make_all(
@@ -77,12 +77,12 @@ impl<'a> BackendSwitches<'a> {
             if let Some(wanted) = wanted(dataset) {
                 self.undo.push(Undo::New(dataset.name().to_owned()));
                 // Not counted, as at the start: it had no backend before.
-                self.fetcher()
+                self.engine()
                     .set_backend_of(dataset, Some(wanted))
                     .map_err(|error| of_dataset(dataset, &error))?;
             }
         }
-        self.engine(config.engine.backend, active.backend)?;
+        self.common(config.engine.backend, active.backend)?;
         for dataset in &served {
             let before = active.dataset_backends.get(dataset.name()).copied();
             self.dataset(dataset, wanted(dataset), before)?;
@@ -93,8 +93,8 @@ impl<'a> BackendSwitches<'a> {
     /// `configured` is the backend in the previous configuration. If it is unchanged, this only reverts a
     /// switch made at run time, and a backend that fell back at startup may fall back again: that is not a
     /// mistake in the new configuration.
-    fn engine(&mut self, wanted: BackendKind, configured: BackendKind) -> Result<(), StartError> {
-        let engine = self.fetcher().engine();
+    fn common(&mut self, wanted: BackendKind, configured: BackendKind) -> Result<(), StartError> {
+        let engine = self.engine();
         let before = engine.backend();
         if before.requested == wanted {
             return Ok(());
@@ -119,7 +119,7 @@ impl<'a> BackendSwitches<'a> {
         Ok(())
     }
 
-    /// As [`Self::engine`], for a dataset's own backend.
+    /// As [`Self::common`], for a dataset's own backend.
     fn dataset(
         &mut self,
         dataset: &Arc<Dataset>,
@@ -127,17 +127,15 @@ impl<'a> BackendSwitches<'a> {
         configured: Option<BackendKind>,
     ) -> Result<(), StartError> {
         let name = dataset.name();
-        let (before, undo) = (
-            self.fetcher().own_backend(name),
-            self.fetcher().backend_of(dataset),
-        );
+        let engine = self.engine();
+        let (before, undo) = (engine.own_backend(name), engine.backend_of(dataset));
         if before == wanted {
             return Ok(());
         }
-        let asked = wanted.unwrap_or_else(|| self.fetcher().engine().backend().requested);
+        let asked = wanted.unwrap_or_else(|| engine.backend().requested);
         let now = self.count_switch(asked, || match wanted {
-            Some(wanted) if configured == Some(wanted) => self.fetcher().choose_backend_of(dataset, wanted),
-            wanted => self.fetcher().set_backend_of(dataset, wanted),
+            Some(wanted) if configured == Some(wanted) => engine.choose_backend_of(dataset, wanted),
+            wanted => engine.set_backend_of(dataset, wanted),
         });
         let now = now.map_err(|error| of_dataset(dataset, &error))?;
         let key = format!("datasets.{name}.backend");
@@ -151,7 +149,8 @@ impl<'a> BackendSwitches<'a> {
         let word = |backend: Option<BackendKind>| backend.map_or("inherit", BackendKind::as_str);
         self.applied
             .push(ConfigChange::new(key, word(before), word(wanted)));
-        self.undo.push(Undo::Dataset(Arc::clone(dataset), undo));
+        self.undo
+            .push(Undo::Dataset(Arc::clone(dataset), undo, before.is_some()));
         Ok(())
     }
 
@@ -168,22 +167,20 @@ impl<'a> BackendSwitches<'a> {
 
     /// Undoes the switches, last first.
     fn roll_back(self) {
-        let fetcher = self.fetcher();
+        let engine = self.engine();
         for undo in self.undo.into_iter().rev() {
             let taken_back = match undo {
                 Undo::New(name) => {
-                    fetcher.retire(&name);
+                    engine.retire(&name);
                     continue;
                 }
-                Undo::Engine(before) if before.is_fallback() => {
-                    fetcher.engine().choose_backend(before.requested)
+                Undo::Engine(before) if before.is_fallback() => engine.choose_backend(before.requested),
+                Undo::Engine(before) => engine.set_backend(before.requested),
+                Undo::Dataset(dataset, status, true) if status.is_fallback() => {
+                    engine.choose_backend_of(&dataset, status.requested)
                 }
-                Undo::Engine(before) => fetcher.engine().set_backend(before.requested),
-                Undo::Dataset(dataset, DatasetBackend { status, own: true }) if status.is_fallback() => {
-                    fetcher.choose_backend_of(&dataset, status.requested)
-                }
-                Undo::Dataset(dataset, DatasetBackend { status, own }) => {
-                    fetcher.set_backend_of(&dataset, own.then_some(status.requested))
+                Undo::Dataset(dataset, status, own) => {
+                    engine.set_backend_of(&dataset, own.then_some(status.requested))
                 }
             };
             if let Err(error) = taken_back {
