@@ -20,7 +20,8 @@ use tokio::time::Instant;
 const ERROR_PAUSE: Duration = Duration::from_millis(10);
 /// How long after the window arrivals that found no slot are still sent. Later ones are missed.
 const GRACE: Duration = Duration::from_millis(100);
-/// How often a slot that waits for an arrival checks whether the run was stopped.
+/// How often a slot that waits for an arrival checks whether the run was stopped, or another thread has sent the last
+/// request.
 const STOP_CHECK: Duration = Duration::from_millis(100);
 /// Arrivals closer than this are sent together: a timer system call and a socket system call per request cost
 /// as much CPU as everything else, on a machine that the server may share (ADR 0012). A request waits at most
@@ -145,6 +146,12 @@ impl Pacer {
         tokio::time::sleep_until(self.until.map_or(resume, |until| resume.min(until))).await;
     }
 
+    /// Whether the last of a number of requests has started.
+    fn is_counted(&self) -> bool {
+        let left = self.left.as_ref();
+        left.is_some_and(|left| left.load(Ordering::Relaxed) == 0)
+    }
+
     /// The permit of a request that starts at `start`; `None`: all requests have been measured.
     fn permit(&self, start: Instant, late: bool) -> Option<Permit> {
         let measured = start >= self.measure_from;
@@ -261,6 +268,9 @@ impl Gate {
                 pacer.missed.fetch_add(missed, Ordering::Relaxed);
                 return None;
             }
+            if pacer.is_counted() {
+                return None;
+            }
             if now >= pacer.measure_from {
                 arrivals.skip_to(pacer.measure_from);
             }
@@ -347,6 +357,27 @@ mod tests {
                 [warm_up, warm_up, warm_up, measures, measures, None],
                 "{open:?}"
             );
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_count_ends_with_its_last_request() {
+        // Scenario: two requests at one a second, by one thread, and by a thread whose slot waits when another one
+        // takes the last request. Expected: no slot waits for a third arrival.
+        for threads in 1..=2 {
+            let begin = Instant::now();
+            let open = Some((Ramp::constant(1.0), Arrivals::Constant));
+            let pacer = Arc::new(Pacer::new(begin, ms(0), Err(2), open));
+            let gates: Vec<_> = (0..threads)
+                .map(|thread| Gate::new(Arc::clone(&pacer), thread, threads, 7, Alarm::Coarse))
+                .collect();
+            let mut slots = tokio::task::JoinSet::new();
+            for gate in gates {
+                slots.spawn(async move { while gate.next(begin).await.is_some() {} });
+            }
+            while slots.join_next().await.is_some() {}
+            // The other thread notices it as late as a stop. The clock is the test's.
+            assert!(begin.elapsed() <= ms(1000) + STOP_CHECK, "{threads} threads");
         }
     }
 
