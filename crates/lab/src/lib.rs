@@ -283,15 +283,20 @@ fn of_run(study: &Study, memory: &facts::Memory, journal: &Journal, rows: &Rows,
     let header = journal.header();
     let samples = rows.0.iter().flat_map(|row| row.measured());
     let most = samples.map(|sample| sample.own_memory_bytes).max().unwrap_or(0);
-    vec![
+    // Of a directory or a device that a daemon reads it is not known.
+    let of_data = [
         pair("data", size(length)),
         pair("data to memory", format!("{ratio:.2}")),
+    ];
+    let mut facts: Key = of_data.into_iter().filter(|_| length > 0).collect();
+    facts.extend([
         pair("begun", &header.begun),
         pair("ended", ended),
         pair("version", env!("CARGO_PKG_VERSION")),
         pair("own memory, at most", size(most)),
         pair("command line", &header.command_line),
-    ]
+    ]);
+    facts
 }
 
 /// Raises the limit of descriptors as far as allowed: a thousand files are open at once.

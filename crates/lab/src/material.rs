@@ -89,7 +89,7 @@ impl Material {
         }
         let name = format!("blocks-{}.dat", exact_size(size_bytes));
         let write = |part: &Path| pattern::write_blocks(part, SEED, size_bytes, progress);
-        let mut material = Self::made(path, &name, size_bytes, write)?;
+        let mut material = Self::made(path, &name, ("--size", size_bytes), write)?;
         material.files.iter_mut().for_each(|file| file.seed = Some(SEED));
         material.recognised()
     }
@@ -102,14 +102,14 @@ impl Material {
         Self::of(data.into_iter().collect(), path.to_owned(), is_device)
     }
 
-    /// One file below a directory, of this length, which `write` makes if it is missing.
+    /// One file below a directory, of the length that an option defines, which `write` makes if it is missing.
     pub(crate) fn made(
         path: &Path,
         name: &str,
-        bytes: u64,
+        (option, bytes): (&str, u64),
         write: impl FnOnce(&Path) -> io::Result<()>,
     ) -> Result<Self, LabError> {
-        let material = Self::found(&whole(path, name, bytes, write)?)?;
+        let material = Self::found(&whole(path, name, (option, bytes), write)?)?;
         if material.length_bytes() != bytes {
             let made = material.files.first().map_or(path, |file| &file.path);
             return Err(usage(made, "is not a file that this command made; move it away"));
@@ -127,7 +127,8 @@ impl Material {
         // The first two objects of a made directory are always empty and of one byte, so they are not read.
         let skipped = 2;
         let name = format!("objects-{count}x{}", exact_size(file_bytes));
-        let directory = whole(path, &name, count.saturating_mul(file_bytes), |part| {
+        let bytes = count.saturating_mul(file_bytes);
+        let directory = whole(path, &name, ("--bytes-max", bytes), |part| {
             fs::create_dir(part)?;
             pattern::write_objects(part, SEED, count + skipped, file_bytes, file_bytes, progress)?;
             Ok(rustix::fs::syncfs(File::open(part)?)?)
@@ -231,7 +232,7 @@ pub(crate) fn foreign(path: &Path) -> LabError {
 fn whole(
     path: &Path,
     name: &str,
-    bytes: u64,
+    (option, bytes): (&str, u64),
     write: impl FnOnce(&Path) -> io::Result<()>,
 ) -> Result<PathBuf, LabError> {
     if !metadata(path)?.is_dir() {
@@ -257,7 +258,7 @@ fn whole(
     if made.exists() {
         return Ok(made);
     }
-    room_for(&directory, bytes)?;
+    room_for(&directory, option, bytes)?;
     let removed = |part: &Path| fs::remove_file(part).or_else(|_| fs::remove_dir_all(part));
     // Left by a run that was killed.
     let _removed = removed(&part);
@@ -274,7 +275,7 @@ fn whole(
     Ok(made)
 }
 
-fn room_for(directory: &Path, bytes: u64) -> Result<(), LabError> {
+fn room_for(directory: &Path, option: &str, bytes: u64) -> Result<(), LabError> {
     let system = rustix::fs::statvfs(directory).map_err(|error| at_path(directory, &error.into()))?;
     let free = system.f_bavail.saturating_mul(system.f_frsize);
     // Leave room for others: a twentieth of the file system, but at most four times the data.
@@ -282,7 +283,7 @@ fn room_for(directory: &Path, bytes: u64) -> Result<(), LabError> {
     let kept = twentieth.min(bytes.saturating_mul(4));
     if free < bytes.saturating_add(kept) {
         return Err(LabError::Failed(format!(
-            "--path: {} has {} free, {} needed, and {} must stay free: see --size",
+            "--path: {} has {} free, {} needed, and {} must stay free: see {option}",
             directory.display(),
             size(free),
             size(bytes),
@@ -323,8 +324,12 @@ pub(crate) mod tests {
         );
         fs::write(&path, b"short").unwrap();
         assert!(again().is_err());
-        let huge = Material::one(directory.path(), 1 << 55, &mut |_| true);
-        assert!(huge.unwrap_err().to_string().contains("free"));
+        // Each names the option that its study has.
+        let at = directory.path();
+        let huge = Material::one(at, 1 << 55, &mut |_| true).unwrap_err().to_string();
+        assert!(huge.contains("free") && huge.ends_with("see --size"), "{huge}");
+        let huge = Material::many(at, 1 << 20, 1 << 35, &mut |_| true);
+        assert!(huge.unwrap_err().to_string().ends_with("see --bytes-max"));
 
         let many = || Material::many(directory.path(), 3, 16 << 10, &mut |_| true).unwrap();
         assert_eq!((many().files.len(), many().length_bytes()), (3, 48 << 10));

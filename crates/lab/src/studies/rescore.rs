@@ -55,7 +55,7 @@ fn material(args: &Rescore, clients: &Clients, progress: Progress<'_>) -> Result
     let name = format!("vectors-{}x{DIM}.f32", args.vectors);
     let bytes = args.vectors * VECTOR_BYTES;
     check_before_making(&args.common, "--vectors", bytes, NEEDS)?;
-    let mut material = Material::made(&args.common.path, &name, bytes, |part| {
+    let mut material = Material::made(&args.common.path, &name, ("--vectors", bytes), |part| {
         write(part, args.vectors, progress)
     })?;
     let data = material.files.first();
