@@ -226,8 +226,13 @@ fn measured(
     let done = bar.position();
     bar.finish_and_clear();
     let stopped = stop.load(Ordering::Relaxed).then(|| {
-        let (steps, shown) = (bar.length().unwrap_or(0), directory.display());
-        format!("stopped after {done} of {steps} steps; continue with --resume --out {shown}")
+        let shown = directory.display();
+        // Without a length, the strategies were still being tried.
+        let how_far = match bar.length().unwrap_or(0) {
+            0 => "before the first step".to_owned(),
+            steps => format!("after {done} of {steps} steps"),
+        };
+        format!("stopped {how_far}; continue with --resume --out {shown}")
     });
     let mut known = facts::host();
     let places = study.materials.iter().map(|material| material.place.lines());

@@ -33,7 +33,10 @@ fn a_study_of_strategies_is_measured_resumed_and_compared() {
     // Makes the data, which a stop would prevent.
     run(&words.replace("DIR/out", "DIR/before"), directory.path(), false).unwrap();
     let stopped = run(&words, directory.path(), true).unwrap_err().to_string();
-    assert!(stopped.contains("--resume"), "{stopped}");
+    assert!(
+        stopped.starts_with("stopped before the first step; continue with --resume"),
+        "{stopped}"
+    );
     let out = directory.path().join("out");
     assert!(!out.join("report.json").exists() && !out.join("report.html").exists());
     let elsewhere = directory.path().join("elsewhere");
