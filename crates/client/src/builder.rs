@@ -33,12 +33,12 @@ pub struct Builder {
     tls: Option<Tls>,
 }
 
-/// Omits the values of headers, which may be secret.
+/// Omits the addresses and the values of headers, which may have secrets.
 impl fmt::Debug for Builder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let headers: Vec<&str> = self.metadata.iter().map(|(name, _)| name.as_str()).collect();
         f.debug_struct("Builder")
-            .field("urls", &self.urls)
+            .field("urls", &self.urls.len())
             .field("connections", &self.connections)
             .field("timeout", &self.timeout)
             .field("metadata", &headers)

@@ -345,7 +345,8 @@ async fn objects_are_listed_page_by_page() {
 #[tokio::test]
 async fn settings_out_of_bounds_are_named() {
     // Scenario: no connections, no calls in flight, URLs without scheme or host, with another scheme, or with a password,
-    // also where the user is named as the host. Expected: an error that names the setting, without the password.
+    // also where the user is named as the host. Expected: an error that names the setting; the password neither in it nor in
+    // the builder as a log prints it.
     for (builder, field) in [
         (builder().connections(0), "connections"),
         (builder().connections(5000), "connections"),
@@ -358,6 +359,7 @@ async fn settings_out_of_bounds_are_named() {
         (Client::builder("http://localhost:secret@localhost:7410"), "url"),
         (Client::builder("http://user:secret|@127.0.0.1:7410"), "url"),
     ] {
+        assert!(!format!("{builder:?}").contains("secret"), "{builder:?}");
         let error = builder.connect_lazy().unwrap_err();
         assert!(!format!("{error} {error:?}").contains("secret"), "{error:?}");
         assert!(
