@@ -279,9 +279,6 @@ impl Gate {
                 Next::Wait(until) => arrivals.alarm.wait(until.min(now + STOP_CHECK)).await,
                 Next::Send(due) => {
                     let permit = pacer.permit(due, due < free_since);
-                    if permit.is_none() {
-                        arrivals.schedule.end();
-                    }
                     drop(arrivals);
                     // The slots of all due requests pass here before the first of them sends, so that one
                     // write per connection sends them all.

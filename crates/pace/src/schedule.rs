@@ -133,11 +133,6 @@ impl Schedule {
         self.due
     }
 
-    /// Drops the remaining arrivals.
-    pub(crate) fn end(&mut self) {
-        self.due = None;
-    }
-
     /// Moves on to the following arrival.
     pub(crate) fn advance(&mut self) {
         let arrivals = match &mut self.spacing {
