@@ -17,7 +17,7 @@ pub(crate) const INPUT_BYTES_MAX: u64 = 16 << 20;
 /// The demo's seed, and the default everywhere.
 pub(crate) const SEED: u64 = 42;
 /// Most objects that are made: their lengths are added up before the first one is written.
-const MADE_OBJECTS_MAX: u64 = 100_000_000;
+const MADE_OBJECTS_MAX: u64 = 10_000_000;
 /// Lengths of made objects.
 const LENGTH_MIN: &str = "1KiB";
 const LENGTH_MAX: &str = "64KiB";

@@ -146,7 +146,7 @@ fn wrong_arguments_are_told_apart_from_failures() {
         ("dataset make blocks /nowhere/x --size 4095", "--size 4095"),
         (
             "dataset make objects /nowhere/x --count 18446744073709551615",
-            "--count <COUNT>': 18446744073709551615 is not in 1..=100000000",
+            "--count <COUNT>': 18446744073709551615 is not in 1..=10000000",
         ),
         (
             "dataset make blocks /nowhere/x --size 1GiB --block-bytes 257MiB",
