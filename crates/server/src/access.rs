@@ -17,15 +17,15 @@ pub(crate) use rate::OverRate;
 
 use crate::caller::Connection;
 use crate::config::{AccessConfig, Anonymous};
-use crate::key_file::{FileError, LastProblem, watch};
+use crate::key_file::{FileError, LastProblem, Numbered, ReadOrder, watch};
 use crate::record;
 use arc_swap::ArcSwap;
 use http::{HeaderMap, header};
 use metrics::ByPrincipal;
 use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use table::Table;
 
 /// What a request needs besides the right to the datasets that it names.
@@ -61,10 +61,7 @@ struct Inner {
     /// Whether client certificates are verified.
     has_client_ca: bool,
     table: ArcSwap<Table>,
-    /// Held while the file is read; counts the reads.
-    reads: Mutex<u64>,
-    /// Held while a table is installed; the number of the read that it came from.
-    in_force: Mutex<u64>,
+    order: ReadOrder,
     problem: LastProblem,
     loads: IntCounterVec,
     loaded: [IntCounter; 2],
@@ -74,11 +71,7 @@ struct Inner {
 
 /// A changed file that was read and is valid.
 #[derive(Debug)]
-pub struct RenewedPrincipals {
-    table: Table,
-    /// Later reads have higher numbers.
-    read: u64,
-}
+pub struct RenewedPrincipals(Numbered<Table>);
 
 impl Access {
     /// Reads the principals file; `None` if none is configured. `has_client_ca`: client certificates are
@@ -111,8 +104,7 @@ impl Access {
                 anonymous: config.anonymous,
                 has_client_ca,
                 table: ArcSwap::from_pointee(table),
-                reads: Mutex::default(),
-                in_force: Mutex::default(),
+                order: ReadOrder::default(),
                 problem: LastProblem::default(),
                 loaded: ["ok", "failed"].map(|result| loads.with_label_values(&[result])),
                 loads,
@@ -190,27 +182,28 @@ impl Access {
     /// # Errors
     /// The file cannot be used; then nothing has changed.
     pub fn read(&self) -> Result<Option<RenewedPrincipals>, FileError> {
-        let mut reads = lock(&self.inner.reads);
-        *reads += 1;
-        let active = self.inner.table.load_full();
-        let table = Table::read(&self.inner.path, self.inner.has_client_ca, Some(&active));
-        if table.is_err() {
+        let read = self.inner.order.read(|| {
+            let active = self.inner.table.load();
+            Table::read(&self.inner.path, self.inner.has_client_ca, Some(&active))
+        });
+        if read.is_err() {
             let [_, failed] = &self.inner.loaded;
             failed.inc();
         }
-        let read = *reads;
-        table.map(|table| table.map(|table| RenewedPrincipals { table, read }))
+        read.map(|table| table.map(RenewedPrincipals))
     }
 
     /// Checks later requests against this file. Closes connections that use a line that is removed or
     /// changed.
-    pub fn install(&self, RenewedPrincipals { table, read }: RenewedPrincipals) {
-        let mut in_force = lock(&self.inner.in_force);
-        // A reload and the watch may both have read the file, and the later read may be installed first.
-        if read < *in_force || self.inner.table.load().is_same(&table) {
+    pub fn install(&self, RenewedPrincipals(table): RenewedPrincipals) {
+        self.inner.order.install(table, |table| self.replace(table));
+    }
+
+    fn replace(&self, table: Table) {
+        // A reload and the watch may both have read it.
+        if self.inner.table.load().is_same(&table) {
             return;
         }
-        *in_force = read;
         let table = Arc::new(table);
         table.set_limits();
         let before = self.inner.table.swap(Arc::clone(&table));
@@ -239,10 +232,6 @@ impl Access {
         });
         renewed.into_iter().for_each(|renewed| self.install(renewed));
     }
-}
-
-fn lock(number: &Mutex<u64>) -> MutexGuard<'_, u64> {
-    number.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The token of `Authorization: Bearer`; `None` without that header. Other schemes and repeated headers are

@@ -132,6 +132,50 @@ impl LastProblem {
     }
 }
 
+/// The order in which files were read. A reload and the watch both read them, and the later read may be installed first:
+/// what was read earlier must not replace it, since that may be what somebody has just revoked.
+#[derive(Debug, Default)]
+pub(crate) struct ReadOrder(Mutex<Numbers>);
+
+#[derive(Debug, Default)]
+struct Numbers {
+    last: u64,
+    in_force: u64,
+}
+
+/// What a read returned. Later reads have higher numbers.
+#[derive(Debug)]
+pub(crate) struct Numbered<T> {
+    read: T,
+    number: u64,
+}
+
+impl ReadOrder {
+    /// Reads, one caller at a time. `None`: what is in force is unchanged.
+    pub(crate) fn read<T, E>(
+        &self,
+        read: impl FnOnce() -> Result<Option<T>, E>,
+    ) -> Result<Option<Numbered<T>>, E> {
+        let mut numbers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        numbers.last += 1;
+        let number = numbers.last;
+        let changed = read()?.map(|read| Numbered { read, number });
+        if changed.is_none() {
+            numbers.in_force = number;
+        }
+        Ok(changed)
+    }
+
+    /// Installs what was read, unless something that was read later is in force.
+    pub(crate) fn install<T>(&self, Numbered { read, number }: Numbered<T>, install: impl FnOnce(T)) {
+        let mut numbers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if number > numbers.in_force {
+            numbers.in_force = number;
+            install(read);
+        }
+    }
+}
+
 /// The threads for that: one for each kind of file.
 static REREADERS: BlockingPool = BlockingPool::new("rf-reread", 2);
 
@@ -175,6 +219,23 @@ mod tests {
         let file = directory.path().join("file");
         std::fs::write(&file, "text").unwrap();
         assert_eq!(KeyFile::read("tls.key", &file).unwrap().bytes, b"text");
+    }
+
+    #[test]
+    fn what_was_read_earlier_does_not_replace_what_is_as_it_was_later() {
+        // Scenario: a file that has changed is read; it changes back, and is read again, unchanged; the first read is
+        // installed. Expectation: it is not; a later read is.
+        let order = ReadOrder::default();
+        let read = |content| order.read(|| Ok::<_, ()>(content)).unwrap();
+        let installed = |numbered| {
+            let mut content = None;
+            order.install(numbered, |read: char| content = Some(read));
+            content
+        };
+        let earlier = read(Some('a')).unwrap();
+        assert!(read(None).is_none());
+        assert_eq!(installed(earlier), None);
+        assert_eq!(installed(read(Some('b')).unwrap()), Some('b'));
     }
 
     #[test]

@@ -7,7 +7,7 @@
 //! the certificate that it came from.
 
 use crate::config::{ClientCertificates, TlsConfig, TlsVersion};
-use crate::key_file::{FileError, KeyFile, LastProblem, watch};
+use crate::key_file::{FileError, KeyFile, LastProblem, Numbered, ReadOrder, watch};
 use arc_swap::ArcSwap;
 use prometheus::{Gauge, IntCounter, IntCounterVec, Opts, Registry};
 use ring::digest::{Context, SHA256};
@@ -297,6 +297,7 @@ pub struct Tls {
 struct Inner {
     config: TlsConfig,
     active: ArcSwap<Active>,
+    order: ReadOrder,
     problem: LastProblem,
     metrics: Metrics,
 }
@@ -334,7 +335,7 @@ impl Metrics {
 
 /// Changed files that were read and are valid.
 #[derive(Debug)]
-pub struct Renewed(Active);
+pub struct Renewed(Numbered<Active>);
 
 impl Tls {
     /// Reads and checks the files.
@@ -357,6 +358,7 @@ impl Tls {
             inner: Arc::new(Inner {
                 config: config.clone(),
                 active: ArcSwap::from_pointee(active),
+                order: ReadOrder::default(),
                 problem: LastProblem::default(),
                 metrics,
             }),
@@ -407,8 +409,10 @@ impl Tls {
     /// # Errors
     /// A file cannot be used; then nothing has changed.
     pub fn read(&self) -> Result<Option<Renewed>, FileError> {
-        let unless = self.inner.active.load().digest;
-        let read = Active::read(&self.inner.config, Some(unless));
+        let read = self.inner.order.read(|| {
+            let unless = self.inner.active.load().digest;
+            Active::read(&self.inner.config, Some(unless))
+        });
         if read.is_err() {
             let [_, failed] = &self.inner.metrics.loads;
             failed.inc();
@@ -418,6 +422,10 @@ impl Tls {
 
     /// Later handshakes use these files.
     pub fn install(&self, Renewed(active): Renewed) {
+        self.inner.order.install(active, |active| self.replace(active));
+    }
+
+    fn replace(&self, active: Active) {
         let expires = active.expires;
         self.inner.active.store(Arc::new(active));
         let Metrics { loads: [ok, _], .. } = &self.inner.metrics;
@@ -470,6 +478,38 @@ pub(crate) fn names_of(certificate: &CertificateDer<'_>) -> Vec<String> {
 mod tests {
     use super::*;
     use rcgen::{CertificateParams, DnType, KeyPair, SanType};
+
+    #[test]
+    fn what_was_read_earlier_does_not_replace_what_was_read_later() {
+        // Scenario: the files change, are read, change and are read again; the second read is installed, then the first.
+        // Expectation: the second stays.
+        let directory = tempfile::tempdir().unwrap();
+        let [certificate, key] = ["chain", "key"].map(|name| directory.path().join(name));
+        let write = || {
+            let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+            std::fs::write(&certificate, made.cert.pem()).unwrap();
+            std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
+        };
+        write();
+        let config = TlsConfig {
+            certificate: certificate.clone(),
+            key: key.clone(),
+            client_ca: None,
+            client_certificates: ClientCertificates::Optional,
+            min_version: TlsVersion::Tls13,
+            ports: None,
+            handshakes: 1,
+        };
+        let tls = Tls::load(&config).unwrap();
+        let [first, second] = [(); 2].map(|()| {
+            write();
+            tls.read().unwrap().unwrap()
+        });
+        tls.install(second);
+        let in_force = tls.inner.active.load().digest;
+        tls.install(first);
+        assert_eq!(in_force, tls.inner.active.load().digest);
+    }
 
     #[test]
     fn a_common_name_is_never_taken_for_an_alternative_name() {
