@@ -216,14 +216,14 @@ impl Record {
         });
     }
 
-    /// The record of one request of this stream. `method`: none if it names none, or was not decoded.
-    fn part(&self, started: Instant, id: u64, method: Option<&'static str>) -> Arc<Self> {
+    /// The record of one request of this stream.
+    fn part(&self, started: Instant, id: u64, method: &'static str) -> Arc<Self> {
         let facts = self.facts.lock().unwrap_or_else(PoisonError::into_inner);
         let parent_id = facts.span_id;
         let facts = Facts {
             trace: facts.trace.map(|trace| TraceContext { parent_id, ..trace }),
             span_id: fastrand::u64(1..),
-            method: method.unwrap_or(facts.method),
+            method,
             batch: Some(id),
             sent_bytes: None,
             code: None,
@@ -302,7 +302,7 @@ pin_project! {
 
 /// Starts a record for one request of the stream that is being polled, if that is recorded. `future` reports
 /// failures to [`note`].
-pub(crate) fn part<F>(started: Instant, id: u64, method: Option<&'static str>, future: F) -> RecordedPart<F> {
+pub(crate) fn part<F>(started: Instant, id: u64, method: &'static str, future: F) -> RecordedPart<F> {
     let record = CURRENT.with_borrow(|stream| stream.as_ref().map(|stream| stream.part(started, id, method)));
     RecordedPart { future, record }
 }

@@ -62,6 +62,7 @@ pub(super) struct StreamLimits {
 /// A request of a stream: its message, and when its last byte arrived, from which its deadline counts.
 #[derive(Debug)]
 pub(super) struct StreamRequest {
+    header: MessageHeader,
     pub(super) bytes: Bytes,
     pub(super) arrived: Instant,
 }
@@ -75,7 +76,11 @@ pub(super) fn respond(
     call_deadline: Option<Instant>,
     message: StreamRequest,
 ) -> Result<impl Future<Output = Result<EncodedMessage, Status>> + Send, Status> {
-    let StreamRequest { bytes, arrived } = message;
+    let StreamRequest {
+        header,
+        bytes,
+        arrived,
+    } = message;
     // Short requests are not charged, and the fetcher counts their items.
     let counted = if RequestMemory::is_free(bytes.len()) {
         Ok(0)
@@ -88,18 +93,16 @@ pub(super) fn respond(
     let checked = match counted {
         Ok(items) => {
             let mut request_memory = RequestMemory::new(&fetcher, connection.as_ref());
-            let held = request_memory.whole(bytes.len(), items);
-            held.map(|()| request_memory.into_charge())
+            request_memory
+                .whole(bytes.len(), items)
+                .map(|()| request_memory.into_charge())
         }
         Err(error) => Err(error),
     };
     // A refused request is not decoded, which would take the very memory that was refused.
     let request = match &checked {
         Ok(_charge) => decode::<v1::FetchStreamRequest>(bytes)?,
-        Err(_refused) => v1::FetchStreamRequest {
-            id: MessageHeader::of(&bytes).id,
-            ..Default::default()
-        },
+        Err(_refused) => v1::FetchStreamRequest::default(),
     };
     let own = match request.deadline_ms {
         0 => None,
@@ -112,8 +115,8 @@ pub(super) fn respond(
         connection,
         fail_fast: false,
     };
-    let (id, method) = (request.id, method_of(&request).map(GrpcMethod::name));
-    Ok(record::part(arrived, id, method, async move {
+    let MessageHeader { id, method, .. } = header;
+    let answer = async move {
         let charge = match checked {
             Ok(charge) => charge,
             Err(error) => return failed(id, &error, "request"),
@@ -127,19 +130,8 @@ pub(super) fn respond(
             // Cancels are handled before this point (`MessageHeader`).
             Some(OneOf::Cancel(_)) | None => failed(id, &nothing_asked(), "request"),
         }
-    }))
-}
-
-/// The method that a request of a stream would be in a call of its own.
-fn method_of(request: &v1::FetchStreamRequest) -> Option<GrpcMethod> {
-    Some(match request.request {
-        Some(OneOf::Blocks(_)) => v1::FetchBlocksRequest::METHOD,
-        Some(OneOf::Vectors(_)) => v1::FetchVectorsRequest::METHOD,
-        Some(OneOf::Ranges(_)) => v1::FetchRangesRequest::METHOD,
-        Some(OneOf::Objects(_)) => v1::FetchObjectsRequest::METHOD,
-        Some(OneOf::Scores(_)) => v1::ScoreVectorsRequest::METHOD,
-        Some(OneOf::Cancel(_)) | None => return None,
-    })
+    };
+    Ok(record::part(arrived, id, method.name(), answer))
 }
 
 /// The number of items in an encoded request, summed over its variants (protobuf keeps the last).
@@ -170,6 +162,8 @@ fn count(message: &[u8], max: u32) -> Result<usize, FetchError> {
 struct MessageHeader {
     id: u64,
     is_cancel: bool,
+    /// That of the stream if nothing is requested.
+    method: GrpcMethod,
 }
 
 impl MessageHeader {
@@ -177,20 +171,25 @@ impl MessageHeader {
         let mut header = Self {
             id: 0,
             is_cancel: false,
+            method: GrpcMethod::FetchStream,
         };
-        visit(message, |tag, field| match (tag, field) {
-            (ID_TAG, FieldValue::Number(number)) => header.id = number,
+        visit(message, |tag, field| {
+            let method = match (tag, field) {
+                (ID_TAG, FieldValue::Number(number)) => {
+                    header.id = number;
+                    return;
+                }
+                (CANCEL_TAG, FieldValue::Bytes(_)) => GrpcMethod::FetchStream,
+                (v1::FetchBlocksRequest::STREAM_TAG, FieldValue::Bytes(_)) => GrpcMethod::FetchBlocks,
+                (v1::FetchVectorsRequest::STREAM_TAG, FieldValue::Bytes(_)) => GrpcMethod::FetchVectors,
+                (v1::FetchRangesRequest::STREAM_TAG, FieldValue::Bytes(_)) => GrpcMethod::FetchRanges,
+                (v1::FetchObjectsRequest::STREAM_TAG, FieldValue::Bytes(_)) => GrpcMethod::FetchObjects,
+                (v1::ScoreVectorsRequest::STREAM_TAG, FieldValue::Bytes(_)) => GrpcMethod::ScoreVectors,
+                _ => return,
+            };
             // The last field of a oneof wins.
-            (CANCEL_TAG, FieldValue::Bytes(_)) => header.is_cancel = true,
-            (
-                v1::FetchBlocksRequest::STREAM_TAG
-                | v1::FetchVectorsRequest::STREAM_TAG
-                | v1::FetchRangesRequest::STREAM_TAG
-                | v1::FetchObjectsRequest::STREAM_TAG
-                | v1::ScoreVectorsRequest::STREAM_TAG,
-                FieldValue::Bytes(_),
-            ) => header.is_cancel = false,
-            _ => {}
+            header.is_cancel = tag == CANCEL_TAG;
+            header.method = method;
         });
         header
     }
@@ -272,7 +271,7 @@ struct StreamState<B, S, Fut> {
     in_flight: FuturesUnordered<InFlightRequest<Fut>>,
     requests_in_flight_max: usize,
     /// A request that was read while the stream is full, to see whether it is a cancel.
-    waiting: Option<(MessageHeader, StreamRequest)>,
+    waiting: Option<StreamRequest>,
     /// Sent next: a response that did not fit in the last frame.
     next: Option<EncodedMessage>,
     /// The status to report when all requests in flight are answered.
@@ -325,10 +324,11 @@ where
     fn take_up(&mut self, cx: &mut Context<'_>, cancels: &mut usize) -> Result<(), Status> {
         loop {
             if self.in_flight.len() < self.requests_in_flight_max
-                && let Some((header, message)) = self.waiting.take()
+                && let Some(message) = self.waiting.take()
             {
+                let id = message.header.id;
                 let work = (self.start)(message)?;
-                self.in_flight.push(InFlightRequest::new(header.id, work));
+                self.in_flight.push(InFlightRequest::new(id, work));
                 continue;
             }
             let Some(incoming) = &mut self.incoming else {
@@ -352,8 +352,11 @@ where
                         .iter_pin_mut()
                         .for_each(|request| request.cancel(header.id));
                 } else {
-                    let arrived = self.arrived;
-                    self.waiting = Some((header, StreamRequest { bytes, arrived }));
+                    self.waiting = Some(StreamRequest {
+                        header,
+                        bytes,
+                        arrived: self.arrived,
+                    });
                 }
                 continue;
             }
@@ -372,10 +375,7 @@ where
                 }
             }
         }
-        let waiting = self
-            .waiting
-            .as_ref()
-            .map_or(0, |(_, message)| message.bytes.len());
+        let waiting = self.waiting.as_ref().map_or(0, |message| message.bytes.len());
         (self.hold)(self.decoder.held() + waiting).map_err(|error| error_status::to_status(&error, "request"))
     }
 

@@ -257,8 +257,9 @@ async fn each_request_by_every_road_leaves_a_line() {
 #[tokio::test]
 async fn a_stream_leaves_a_line_a_batch_and_one_of_its_own() {
     // Scenario: four requests on a stream: a good one, one of two items, scores, an unknown dataset; a request that
-    // is cancelled as it arrives; and a stream that its client cancels. Expectation: a line for each request with the
-    // stream's id and its own number, and one for the stream; the last one was cancelled.
+    // is cancelled as it arrives; one refused before it is decoded; and a stream that its client cancels. Expectation:
+    // a line for each request with the stream's id, its own number and its method, and one for the stream; the last
+    // one was cancelled.
     let (setup, _) = everything(Setup::new(any_backend()));
     let daemon = setup.set("access_log.path", "access.log").start();
     let requests = [
@@ -307,6 +308,14 @@ async fn a_stream_leaves_a_line_a_batch_and_one_of_its_own() {
     ];
     assert_eq!(found.iter().map(said).collect::<Vec<_>>(), expected);
     assert_eq!(found[0]["batch"], 7);
+
+    // More items than a request may have: refused before it is decoded.
+    let refused = wire::on_stream(8, Request::Vectors(wire::vectors("npy-f32", &[0; 5000])));
+    call(&daemon, "refused", "FetchService/FetchStream", frame(&refused)).await;
+    let mut found = lines_of(&daemon, "refused", 2).await;
+    found.sort_by_key(|line| line["batch"].as_u64().unwrap_or(u64::MAX));
+    let expected: Said<'_> = ("FetchVectors", Value::Null, 0, 0, 0, "RESOURCE_EXHAUSTED");
+    assert_eq!((said(&found[0]), &found[0]["batch"]), (expected, &json!(8)));
 
     let (requests, received) = tokio::sync::mpsc::unbounded_channel();
     let send = requests.send(wire::on_stream(1, Request::Blocks(wire::blocks("joined", &[1]))));
