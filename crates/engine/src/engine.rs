@@ -384,12 +384,6 @@ impl Engine {
         self.inner.routes.load().common.status.clone()
     }
 
-    /// The backend requested for a dataset alone, if it has one of its own.
-    pub fn own_backend(&self, dataset: &str) -> Option<BackendKind> {
-        let routes = self.inner.routes.load();
-        routes.own_of(dataset).map(|route| route.status.requested)
-    }
-
     /// Which backend serves a dataset, and why.
     pub fn backend_of(&self, dataset: &Dataset) -> BackendStatus {
         self.inner.routes.load().of(dataset.name()).status.clone()

@@ -14,6 +14,12 @@ use crate::start::{self, ShardGroup, Starter};
 use std::sync::{Arc, MutexGuard, PoisonError};
 
 impl Engine {
+    /// The backend requested for a dataset alone, if it has one of its own.
+    pub fn own_backend(&self, dataset: &str) -> Option<BackendKind> {
+        let routes = self.inner.routes.load();
+        routes.own_of(dataset).map(|route| route.status.requested)
+    }
+
     /// Switches all datasets without a backend of their own, while serving: later batches go to the new
     /// backend, accepted ones finish on the old one. Blocks while the backend starts (up to seconds, the
     /// first time): never call it on a core.
