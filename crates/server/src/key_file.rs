@@ -6,7 +6,7 @@ use std::fmt;
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// How often the files are read again.
@@ -135,12 +135,11 @@ impl LastProblem {
 /// The order in which files were read. A reload and the watch both read them, and the later read may be installed first:
 /// what was read earlier must not replace it, since that may be what somebody has just revoked.
 #[derive(Debug, Default)]
-pub(crate) struct ReadOrder(Mutex<Numbers>);
-
-#[derive(Debug, Default)]
-struct Numbers {
-    last: u64,
-    in_force: u64,
+pub(crate) struct ReadOrder {
+    /// Held while files are read; counts the reads.
+    reads: Mutex<u64>,
+    /// The number of the read that is in force. Not held during a read: a file system that hangs delays no installation.
+    in_force: Mutex<u64>,
 }
 
 /// What a read returned. Later reads have higher numbers.
@@ -156,24 +155,28 @@ impl ReadOrder {
         &self,
         read: impl FnOnce() -> Result<Option<T>, E>,
     ) -> Result<Option<Numbered<T>>, E> {
-        let mut numbers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        numbers.last += 1;
-        let number = numbers.last;
+        let mut reads = lock(&self.reads);
+        *reads += 1;
+        let number = *reads;
         let changed = read()?.map(|read| Numbered { read, number });
         if changed.is_none() {
-            numbers.in_force = number;
+            *lock(&self.in_force) = number;
         }
         Ok(changed)
     }
 
     /// Installs what was read, unless something that was read later is in force.
     pub(crate) fn install<T>(&self, Numbered { read, number }: Numbered<T>, install: impl FnOnce(T)) {
-        let mut numbers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if number > numbers.in_force {
-            numbers.in_force = number;
+        let mut in_force = lock(&self.in_force);
+        if number > *in_force {
+            *in_force = number;
             install(read);
         }
     }
+}
+
+fn lock(number: &Mutex<u64>) -> MutexGuard<'_, u64> {
+    number.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The threads for that: one for each kind of file.
