@@ -214,7 +214,7 @@ mod tests {
         for (offset, length) in ranges {
             batch.push_range(*offset, *length);
         }
-        let arena = Arena::new(1 << 20).unwrap();
+        let arena = Arena::new(1 << 20, 1).unwrap();
         reads.0.fetch(&batch, reads.1, &arena, None, None).ok()
     }
 
@@ -256,7 +256,7 @@ mod tests {
             assert!(ask(&reads, &dataset, &[(BLOCKS * 4096, 1)]).is_none());
             let mut late = Batch::new(Arc::clone(&dataset), 1);
             late.push_block(1);
-            let arena = Arena::new(1 << 20).unwrap();
+            let arena = Arena::new(1 << 20, 1).unwrap();
             let deadline = Some(Instant::now());
             assert!(reads.0.fetch(&late, reads.1, &arena, None, deadline).is_err());
             let state = reads.0.lock();

@@ -3,11 +3,10 @@
 
 use crate::batch::Batch;
 use crate::config::BackendKind;
-use crate::engine::BackendStatus;
 use crate::metrics::{EngineCollector, MetricsRegistry, ShardMetrics};
 use crate::plan::{self, PlanRules};
 use prometheus::core::Collector as _;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// Plans a batch as a uring shard does with the default settings: returns the number of device reads.
 pub fn plan_reads(batch: &Batch) -> usize {
@@ -77,14 +76,9 @@ impl Counters {
         let shards: Vec<_> = (0..2)
             .map(|shard| ShardMetrics::new(shard, backend, 128))
             .collect();
-        let status = BackendStatus {
-            backend,
-            requested: backend,
-            reason: String::new(),
-        };
-        let metrics = Arc::new(MetricsRegistry::new(status));
+        let metrics = Arc::new(MetricsRegistry::default());
         metrics.add_shards(shards.iter().map(Arc::clone));
-        let collector = EngineCollector::new(metrics)?;
+        let collector = EngineCollector::new(metrics, Weak::new())?;
         let counters = Self { shards, collector };
         counters.count_batch(1);
         for shard in &counters.shards {

@@ -5,8 +5,13 @@
 //! to register. A [`PooledBuffer`] returns its pages when it is dropped; as `Bytes` it moves into a response
 //! body without a copy.
 //!
+//! The allocator's state is about ten cache lines behind a mutex. So that single reads do not move them from core to core,
+//! each core keeps a few small pieces that were returned to it (ADR 0008). What cores keep is free: if the allocator has no
+//! room, all of it goes back first.
+//!
 //! Memory is not zeroed: a buffer's bytes become visible only up to what a read reported.
 
+use crate::cores;
 use crate::error::{ReadError, Resource};
 use crate::share::{Budget, Charge, Refused, Share};
 use bytes::Bytes;
@@ -15,18 +20,26 @@ use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
 use prometheus::{IntGauge, Registry};
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Granularity of the arena, and the strictest memory alignment a direct read may ask for here.
 pub(crate) const PAGE_BYTES: u64 = 4096;
 
+/// The largest piece that a core keeps, in pages.
+const KEPT_PAGES_MAX: usize = 4;
+/// Most pieces of one size that a core keeps: more than complete in one turn of a core with single reads.
+const KEPT_MAX: usize = 32;
+
 /// The whole response memory of a daemon. Clones share it.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Arena {
-    inner: Arc<ArenaInner>,
+    pages: Arc<Pages>,
+    /// One for each core, and the last for all other threads.
+    pools: Arc<[Arc<PiecePool>]>,
 }
 
-struct ArenaInner {
+/// The mapping.
+struct Pages {
     base: NonNull<u8>,
     length: usize,
     allocator: Mutex<Allocator<u32>>,
@@ -35,23 +48,23 @@ struct ArenaInner {
 
 // SAFETY: `base` points to a mapping that lives as long as the value and is handed out only in disjoint
 // pieces, each owned by one `PooledBuffer`.
-unsafe impl Send for ArenaInner {}
+unsafe impl Send for Pages {}
 // SAFETY: as above; the allocator is behind a mutex.
-unsafe impl Sync for ArenaInner {}
+unsafe impl Sync for Pages {}
 
-impl std::fmt::Debug for ArenaInner {
+impl std::fmt::Debug for Arena {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Arena")
-            .field("length", &self.length)
-            .field("budget", &self.budget)
-            .finish()
+            .field("length", &self.pages.length)
+            .field("budget", &self.pages.budget)
+            .finish_non_exhaustive()
     }
 }
 
-impl Drop for ArenaInner {
+impl Drop for Pages {
     fn drop(&mut self) {
         // SAFETY: `base` and `length` are exactly what mmap returned in `Arena::new`, and every piece holds
-        // an `Arc` of this value, so no piece is left.
+        // an `Arc` of a pool, which holds one of this value, so no piece is left.
         let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.length) };
         if let Err(errno) = unmapped {
             tracing::error!(%errno, "the response memory cannot be unmapped");
@@ -59,13 +72,61 @@ impl Drop for ArenaInner {
     }
 }
 
+impl Pages {
+    fn allocator(&self) -> MutexGuard<'_, Allocator<u32>> {
+        self.allocator.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Hands out the pieces of one core. Its lock and its count of references are on lines that no other core writes, as long as
+/// pieces are dropped where they were made.
+#[repr(align(128))]
+struct PiecePool {
+    pages: Arc<Pages>,
+    /// Free pieces of 1, 2, ... pages.
+    kept: Mutex<[Vec<Allocation<u32>>; KEPT_PAGES_MAX]>,
+}
+
+impl PiecePool {
+    fn kept(&self) -> MutexGuard<'_, [Vec<Allocation<u32>>; KEPT_PAGES_MAX]> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A piece of so many pages that was kept.
+    fn take(&self, pages: u32) -> Option<Allocation<u32>> {
+        let size = usize::try_from(pages).ok()?.checked_sub(1)?;
+        if size >= KEPT_PAGES_MAX {
+            return None;
+        }
+        self.kept().get_mut(size)?.pop()
+    }
+
+    /// Keeps a piece, or returns it to the allocator.
+    fn give_back(&self, piece: Allocation<u32>, pages: usize) {
+        if pages <= KEPT_PAGES_MAX
+            && let Some(kept) = self.kept().get_mut(pages.wrapping_sub(1))
+            && kept.len() < KEPT_MAX
+        {
+            return kept.push(piece);
+        }
+        self.pages.allocator().free(piece);
+    }
+
+    /// Returns everything kept to the allocator.
+    fn empty(&self) {
+        let kept = std::mem::take(&mut *self.kept());
+        let mut allocator = self.pages.allocator();
+        kept.into_iter().flatten().for_each(|piece| allocator.free(piece));
+    }
+}
+
 impl Arena {
     /// Reserves `budget_bytes` (rounded up to pages) of address space. Pages become resident on first use, as
-    /// huge pages where the host has them.
+    /// huge pages where the host has them. Each of `cores` keeps some pieces.
     ///
     /// # Errors
     /// errno of mmap, or `InvalidInput` for a budget of 0 or of more than 2^32 pages (16 TiB).
-    pub fn new(budget_bytes: u64) -> std::io::Result<Self> {
+    pub fn new(budget_bytes: u64, cores: u32) -> std::io::Result<Self> {
         let invalid = || std::io::Error::from(std::io::ErrorKind::InvalidInput);
         let pages = u32::try_from(budget_bytes.div_ceil(PAGE_BYTES)).map_err(|_| invalid())?;
         let length = usize::try_from(u64::from(pages) * PAGE_BYTES).map_err(|_| invalid())?;
@@ -91,14 +152,20 @@ impl Arena {
         // pages bounds the nodes; 128 Ki is the allocator's own default and enough for most budgets.
         let nodes = pages.saturating_mul(2).clamp(1024, 1 << 20);
         let allocator = Mutex::new(Allocator::with_max_allocs(pages, nodes));
-        Ok(Self {
-            inner: Arc::new(ArenaInner {
-                base,
-                length,
-                allocator,
-                budget: Budget::new(length as u64),
-            }),
-        })
+        let pages = Arc::new(Pages {
+            base,
+            length,
+            allocator,
+            budget: Budget::new(length as u64),
+        });
+        let pool = |_| {
+            Arc::new(PiecePool {
+                pages: Arc::clone(&pages),
+                kept: Mutex::default(),
+            })
+        };
+        let pools = (0..=cores).map(pool).collect();
+        Ok(Self { pages, pools })
     }
 
     /// Takes `bytes` (rounded up to pages), charged to `share`.
@@ -149,7 +216,7 @@ impl Arena {
     fn charge(&self, bytes: u64, share: Option<&Arc<Share>>) -> Result<Charge, ReadError> {
         let charged = match share {
             Some(share) => share.charge(bytes),
-            None => self.inner.budget.charge(bytes),
+            None => self.pages.budget.charge(bytes),
         };
         charged.map_err(overloaded)
     }
@@ -163,15 +230,20 @@ impl Arena {
         let Ok(pages_u32) = u32::try_from(pages) else {
             return Err(overloaded);
         };
-        let mut allocator = self
-            .inner
-            .allocator
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        let Some(allocation) = allocator.allocate(pages_u32) else {
+        let core = cores::current().and_then(|core| self.pools.get(core));
+        let Some(pool) = core.or(self.pools.last()) else {
             return Err(overloaded);
         };
-        drop(allocator);
+        let allocation = pool
+            .take(pages_u32)
+            .or_else(|| self.pages.allocator().allocate(pages_u32))
+            .or_else(|| {
+                self.pools.iter().for_each(|pool| pool.empty());
+                self.pages.allocator().allocate(pages_u32)
+            });
+        let Some(allocation) = allocation else {
+            return Err(overloaded);
+        };
         let capacity = pages * PAGE_BYTES;
         // Worked: allocation.offset 3 -> bytes 12288..; below `length`, which is a usize.
         let offset = u64::from(allocation.offset) * PAGE_BYTES;
@@ -181,9 +253,9 @@ impl Arena {
         )]
         let (offset, capacity) = (offset as usize, capacity as usize);
         // SAFETY: `offset + capacity <= length`: the allocator only hands out pages below its size.
-        let base = unsafe { self.inner.base.add(offset) };
+        let base = unsafe { self.pages.base.add(offset) };
         Ok(PooledBuffer {
-            arena: Arc::clone(&self.inner),
+            pool: Arc::clone(pool),
             allocation,
             base,
             capacity,
@@ -194,26 +266,26 @@ impl Arena {
 
     /// The budget that pieces are charged to.
     pub fn budget(&self) -> &Arc<Budget> {
-        &self.inner.budget
+        &self.pages.budget
     }
 
     /// Bytes in use now.
     pub fn in_use_bytes(&self) -> u64 {
-        self.inner.budget.used()
+        self.pages.budget.used()
     }
 
     /// The budget.
     pub fn budget_bytes(&self) -> u64 {
-        self.inner.length as u64
+        self.pages.length as u64
     }
 
     /// Makes every page present, so that pinning them does not wait for that. Pages that cannot be made
     /// present now (memory is short, kernel before 5.14) become present on first use.
     pub(crate) fn populate(&self) {
-        let base = self.inner.base.as_ptr().cast::<std::ffi::c_void>();
+        let base = self.pages.base.as_ptr().cast::<std::ffi::c_void>();
         // SAFETY: exactly the region that this arena mapped; populating leaves its contents as they are.
         let populated =
-            unsafe { rustix::mm::madvise(base, self.inner.length, rustix::mm::Advice::LinuxPopulateWrite) };
+            unsafe { rustix::mm::madvise(base, self.pages.length, rustix::mm::Advice::LinuxPopulateWrite) };
         if let Err(errno) = populated {
             tracing::debug!(%errno, "the response memory is not populated ahead of its registration");
         }
@@ -221,7 +293,7 @@ impl Arena {
 
     /// The region, for registration with a ring: (address, bytes).
     pub(crate) fn region(&self) -> (*mut u8, usize) {
-        (self.inner.base.as_ptr(), self.inner.length)
+        (self.pages.base.as_ptr(), self.pages.length)
     }
 }
 
@@ -272,7 +344,7 @@ impl Collector for ArenaCollector {
 
 /// A piece of the arena with one owner. Its visible range is set once, when its reads have finished.
 pub struct PooledBuffer {
-    arena: Arc<ArenaInner>,
+    pool: Arc<PiecePool>,
     allocation: Allocation<u32>,
     base: NonNull<u8>,
     capacity: usize,
@@ -351,11 +423,9 @@ impl AsRef<[u8]> for PooledBuffer {
 
 impl Drop for PooledBuffer {
     fn drop(&mut self) {
-        self.arena
-            .allocator
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .free(self.allocation);
+        #[expect(clippy::cast_possible_truncation, reason = "a page's length is small")]
+        let pages = self.capacity / PAGE_BYTES as usize;
+        self.pool.give_back(self.allocation, pages);
     }
 }
 
@@ -377,7 +447,7 @@ mod tests {
     /// Pieces are aligned, disjoint, refused when the budget is used up, and usable again once dropped.
     #[test]
     fn pieces_are_disjoint_and_return() {
-        let arena = Arena::new(1 << 20).unwrap();
+        let arena = Arena::new(1 << 20, 1).unwrap();
         let mut held: Vec<PooledBuffer> = (0..256).map(|_| arena.reserve(4096, None).unwrap()).collect();
         assert_eq!(arena.in_use_bytes(), 1 << 20);
         assert_eq!(
@@ -396,10 +466,33 @@ mod tests {
         assert_eq!(arena.reserve(1 << 20, None).unwrap().capacity, 1 << 20);
     }
 
+    /// Small pieces that two cores have returned, and keep, are there for others: the whole arena can be had in one
+    /// piece, or in small ones elsewhere.
+    #[test]
+    fn what_cores_keep_is_free() {
+        let arena = Arena::new(1 << 20, 2).unwrap();
+        let pages = |bytes, count: usize| -> Vec<_> {
+            (0..count).map(|_| arena.reserve(bytes, None).unwrap()).collect()
+        };
+        let kept = |core: usize| -> usize { arena.pools[core].kept().iter().map(Vec::len).sum() };
+        cores::run_as(0, || drop((pages(4096, 100), pages(8192, 4))));
+        cores::run_as(1, || drop(pages(4096, 10)));
+        assert_eq!((kept(0), kept(1), kept(2)), (KEPT_MAX + 4, 10, 0));
+        // Returned where it was made.
+        let piece = cores::run_as(1, || arena.reserve(4096, None).unwrap());
+        cores::run_as(0, || drop(piece));
+        assert_eq!((kept(0), kept(1)), (KEPT_MAX + 4, 10));
+        drop(arena.reserve(1 << 20, None).unwrap());
+        assert_eq!((kept(0), kept(1), kept(2)), (0, 0, 0));
+        cores::run_as(0, || drop(pages(4096, 100)));
+        drop(pages(4096, 256));
+        assert_eq!(arena.in_use_bytes(), 0);
+    }
+
     /// A scrape with one piece handed out shows its pages and the budget; once it is dropped, none.
     #[test]
     fn a_scrape_shows_what_is_in_use() {
-        let arena = Arena::new(1 << 20).unwrap();
+        let arena = Arena::new(1 << 20, 1).unwrap();
         let registry = Registry::new();
         arena.register_metrics(&registry).unwrap();
         let scrape = || {
@@ -420,7 +513,7 @@ mod tests {
     /// dropped.
     #[test]
     fn a_share_is_charged_until_the_last_slice_is_gone() {
-        let arena = Arena::new(1 << 20).unwrap();
+        let arena = Arena::new(1 << 20, 1).unwrap();
         let share = arena.budget().caller().connection(8192);
         let mut buffer = arena.reserve(5000, Some(&share)).unwrap();
         assert_eq!(share.held(), 8192);
@@ -444,7 +537,7 @@ mod tests {
     /// own.
     #[test]
     fn two_pieces_are_reserved_together_or_not_at_all() {
-        let arena = Arena::new(1 << 20).unwrap();
+        let arena = Arena::new(1 << 20, 1).unwrap();
         let share = arena.budget().caller().connection(512 << 10);
         let [data, scratch] = arena.reserve_both([256 << 10, 256 << 10], Some(&share)).unwrap();
         assert_eq!(share.held(), 512 << 10);

@@ -67,6 +67,15 @@ pub(crate) fn current() -> Option<usize> {
     CURRENT_CORE.get()
 }
 
+/// Runs a function as if on a core.
+#[cfg(test)]
+pub(crate) fn run_as<T>(core: usize, run: impl FnOnce() -> T) -> T {
+    let before = CURRENT_CORE.replace(Some(core));
+    let result = run();
+    CURRENT_CORE.set(before);
+    result
+}
+
 /// Ends the turn of a task on a core: it is polled again after all other ready tasks, and after the core has
 /// polled its sockets and its ring. A task that only wakes itself is polled up to 61 times before that: a few
 /// connections that always have data to send would delay all others by 10 ms.
@@ -311,7 +320,7 @@ mod tests {
     #[test]
     #[ignore = "needs io_uring"]
     fn a_shard_after_one_that_was_given_up_has_registered_memory() {
-        let arena = Arena::new(1 << 20).unwrap();
+        let arena = Arena::new(1 << 20, 1).unwrap();
         let (base, bytes) = arena.region();
         let (core, commands) = mpsc::unbounded_channel();
         let thread = start_core(0, None, commands, Some(8)).unwrap();

@@ -117,7 +117,7 @@ struct Inner {
     /// Budget of queued reads over all shards, from which callers take their shares.
     reads: Arc<Budget>,
     config: EngineConfig,
-    routes: ArcSwap<RoutingTable>,
+    routes: Arc<ArcSwap<RoutingTable>>,
     /// Held during a switch, so that only one runs at a time.
     switching: Mutex<()>,
     /// Every group that was started.
@@ -183,7 +183,7 @@ impl Engine {
     }
 
     fn start_on(config: &EngineConfig, backend: BackendStatus, sim: Sim) -> Result<Self, StartError> {
-        let arena = Arena::new(config.memory_budget_bytes).map_err(|error| {
+        let arena = Arena::new(config.memory_budget_bytes, config.cores).map_err(|error| {
             StartError(format!(
                 "engine.memory_budget: {} bytes cannot be reserved: {error}; ask for less",
                 config.memory_budget_bytes
@@ -191,7 +191,7 @@ impl Engine {
         })?;
         let (alarm_raised, alarm) = watch::channel(false);
         let alarm_raised = Alarm(Arc::new(alarm_raised));
-        let metrics = Arc::new(MetricsRegistry::new(backend.clone()));
+        let metrics = Arc::new(MetricsRegistry::default());
         let (cores, mut threads) = start::cores(config, backend.backend)?;
         let mut starter = Starter {
             config,
@@ -213,7 +213,7 @@ impl Engine {
                 arena,
                 reads: Budget::new(config.queued_reads.into()),
                 config: config.clone(),
-                routes: ArcSwap::from_pointee(routes),
+                routes: Arc::new(ArcSwap::from_pointee(routes)),
                 switching: Mutex::new(()),
                 groups: Mutex::new(vec![group]),
                 metrics,
@@ -482,7 +482,9 @@ impl Engine {
     /// A name is taken.
     pub fn register_metrics(&self, registry: &prometheus::Registry) -> Result<(), prometheus::Error> {
         self.inner.arena.register_metrics(registry)?;
-        registry.register(Box::new(EngineCollector::new(Arc::clone(&self.inner.metrics))?))
+        let metrics = Arc::clone(&self.inner.metrics);
+        let routes = Arc::downgrade(&self.inner.routes);
+        registry.register(Box::new(EngineCollector::new(metrics, routes)?))
     }
 
     /// Resolves when a shard has failed, which only a defect can cause: the process should then drain and

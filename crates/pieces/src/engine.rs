@@ -52,7 +52,7 @@ pub(crate) fn pieces() -> Result<Vec<Piece>, Box<dyn std::error::Error>> {
         vector_bytes: 3072,
         count: 1 << 20,
     };
-    let arena = Arena::new(64 << 20)?;
+    let arena = Arena::new(64 << 20, 1)?;
     let counters = Arc::new(Counters::new()?);
     let counting = Arc::clone(&counters);
     let length = |extent: Option<Extent>| extent.map_or(0, |extent| extent.length);

@@ -481,7 +481,7 @@ mod tests {
     fn a_backend_leaves_its_ring_as_it_found_it() {
         let named = tempfile::NamedTempFile::new().expect("a file");
         let file = Arc::new(OpenFile::open(named.path(), DirectIo::Off).expect("open"));
-        let arena = Arena::new(1 << 20).expect("memory");
+        let arena = Arena::new(1 << 20, 1).expect("memory");
         let runtime = RingRuntime::new(8).expect("a ring");
         for _ in 0..3 {
             let mut backend = runtime.handle().backend(8);

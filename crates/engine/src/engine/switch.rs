@@ -48,7 +48,6 @@ impl Engine {
         let mut served = self.inner.metrics.datasets();
         served.retain(|dataset| !routes.own.iter().any(|(own, _)| own == dataset));
         show(&route.group, &served, status.backend);
-        self.inner.metrics.set_backend(status.clone());
         let own = routes.own.clone();
         self.inner
             .routes
@@ -90,8 +89,7 @@ impl Engine {
     ) -> Result<BackendStatus, StartError> {
         let inner = &*self.inner;
         let _one_at_a_time = inner.switch();
-        let route = status.clone().map(|status| inner.route(status)).transpose()?;
-        inner.metrics.set_backend_of(dataset.name(), status);
+        let route = status.map(|status| inner.route(status)).transpose()?;
         let routes = inner.routes.load().with_own(dataset.name(), route);
         let now = routes.of(dataset.name());
         show(&now.group, &[dataset.name().to_owned()], now.status.backend);

@@ -8,21 +8,22 @@ use super::{
     float, totals,
 };
 use crate::engine::{BackendStatus, Totals};
+use crate::routing::RoutingTable;
+use arc_swap::ArcSwap;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::{Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily, MetricType};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 
-/// The input of a scrape. Updated when an engine starts or switches, or a dataset is introduced.
-#[derive(Debug)]
+/// The input of a scrape. Updated when shards start, or a dataset is introduced.
+#[derive(Debug, Default)]
 pub(crate) struct MetricsRegistry {
     shards: RwLock<Vec<Arc<ShardMetrics>>>,
     /// Counters of reads that cores make themselves; each has the number of a shard of its backend.
     cores: RwLock<Vec<Arc<ShardMetrics>>>,
-    backend: Mutex<BackendStatus>,
-    /// Datasets by name, with the backend of those that have their own.
-    datasets: Mutex<BTreeMap<String, Option<BackendStatus>>>,
+    /// The names of the datasets that are served.
+    datasets: Mutex<BTreeSet<String>>,
     /// Datasets that are no longer served but still have counters.
     retired: Mutex<BTreeSet<String>>,
     /// Reads of datasets whose counters were dropped, kept for the totals.
@@ -30,17 +31,6 @@ pub(crate) struct MetricsRegistry {
 }
 
 impl MetricsRegistry {
-    pub(crate) fn new(backend: BackendStatus) -> Self {
-        Self {
-            shards: RwLock::default(),
-            cores: RwLock::default(),
-            backend: Mutex::new(backend),
-            datasets: Mutex::default(),
-            retired: Mutex::default(),
-            dropped: Mutex::default(),
-        }
-    }
-
     pub(crate) fn add_shards(&self, shards: impl IntoIterator<Item = Arc<ShardMetrics>>) {
         self.shards
             .write()
@@ -83,7 +73,7 @@ impl MetricsRegistry {
     fn drop_unused(&self, dropped: &mut ReadTotals) {
         let served = self.datasets.lock().unwrap_or_else(PoisonError::into_inner);
         let mut retired = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
-        retired.retain(|dataset| !served.contains_key(dataset));
+        retired.retain(|dataset| !served.contains(dataset));
         if retired.is_empty() {
             return;
         }
@@ -114,23 +104,12 @@ impl MetricsRegistry {
         retired.retain(|dataset| used.contains(dataset));
     }
 
-    pub(crate) fn set_backend(&self, status: BackendStatus) {
-        *self.backend.lock().unwrap_or_else(PoisonError::into_inner) = status;
-    }
-
-    pub(crate) fn set_backend_of(&self, dataset: &str, status: Option<BackendStatus>) {
+    /// Introduces a dataset; keeps its counters if it is known.
+    pub(crate) fn introduce(&self, dataset: &str) {
         self.datasets
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .insert(dataset.to_owned(), status);
-    }
-
-    /// Introduces a dataset; keeps its counters and backend if it is known.
-    pub(crate) fn introduce(&self, dataset: &str) {
-        let mut datasets = self.datasets.lock().unwrap_or_else(PoisonError::into_inner);
-        if !datasets.contains_key(dataset) {
-            datasets.insert(dataset.to_owned(), None);
-        }
+            .insert(dataset.to_owned());
     }
 
     pub(crate) fn forget(&self, dataset: &str) {
@@ -147,13 +126,15 @@ impl MetricsRegistry {
     /// The names of the known datasets.
     pub(crate) fn datasets(&self) -> Vec<String> {
         let datasets = self.datasets.lock().unwrap_or_else(PoisonError::into_inner);
-        datasets.keys().cloned().collect()
+        datasets.iter().cloned().collect()
     }
 }
 
 /// Sums the shards at each scrape.
 pub(crate) struct EngineCollector {
     metrics: Arc<MetricsRegistry>,
+    /// Weak, since routes keep shards running.
+    routes: Weak<ArcSwap<RoutingTable>>,
     descriptions: Vec<Desc>,
 }
 
@@ -217,13 +198,17 @@ const HELP: [(&str, &str); 17] = [
 ];
 
 impl EngineCollector {
-    pub(crate) fn new(metrics: Arc<MetricsRegistry>) -> Result<Self, prometheus::Error> {
+    pub(crate) fn new(
+        metrics: Arc<MetricsRegistry>,
+        routes: Weak<ArcSwap<RoutingTable>>,
+    ) -> Result<Self, prometheus::Error> {
         let descriptions = HELP
             .iter()
             .map(|(name, help)| Desc::new((*name).to_owned(), (*help).to_owned(), Vec::new(), HashMap::new()))
             .collect::<Result<_, _>>()?;
         Ok(Self {
             metrics,
+            routes,
             descriptions,
         })
     }
@@ -415,40 +400,13 @@ impl Collector for EngineCollector {
             dataset_duration.histogram(&[("dataset", dataset)], total, &DURATION_BOUNDS_NS, 1e-9);
         }
         items.histogram(&[], &batches, &COUNT_BOUNDS, 1.0);
-        let status = self
-            .metrics
-            .backend
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
-        let labels = |status: &BackendStatus| (status.backend.as_str(), status.requested.as_str());
-        let (backend, requested) = labels(&status);
-        info.gauge(
-            &[
-                ("backend", backend),
-                ("requested", requested),
-                ("reason", &status.reason),
-            ],
-            1.0,
-        );
-        let datasets = self
-            .metrics
-            .datasets
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
-        for (dataset, own) in &datasets {
-            let status = own.as_ref().unwrap_or(&status);
-            let (backend, requested) = labels(status);
-            dataset_info.gauge(
-                &[
-                    ("dataset", dataset),
-                    ("backend", backend),
-                    ("requested", requested),
-                    ("reason", &status.reason),
-                ],
-                1.0,
-            );
+        if let Some(routes) = self.routes.upgrade() {
+            let routes = routes.load();
+            info.gauge(&labels(&routes.common.status), 1.0);
+            for dataset in self.metrics.datasets() {
+                let [backend, requested, reason] = labels(&routes.of(&dataset).status);
+                dataset_info.gauge(&[("dataset", &dataset), backend, requested, reason], 1.0);
+            }
         }
         [
             reads,
@@ -479,3 +437,11 @@ impl Collector for EngineCollector {
 /// A backend's name as an ordered map key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct BackendKindOrd(&'static str);
+
+fn labels(status: &BackendStatus) -> [(&'static str, &str); 3] {
+    [
+        ("backend", status.backend.as_str()),
+        ("requested", status.requested.as_str()),
+        ("reason", &status.reason),
+    ]
+}

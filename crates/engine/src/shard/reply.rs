@@ -212,7 +212,7 @@ mod tests {
         // Items of 0 to 300 bytes after a lead of 10, some of them failed; moved in steps from 1 byte to
         // everything at once.
         let mut random = fastrand::Rng::with_seed(3);
-        let arena = Arena::new(1 << 20).unwrap();
+        let arena = Arena::new(1 << 20, 1).unwrap();
         for step in [1, 7, 100, 4096, u64::MAX] {
             let items: Vec<Item> = (0..100)
                 .map(|_| Item {

@@ -47,7 +47,7 @@ impl World {
         Self {
             file,
             dataset: Arc::new(dataset.expect("open")),
-            arena: Arena::new(64 << 20).expect("memory"),
+            arena: Arena::new(64 << 20, 1).expect("memory"),
             shard: Shard::new(backend, inbox, Arc::clone(&metrics), 0),
             control,
             mailbox,
