@@ -263,6 +263,8 @@ impl Listener {
             recorder,
             rpc,
         } = port;
+        let fast_paths = fast_path.iter();
+        let fast_paths = fast_paths.flat_map(|path| cores.open.iter().map(|_| path.for_core())).collect();
         let address = bound.address();
         let tcp = bound.listen()?;
         let connections = connection_limits.add_port();
@@ -277,7 +279,7 @@ impl Listener {
                 transport,
                 dispatcher: RequestDispatcher {
                     router,
-                    fast_path,
+                    fast_paths,
                     hosts,
                     role,
                     access,

@@ -77,6 +77,11 @@ impl FastPath for FetchService {
         method.is_some_and(|method| !method.is_empty() && !method.contains(['/', '%']))
     }
 
+    fn for_core(&self) -> Arc<dyn FastPath> {
+        let shared = Arc::new(Shared::clone(&self.shared));
+        Arc::new(Self { shared })
+    }
+
     fn call(&self, request: Request<RequestBody>, connection: &Arc<Connection>) -> ResponseFuture {
         self.respond(request, Some(Arc::clone(connection)), Instant::now())
     }

@@ -20,11 +20,17 @@ use std::time::Instant;
 
 /// The fast path of [`super::service`], with the same fetcher and metrics.
 pub fn fast_path(fetcher: Fetcher, rpc: RpcMetrics) -> Arc<dyn FastPath> {
-    Arc::new(ReadFastPath { fetcher, rpc })
+    let shared = Arc::new(Shared { fetcher, rpc });
+    Arc::new(ReadFastPath { shared })
+}
+
+#[derive(Debug)]
+struct ReadFastPath {
+    shared: Arc<Shared>,
 }
 
 #[derive(Debug, Clone)]
-struct ReadFastPath {
+struct Shared {
     fetcher: Fetcher,
     rpc: RpcMetrics,
 }
@@ -69,14 +75,19 @@ impl FastPath for ReadFastPath {
             && Target::of(request.uri().path()).is_some_and(is_data)
     }
 
+    fn for_core(&self) -> Arc<dyn FastPath> {
+        let shared = Arc::new(Shared::clone(&self.shared));
+        Arc::new(Self { shared })
+    }
+
     fn call(&self, request: Request<RequestBody>, connection: &Arc<Connection>) -> ResponseFuture {
-        let (reads, connection) = (self.clone(), Arc::clone(connection));
+        let (shared, connection) = (Arc::clone(&self.shared), Arc::clone(connection));
         ResponseFuture::new(async move {
             let arrival = Instant::now();
             let (parts, _no_body) = request.into_parts();
             let (path, connection) = (parts.uri.path(), Some(connection));
             let target = Target::of(path);
-            let ReadFastPath { fetcher, rpc } = &reads;
+            let Shared { fetcher, rpc } = &*shared;
             let operation = target.map_or(HttpOperation::Other, |target| target.operation);
             let counted = rpc.http(operation).begin(arrival);
             let result = match target {

@@ -50,6 +50,9 @@ pub trait FastPath: std::fmt::Debug + Send + Sync {
     /// Whether it serves this request.
     fn accepts(&self, request: &Request<RequestBody>) -> bool;
 
+    /// The same for another core, with counts of references that other cores do not write for each request.
+    fn for_core(&self) -> Arc<dyn FastPath>;
+
     /// Serves a request that it accepts.
     fn call(&self, request: Request<RequestBody>, connection: &Arc<Connection>) -> ResponseFuture;
 }
@@ -58,7 +61,8 @@ pub trait FastPath: std::fmt::Debug + Send + Sync {
 #[derive(Debug)]
 pub(super) struct RequestDispatcher {
     pub(super) router: Router,
-    pub(super) fast_path: Option<Arc<dyn FastPath>>,
+    /// One for each core, if there is any.
+    pub(super) fast_paths: Box<[Arc<dyn FastPath>]>,
     pub(super) hosts: Option<AllowedHosts>,
     pub(super) role: Role,
     /// Access control; `None`: clients are not distinguished.
@@ -145,9 +149,10 @@ fn without_body(response: Response<AnswerBody>) -> Response<AnswerBody> {
 }
 
 impl RequestDispatcher {
-    /// Serves a request.
+    /// Serves a request on this core.
     pub(super) fn call(
         &self,
+        core: usize,
         request: Request<Incoming>,
         connection: &Arc<Connection>,
         exchange: &Arc<Exchange>,
@@ -195,7 +200,7 @@ impl RequestDispatcher {
             let refused = refused_call(Code::ResourceExhausted, "too-many-watches", detail);
             return DispatchFuture::refused(refused.into_http(), progress);
         }
-        match &self.fast_path {
+        match self.fast_paths.get(core) {
             Some(fast_path) if fast_path.accepts(&request) => {
                 DispatchFuture::Fast(fast_path.call(request, connection))
             }

@@ -136,14 +136,14 @@ impl PortServer {
             }
             let service = {
                 let (port, progress) = (Arc::clone(&self), Arc::clone(progress));
-                let connection = Arc::clone(&accepted.connection);
+                let (core, connection) = (accepted.guard.core, Arc::clone(&accepted.connection));
                 service_fn(move |request: http::Request<Incoming>| {
                     let recorder = port.recorder.as_ref();
                     let record = recorder.map(|to| to.begin(&request, progress.peer(), port.transport));
                     let exchange = progress.open_recorded(request.body().is_end_stream(), record);
                     let is_head = request.method() == http::Method::HEAD;
                     let answer = within(exchange.record(), || {
-                        port.dispatcher.call(request, &connection, &exchange, &progress)
+                        port.dispatcher.call(core, request, &connection, &exchange, &progress)
                     });
                     ResponseOrStall::new(answer, exchange, is_head)
                 })
