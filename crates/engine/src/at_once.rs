@@ -13,10 +13,10 @@ use crate::backend::residency::{Residency, ResidencyHistories, Tick, ask, pread_
 use crate::batch::{Batch, Fetched, Lengths, Segment, Times};
 use crate::buffer::Arena;
 use crate::config::BackendKind;
-use crate::dataset::{Dataset, OpenFile};
+use crate::dataset::{Dataset, OpenFile, WeakDataset};
 use crate::metrics::{DatasetCounters, ShardMetrics, nanoseconds};
 use crate::share::Share;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 /// Longest item with `mmap`: a longer copy is worth going to a thread of its own.
@@ -33,7 +33,7 @@ struct State {
     metrics: Arc<ShardMetrics>,
     histories: ResidencyHistories,
     /// Counters of each dataset read here, with its id.
-    counters: Vec<(u64, Weak<Dataset>, Arc<DatasetCounters>)>,
+    counters: Vec<(u64, WeakDataset, Arc<DatasetCounters>)>,
 }
 
 impl CoreReads {
@@ -103,9 +103,7 @@ impl CoreReads {
 
     /// Forgets the datasets without other users.
     pub(crate) fn sweep(&self) {
-        self.lock()
-            .counters
-            .retain(|(_, dataset, _)| dataset.strong_count() > 0);
+        self.lock().counters.retain(|(_, dataset, _)| dataset.is_open());
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -146,7 +144,7 @@ impl State {
         }
     }
 
-    fn count(&mut self, dataset: &Arc<Dataset>, backend: BackendKind, length: u32, total_ns: u64) {
+    fn count(&mut self, dataset: &Dataset, backend: BackendKind, length: u32, total_ns: u64) {
         let metrics = &self.metrics;
         let found = self.counters.iter().find(|(id, ..)| *id == dataset.id());
         let count = |counters: &DatasetCounters| {
@@ -159,8 +157,7 @@ impl State {
                 metrics.show(backend);
                 let counters = metrics.dataset(dataset.name(), backend);
                 count(&counters);
-                self.counters
-                    .push((dataset.id(), Arc::downgrade(dataset), counters));
+                self.counters.push((dataset.id(), dataset.downgrade(), counters));
             }
         }
         metrics.batch_items.observe(1, 1);

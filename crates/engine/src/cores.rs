@@ -62,18 +62,9 @@ pub fn take_charges(mut take: impl FnMut(u64, Duration)) {
     CHARGES.with_borrow_mut(|charges| charges.drain(..).for_each(|(caller, time)| take(caller, time)));
 }
 
-/// The number of the calling core, if any.
-pub(crate) fn current() -> Option<usize> {
+/// The number of the calling core, from 0, if it is one.
+pub fn current() -> Option<usize> {
     CURRENT_CORE.get()
-}
-
-/// Runs a function as if on a core.
-#[cfg(test)]
-pub(crate) fn run_as<T>(core: usize, run: impl FnOnce() -> T) -> T {
-    let before = CURRENT_CORE.replace(Some(core));
-    let result = run();
-    CURRENT_CORE.set(before);
-    result
 }
 
 /// Ends the turn of a task on a core: it is polled again after all other ready tasks, and after the core has
@@ -307,6 +298,15 @@ fn on_plain(
         count_parks();
         main.await;
     });
+}
+
+/// Runs a function as if on a core.
+#[cfg(test)]
+pub(crate) fn run_as<T>(core: usize, run: impl FnOnce() -> T) -> T {
+    let before = CURRENT_CORE.replace(Some(core));
+    let result = run();
+    CURRENT_CORE.set(before);
+    result
 }
 
 #[cfg(test)]

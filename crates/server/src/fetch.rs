@@ -48,6 +48,7 @@ use crate::config::Limits;
 use crate::record;
 use arc_swap::ArcSwap;
 use ringfetch_engine::batch::Fetched;
+use ringfetch_engine::cores::current as current_core;
 use ringfetch_engine::dataset::Dataset;
 use ringfetch_engine::engine::{Engine, SubmitOptions};
 use ringfetch_engine::error::{ReadError, Resource, ResponseMax};
@@ -66,15 +67,29 @@ const NAME_CHARS_MAX: usize = 128;
 /// The datasets being served, and the limits in force.
 #[derive(Debug)]
 struct Serving {
-    datasets: BTreeMap<String, Arc<Dataset>>,
+    /// By name: a clone for each core, after one for all other threads.
+    datasets: BTreeMap<String, Box<[Arc<Dataset>]>>,
     limits: Limits,
 }
 
 impl Serving {
-    fn new(datasets: Vec<Arc<Dataset>>, limits: Limits) -> Self {
-        let named = |dataset: Arc<Dataset>| (dataset.name().to_owned(), dataset);
+    fn new(datasets: Vec<Arc<Dataset>>, cores: usize, limits: Limits) -> Self {
+        let named = |dataset: Arc<Dataset>| {
+            let of_cores = (0..cores).map(|_| Arc::new(Dataset::clone(&dataset)));
+            let name = dataset.name().to_owned();
+            (
+                name,
+                std::iter::once(Arc::clone(&dataset)).chain(of_cores).collect(),
+            )
+        };
         let datasets = datasets.into_iter().map(named).collect();
         Self { datasets, limits }
+    }
+
+    fn dataset(&self, name: &str) -> Option<&Arc<Dataset>> {
+        let clones = self.datasets.get(name)?;
+        let of_core = current_core().and_then(|core| clones.get(core + 1));
+        of_core.or(clones.first())
     }
 }
 
@@ -109,10 +124,11 @@ impl Fetcher {
             engine.introduce(dataset);
         }
         let callers = Callers::new(engine.clone(), &limits);
+        let cores = engine.core_count();
         Self {
             inner: Arc::new(Inner {
                 engine,
-                serving: ArcSwap::from_pointee(Serving::new(datasets, limits)),
+                serving: ArcSwap::from_pointee(Serving::new(datasets, cores, limits)),
                 callers,
                 draining: AtomicBool::new(false),
                 rejections: RejectionCounters::new(),
@@ -150,12 +166,20 @@ impl Fetcher {
             self.inner.engine.introduce(dataset);
         }
         self.inner.callers.set_limits(&limits);
-        self.inner.serving.store(Arc::new(Serving::new(datasets, limits)));
+        let cores = self.inner.engine.core_count();
+        self.inner
+            .serving
+            .store(Arc::new(Serving::new(datasets, cores, limits)));
     }
 
     /// Every dataset, by name.
     pub fn datasets(&self) -> Vec<Arc<Dataset>> {
-        self.inner.serving.load().datasets.values().cloned().collect()
+        let serving = self.inner.serving.load();
+        serving
+            .datasets
+            .values()
+            .filter_map(|clones| clones.first().cloned())
+            .collect()
     }
 
     /// Looks a dataset up, for the daemon itself and for operators.
@@ -178,7 +202,7 @@ impl Fetcher {
             return Err(FetchError::Forbidden { name: shown() });
         }
         let serving = self.inner.serving.load();
-        let found = serving.datasets.get(name).cloned();
+        let found = serving.dataset(name).cloned();
         found.ok_or_else(|| {
             let names = serving.datasets.keys().map(String::as_str);
             FetchError::DatasetNotFound {

@@ -264,7 +264,9 @@ impl Listener {
             rpc,
         } = port;
         let fast_paths = fast_path.iter();
-        let fast_paths = fast_paths.flat_map(|path| cores.open.iter().map(|_| path.for_core())).collect();
+        let fast_paths = fast_paths
+            .flat_map(|path| cores.open.iter().map(|_| path.for_core()))
+            .collect();
         let address = bound.address();
         let tcp = bound.listen()?;
         let connections = connection_limits.add_port();

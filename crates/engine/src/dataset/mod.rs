@@ -25,7 +25,7 @@ use crate::error::ReadError;
 use crate::geometry::{Extent, FileSpan};
 use openers::OPENERS;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// Longest block of a dataset, bytes.
@@ -305,9 +305,26 @@ pub struct ObjectEntry {
     pub length_bytes: u64,
 }
 
-/// An open dataset.
+/// An open dataset. Clones share it; it is closed when the last is dropped. Who holds an `Arc` of a clone counts its
+/// references on that clone's cache line: with a clone for each core, requests on different cores do not write to the same.
+/// Aligned, so that no two share a line (128: x86 fetches lines in pairs).
+#[derive(Debug, Clone)]
+#[repr(align(128))]
+pub struct Dataset(Arc<OpenDataset>);
+
+/// Shows whether a dataset is still open, without keeping it open.
+#[derive(Debug, Clone)]
+pub struct WeakDataset(Weak<OpenDataset>);
+
+impl WeakDataset {
+    /// Whether anybody holds the dataset.
+    pub fn is_open(&self) -> bool {
+        self.0.strong_count() > 0
+    }
+}
+
 #[derive(Debug)]
-pub struct Dataset {
+struct OpenDataset {
     id: u64,
     spec: DatasetSpec,
     kind: Kind,
@@ -320,7 +337,7 @@ pub struct Dataset {
     objects: Option<objects::Objects>,
 }
 
-impl Drop for Dataset {
+impl Drop for OpenDataset {
     fn drop(&mut self) {
         // Files are closed by the reaper one by one; a cache may hold a million, so drop it there as well.
         if let Some(objects) = self.objects.take() {
@@ -335,32 +352,37 @@ impl Dataset {
     /// # Errors
     /// The first problem, with the field to look at.
     pub fn open(spec: &DatasetSpec) -> Result<Self, OpenError> {
-        open::open(spec)
+        open::open(spec).map(|opened| Self(Arc::new(opened)))
+    }
+
+    /// Does not keep it open.
+    pub fn downgrade(&self) -> WeakDataset {
+        WeakDataset(Arc::downgrade(&self.0))
     }
 
     /// Unique in this process, never reused: the key for caches.
     pub fn id(&self) -> u64 {
-        self.id
+        self.0.id
     }
 
     /// Name in requests.
     pub fn name(&self) -> &str {
-        &self.spec.name
+        &self.0.spec.name
     }
 
     /// What it is.
     pub fn kind(&self) -> Kind {
-        self.kind
+        self.0.kind
     }
 
     /// The specification it was opened from.
     pub fn spec(&self) -> &DatasetSpec {
-        &self.spec
+        &self.0.spec
     }
 
     /// Blocks or vectors; 0 for objects.
     pub fn count(&self) -> u64 {
-        match self.kind {
+        match self.0.kind {
             Kind::Blocks { count, .. } | Kind::Vectors { count, .. } => count,
             Kind::Objects => 0,
         }
@@ -368,29 +390,29 @@ impl Dataset {
 
     /// Length of the address space; 0 for objects.
     pub fn length_bytes(&self) -> u64 {
-        self.length_bytes
+        self.0.length_bytes
     }
 
     /// The files of the address space, in order; empty for objects.
     pub fn files(&self) -> &[Arc<OpenFile>] {
-        &self.files
+        &self.0.files
     }
 
     /// Calls `out` with (file index, extent in that file) for each file that `extent` of the address space
     /// overlaps.
     pub(crate) fn locate(&self, extent: Extent, out: &mut impl FnMut(usize, Extent)) {
-        self.span.locate(extent, out);
+        self.0.span.locate(extent, out);
     }
 
     /// How its files are read.
     pub fn direct(&self) -> &DirectFacts {
-        &self.direct
+        &self.0.direct
     }
 
     /// Strong entity tag of the address space (a digest of device, inode, length and mtime of every file, and of
     /// how its blocks or vectors lie in them), unquoted. For objects, whose files have tags of their own, that of the directory.
     pub fn etag(&self) -> &str {
-        &self.etag
+        &self.0.etag
     }
 
     /// Opens an object, from the descriptor cache or by openat2 beneath the directory. A cache hit does not
@@ -402,8 +424,8 @@ impl Dataset {
     ///
     /// # Cancel safety
     /// An open in progress continues and its file is cached; nothing is lost.
-    pub async fn object(self: &Arc<Self>, name: &str) -> Result<Arc<OpenFile>, ReadError> {
-        let Some(objects) = &self.objects else {
+    pub async fn object(&self, name: &str) -> Result<Arc<OpenFile>, ReadError> {
+        let Some(objects) = &self.0.objects else {
             return Err(ReadError::ObjectNotFound {
                 name: name.to_owned(),
             });
@@ -414,7 +436,7 @@ impl Dataset {
         }
         // The permit belongs to the open, not to the caller, who may leave before it ends.
         let permit = Arc::clone(&objects.opens).acquire_owned().await;
-        let (dataset, opened) = (Arc::clone(self), name.to_owned());
+        let (dataset, opened) = (Arc::clone(&self.0), name.to_owned());
         let opening = OPENERS.run(move || {
             let _permit = permit;
             match &dataset.objects {
@@ -435,7 +457,7 @@ impl Dataset {
     /// Forgets an object's cached descriptor, so that the next request opens its name anew: for an object
     /// that was found to be truncated.
     pub fn forget_object(&self, name: &str) {
-        if let Some(objects) = &self.objects {
+        if let Some(objects) = &self.0.objects {
             objects.forget(name);
         }
     }
@@ -450,7 +472,7 @@ impl Dataset {
         limit: usize,
         is_wanted: &dyn Fn() -> bool,
     ) -> std::io::Result<Vec<ObjectEntry>> {
-        match &self.objects {
+        match &self.0.objects {
             Some(objects) => Ok(objects.list(after, limit, is_wanted)?),
             None => Ok(Vec::new()),
         }
@@ -461,7 +483,8 @@ impl Dataset {
 impl Dataset {
     /// As if direct reads of its files had this alignment. Before anybody else refers to them.
     pub(crate) fn assume_direct(mut self, bytes: u32) -> Self {
-        for file in &mut self.files {
+        let open = Arc::get_mut(&mut self.0).expect("the only reference");
+        for file in &mut open.files {
             Arc::get_mut(file)
                 .expect("the only reference")
                 .assume_direct(bytes);

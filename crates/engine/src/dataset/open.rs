@@ -4,7 +4,7 @@
 use super::direct::{self, Alignment};
 use super::file::{self, Accept, FileError, OpenFile, OpenOptions};
 use super::objects::Objects;
-use super::{Dataset, DatasetSpec, DirectFacts, Kind, KindSpec, OpenError, PartialTail, layout};
+use super::{DatasetSpec, DirectFacts, Kind, KindSpec, OpenDataset, OpenError, PartialTail, layout};
 use crate::config::DirectIo;
 use crate::geometry::FileSpan;
 use rustix::io::Errno;
@@ -68,7 +68,7 @@ fn missing(path: &Path) -> String {
     }
 }
 
-pub(super) fn open(spec: &DatasetSpec) -> Result<Dataset, OpenError> {
+pub(super) fn open(spec: &DatasetSpec) -> Result<OpenDataset, OpenError> {
     let context = ErrorContext { dataset: &spec.name };
     check_name(context)?;
     if spec.paths.is_empty() {
@@ -113,7 +113,7 @@ fn address_space(
     spec: &DatasetSpec,
     context: ErrorContext<'_>,
     shape: impl FnOnce(&[OpenFile], u64) -> Result<(Kind, u64), OpenError>,
-) -> Result<Dataset, OpenError> {
+) -> Result<OpenDataset, OpenError> {
     let (files, direct) = open_files(spec, context)?;
     let span = FileSpan::new(files.iter().map(OpenFile::length_bytes)).ok_or_else(|| {
         context.field(
@@ -122,7 +122,7 @@ fn address_space(
         )
     })?;
     let (kind, length_bytes) = shape(&files, span.length_bytes())?;
-    Ok(Dataset {
+    Ok(OpenDataset {
         id: file::next_id(),
         spec: spec.clone(),
         kind,
@@ -140,7 +140,7 @@ fn objects(
     max_open_files: usize,
     revalidate: Duration,
     context: ErrorContext<'_>,
-) -> Result<Dataset, OpenError> {
+) -> Result<OpenDataset, OpenError> {
     let [path] = &spec.paths[..] else {
         return Err(context.field("path", "names several: objects are the files of one directory"));
     };
@@ -148,7 +148,7 @@ fn objects(
     let identity = objects
         .identity()
         .map_err(|errno| context.io(path, &errno.into()))?;
-    Ok(Dataset {
+    Ok(OpenDataset {
         id: file::next_id(),
         spec: spec.clone(),
         kind: Kind::Objects,

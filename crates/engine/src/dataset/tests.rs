@@ -390,3 +390,17 @@ fn what_the_page_cache_serves_is_held_against_the_length() {
         assert_eq!(opened.kept(8192, 4096, is_direct), Ok(0));
     }
 }
+
+/// A dataset is open as long as any clone is.
+#[test]
+fn the_last_clone_closes_it() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), [1; 512]).unwrap();
+    let opened = Dataset::open(&spec(&[file.path()], blocks(512, PartialTail::Refuse))).unwrap();
+    let (clone, weak) = (opened.clone(), opened.downgrade());
+    assert_eq!(clone.id(), opened.id());
+    drop(opened);
+    assert!(weak.is_open());
+    drop(clone);
+    assert!(!weak.is_open());
+}

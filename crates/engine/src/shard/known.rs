@@ -2,10 +2,10 @@
 
 use crate::backend::Backend;
 use crate::config::BackendKind;
-use crate::dataset::Dataset;
+use crate::dataset::WeakDataset;
 use crate::metrics::{DatasetCounters, ShardMetrics};
 use crate::planned_batch::PlannedBatch;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -15,7 +15,7 @@ pub(super) struct KnownDatasets(Vec<Known>);
 struct Known {
     id: u64,
     /// Shows whether the dataset has other users.
-    dataset: Weak<Dataset>,
+    dataset: WeakDataset,
     /// Its files that were introduced to the backend.
     files: Vec<u64>,
     /// One for each backend that read it.
@@ -37,7 +37,7 @@ impl KnownDatasets {
             backend.introduce(files);
             self.0.push(Known {
                 id,
-                dataset: Arc::downgrade(&batch.dataset),
+                dataset: batch.dataset.downgrade(),
                 files: files.iter().map(|file| file.id).collect(),
                 counters: Vec::new(),
             });
@@ -63,7 +63,7 @@ impl KnownDatasets {
     pub(super) fn sweep<B: Backend>(&mut self, backend: &mut B) {
         // A batch holds its dataset until the reply, so nothing in flight is forgotten.
         self.0.retain(|known| {
-            let held = known.dataset.strong_count() > 0;
+            let held = known.dataset.is_open();
             if !held {
                 backend.forget(&known.files);
             }

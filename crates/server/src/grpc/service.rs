@@ -45,7 +45,9 @@ pub(super) struct FetchService {
     shared: Arc<Shared>,
 }
 
+/// Aligned, so that those of two cores share no cache line.
 #[derive(Debug, Clone)]
+#[repr(align(128))]
 struct Shared {
     fetcher: Fetcher,
     lifecycle: Lifecycle,

@@ -29,7 +29,9 @@ struct ReadFastPath {
     shared: Arc<Shared>,
 }
 
+/// Aligned, so that those of two cores share no cache line.
 #[derive(Debug, Clone)]
+#[repr(align(128))]
 struct Shared {
     fetcher: Fetcher,
     rpc: RpcMetrics,

@@ -143,7 +143,8 @@ impl PortServer {
                     let exchange = progress.open_recorded(request.body().is_end_stream(), record);
                     let is_head = request.method() == http::Method::HEAD;
                     let answer = within(exchange.record(), || {
-                        port.dispatcher.call(core, request, &connection, &exchange, &progress)
+                        port.dispatcher
+                            .call(core, request, &connection, &exchange, &progress)
                     });
                     ResponseOrStall::new(answer, exchange, is_head)
                 })

@@ -1,9 +1,9 @@
 //! Datasets that are no longer served but still being read. Once the last reader is gone, a task frees what
 //! the engine holds for them. The task runs only while there are such datasets.
 
-use ringfetch_engine::dataset::Dataset;
+use ringfetch_engine::dataset::{Dataset, WeakDataset};
 use ringfetch_engine::engine::Engine;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::runtime::Handle;
 
@@ -13,7 +13,7 @@ const LOOK_LONGEST: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Default)]
 struct State {
-    datasets: Vec<Weak<Dataset>>,
+    datasets: Vec<WeakDataset>,
     watched: bool,
 }
 
@@ -25,9 +25,9 @@ pub(super) struct RetiredDatasets {
 
 impl RetiredDatasets {
     /// Adds a dataset that is no longer served.
-    pub(super) fn add(&self, dataset: &Arc<Dataset>) {
+    pub(super) fn add(&self, dataset: &Dataset) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.datasets.push(Arc::downgrade(dataset));
+        state.datasets.push(dataset.downgrade());
     }
 
     /// Starts the task, unless it is running or there are no datasets.
@@ -66,7 +66,7 @@ impl RetiredDatasets {
     fn drop_gone(&self) -> bool {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let before = state.datasets.len();
-        state.datasets.retain(|dataset| dataset.strong_count() > 0);
+        state.datasets.retain(|dataset| dataset.is_open());
         state.datasets.len() < before
     }
 }
