@@ -59,14 +59,14 @@ fn list_paged(
         }
         let Some(level) = levels.last_mut() else { break };
         let Some(key) = level.page.pop() else {
-            match level.resume.take() {
-                Some(last) => {
-                    let prefix = std::mem::take(&mut level.prefix);
-                    *level = read(prefix, Some(&last))?;
-                }
-                None => {
-                    levels.pop();
-                }
+            let (prefix, last) = (std::mem::take(&mut level.prefix), level.resume.take());
+            levels.pop();
+            let is_root = levels.is_empty();
+            match last.map(|last| read(prefix, Some(&last))) {
+                Some(Ok(rest)) => levels.push(rest),
+                // Removed since its last page was read.
+                Some(Err(errno)) if is_root || !is_left_out(errno) => return Err(errno),
+                Some(Err(_)) | None => {}
             }
             continue;
         };
@@ -74,9 +74,7 @@ fn list_paged(
         if name.ends_with('/') {
             match read(name, None) {
                 Ok(below) => levels.push(below),
-                // Removed or replaced since its name was read, or not ours to read: `lost+found`, for
-                // example.
-                Err(errno) if is_absent(errno) || is_forbidden(errno) => {}
+                Err(errno) if is_left_out(errno) => {}
                 Err(errno) => return Err(errno),
             }
             continue;
@@ -84,11 +82,17 @@ fn list_paged(
         match directory.stat_beneath(&name) {
             Ok((FileType::RegularFile, length_bytes)) => found.push(ObjectEntry { name, length_bytes }),
             Ok(_) => {}
-            Err(errno) if is_absent(errno) || is_forbidden(errno) => {}
+            Err(errno) if is_left_out(errno) => {}
             Err(errno) => return Err(errno),
         }
     }
     Ok(found)
+}
+
+/// Whether an entry that fails with this was removed or replaced since its name was read, or is not ours to read:
+/// `lost+found`, for example.
+fn is_left_out(errno: Errno) -> bool {
+    is_absent(errno) || is_forbidden(errno)
 }
 
 impl Level {
@@ -318,6 +322,40 @@ mod tests {
         for looks_max in 0..all {
             assert_eq!(walk(looks_max), Err(Errno::CANCELED));
             assert_eq!(looks.get(), looks_max + 1);
+        }
+    }
+
+    /// A directory is removed while its entries are listed page by page: what is left of it is left out, whenever it
+    /// happens, and the rest is listed.
+    #[test]
+    fn a_directory_that_is_removed_meanwhile_is_left_out() {
+        let all = ["a", "d/1", "d/2", "d/3", "e"];
+        let mut removed_at = 0;
+        loop {
+            let dir = tempfile::tempdir().unwrap();
+            for name in all {
+                make(dir.path(), name);
+            }
+            let looks = std::cell::Cell::new(0);
+            let is_wanted = || {
+                if looks.replace(looks.get() + 1) == removed_at {
+                    std::fs::remove_dir_all(dir.path().join("d")).unwrap();
+                }
+                true
+            };
+            let directory = Directory::open(dir.path()).unwrap();
+            let found = names(list_paged(&directory, "", usize::MAX, 1, &is_wanted).unwrap());
+            assert!(found.iter().all(|name| all.contains(&name.as_str())), "{found:?}");
+            assert!(found.is_sorted() && found.first().is_some_and(|name| name == "a"));
+            assert_eq!(
+                found.last().map(String::as_str),
+                Some("e"),
+                "removed at {removed_at}"
+            );
+            if looks.get() <= removed_at {
+                return assert_eq!(found, all);
+            }
+            removed_at += 1;
         }
     }
 

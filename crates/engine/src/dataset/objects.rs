@@ -144,12 +144,7 @@ impl Objects {
         };
         match result {
             Ok(file) => {
-                let cached = Cached {
-                    file: Arc::clone(&file),
-                    validated: began,
-                };
-                let replaced = self.lock().push(name.into(), cached);
-                drop(replaced);
+                self.keep(name, &file, began);
                 Ok(file)
             }
             Err(Failure::File(error)) => {
@@ -160,6 +155,22 @@ impl Objects {
                 resource: Resource::OpenObjects,
             }),
         }
+    }
+
+    /// Caches the file that a look-up found, which began at `began`, unless a later one has found another meanwhile.
+    fn keep(&self, name: &str, file: &Arc<OpenFile>, began: Instant) {
+        let cached = Cached {
+            file: Arc::clone(file),
+            validated: began,
+        };
+        let mut cache = self.lock();
+        if cache.peek(name).is_some_and(|known| known.validated > began) {
+            return;
+        }
+        let replaced = cache.push(name.into(), cached);
+        drop(cache);
+        // After the lock is released.
+        drop(replaced);
     }
 
     fn open_or_keep(&self, name: &str) -> Result<Arc<OpenFile>, Failure> {

@@ -113,14 +113,11 @@ impl MetricsRegistry {
     }
 
     pub(crate) fn forget(&self, dataset: &str) {
-        self.retired
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(dataset.to_owned());
-        self.datasets
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(dataset);
+        // Both at once: a scrape in between would take it for one that is served again.
+        let mut served = self.datasets.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut retired = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
+        served.remove(dataset);
+        retired.insert(dataset.to_owned());
     }
 
     /// The names of the known datasets.
@@ -444,4 +441,36 @@ fn labels(status: &BackendStatus) -> [(&'static str, &str); 3] {
         ("requested", status.requested.as_str()),
         ("reason", &status.reason),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::BackendKind;
+
+    #[test]
+    fn a_dataset_that_is_retired_during_a_scrape_is_dropped() {
+        // Scenario: datasets come, are read and go, one after the other, while the totals are asked for without a
+        // pause. Expectation: at the end none has counters, and the totals have the reads of all of them.
+        const DATASETS: u64 = 20_000;
+        let registry = MetricsRegistry::default();
+        let shard = ShardMetrics::new(0, BackendKind::Pread, 1);
+        registry.add_shards([Arc::clone(&shard)]);
+        std::thread::scope(|scope| {
+            let served = scope.spawn(|| {
+                for number in 0..DATASETS {
+                    let name = number.to_string();
+                    registry.introduce(&name);
+                    shard.dataset(&name, BackendKind::Pread).count_ok(1, 7);
+                    registry.forget(&name);
+                }
+            });
+            while !served.is_finished() {
+                registry.totals();
+            }
+        });
+        let totals = registry.totals();
+        assert_eq!((totals.reads, totals.read_bytes), (DATASETS, 7 * DATASETS));
+        assert_eq!(shard.datasets.lock().unwrap().len(), 0);
+    }
 }

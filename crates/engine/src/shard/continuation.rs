@@ -25,13 +25,19 @@ pub(super) enum Next {
 /// What follows an attempt at the read in `slot`.
 pub(super) fn after(result: Result<u32, i32>, slot: &mut Slot, batch: &PlannedBatch) -> Next {
     match result {
-        Ok(bytes) => after_bytes(bytes, slot, batch).unwrap_or_else(|errno| Next::Over(Some(errno))),
+        Ok(bytes) => after_bytes(bytes, slot, batch).unwrap_or_else(|errno| failed(errno, slot)),
         Err(libc::EINTR | libc::EAGAIN) if slot.interrupted < INTERRUPTED_RETRIES_MAX => {
             slot.interrupted += 1;
             Next::Attempt
         }
-        Err(errno) => Next::Over(Some(errno)),
+        Err(errno) => failed(errno, slot),
     }
+}
+
+/// An attempt that fails leaves garbage in its memory, also over bytes that an earlier one had read.
+fn failed(errno: i32, slot: &mut Slot) -> Next {
+    slot.tracked.reached = slot.tracked.reached.min(slot.from);
+    Next::Over(Some(errno))
 }
 
 fn after_bytes(bytes: u32, slot: &mut Slot, batch: &PlannedBatch) -> Result<Next, i32> {
@@ -46,7 +52,10 @@ fn after_bytes(bytes: u32, slot: &mut Slot, batch: &PlannedBatch) -> Result<Next
         // What this host knows is enough to continue. Before the read fails, the file's server is queried,
         // which might take as long as a read.
         let is_last = slot.barren == BARREN_RETRIES_MAX;
-        if batch.file_ends_by(&read, slot.tracked.reached, is_last)? {
+        if batch.file_ends_by(&read, reached, is_last)? {
+            // Bytes that an earlier attempt read behind it are gone, also from memory: a direct read overwrites
+            // the rest of its last sector.
+            slot.tracked.reached = reached;
             return Ok(Next::Over(None));
         }
         if is_last {

@@ -254,6 +254,26 @@ async fn replaced_objects() {
     }
 }
 
+/// Two look-ups at the same time: the first one opens the object before it is replaced, and is done after the second
+/// one. Expectation: whoever asks next gets the new one, as the second one did.
+#[test]
+fn a_look_up_that_takes_long_does_not_bring_back_what_was_replaced() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, other) = (dir.path().join("object"), dir.path().join("other"));
+    std::fs::write(&path, b"old").unwrap();
+    let objects = objects(&dir, Resolver::Openat2);
+    let began = Instant::now();
+    let old = objects
+        .open_or_keep("object")
+        .unwrap_or_else(|_| panic!("opened"));
+    std::fs::write(&other, b"newer").unwrap();
+    std::fs::rename(&other, &path).unwrap();
+    let new = objects.look_up("object").unwrap();
+    assert_eq!((old.length_bytes(), new.length_bytes()), (3, 5));
+    objects.keep("object", &old, began);
+    assert!(Arc::ptr_eq(&new, &objects.look_up("object").unwrap()));
+}
+
 /// Never trusted, a removed object is gone at once, and its descriptor leaves the cache.
 #[tokio::test]
 async fn removed_objects() {
