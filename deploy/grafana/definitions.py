@@ -34,6 +34,8 @@ BY_DATASET = ('dataset=~"$dataset"', 'backend=~"$backend"')
 BY_BACKEND = ('backend=~"$backend"',)
 TOTAL, ON_DEVICE = ('stage="total"',), ('stage="device"',)
 OF_DATASET, FAILED = 'dataset=~"$dataset"', 'result!="ok"'
+# As in deploy/prometheus/rules.yml.
+SERVICE_FAILED = 'result=~"device_error|truncated|unreadable|engine_failed|overloaded|deadline"'
 FIRING = ('alertstate="firing"', 'alertname=~"Ringfetch.+"')
 FULL, HALF, THIRD, QUARTER, EIGHTH = (24, 6), (12, 8), (8, 8), (6, 8), (3, 4)
 TALL_HALF, QUARTER_LOW = (12, 9), (6, 4)
@@ -53,6 +55,8 @@ def quantiles(legend, by, metric, *conditions):
 
 
 def overview():
+    answered = f"sum by (job, instance) ({rate(READS)})"
+    failed = f"sum by (job, instance) ({rate(READS, SERVICE_FAILED)})"
     numbers = [
         stat("Daemons up", "Daemons that answer a scrape, of those that Prometheus knows by this job.", "none", EIGHTH,
              f"sum({pick('up')}) or vector(0)"),
@@ -68,7 +72,7 @@ def overview():
              quantile(0.99, "", DURATION, *TOTAL, *BY_BACKEND)),
         stat("Reads failed", "Share of reads that the service failed: errors of the device, lost bytes, unreadable "
              "objects, deadlines, overload. Wrong requests do not count.", "percentunit", EIGHTH,
-             f"max({pick('ringfetch:failed_reads:ratio_rate1m')} >= 0) or vector(0)", bad_from=0.001),
+             f"max({divided(failed, answered)}) or max({answered}) * 0", bad_from=0.001),
         stat("Refused", "Requests a second refused because of a limit, a deadline or the drain.", "reqps", EIGHTH,
              f"sum({rate('ringfetch_rejected_total')})", bad_from=0.001),
     ]
