@@ -1,14 +1,16 @@
 //! The log's output: stderr, without ever blocking for long on a slow reader.
 //!
 //! A pipe or socket whose reader has stopped would block the thread that logs next: a reload or a drain would
-//! never end, and a core would serve nothing. Lines that do not fit are dropped and counted, and the count is
-//! written as soon as there is room again. A thread and a queue would lose the last lines of a crash.
+//! never end, and a core would serve nothing. Lines that do not fit, or cannot be written, are dropped and
+//! counted, and the count is written as soon as there is room again. A thread and a queue would lose the last
+//! lines of a crash.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
 use tracing_subscriber::fmt::MakeWriter;
 
 /// A pipe that is writable has room for at least a page (`PIPE_BUF`), a socket for three quarters of its
@@ -50,7 +52,7 @@ impl<F: AsFd> LogOutput<F> {
     }
 
     /// Writes what fits; returns the number of bytes written.
-    fn write_chunks(&self, line: &[u8], mut wait: Timespec) -> io::Result<usize> {
+    fn write_chunks(&self, line: &[u8], mut wait: Timespec) -> usize {
         let mut written = 0;
         while let Some(chunk) = line.get(written..).filter(|rest| !rest.is_empty()) {
             let chunk = chunk.get(..CHUNK_BYTES).unwrap_or(chunk);
@@ -59,20 +61,21 @@ impl<F: AsFd> LogOutput<F> {
                 Ok(0) => break,
                 Ok(_) => {}
                 Err(Errno::INTR) => continue,
-                Err(errno) => return Err(errno.into()),
+                Err(_) => break,
             }
             match rustix::io::write(&self.to, chunk) {
                 Ok(bytes) => written += bytes,
                 Err(Errno::INTR) => {}
                 // Other processes write to the same pipe, without waiting, and filled it first.
                 Err(Errno::AGAIN) => wait = NO_WAIT,
-                Err(errno) => return Err(errno.into()),
+                // The disk is full, or the reader has ended: there is nobody to tell.
+                Err(_) => break,
             }
         }
-        Ok(written)
+        written
     }
 
-    fn write_line(&self, state: &mut State, line: &[u8]) -> io::Result<()> {
+    fn write_line(&self, state: &mut State, line: &[u8]) {
         let wait = if state.lines_dropped == 0 {
             ROOM_WAIT
         } else {
@@ -93,7 +96,7 @@ impl<F: AsFd> LogOutput<F> {
             whole.extend_from_slice(line);
             (whole.as_slice(), before)
         };
-        let written = self.write_chunks(bytes, wait)?;
+        let written = self.write_chunks(bytes, wait);
         if written >= before && before > 0 {
             state.lines_dropped = 0;
         }
@@ -103,18 +106,20 @@ impl<F: AsFd> LogOutput<F> {
         if written > 0 {
             state.is_cut = bytes.get(written - 1) != Some(&b'\n');
         }
-        Ok(())
     }
 
     fn notice(&self, lines: u64) -> String {
-        let message = "log lines were dropped: stderr was not read in time";
+        let message = "log lines were dropped: stderr did not take them";
+        let (time, target) = (
+            humantime::format_rfc3339_micros(SystemTime::now()),
+            module_path!(),
+        );
         if self.json {
             format!(
-                "{{\"level\":\"WARN\",\"message\":\"{message}\",\"lines\":{lines},\"target\":\"{}\"}}\n",
-                module_path!()
+                "{{\"timestamp\":\"{time}\",\"level\":\"WARN\",\"message\":\"{message}\",\"lines\":{lines},\"target\":\"{target}\"}}\n",
             )
         } else {
-            format!(" WARN {}: {message} lines={lines}\n", module_path!())
+            format!("{time}  WARN {target}: {message} lines={lines}\n")
         }
     }
 }
@@ -125,9 +130,10 @@ pub(crate) struct Line<'a, F> {
     state: MutexGuard<'a, State>,
 }
 
+/// Never fails: nobody would hear of it, and the next line has to know what was written of this one.
 impl<F: AsFd> io::Write for Line<'_, F> {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        self.output.write_line(&mut self.state, line)?;
+        self.output.write_line(&mut self.state, line);
         Ok(line.len())
     }
 
@@ -191,6 +197,34 @@ mod tests {
                 .enumerate()
                 .all(|(number, found)| format!("{found}\n") == line(number, 99))
         );
+    }
+
+    #[test]
+    fn a_line_that_cannot_be_written_is_counted() {
+        // Scenario: a full disk, and a pipe whose reader has ended. Expectation: the line counts as dropped.
+        let full = std::fs::File::options()
+            .write(true)
+            .open("/dev/full")
+            .expect("a device");
+        let (reader, writer) = io::pipe().expect("a pipe");
+        drop(reader);
+        for to in [full.into(), std::os::fd::OwnedFd::from(writer)] {
+            let output = LogOutput::new(to, false);
+            output.make_writer().write_all(b"lost\n").expect("no failure");
+            assert_eq!(output.make_writer().state.lines_dropped, 1);
+        }
+    }
+
+    #[test]
+    fn the_count_of_dropped_lines_has_what_other_lines_have() {
+        // Scenario: the line that counts, as JSON. Expectation: the members of every line, so that a collector takes it.
+        let notice = LogOutput::new(io::stderr(), true).notice(3);
+        let notice: serde_json::Value = serde_json::from_str(&notice).expect("JSON");
+        let time = notice["timestamp"].as_str().expect("a time");
+        humantime::parse_rfc3339(time).expect("a time");
+        assert_eq!(notice["level"], "WARN");
+        assert_eq!(notice["lines"], 3);
+        assert!(notice["message"].is_string() && notice["target"].is_string());
     }
 
     #[test]
