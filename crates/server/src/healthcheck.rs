@@ -52,19 +52,21 @@ pub(crate) fn ask(listen: SocketAddr, tls: Option<&TlsConfig>) -> Result<String,
 
 /// The loopback address for a listener on all interfaces.
 fn reachable(listen: SocketAddr) -> SocketAddr {
-    let ip = match listen.ip() {
-        ip if !ip.is_unspecified() => ip,
-        IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
-        IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
-    };
-    SocketAddr::new(ip, listen.port())
+    match listen.ip() {
+        // As a whole: a link-local address has its interface with it.
+        ip if !ip.is_unspecified() => listen,
+        IpAddr::V4(_) => (Ipv4Addr::LOCALHOST, listen.port()).into(),
+        IpAddr::V6(_) => (Ipv6Addr::LOCALHOST, listen.port()).into(),
+    }
 }
 
 fn get(address: SocketAddr, tls: Option<&TlsConfig>) -> io::Result<String> {
     let stream = TcpStream::connect_timeout(&address, TIMEOUT)?;
     stream.set_read_timeout(Some(TIMEOUT))?;
     stream.set_write_timeout(Some(TIMEOUT))?;
-    let request = format!("GET /readyz HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n");
+    // Without the interface of a link-local address, which means nothing to the other side (RFC 6874, section 4).
+    let host = SocketAddr::new(address.ip(), address.port());
+    let request = format!("GET /readyz HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n");
     let mut answer = Vec::new();
     match tls {
         None => exchange(stream, &request, &mut answer)?,
@@ -146,12 +148,13 @@ mod tests {
 
     #[test]
     fn all_interfaces_are_reached_by_loopback() {
-        // Scenario: unspecified addresses and a particular one. Expectation: loopback of the same family; the
-        // other unchanged.
+        // Scenario: unspecified addresses, a particular one, and a link-local one. Expectation: loopback of the
+        // same family; the others unchanged, with the interface.
         for (listen, expected) in [
             ("0.0.0.0:7411", "127.0.0.1:7411"),
             ("[::]:7411", "[::1]:7411"),
             ("192.0.2.1:7411", "192.0.2.1:7411"),
+            ("[fe80::1%2]:7411", "[fe80::1%2]:7411"),
         ] {
             let parse = |text: &str| text.parse::<SocketAddr>().expect("an address");
             assert_eq!(reachable(parse(listen)), parse(expected));
