@@ -35,8 +35,7 @@ impl State {
         match self {
             Self::Starting => "starting",
             Self::Serving => "serving",
-            Self::LameDuck => "lame_duck",
-            Self::Draining | Self::Ended => "draining",
+            Self::LameDuck | Self::Draining | Self::Ended => "draining",
         }
     }
 }

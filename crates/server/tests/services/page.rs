@@ -212,11 +212,13 @@ async fn figures_count_what_was_read() {
 
 #[tokio::test]
 async fn refusals_are_counted_and_draining_is_told() {
-    // Scenario: the daemon drains and refuses a read; then the page and the figures are requested.
-    // Expectation: both respond, at once with the new state, and the refusal is counted.
+    // Scenario: readiness ends; then the daemon drains and refuses a read; the page and the figures are requested.
+    // Expectation: both respond, at once with the documented state, and the refusal is counted.
     let served = Served::new();
     served.lifecycle.start_serving();
     assert_eq!(status(&served).await["state"], "serving");
+    served.lifecycle.start_lame_duck();
+    assert_eq!(status(&served).await["state"], "draining");
     served.fetcher.start_draining();
     served.lifecycle.start_draining();
     assert_eq!(status(&served).await["state"], "draining");
