@@ -21,7 +21,7 @@ use clap::Parser;
 use ringfetch_engine::blocking::BlockingPool;
 use ringfetch_engine::config::{BackendKind, EngineConfig};
 use ringfetch_engine::dataset::Dataset;
-use ringfetch_engine::engine::{Engine, StartError};
+use ringfetch_engine::engine::{BackendStatus, Engine, StartError};
 use ringfetch_host::View;
 use ringfetch_host::block::{Device, Tags};
 use ringfetch_server::access::Access;
@@ -148,10 +148,13 @@ fn check_config(inputs: &Inputs, open: bool) -> anyhow::Result<()> {
         mistakes.take(load_access(&config));
         mistakes.take(config.access_log.as_ref().map_or(Ok(()), AccessLog::check));
         mistakes.take(Catalogue::open(&config.datasets));
-        refusals.take(Engine::check_backend(&config.engine, config.engine.backend));
+        let checked = Engine::check_backend(&config.engine, config.engine.backend);
+        let mut statuses = vec![("engine.backend".to_owned(), refusals.take(checked))];
         for (name, backend) in &config.dataset_backends {
+            let key = format!("datasets.{name}.backend");
             let checked = Engine::check_backend(&config.engine, *backend);
-            refusals.take(checked.map_err(|error| format!("datasets.{name}.backend: {error}")));
+            let status = refusals.take(checked.map_err(|error| format!("{key}: {error}")));
+            statuses.push((key, status));
         }
         if !mistakes.0.is_empty() {
             mistakes.0.append(&mut refusals.0);
@@ -159,6 +162,13 @@ fn check_config(inputs: &Inputs, open: bool) -> anyhow::Result<()> {
         }
         if !refusals.0.is_empty() {
             return Err(HostError(refusals.text()).into());
+        }
+        for (key, status) in statuses {
+            if let Some(status) = status.filter(BackendStatus::is_fallback) {
+                let (requested, backend, reason) = (status.requested, status.backend, status.reason);
+                let line = format!("fallback: {key} is {requested}, and {backend} would run: {reason}");
+                let _stderr_is_gone = writeln!(io::stderr(), "ringfetchd: {line}");
+            }
         }
         ", and they open"
     } else {

@@ -78,6 +78,26 @@ fn an_engine_asked_for_by_name_fails_with_the_remedy() {
     }
 }
 
+#[test]
+fn a_check_of_the_configuration_tells_of_a_fallback() {
+    // Scenario: a filter, `on_unavailable: mmap`, and a check of the configuration with its files. Expectation: exit
+    // code 0, since the daemon would serve, and a line with what would run and the reason, for the engine and for a
+    // dataset with a backend of its own; with mmap no such line.
+    let (setup, _) = plain_blocks(Setup::new("uring").set("engine.on_unavailable", "mmap"), 1);
+    setup.file("own.bin", &[7; 4096]);
+    let setup =
+        setup.dataset(&["{name: own, kind: blocks, block_bytes: 4KiB, path: own.bin, backend: auto}"]);
+    let check = ["check-config", "--open"];
+    let said = setup.without_io_uring(EPERM).run(&check);
+    let reason = "mmap would run: a seccomp filter forbids io_uring";
+    let engine = format!("engine.backend is uring, and {reason}");
+    let dataset = format!("datasets.own.backend is auto, and {reason}");
+    said.with(0, &[&engine, &dataset]);
+    let (mmap, _) = plain_blocks(Setup::new("mmap"), 1);
+    let said = mmap.without_io_uring(EPERM).run(&check);
+    assert_eq!((said.code, said.said.as_str()), (Some(0), ""));
+}
+
 #[tokio::test]
 async fn backends_without_a_ring_do_not_mind() {
     // Scenario: the filter, and mmap or pread configured. Expectation: they serve, and nothing counts as a
