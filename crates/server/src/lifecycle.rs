@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use ringfetch_engine::engine::Engine;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 
 use crate::fetch::Fetcher;
 use crate::listener::DrainingPort;
@@ -239,6 +239,44 @@ impl ShutdownSignals {
             _ = self.terminate.recv() => "SIGTERM",
             _ = self.interrupt.recv() => "SIGINT",
         }
+    }
+}
+
+/// Ends the process on SIGTERM or SIGINT until it is dropped: before the daemon serves there is nothing to drain. As
+/// process 1 of a container it would otherwise ignore them, and could only be killed.
+#[derive(Debug)]
+pub struct EndWhileStarting {
+    _until: oneshot::Sender<()>,
+}
+
+impl EndWhileStarting {
+    /// Replaces the signals' default action. On a thread of its own, because starting blocks.
+    ///
+    /// # Errors
+    /// Errors of the kernel.
+    pub fn watch() -> std::io::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_io()
+            .build()?;
+        let mut signals = {
+            let _inside = runtime.enter();
+            ShutdownSignals::install()?
+        };
+        let (until, started) = oneshot::channel();
+        let watch = async move {
+            tokio::select! {
+                signal = signals.next() => {
+                    tracing::info!(signal, "ending before it serves");
+                    std::process::exit(0);
+                }
+                _dropped = started => {}
+            }
+        };
+        // Where there is no thread for it, there is none for a core either, and the start fails.
+        let _no_thread = std::thread::Builder::new()
+            .name("rf-start".to_owned())
+            .spawn(move || runtime.block_on(watch));
+        Ok(Self { _until: until })
     }
 }
 

@@ -29,7 +29,7 @@ use ringfetch_server::access_log::{AccessLog, FlushGuard};
 use ringfetch_server::catalogue::Catalogue;
 use ringfetch_server::config::{self, Base, Config, Inputs};
 use ringfetch_server::fetch::Fetcher;
-use ringfetch_server::lifecycle::{self, Lifecycle, ReloadSignals, ShutdownSignals};
+use ringfetch_server::lifecycle::{self, EndWhileStarting, Lifecycle, ReloadSignals, ShutdownSignals};
 use ringfetch_server::listener::{
     self, Addresses, AllowedHosts, BoundSocket, ConnectionLimits, CorePool, Listener, Port, Role,
 };
@@ -278,6 +278,7 @@ fn run(inputs: &Inputs, addresses_file: Option<&Path>) -> anyhow::Result<()> {
         let _inside = runtime.enter();
         ReloadSignals::install().context("catching SIGHUP")?
     };
+    let starting = EndWhileStarting::watch().context("catching signals")?;
     let mut mistakes = Mistakes::default();
     let memory = mistakes.take(check_memory(config));
     let tls = mistakes.take(load_tls(config));
@@ -343,7 +344,7 @@ fn run(inputs: &Inputs, addresses_file: Option<&Path>) -> anyhow::Result<()> {
         loaded,
         catalogue,
         ports,
-        reload_signals,
+        (starting, reload_signals),
         addresses_file,
     ));
     // A look-up of the collector's name that gets no answer must not keep the process alive.
@@ -356,7 +357,7 @@ async fn serve(
     loaded: config::Loaded,
     catalogue: Catalogue,
     ports: Ports,
-    reload_signals: ReloadSignals,
+    (starting, reload_signals): (EndWhileStarting, ReloadSignals),
     addresses_file: Option<&Path>,
 ) -> anyhow::Result<()> {
     let ReconfigurerParts {
@@ -449,6 +450,7 @@ async fn serve(
     }));
 
     let signals = ShutdownSignals::install().context("catching signals")?;
+    drop(starting);
     let cores = CorePool::new(engine.clone(), fetcher.callers().clone(), registry)?;
     let listeners: Vec<Listener> = served
         .into_iter()

@@ -241,15 +241,38 @@ async fn many_reloads_at_once_come_one_after_the_other() {
     daemon.stop().await;
 }
 
-/// Sends SIGHUP once the process catches it, according to the set of caught signals in proc_pid_status(5):
+/// Sends a signal once the process catches it, according to the set of caught signals in proc_pid_status(5):
 /// before that it would be killed.
-fn hang_up_once_caught(pid: Pid) {
+fn send_once_caught(pid: Pid, signal: Signal) {
     let status = fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero())).unwrap_or_default();
     let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
     let caught = caught.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-    if caught.is_some_and(|mask| mask & 1 == 1) {
+    if caught.is_some_and(|mask| mask >> (signal.as_raw() - 1) & 1 == 1) {
         // It may have ended meanwhile, which the test reports then.
-        let _gone = kill_process(pid, Signal::HUP);
+        let _gone = kill_process(pid, signal);
+    }
+}
+
+#[test]
+fn a_signal_before_it_serves_ends_it_at_once() {
+    // Scenario: SIGTERM or SIGINT while the daemon opens a thousand datasets. Expectation: it catches them from the
+    // beginning (as process 1 of a container it would ignore them otherwise), and ends with exit code 0 before it is ready.
+    let datasets: Vec<String> = (0..1000).map(|index| format!("blocks{index}")).collect();
+    let end: [fn(Pid); 2] = [
+        |pid| send_once_caught(pid, Signal::TERM),
+        |pid| send_once_caught(pid, Signal::INT),
+    ];
+    for disturb in end {
+        let setup = datasets.iter().fold(Setup::new("mmap"), |setup, name| {
+            setup.dataset(&[&format!(
+                "{{name: {name}, kind: blocks, block_bytes: 4KiB, path: blocks.bin}}"
+            )])
+        });
+        setup.file("blocks.bin", &[7; 4096]);
+        match setup.disturbed(disturb).start_or_refused() {
+            Ok(_) => panic!("it became ready"),
+            Err(ended) => ended.with(0, &["ending before it serves"]),
+        }
     }
 }
 
@@ -262,7 +285,7 @@ async fn signals_before_it_serves_and_while_it_drains_do_no_harm() {
         &["blocks"],
     ));
     setup.file("blocks.bin", &noise(9, 1024 * 4096));
-    let mut daemon = setup.disturbed(hang_up_once_caught).start();
+    let mut daemon = setup.disturbed(|pid| send_once_caught(pid, Signal::HUP)).start();
     daemon.assert_serves("blocks").await;
     daemon.logged(&["\"reloaded\""]);
 
