@@ -77,9 +77,9 @@ pub fn dataset_list(directory: &Path) -> Value {
 
 /// Makes the data unless it exists. Blocking; shows progress on a terminal.
 ///
+/// # Errors
 /// The directory cannot be written, contains other files of these names, or is being created by another
 /// process, or the disk is too full.
-/// too full.
 pub fn prepare(directory: &Path) -> Result<(), DemoError> {
     let fail = |problem: String| DemoError {
         directory: directory.to_owned(),

@@ -16,7 +16,7 @@ const SECTIONS: [Section<'_>; 3] = [
         &[
             (
                 "SIGTERM, SIGINT",
-                "Drains: not ready, refuses new requests, gives those in flight shutdown.drain_timeout_ms. A second signal exits at once.",
+                "Drains: not ready at once; after shutdown.lame_duck_ms refuses new requests, and gives those in flight shutdown.drain_timeout_ms. A second signal exits at once.",
             ),
             (
                 "SIGHUP",
