@@ -257,20 +257,22 @@ impl Family {
         });
     }
 
-    fn histogram(&mut self, labels: &[(&str, &str)], total: &HistogramTotal, bounds: &[u64], scale: f64) {
+    /// With `parts` of what is counted to the exported unit. A division, because 1000 * 1e-9 is 0.0000010000000000000002,
+    /// a label that no query would have.
+    fn histogram(&mut self, labels: &[(&str, &str)], total: &HistogramTotal, bounds: &[u64], parts: f64) {
         self.push(labels, |metric| {
             let mut histogram = Histogram::default();
             let mut cumulative = 0;
             let buckets = bounds.iter().zip(&total.buckets).map(|(bound, count)| {
                 cumulative += count;
                 let mut bucket = Bucket::default();
-                bucket.set_upper_bound(float(*bound) * scale);
+                bucket.set_upper_bound(float(*bound) / parts);
                 bucket.set_cumulative_count(cumulative);
                 bucket
             });
             histogram.set_bucket(buckets.collect());
             histogram.set_sample_count(total.count);
-            histogram.set_sample_sum(float(total.sum) * scale);
+            histogram.set_sample_sum(float(total.sum) / parts);
             metric.set_histogram(histogram);
         });
     }
@@ -390,11 +392,11 @@ impl Collector for EngineCollector {
                 &[("backend", backend.0), ("stage", stage)],
                 total,
                 &DURATION_BOUNDS_NS,
-                1e-9,
+                1e9,
             );
         }
         for (dataset, total) in &times {
-            dataset_duration.histogram(&[("dataset", dataset)], total, &DURATION_BOUNDS_NS, 1e-9);
+            dataset_duration.histogram(&[("dataset", dataset)], total, &DURATION_BOUNDS_NS, 1e9);
         }
         items.histogram(&[], &batches, &COUNT_BOUNDS, 1.0);
         if let Some(routes) = self.routes.upgrade() {
@@ -472,5 +474,27 @@ mod tests {
         let totals = registry.totals();
         assert_eq!((totals.reads, totals.read_bytes), (DATASETS, 7 * DATASETS));
         assert_eq!(shard.datasets.lock().unwrap().len(), 0);
+    }
+
+    #[test]
+    fn bounds_are_decimal_numbers_as_queries_write_them() {
+        // Scenario: the bounds of a histogram of durations as text, which is their label. Expectation: 1, 2 and 5 times
+        // powers of ten, without the errors of binary fractions.
+        let mut family = Family::new("ringfetch_read_duration_seconds", MetricType::HISTOGRAM);
+        let total = HistogramTotal {
+            buckets: vec![0; DURATION_BOUNDS_NS.len()],
+            ..HistogramTotal::default()
+        };
+        family.histogram(&[], &total, &DURATION_BOUNDS_NS, 1e9);
+        let buckets = family.0.get_metric()[0].get_histogram().get_bucket();
+        let found: Vec<String> = buckets
+            .iter()
+            .map(|bucket| bucket.upper_bound().to_string())
+            .collect();
+        let expected = (0..buckets.len()).map(|index| {
+            let text = format!("{}e{}", [1, 2, 5][index % 3], index.cast_signed() / 3 - 6);
+            text.parse::<f64>().unwrap().to_string()
+        });
+        assert_eq!(found, expected.collect::<Vec<_>>());
     }
 }
