@@ -18,17 +18,22 @@ import ctypes
 import http.client
 import os
 import pathlib
-import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
 import urllib.parse
 
-import capstone
 import ringfetch
-from capstone import x86
+from processes import exit_on_sigterm
 from soak_wire import Connection, field, packed
+
+try:
+    import capstone
+    from capstone import x86
+except ImportError:
+    sys.exit("capstone decodes the instructions: pip install capstone")
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 LIBC.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
@@ -67,10 +72,9 @@ class Decoder:
         if address not in self.known:
             code = os.pread(self.memory.fileno(), 16, address)
             found = next(self.engine.disasm(code, address, 1))
-            name = lambda register: found.reg_name(register) if register else None
             touches = not found.mnemonic.startswith(("lea", "nop", "prefetch"))
             self.known[address] = [
-                (name(operand.mem.base), name(operand.mem.index), operand.mem.scale, operand.mem.disp,
+                (found.reg_name(operand.mem.base), found.reg_name(operand.mem.index), operand.mem.scale, operand.mem.disp,
                  operand.mem.segment == x86.X86_REG_FS, operand.access)
                 for operand in found.operands if touches and operand.type == x86.X86_OP_MEM and operand.access], found.size
         return self.known[address]
@@ -201,7 +205,7 @@ def main():
     parser.add_argument("--transport", choices=["grpc", "http"], default="grpc")
     parser.add_argument("--reads", type=int, default=7, help="of each core (default: 7)")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: exit(1))
+    exit_on_sigterm()
     with tempfile.TemporaryDirectory(dir=ringfetch.ROOT / "target") as temporary:
         directory = pathlib.Path(temporary)
         with open(directory / "data", "wb") as file:
