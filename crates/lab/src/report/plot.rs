@@ -10,6 +10,9 @@ const SIZE: (u32, u32) = (1040, 520);
 /// The legend is to the right of it.
 const CHART_WIDTH: u32 = 890;
 const LEGEND_LINE: i32 = 20;
+/// Labels of the horizontal axis, and steps of the vertical one.
+const LABELS_MAX: f64 = 20.0;
+const STEPS_MAX: f64 = 6.0;
 /// Okabe and Ito's colours, which differ for colour-blind readers too, and six more.
 const COLOURS: [RGBColor; 14] = [
     RGBColor(0, 114, 178),
@@ -53,7 +56,12 @@ fn draw(plot: &Plot, area: &DrawingArea<SVGBackend<'_>, Shift>) -> Result<(), Bo
         .margin(12)
         .x_label_area_size(42)
         .y_label_area_size(84)
-        .build_cartesian_2d((left..right).log_scale().base(2.0), (low..high).log_scale())?;
+        .build_cartesian_2d(
+            (left..right)
+                .log_scale()
+                .with_key_points(measured(points(), left, right)),
+            (low..high).log_scale().with_key_points(round(low, high)),
+        )?;
     chart
         .configure_mesh()
         .x_desc(&plot.x)
@@ -63,7 +71,7 @@ fn draw(plot: &Plot, area: &DrawingArea<SVGBackend<'_>, Shift>) -> Result<(), Bo
             false => short(*value),
         })
         .y_label_formatter(&|value| short(*value))
-        .light_line_style(RGBColor(235, 235, 235))
+        .bold_line_style(RGBColor(225, 225, 225))
         .draw()?;
     let mut y = 48;
     for ((name, points), colour) in plot.series.iter().zip(COLOURS.iter().cycle()) {
@@ -93,6 +101,43 @@ fn range(values: impl Iterator<Item = f64>) -> (f64, f64) {
     (low / 1.15, high * 1.15)
 }
 
+/// The positions to label on the horizontal axis: those of the points, but at most [`LABELS_MAX`] of them.
+fn measured<'a>(points: impl Iterator<Item = &'a [f64; 4]>, left: f64, right: f64) -> Vec<f64> {
+    let mut all: Vec<f64> = points.map(|point| point[0]).collect();
+    all.sort_by(f64::total_cmp);
+    let apart = (right / left).powf(1.0 / LABELS_MAX);
+    let mut kept: Vec<f64> = Vec::new();
+    for x in all {
+        if kept.last().is_none_or(|last| x > last * apart) {
+            kept.push(x);
+        }
+    }
+    kept
+}
+
+/// Round numbers to label on the vertical axis: 1, 2 and 5 of each power of ten, or, where less than a power of ten is
+/// shown, in equal steps. (Those of plotters begin at a power of ten.)
+fn round(low: f64, high: f64) -> Vec<f64> {
+    let power = |value: f64| 10.0_f64.powf(value.log10().floor());
+    if high / low >= 10.0 {
+        let powers = std::iter::successors(Some(power(low)), |power| Some(power * 10.0));
+        let steps = powers.flat_map(|power| [power, 2.0 * power, 5.0 * power]);
+        return steps
+            .skip_while(|at| *at < low)
+            .take_while(|at| *at <= high)
+            .collect();
+    }
+    let least = (high - low) / STEPS_MAX;
+    let steps = [1.0, 2.0, 5.0, 10.0].map(|digit| digit * power(least));
+    let step = steps.into_iter().find(|step| *step >= least).unwrap_or(least);
+    let from = (low / step).ceil();
+    let numbers = std::iter::successors(Some(from), |number| Some(number + 1.0));
+    numbers
+        .map(|number| number * step)
+        .take_while(|at| *at <= high)
+        .collect()
+}
+
 /// `4KiB`.
 fn bytes(value: f64) -> String {
     #[expect(
@@ -104,7 +149,7 @@ fn bytes(value: f64) -> String {
     ringfetch_command::quantity::exact_size(whole)
 }
 
-/// `1`, `250k`, `1.5M`.
+/// Three digits: `1`, `250k`, `12.5k`, `1.5M`.
 fn short(value: f64) -> String {
     let (value, unit) = match value {
         v if v >= 1e9 => (v / 1e9, "G"),
@@ -112,12 +157,19 @@ fn short(value: f64) -> String {
         v if v >= 1e3 => (v / 1e3, "k"),
         v => (v, ""),
     };
-    let digits = if value < 10.0 && value.fract() > 0.049 {
+    let digits = if value < 9.995 {
+        2
+    } else if value < 99.95 {
         1
     } else {
         0
     };
-    format!("{value:.digits$}{unit}")
+    let shown = format!("{value:.digits$}");
+    let shown = match digits {
+        0 => shown.as_str(),
+        _ => shown.trim_end_matches('0').trim_end_matches('.'),
+    };
+    format!("{shown}{unit}")
 }
 
 #[cfg(test)]
@@ -153,8 +205,36 @@ mod tests {
 
     #[test]
     fn axes_are_labelled_shortly() {
-        // Scenario: values of every size. Expected: at most one digit after the point.
-        let shown = [0.5, 1.0, 250.0, 1500.0, 250_000.0, 1.5e6, 2e9].map(short);
-        assert_eq!(shown, ["0.5", "1", "250", "1.5k", "250k", "1.5M", "2G"]);
+        // Scenario: values of every size. Expected: at most three digits.
+        let shown = [0.5, 1.0, 250.0, 1500.0, 12_500.0, 250_000.0, 1.5e6, 2e9].map(short);
+        assert_eq!(shown, ["0.5", "1", "250", "1.5k", "12.5k", "250k", "1.5M", "2G"]);
+    }
+
+    #[test]
+    fn every_axis_has_labels_in_all_of_its_length() {
+        // Scenario: figures between two powers of ten; over more than a decade, from below a power of ten; many depths.
+        // Expected: round numbers in all of the range; the depths that were measured, as far as there is room.
+        let labels = |points: &[[f64; 4]]| {
+            let plot = Plot {
+                name: String::new(),
+                title: "title".to_owned(),
+                x: "depth".to_owned(),
+                y: "reads/s".to_owned(),
+                series: vec![("uring".to_owned(), points.to_vec())],
+            };
+            let text = svg(&[&plot]).unwrap();
+            let words = text.lines().filter(|line| !line.starts_with('<'));
+            let mut labels: Vec<String> = words.map(str::to_owned).collect();
+            labels.retain(|word| word.starts_with(|first: char| first.is_ascii_digit()));
+            labels.sort();
+            labels
+        };
+        let narrow = labels(&[[4.0, 14e3, 14e3, 14e3], [8.0, 33e3, 33e3, 33e3]]);
+        assert_eq!(narrow, ["15k", "20k", "25k", "30k", "35k", "4", "8"]);
+        let wide = labels(&[[1.0, 2e3, 2e3, 2e3], [3.0, 42e3, 42e3, 42e3]]);
+        assert_eq!(wide, ["1", "10k", "20k", "2k", "3", "5k"]);
+        let many: Vec<[f64; 4]> = (1..=512).map(|depth| [f64::from(depth), 1e3, 1e3, 1e3]).collect();
+        let depths = labels(&many).len();
+        assert!((10..30).contains(&depths), "{depths}");
     }
 }
