@@ -47,7 +47,9 @@ pub(crate) struct Job {
     pub(crate) material: Arc<Material>,
     walk: Walk,
     opened: Vec<Arc<File>>,
-    begun: OnceLock<(Instant, Usage, Option<Duration>)>,
+    begun: OnceLock<(Instant, Usage)>,
+    /// CPU time of the daemon that makes the reads, when it began; `None`: unknown.
+    daemon: OnceLock<Option<Duration>>,
     /// Of an open loop; set when the step begins.
     pacer: OnceLock<Arc<Pacer>>,
     stop: Arc<AtomicBool>,
@@ -93,6 +95,7 @@ impl Job {
             reads,
             opened: Vec::new(),
             begun: OnceLock::new(),
+            daemon: OnceLock::new(),
             pacer: OnceLock::new(),
             stop: Arc::clone(stop),
             over: AtomicBool::new(false),
@@ -153,8 +156,14 @@ impl Job {
                 let pacer = Pacer::new(tokio::time::Instant::now(), Duration::ZERO, Ok(time), open);
                 let _first = self.pacer.set(Arc::new(pacer));
             }
-            (Instant::now(), usage(), self.daemon_cpu())
+            (Instant::now(), usage())
         });
+    }
+
+    /// As [`Self::begin`], for reads that the daemon makes: its CPU time counts too.
+    pub(crate) fn begin_daemon(&self) {
+        self.daemon.get_or_init(|| self.daemon_cpu());
+        self.begin();
     }
 
     /// Whether reads arrive at a rate (an open loop).
@@ -219,7 +228,7 @@ impl Job {
     }
 
     fn position(&self) -> Option<u64> {
-        let (begun, ..) = self.begun.get()?;
+        let (begun, _) = self.begun.get()?;
         let in_time = match self.setup.amount {
             // At least one, however late the threads began.
             Amount::For(time) => begun.elapsed() < time || self.walk.is_fresh(),
@@ -279,11 +288,11 @@ impl Job {
             return Err(problem);
         }
         let nothing = || "nothing was read".to_owned();
-        let ((begun, used, daemon), (end, used_then)) =
-            self.begun.get().zip(totals.end).ok_or_else(nothing)?;
+        let ((begun, used), (end, used_then)) = self.begun.get().zip(totals.end).ok_or_else(nothing)?;
         let mut cpu = (used_then.user + used_then.system).saturating_sub(used.user + used.system);
-        if let Some((before, after)) = daemon.zip(self.daemon_cpu()) {
-            cpu += after.saturating_sub(before);
+        if let Some(before) = self.daemon.get() {
+            let both = before.zip(self.daemon_cpu());
+            cpu += both.map_or(Duration::ZERO, |(before, after)| after.saturating_sub(before));
         }
         // Requests arrive, but the figures count their reads.
         let each = match self.setup.shape {

@@ -36,7 +36,7 @@ pub(crate) fn drive(job: &Arc<Job>) -> Result<(), String> {
                 ready.wait();
                 match client {
                     Ok((runtime, client)) => {
-                        job.begin();
+                        job.begin_daemon();
                         runtime.block_on(slots(job, served, &client, share, (thread, threads)));
                     }
                     Err(problem) => job.fail(problem),

@@ -5,12 +5,15 @@ use crate::daemon::{Daemon, PATIENCE, Setup, eventually};
 use crate::data::plain_blocks;
 use crate::tls::{Authority, with_tls};
 use clap::Parser as _;
+use procfs::process::Process;
 use ringfetch_client::Client;
 use ringfetch_lab::{Clients, Context, Lab, Report};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 #[derive(clap::Parser)]
 struct Line {
@@ -181,6 +184,47 @@ async fn act_is_measured_over_grpc_and_in_process() {
         short.ends_with("ringfetch-lab-data/blocks-4MiB.dat, which is longer"),
         "{short}"
     );
+    bed.stop().await;
+}
+
+/// CPU time of this process so far, in ticks of 10 ms.
+fn own_cpu() -> Duration {
+    let stat = Process::myself().unwrap().stat().unwrap();
+    Duration::from_millis((stat.utime + stat.stime) * 1000 / procfs::ticks_per_second())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs direct I/O"]
+async fn reads_in_process_cost_no_cpu_time_of_the_daemon() {
+    // Scenario: reads in process, while the process that --server-pid names is busy. Expectation: they cost no more
+    // than this process has used.
+    let mut bed = Bed::new();
+    fs::create_dir(bed.path("ringfetch-lab-data")).unwrap();
+    let data = "ringfetch-lab-data/blocks-4MiB.dat";
+    ringfetch_pattern::write_blocks(&bed.path(data), 42, 4 << 20, &mut |_| true).unwrap();
+    bed.serve("blocks", data).await;
+    let busy = Command::new("sh").args(["-c", "while :; do :; done"]).spawn();
+    let mut busy = busy.unwrap();
+    let words = format!(
+        "act --path DIR --size 4MiB --hold 1s --step 50ms --most 1 --only engine-pread --server SERVER --dataset data \
+         --server-pid {}",
+        busy.id()
+    );
+    let before = own_cpu();
+    let report = bed.run(&words, false).await;
+    // A tick may have begun before.
+    let used = own_cpu() - before + Duration::from_millis(10);
+    busy.kill().unwrap();
+    busy.wait().unwrap();
+    let out = report.unwrap();
+    let measure = |name: &str| {
+        let mut measures = out.rows[0].measures.iter();
+        measures.find(|(known, _)| known == name).unwrap().1.least
+    };
+    let reads = measure("reads_per_second") * measure("step_seconds");
+    // The least of two repetitions.
+    let cost = Duration::from_secs_f64(reads * measure("cpu_us_per_read") / 1e6);
+    assert!(2 * cost <= used, "{cost:?} of {used:?}");
     bed.stop().await;
 }
 
