@@ -41,6 +41,8 @@ pub(crate) struct Material {
     pub(crate) directory: PathBuf,
     pub(crate) place: Place,
     pub(crate) is_device: bool,
+    /// Of the first file, or the number of the device.
+    inode: u64,
     /// The daemon that reads it, for strategies that use one.
     pub(crate) served: Option<Arc<Served>>,
     /// Queries for vectors.
@@ -148,8 +150,11 @@ impl Material {
 
     fn of(files: Vec<DataFile>, directory: PathBuf, is_device: bool) -> Result<Self, LabError> {
         let first = files.first().map_or(directory.as_path(), |file| &file.path);
+        let first = open(first)?;
+        let meta = first.metadata().map_err(|error| at_path(&directory, &error))?;
         Ok(Self {
-            place: Place::of(&open(first)?),
+            place: Place::of(&first),
+            inode: inode(&meta),
             files,
             directory,
             is_device,
@@ -195,14 +200,31 @@ impl Material {
 
     /// Identifies the data when a run is resumed.
     pub(crate) fn identity(&self) -> String {
-        let first = self.files.first();
-        let meta = first.and_then(|file| fs::metadata(&file.path).ok());
-        let inode = meta.map_or(0, |meta| if self.is_device { meta.rdev() } else { meta.ino() });
-        format!(
-            "{} files, {} bytes, inode {inode}",
-            self.files.len(),
-            self.length_bytes()
-        )
+        let (files, bytes, inode) = (self.files.len(), self.length_bytes(), self.inode);
+        format!("{files} files, {bytes} bytes, inode {inode}")
+    }
+
+    /// Refuses data whose first file was replaced or cut since it was opened.
+    pub(crate) fn check_unchanged(&self) -> Result<(), LabError> {
+        let Some(file) = self.files.first() else {
+            return Ok(());
+        };
+        let now = metadata(&file.path)?;
+        if inode(&now) == self.inode && (self.is_device || now.len() == file.length_bytes) {
+            return Ok(());
+        }
+        Err(usage(
+            &file.path,
+            "changed during the study: its figures would be those of other data",
+        ))
+    }
+}
+
+/// What identifies a file, or a device.
+fn inode(meta: &fs::Metadata) -> u64 {
+    match meta.file_type().is_block_device() {
+        true => meta.rdev(),
+        false => meta.ino(),
     }
 }
 

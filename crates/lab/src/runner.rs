@@ -80,7 +80,7 @@ impl Runner<'_> {
     /// measured until then.
     ///
     /// # Errors
-    /// Wrong bytes; the journal cannot be written.
+    /// Wrong bytes; data that changed; the journal cannot be written.
     pub(crate) fn run(&self, study: &mut Study, journal: &mut Journal) -> Result<Rows, LabError> {
         let bar = self.bar;
         let row = |cell: &Cell| Row {
@@ -117,6 +117,8 @@ impl Runner<'_> {
                 if self.stop.load(Ordering::Relaxed) {
                     break 'steps;
                 }
+                let material = study.materials.get(cell.setup.material);
+                material.map_or(Ok(()), |material| material.check_unchanged())?;
                 match made {
                     Ok(sample) => {
                         journal.record(&id, repetition, &sample)?;

@@ -139,6 +139,48 @@ fn a_study_of_objects_finds_crossovers() {
 }
 
 #[test]
+fn a_file_that_is_replaced_cut_or_removed_ends_the_study() {
+    // Scenario: the file is cut, replaced by another one of the same length, and removed, after the first step; then it
+    // is there again. Expected: an error that names it, and the steps are kept; the rest can be measured.
+    let directory = scratch();
+    let [file, other, out] = ["file", "other", "out"].map(|name| directory.path().join(name));
+    let words = "strategies --path DIR/file --out DIR/out --repetitions 50 --force --step 10ms --warm-bytes 1MiB \
+                 --profiles buffered --depths 1 --only pread";
+    fs::write(&other, vec![2; 1 << 20]).unwrap();
+    let cut = || fs::File::options().write(true).open(&file)?.set_len(4096);
+    let (replace, remove) = (|| fs::rename(&other, &file), || fs::rename(&file, &other));
+    let changes: [(&dyn Fn() -> std::io::Result<()>, &str); 3] = [
+        (&cut, "changed during the study"),
+        (&replace, "changed during the study"),
+        (&remove, "No such file"),
+    ];
+    for (change, said) in changes {
+        if out.exists() {
+            fs::remove_dir_all(&out).unwrap();
+        }
+        fs::write(&file, vec![1; 1 << 20]).unwrap();
+        let problem = std::thread::scope(|scope| {
+            let study = scope.spawn(|| run(words, directory.path(), false));
+            let steps =
+                || fs::read_to_string(out.join("samples.jsonl")).map_or(0, |text| text.lines().count());
+            while steps() < 2 && !study.is_finished() {
+                std::thread::yield_now();
+            }
+            change().unwrap();
+            study.join().unwrap().unwrap_err().to_string()
+        });
+        assert!(
+            problem.starts_with("--path: ") && problem.contains("/file"),
+            "{problem}"
+        );
+        assert!(problem.contains(said), "{problem}");
+    }
+    fs::rename(&other, &file).unwrap();
+    run(&format!("{words} --resume"), directory.path(), false).unwrap();
+    assert_eq!(report(&out).rows[0].measures[0].1.count, 50);
+}
+
+#[test]
 fn a_place_that_cannot_hold_results_is_refused_before_data_are_made() {
     // Scenario: --out is a file; below a file. Expected: an error that names the option and the path; no data.
     let directory = scratch();
