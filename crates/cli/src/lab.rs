@@ -20,7 +20,7 @@ pub(crate) async fn run(global: &Global, command: LabCommand) -> Result<(), Fail
         json: global.json,
         clients: Clients::new(clients),
         admin: global.admin.clone(),
-        command_line: line.join(" "),
+        command_line: shlex::try_join(line.iter().map(String::as_str)).unwrap_or_else(|_| line.join(" ")),
     };
     let mut signals = StopSignals::catch()?;
     let stopped = tokio::spawn(async move {

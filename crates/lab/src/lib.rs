@@ -45,8 +45,9 @@ use crate::report::compare::Comparison;
 use crate::runner::Runner;
 use crate::study::{About, Cell, Key, Rows, Study, pair};
 use ringfetch_command::quantity::{approximate, size};
+use std::borrow::Cow;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
@@ -226,7 +227,7 @@ fn measured(
     let done = bar.position();
     bar.finish_and_clear();
     let stopped = stop.load(Ordering::Relaxed).then(|| {
-        let shown = directory.display();
+        let shown = word(&directory);
         // Without a length, the strategies were still being tried.
         let how_far = match bar.length().unwrap_or(0) {
             0 => "before the first step".to_owned(),
@@ -245,6 +246,13 @@ fn measured(
         directory,
         stopped,
     })
+}
+
+/// A path as a word of a shell.
+fn word(path: &Path) -> String {
+    let shown = path.to_string_lossy();
+    // No path has a zero byte, which cannot be quoted.
+    shlex::try_quote(&shown).map_or_else(|_| shown.to_string(), Cow::into_owned)
 }
 
 /// The CPU time that figures of a daemon lack, if its process is unknown.

@@ -77,7 +77,7 @@ fn every_step_is_made_and_every_answer_has_its_form() {
     // replaces nothing without --force.
     let (directory, data) = place();
     let at = |name: &str| directory.path().join(name);
-    let (yaml, plot, out) = (at("engine.yaml"), at("depth.svg"), at("report"));
+    let (yaml, plot, out) = (at("engine.yaml"), at("depth.svg"), at("a report"));
     let outputs = format!("--out {} --plot {}", word(&yaml), word(&plot));
     let run = format!("calibrate {} --seconds 3 {outputs}", word(&data));
     // Forced: this may be a debug build.
@@ -121,7 +121,10 @@ fn every_step_is_made_and_every_answer_has_its_form() {
             "{row}"
         );
     }
-    assert!(report["facts"].to_string().contains("[\"data\",\"24.0 MiB\"]"));
+    let facts = report["facts"].to_string();
+    assert!(facts.contains("[\"data\",\"24.0 MiB\"]"));
+    let quoted = format!(" --report {}\"]", word(&out));
+    assert!(facts.contains(&quoted), "{facts}");
 
     let written = fs::read_to_string(&yaml).unwrap();
     assert_eq!(report["yaml"], written.as_str());
@@ -240,7 +243,7 @@ fn ctrl_c_with_a_report_leaves_what_resume_continues() {
     // Expected: exit code 1 and how to continue; the steps so far, and no results yet, so that the second run is
     // not refused because of them; it keeps the first one's steps.
     let (directory, data) = place();
-    let out = directory.path().join("report");
+    let out = directory.path().join("a report");
     let journal = || {
         fs::read_to_string(out.join("samples.jsonl"))
             .unwrap()
@@ -257,7 +260,7 @@ fn ctrl_c_with_a_report_leaves_what_resume_continues() {
         assert_eq!(output.status.code(), Some(1), "{error}");
         assert!(output.stdout.is_empty(), "{output:?}");
         assert!(error.starts_with("ringfetch: stopped after "), "{error}");
-        let remedy = format!("continue with --resume --report {}\n", out.display());
+        let remedy = format!("continue with --resume --report {}\n", word(&out));
         assert!(error.ends_with(&remedy), "{error}");
         assert!(!directory.path().join("cal.yaml").exists() && !out.join("report.json").exists());
     };

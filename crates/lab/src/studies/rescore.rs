@@ -15,6 +15,7 @@ use crate::sample::{Of, cpu_percent, reads_per_second, seconds};
 use crate::served::{Clients, Served};
 use crate::setup::{Amount, Heat, Setup, Shape};
 use crate::study::{About, Needs, Row, Rows, Study, check_only, list, pair, texts};
+use crate::word;
 use ringfetch_client::{Dtype, Kind};
 use std::fs::File;
 use std::io::{self, BufWriter, Read as _, Write as _};
@@ -66,7 +67,7 @@ fn material(args: &Rescore, clients: &Clients, progress: Progress<'_>) -> Result
     if found != vector(0, &centres()) {
         return Err(foreign(&path));
     }
-    let command = format!("python3 bench/candidates.py {}", path.display());
+    let command = format!("python3 bench/candidates.py {}", word(&path));
     let questions = Questions::read(&path.with_extension("candidates"), args.vectors, &command)?;
     let has = |over: &&u32| !questions.head.oversampling.contains(&(**over as usize));
     if let Some(over) = args.oversampling.iter().find(has) {
