@@ -85,6 +85,7 @@ impl Runner<'_> {
         let bar = self.bar;
         let row = |cell: &Cell| Row {
             key: cell.key.clone(),
+            heat: cell.setup.heat,
             samples: Vec::new(),
         };
         // Each with whether no repetition has failed.

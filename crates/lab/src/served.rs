@@ -3,6 +3,7 @@
 use crate::args::OfDaemon;
 use crate::error::LabError;
 use crate::job::ReadAt;
+use crate::material::open;
 use procfs::process::Process;
 use ringfetch_client::{
     AdminClient, Backend, Builder, ByteRange, Client, Code, Dataset, DatasetStatus, Error, Kind, Metric,
@@ -10,6 +11,7 @@ use ringfetch_client::{
 };
 use ringfetch_command::connect::remedy;
 use ringfetch_pace::trace::TraceEntries;
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,6 +19,8 @@ use std::time::Duration;
 
 /// Most names of objects to read: the first ones.
 pub(crate) const OBJECTS_MAX: usize = 10_000;
+/// Bytes at either end that tell one file from another.
+const COMPARED_BYTES: u64 = 4096;
 /// For calls that are not measured.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -129,6 +133,28 @@ impl Served {
         format!("--dataset: {shown}: this study needs {file}{how}")
     }
 
+    /// Refuses a file that does not begin and end as the dataset does.
+    pub(crate) fn check_is(&self, path: &Path) -> Result<(), LabError> {
+        let (all, file) = (self.dataset.length_bytes, open(path)?);
+        let length = all.min(COMPARED_BYTES);
+        let ends = [0, all - length].map(|offset| ByteRange::new(offset, length));
+        let answer = wait("server", &self.url, async {
+            let client = self.clients.client(&self.url, TIMEOUT)?;
+            client.fetch(Request::ranges(&self.dataset.name, ends)).await
+        })?;
+        for (end, item) in ends.iter().zip(answer.items().iter()) {
+            let served = item.map_err(|error| LabError::at("--server", error))?;
+            let mut found = vec![0; served.len()];
+            let read = file.read_exact_at(&mut found, end.offset);
+            if read.is_err() || found != *served {
+                let (path, shown) = (path.display(), self.shown());
+                let problem = format!("--path: {path} is not the file of {shown}");
+                return Err(LabError::Usage(problem));
+            }
+        }
+        Ok(())
+    }
+
     /// A connected client.
     pub(crate) async fn connect(&self, timeout: Duration) -> Result<Client, LabError> {
         let failed = |error| told("server", &self.url, &error);
@@ -192,6 +218,8 @@ pub(crate) struct Flip {
     clients: Clients,
     admin: String,
     dataset: String,
+    /// Files that make up the dataset; 0 for objects.
+    pub(crate) files: u32,
     /// The dataset's own backend; `None`: it used the engine's.
     had: Option<Backend>,
     flipped: AtomicBool,
@@ -216,6 +244,7 @@ impl Flip {
             clients: clients.clone(),
             admin: admin.to_owned(),
             dataset: dataset.to_owned(),
+            files: found.map_or(0, |status| status.files),
             had: path.own_backend.then_some(path.requested),
             flipped: AtomicBool::new(false),
         })

@@ -64,6 +64,21 @@ impl Summary {
         })
     }
 
+    /// Whether there are enough values to judge by their interval.
+    pub(crate) fn is_judged(&self) -> bool {
+        self.count >= JUDGED_MIN
+    }
+
+    /// Whether the interval lies above a bound.
+    pub(crate) fn is_above(&self, bound: f64) -> bool {
+        self.is_judged() && self.low > bound
+    }
+
+    /// Whether the interval lies below a bound.
+    pub(crate) fn is_below(&self, bound: f64) -> bool {
+        self.is_judged() && self.high < bound
+    }
+
     /// Judges a ratio by logarithms, so that A to B is judged like B to A. It differs from 1 if there are at
     /// least three values, the interval lies on one side, and the median is further from 1 than 3 % and than
     /// half of the interval (for fewer than five values, than 2.5 times that half).
@@ -75,9 +90,9 @@ impl Summary {
         let [middle, low, high] = [self.median, self.low, self.high].map(f64::ln);
         let factor = if self.count < JUDGED_FEW { FEW_FACTOR } else { 1.0 };
         let beyond = middle.abs() > (1.0 + GAIN_MIN).ln().max(factor * (high - low) / 2.0);
-        match self.count >= JUDGED_MIN && beyond {
-            true if low > 0.0 => Verdict::More,
-            true if high < 0.0 => Verdict::Less,
+        match beyond {
+            true if self.is_above(1.0) => Verdict::More,
+            true if self.is_below(1.0) => Verdict::Less,
             _ => Verdict::Same,
         }
     }
@@ -101,7 +116,7 @@ impl Summary {
 
     /// Whether the intervals of two summaries do not overlap.
     pub fn differs_from(&self, other: &Self) -> bool {
-        self.high < other.low || other.high < self.low
+        other.is_judged() && (self.is_below(other.low) || self.is_above(other.high))
     }
 
     /// Width of the interval, as a share of the median.
@@ -182,10 +197,12 @@ mod tests {
 
     #[test]
     fn only_intervals_that_do_not_touch_differ() {
-        // Scenario: ranges apart, overlapping and touching. Expected: only the first differ.
+        // Scenario: ranges apart, overlapping and touching; apart, but of two values. Expected: only the first differ.
         let of = |from: f64| Summary::of([from, from + 1.0, from + 2.0]).unwrap();
         assert!(of(0.0).differs_from(&of(3.0)) && of(3.0).differs_from(&of(0.0)));
         assert!(!of(0.0).differs_from(&of(1.0)) && !of(0.0).differs_from(&of(2.0)));
+        let two = |from: f64| Summary::of([from, from + 1.0]).unwrap();
+        assert!(!two(0.0).differs_from(&two(3.0)) && !two(0.0).differs_from(&of(3.0)));
         assert!((of(9.0).spread() - 0.2).abs() < 1e-12);
     }
 

@@ -1,13 +1,13 @@
 //! A study as data. Its axes become cells, each a strategy with its settings; a function of the study judges
 //! their results.
 
-use crate::args::Common;
+use crate::args::{Common, OfDaemon};
 use crate::error::LabError;
 use crate::material::Material;
 use crate::report::Report;
 use crate::sample::{Of, Sample};
 use crate::served::Flip;
-use crate::setup::Setup;
+use crate::setup::{Heat, Setup};
 use crate::stats::Summary;
 use crate::strategies::{Run, Strategy, named};
 use crate::studies::act::Search;
@@ -142,28 +142,21 @@ pub(crate) struct Study {
 impl Study {
     /// A study without cells, with the strategies among `names` (separated by spaces) that `--only` chooses
     /// and the data allow.
-    ///
-    /// # Errors
-    /// `--only` chooses none of them.
     pub(crate) fn new(
         about: &'static About,
         common: &Common,
         names: &str,
         settings: Key,
         materials: Vec<Material>,
-    ) -> Result<Self, LabError> {
+    ) -> Self {
         let only = &common.only;
         let served = materials.iter().any(|material| material.served.is_some());
         let wanted = names.split_whitespace().map(str::to_owned);
-        let chosen: Vec<String> = wanted
+        let chosen = wanted
             .filter(|name| only.is_empty() || only.contains(name))
             .filter(|name| name != "daemon" || served)
             .collect();
-        if chosen.is_empty() {
-            let problem = "--only: daemon needs --server and --dataset";
-            return Err(LabError::Usage(problem.to_owned()));
-        }
-        Ok(Self {
+        Self {
             about,
             settings,
             materials: materials.into_iter().map(Arc::new).collect(),
@@ -172,7 +165,7 @@ impl Study {
             left_out: Vec::new(),
             needs: Needs::default(),
             measure: Measure::Once,
-        })
+        }
     }
 
     /// Plans a cell for each combination of the axes' values, the last axis varying fastest, read by the
@@ -255,6 +248,15 @@ pub(crate) fn check_only(common: &Common, names: &str) -> Result<(), LabError> {
         })
 }
 
+/// Refuses `--only daemon` without a daemon: called before data are made.
+pub(crate) fn check_daemon(common: &Common, daemon: &OfDaemon) -> Result<(), LabError> {
+    if daemon.server.is_none() && common.only.iter().any(|name| name == "daemon") {
+        let problem = "--only: daemon needs --server and --dataset";
+        return Err(LabError::Usage(problem.to_owned()));
+    }
+    Ok(())
+}
+
 /// The values of an axis.
 pub(crate) fn texts<T: ToString>(values: &[T]) -> Vec<String> {
     values.iter().map(T::to_string).collect()
@@ -269,6 +271,8 @@ pub(crate) fn list<T: ToString>(values: &[T]) -> String {
 #[derive(Debug, Clone)]
 pub(crate) struct Row {
     pub(crate) key: Key,
+    /// Where its bytes were to come from.
+    pub(crate) heat: Heat,
     /// By repetition; `None` or missing: not measured.
     pub(crate) samples: Vec<Option<Sample>>,
 }
@@ -374,6 +378,7 @@ pub(crate) mod tests {
     pub(crate) fn row(key: &[(&str, &str)], reads: &[u64]) -> Row {
         Row {
             key: key.iter().map(|(name, value)| pair(name, value)).collect(),
+            heat: Heat::Direct,
             samples: reads.iter().map(|reads| Some(sample(*reads, 1.0))).collect(),
         }
     }

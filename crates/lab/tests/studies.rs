@@ -218,14 +218,22 @@ fn a_study_that_measured_nothing_leaves_nothing() {
 
 #[test]
 fn what_makes_no_sense_is_refused_with_its_option() {
-    // Scenario: an unknown strategy; a file for objects; no such path; larger blocks than the data has.
-    // Expected: a usage error or a failure that begins with the option.
+    // Scenario: an unknown strategy; a strategy without its daemon; no daemon at the address; a file for objects; no
+    // such path; no block of a page. Expected: an error that begins with the option, before data are made.
     let directory = scratch();
     fs::write(directory.path().join("file"), vec![1; 2 << 20]).unwrap();
     for (words, option) in [
         (
             "strategies --path DIR --size 1MiB --only uringg --force",
             "--only",
+        ),
+        (
+            "act --path DIR --size 1MiB --only engine-pread,daemon --step 10ms --hold 10ms --most 1 --force",
+            "--only: daemon needs --server and --dataset",
+        ),
+        (
+            "act --path DIR --size 1MiB --server http://127.0.0.1:1 --dataset x --force",
+            "--server: cannot reach ",
         ),
         ("objects --path DIR/file --force", "--path"),
         ("objects --path DIR --bytes-max 1MiB --force", "--bytes-max"),
@@ -237,5 +245,6 @@ fn what_makes_no_sense_is_refused_with_its_option() {
     ] {
         let problem = run(words, directory.path(), false).unwrap_err().to_string();
         assert!(problem.starts_with(option), "{words}: {problem}");
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "{words}");
     }
 }

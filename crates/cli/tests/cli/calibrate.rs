@@ -162,12 +162,13 @@ fn every_step_is_made_and_every_answer_has_its_form() {
 
 #[test]
 fn without_io_uring_the_rest_is_calibrated() {
-    // Scenario: io_uring_setup fails with EPERM, as under a container's seccomp profile. Expected: exit code
-    // 0, the reason reported, only mmap and pread measured, YAML that the daemon accepts.
+    // Scenario: io_uring_setup fails with EPERM, as under a container's seccomp profile; reads of 512 bytes. Expected:
+    // exit code 0, the reason reported, only mmap and pread measured, YAML that the daemon accepts.
     let (directory, data) = place();
     let mut command = Command::new(env!("CARGO_BIN_EXE_ringfetch"));
     command
         .args(["--json", "calibrate", "--seconds", "3", "--force"])
+        .args(["--block-bytes", "512"])
         .arg(&data);
     let output = without_io_uring(EPERM, || command.output()).unwrap();
     let report: Value = serde_json::from_str(&good(output)).unwrap();
@@ -181,6 +182,10 @@ fn without_io_uring_the_rest_is_calibrated() {
     assert!(found.is_superset(&expected), "{found:?}");
     let yaml = report["yaml"].as_str().unwrap();
     assert!(yaml.contains("there is no io_uring here"), "{yaml}");
+    assert!(
+        yaml.contains("random reads of 512 bytes, medians of 5;"),
+        "{yaml}"
+    );
     let backend = accepted(directory.path(), yaml, &data);
     assert!(["mmap", "pread"].contains(&backend.as_str()), "{backend}");
 }
@@ -234,12 +239,13 @@ fn ctrl_c_ends_it_with_what_was_measured() {
     );
     let written = fs::read_to_string(directory.path().join("cal.yaml")).unwrap();
     assert_eq!(report["yaml"], written.as_str());
+    assert!(written.contains("medians of at most 5;"), "{written}");
     accepted(directory.path(), &written, &data);
 }
 
 #[test]
 fn ctrl_c_with_a_report_leaves_what_resume_continues() {
-    // Scenario: the same with --report and --out; then the same command with --resume, also interrupted.
+    // Scenario: the same with --out and a --report whose name has a space; then the same command with --resume, also interrupted.
     // Expected: exit code 1 and how to continue; the steps so far, and no results yet, so that the second run is
     // not refused because of them; it keeps the first one's steps.
     let (directory, data) = place();

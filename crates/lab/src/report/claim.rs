@@ -20,10 +20,15 @@ pub struct Claim {
 impl Claim {
     /// Judges our ratio: the verdict, and the words before and after it.
     fn of(claim: &str, ours: Option<Summary>, judge: impl FnOnce(&Summary) -> [&'static str; 3]) -> Self {
-        let untested = "what it compares was not measured";
-        let (verdict, words) = match ours.map(|ours| (judge(&ours), ours.times())) {
-            None => ("not tested", untested.to_owned()),
-            Some(([verdict, before, after], times)) => (verdict, format!("{before}{times}{after}")),
+        let (verdict, words) = match ours {
+            None => ("not tested", "what it compares was not measured".to_owned()),
+            Some(ours) if !ours.is_judged() => {
+                ("undecided", format!("too few repetitions: {}", ours.times()))
+            }
+            Some(ours) => {
+                let [verdict, before, after] = judge(&ours);
+                (verdict, format!("{before}{}{after}", ours.times()))
+            }
         };
         Self {
             claim: claim.to_owned(),
@@ -93,5 +98,22 @@ mod tests {
         assert_eq!(order([0.9; 5]), "refuted");
         assert_eq!(order([0.9, 1.0, 1.1, 1.2, 1.3]), "undecided");
         assert_eq!(verdict(Claim::of_ratio("", 1.0, None)), "not tested");
+    }
+
+    #[test]
+    fn two_repetitions_judge_no_claim() {
+        // Scenario: two repetitions that agree, with a claim and against it. Expected: undecided, with the figures.
+        let two = |value: f64| Summary::of([value; 2]);
+        for claim in [
+            Claim::of_ratio("", 10.0, two(10.0)),
+            Claim::of_ratio("", 10.0, two(1.0)),
+            Claim::of_order("", two(1.1)),
+            Claim::of_order("", two(0.9)),
+            Claim::at_least("", 5.0, two(6.0)),
+            Claim::at_least("", 5.0, two(4.0)),
+        ] {
+            assert_eq!(claim.verdict, "undecided", "{claim:?}");
+            assert!(claim.words.starts_with("too few repetitions: "), "{claim:?}");
+        }
     }
 }

@@ -13,6 +13,7 @@ pub(crate) use measure::{MEASURES, measure_named};
 use crate::error::LabError;
 use crate::honesty::came_from;
 use crate::sample::{Of, Sample, reads_per_second};
+use crate::setup::Heat;
 use crate::stats::Summary;
 use crate::study::{Key, Row, Rows, get};
 use ringfetch_command::input_file;
@@ -191,19 +192,19 @@ impl Report {
         self.claims.push(Claim::of_ratio(claim, published, ours));
     }
 
-    /// Adds notes on figures that contradict their row's key, or are uncertain.
+    /// Adds notes on figures whose bytes came from elsewhere than they should, or that are uncertain.
     fn doubts(&mut self, rows: &Rows) {
-        // Rows whose key says one thing but whose bytes came from elsewhere.
-        let astray = |promises: [&str; 2], place: &str| {
-            let promised = |row: &&ReportRow| row.key.iter().any(|(_, value)| promises.contains(&&**value));
-            let from = |row: &&ReportRow| row.came_from == place || row.came_from == "both";
-            self.rows.iter().filter(promised).filter(from).count()
+        let astray = |heats: &[Heat], place: &str| {
+            let pairs = rows.0.iter().zip(&self.rows);
+            let promised = pairs.filter(|(row, _)| heats.contains(&row.heat));
+            let from = promised.filter(|(_, shown)| shown.came_from == place || shown.came_from == "both");
+            from.count()
         };
         let spread = |row: &Row| row.summary(reads_per_second).map(|all| all.spread());
         let noisy = |row: &&Row| spread(row) > Some(SPREAD_MAX);
         let (device, memory) = (
-            astray(["direct", "cold"], "memory"),
-            astray(["warm", "buffered"], "device"),
+            astray(&[Heat::Direct, Heat::Cold], "memory"),
+            astray(&[Heat::Warm], "device"),
         );
         for (count, what) in [
             (
@@ -346,8 +347,9 @@ pub(crate) mod tests {
 
     #[test]
     fn rows_that_were_not_cold_are_pointed_out() {
-        // Scenario: a direct row whose bytes came from memory, and rows that vary. Expected: a note on each.
-        let mut warm = row(&[("profile", "direct")], &[100, 100, 100, 200, 300]);
+        // Scenario: a row of direct reads, which its key need not say, whose bytes came from memory and which varies.
+        // Expected: a note on each.
+        let mut warm = row(&[("strategy", "uring")], &[100, 100, 100, 200, 300]);
         let samples = warm.samples.iter_mut().flatten();
         samples.for_each(|sample| sample.device_share = Some(0.0));
         let rows = Rows(vec![warm]);

@@ -13,7 +13,7 @@ use crate::sample::{OVER_LIMITS, Sample, reads_per_second};
 use crate::served::{Clients, Served};
 use crate::setup::{Amount, Heat, Setup, Shape};
 use crate::stats::Summary;
-use crate::study::{About, Measure, Needs, Once, Rows, Study, check_only, pair};
+use crate::study::{About, Measure, Needs, Once, Rows, Study, check_daemon, check_only, pair};
 use humantime::format_duration;
 use ringfetch_command::quantity::{approximate, rate};
 use std::sync::Arc;
@@ -37,13 +37,15 @@ const LIMITS: [(usize, f64); 3] = [(0, 0.05), (3, 0.01), (6, 0.001)];
 /// Plans the study.
 pub(crate) fn plan(args: &Act, clients: &Clients, progress: Progress<'_>) -> Result<Study, LabError> {
     check_only(&args.common, NAMES)?;
+    check_daemon(&args.common, &args.daemon)?;
     let needs = Needs {
         larger_than_memory: true,
         ..Needs::default()
     };
     check_before_making(&args.common, "--size", args.size, needs)?;
+    let served = Served::find(&args.daemon, clients)?;
     let mut material = Material::one(&args.common.path, args.size, progress)?;
-    material.served = Served::find(&args.daemon, clients)?.map(Arc::new);
+    material.served = served.map(Arc::new);
     let length = material.length_bytes();
     let served = material.served.as_ref();
     let shown = served.map_or_else(|| "none".to_owned(), |served| served.shown());
@@ -59,7 +61,7 @@ pub(crate) fn plan(args: &Act, clients: &Clients, progress: Progress<'_>) -> Res
         pair("most", args.most),
         pair("daemon", shown),
     ];
-    let mut study = Study::new(&ABOUT, &args.common, NAMES, settings, vec![material])?;
+    let mut study = Study::new(&ABOUT, &args.common, NAMES, settings, vec![material]);
     study.needs = needs;
     study.measure = Measure::Highest(Search {
         hold: args.hold,

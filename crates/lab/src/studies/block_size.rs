@@ -8,6 +8,7 @@ use crate::material::{Material, Progress};
 use crate::report::{Report, series};
 use crate::sample::{Of, Sample, bytes_per_second};
 use crate::setup::{Amount, Heat, Setup, Shape};
+use crate::stats::Summary;
 use crate::study::{About, Needs, Row, Rows, Study, check_only, list, pair, texts};
 use humantime::format_duration;
 use ringfetch_command::quantity::{exact_size, latency};
@@ -31,6 +32,9 @@ const ALMOST_THE_SAME: f64 = 1.2;
 /// Plans the study.
 pub(crate) fn plan(args: &BlockSize, progress: Progress<'_>) -> Result<Study, LabError> {
     check_only(&args.common, NAMES)?;
+    if args.largest < PAGE_BYTES {
+        return Err(LabError::Usage("--largest: at least 4KiB".to_owned()));
+    }
     let needs = Needs {
         larger_than_memory: true,
         ..Needs::default()
@@ -44,16 +48,13 @@ pub(crate) fn plan(args: &BlockSize, progress: Progress<'_>) -> Result<Study, La
     let sizes = doubled.take_while(|bytes| *bytes <= args.largest);
     let (sizes, large): (Vec<u64>, Vec<u64>) = sizes.partition(|bytes| *bytes <= length / BLOCKS_MIN);
     let (sizes, small): (Vec<u64>, Vec<u64>) = sizes.into_iter().partition(|bytes| *bytes >= logical);
-    if sizes.iter().all(|bytes| *bytes < PAGE_BYTES) {
-        return Err(LabError::Usage("--largest: at least 4KiB".to_owned()));
-    }
     let shown: Vec<String> = sizes.iter().map(|bytes| exact_size(*bytes)).collect();
     let settings = vec![
         pair("blocks", list(&shown)),
         pair("depths", list(&args.depths)),
         pair("step", format_duration(args.blocks.step)),
     ];
-    let mut study = Study::new(&ABOUT, &args.common, NAMES, settings, vec![material])?;
+    let mut study = Study::new(&ABOUT, &args.common, NAMES, settings, vec![material]);
     study.needs = needs;
     for bytes in small {
         let why = format!("below the device's blocks of {logical} bytes");
@@ -90,6 +91,29 @@ fn recommended(means: &[(u64, f64)]) -> Option<u64> {
     flat.map(|(bytes, _)| *bytes).last()
 }
 
+/// The ratios to 4 KiB by which a block was recommended, and the next one was not; whether they decide that.
+fn evidence(
+    recommended: Option<u64>,
+    means: &[(u64, f64)],
+    of_page: impl Fn(u64) -> Option<Summary>,
+) -> String {
+    let Some(best) = recommended else {
+        return String::new();
+    };
+    let next = means.iter().map(|(bytes, _)| *bytes).find(|bytes| *bytes > best);
+    let ratios = [Some(best), next].map(|bytes| bytes.and_then(|bytes| Some((bytes, of_page(bytes)?))));
+    let said = ratios.iter().flatten();
+    let mut said: String = said
+        .map(|(bytes, ratio)| format!("; {}: {}", exact_size(*bytes), ratio.times()))
+        .collect();
+    let [same, more] = ratios.map(|found| found.map(|(_, ratio)| ratio));
+    let is_same = same.is_some_and(|ratio| ratio.is_judged() && ratio.high <= ALMOST_THE_SAME);
+    if !is_same || more.is_some_and(|ratio| !ratio.is_above(ALMOST_THE_SAME)) {
+        said.push_str(": uncertain, the repetitions differ too much");
+    }
+    said
+}
+
 /// The row with one read at a time.
 fn one<'a>(rows: &'a Rows, strategy: &str, bytes: &str) -> Option<&'a Row> {
     rows.one_of(&[("strategy", strategy), ("depth", "1"), ("block_bytes", bytes)])
@@ -106,7 +130,8 @@ fn judge(report: &mut Report, rows: &Rows) {
         Some((row.get("block_bytes")?.parse().ok()?, mean))
     });
     let means: Vec<(u64, f64)> = means.collect();
-    let best = recommended(&means).map_or_else(|| "-".to_owned(), exact_size);
+    let recommended = recommended(&means);
+    let best = recommended.map_or_else(|| "-".to_owned(), exact_size);
     let min = |sample: &Sample| sample.min_us;
     let mean = |sample: &Sample| sample.mean_us;
     let line = |name: &str, published: &str, ours: String| {
@@ -128,13 +153,15 @@ fn judge(report: &mut Report, rows: &Rows) {
     ];
     let lines = published.map(|(name, published, ours)| line(name, published, ours));
     report.table("One random pread at a time: published and here", lines.to_vec());
-    report.notes.push(format!(
-        "recommended block: {best}, the largest whose mean latency is at most {ALMOST_THE_SAME} times that of 4KiB (one \
-         pread at a time)"
-    ));
     let ratio = |above: &str, below: &str, value: Of| {
         one(rows, "pread", above)?.ratio(one(rows, "pread", below)?, value)
     };
+    let of_page = |bytes: u64| ratio(&bytes.to_string(), "4096", mean);
+    report.notes.push(format!(
+        "recommended block: {best}, the largest whose mean latency is at most {ALMOST_THE_SAME} times that of 4KiB (one \
+         pread at a time){}",
+        evidence(recommended, &means, of_page)
+    ));
     let linear = "latency grows linearly from 4 MiB on: 32 MiB take 8x as long";
     report.claim(linear, 8.0, ratio("33554432", "4194304", mean));
     let tail = ratio("4096", "512", |sample| sample.p999_us);
@@ -188,6 +215,39 @@ mod tests {
         let bent = [(4096, 10.0), (8192, 20.0), (16384, 10.0)];
         assert_eq!(recommended(&bent), Some(4096));
         assert_eq!(recommended(&[(512, 1.0)]), None);
+    }
+
+    #[test]
+    fn a_recommended_block_has_its_evidence() {
+        // Scenario: 8 KiB take as long as 4 KiB, 16 KiB twice as long, in every repetition; then not in each. Expected: the
+        // ratios; that they decide nothing.
+        let note = |large: &[f64; 5]| {
+            let rows =
+                [("4096", [100.0; 5]), ("8192", [110.0; 5]), ("16384", *large)].map(|(bytes, means)| {
+                    let key = [("strategy", "pread"), ("depth", "1"), ("block_bytes", bytes)];
+                    let mut row = row(&key, &[9; 5]);
+                    let samples = row.samples.iter_mut().flatten();
+                    samples
+                        .zip(means)
+                        .for_each(|(sample, mean_us)| sample.mean_us = mean_us);
+                    row
+                });
+            let mut report = crate::report::tests::report();
+            report.notes.clear();
+            judge(&mut report, &Rows(rows.to_vec()));
+            report.notes.swap_remove(0)
+        };
+        let sure = note(&[200.0; 5]);
+        let figures = "(one pread at a time); 8KiB: 1.10x (1.10 to 1.10); 16KiB: 2.00x (2.00 to 2.00)";
+        assert!(
+            sure.starts_with("recommended block: 8KiB, ") && sure.ends_with(figures),
+            "{sure}"
+        );
+        let unsure = note(&[200.0, 200.0, 200.0, 200.0, 115.0]);
+        assert!(
+            unsure.ends_with(": uncertain, the repetitions differ too much"),
+            "{unsure}"
+        );
     }
 
     #[test]

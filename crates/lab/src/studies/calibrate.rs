@@ -43,6 +43,15 @@ fn failed(problem: String) -> LabError {
     LabError::Failed(problem)
 }
 
+/// `4KiB`, `512 bytes`.
+fn with_unit(block_bytes: u32) -> String {
+    let size = exact_size(block_bytes.into());
+    match size.ends_with('B') {
+        true => size,
+        false => format!("{size} bytes"),
+    }
+}
+
 /// A file that is written at the end, or not at all; whether it can be written is checked before measuring.
 #[derive(Debug)]
 struct Output {
@@ -101,23 +110,23 @@ fn plan(
     material: Arc<Material>,
     subject: &Subject,
     reason: String,
-) -> Result<Study, LabError> {
+) -> Study {
     let most = subject.fitting().min(DEPTH_MAX);
     let warm = match subject.warm_bytes {
         0 => "not measured: the data are larger than the memory that is available".to_owned(),
         bytes => format!("the first {}", size(bytes)),
     };
     let settings = vec![
-        pair("block", exact_size(args.block_bytes.into())),
+        pair("block", with_unit(args.block_bytes)),
         pair("direct I/O", reason),
         pair("warm", warm),
         pair("depths", list(&powers_to(most))),
     ];
     // Cold reads follow an eviction, which is checked, so they need no more data than memory holds.
-    let mut study = Study::new(&ABOUT, common, "engine", settings, Vec::new())?;
+    let mut study = Study::new(&ABOUT, common, "engine", settings, Vec::new());
     study.materials.push(material);
     if most < DEPTH_MAX {
-        let (each, all) = (exact_size(args.block_bytes.into()), size(ASKED_BYTES_MAX));
+        let (each, all) = (with_unit(args.block_bytes), size(ASKED_BYTES_MAX));
         let why = format!("reads of {each} would take more than {all} of memory");
         study.left_out.push(format!("depths beyond {most}: {why}"));
     }
@@ -128,7 +137,7 @@ fn plan(
     let refusal = subject.refusal.as_ref();
     let refusal = refusal.map(|refusal| format!("uring and auto: {refusal}"));
     study.left_out.extend(refusal);
-    Ok(study)
+    study
 }
 
 /// Names the options of this command; the path is not an option here.
@@ -164,7 +173,7 @@ pub(crate) fn run(args: &Calibrate, runs: Runs<'_>) -> Result<(), LabError> {
     let mut stage = 0;
     let first = subject.next(&mut stage, &Rows::default(), &pace);
     let study = |_: crate::material::Progress<'_>| {
-        let mut study = plan(args, &common, material, &subject, reason)?;
+        let mut study = plan(args, &common, material, &subject, reason);
         study.cells = first;
         Ok(study)
     };
@@ -226,14 +235,15 @@ fn conclude(report: &mut Report, found: &Found<'_>, args: &Calibrate) {
     );
     report.notes.extend(found.doubts());
     report.advice = found.advice();
-    let block = exact_size(args.block_bytes.into());
+    let block = with_unit(args.block_bytes);
+    let most = if found.stopped { "at most " } else { "" };
     let fact = |name: &str| report.fact(name).unwrap_or("unknown");
     let (path, begun, data) = (args.path.display(), fact("begun"), fact("data"));
     let (device, kernel) = (fact("device"), fact("kernel"));
     let what = "the engine alone, without a network";
     let mut head = vec![
         format!("ringfetch calibrate {begun}: {path}, {data} on {device}; kernel {kernel}"),
-        format!("random reads of {block}, medians of {REPETITIONS}; {what}"),
+        format!("random reads of {block}, medians of {most}{REPETITIONS}; {what}"),
     ];
     let marks = report.marks.iter();
     head.extend(marks.map(|mark| format!("FORCED, no evidence: {mark}")));

@@ -29,10 +29,14 @@ pub(crate) fn plan(args: &FlipArgs, clients: &Clients, admin: &str) -> Result<St
     let mut material = Material::found(&args.common.path)?;
     let backends = Backend::ALL.map(Backend::as_str).join(" ");
     check_only(&args.common, &backends)?;
-    let mut study = Study::new(&ABOUT, &args.common, &backends, Vec::new(), Vec::new())?;
+    let mut study = Study::new(&ABOUT, &args.common, &backends, Vec::new(), Vec::new());
     let mut served = Served::find(&args.daemon, clients)?.ok_or_else(missing)?;
     let count = load(&mut served, args.trace.as_deref())?;
-    study.measure = Measure::Flipped(Flip::prepare(clients, admin, &served.dataset.name)?);
+    let flip = Flip::prepare(clients, admin, &served.dataset.name)?;
+    if let (1, Some(file)) = (flip.files, material.files.first()) {
+        served.check_is(&file.path)?;
+    }
+    study.measure = Measure::Flipped(flip);
     let load = match &args.trace {
         Some(trace) => format!("{}, {count} entries in order", trace.display()),
         None => format!("{count} items at random"),
@@ -203,14 +207,22 @@ fn verdict(rows: &Rows, compared: Compared) -> String {
             "{} ({from:.2} to {to:.2}, {sure:.0} %)",
             compared.times(times, &name(other))
         );
-        let side = if from > 1.0 { &mut ahead } else { &mut level };
+        let side = if ratio.is_above(1.0) {
+            &mut ahead
+        } else {
+            &mut level
+        };
         side.push(words);
     }
+    let judged = best.summary(of).is_some_and(|summary| summary.is_judged());
     let best = name(best);
     let (some, none) = (list(&ahead), list(&level));
     match (ahead.is_empty(), level.is_empty()) {
         (true, true) => format!("verdict: {best}; nothing else can be compared"),
         (false, true) => format!("verdict: {best}; its {what}: {some}"),
+        (true, false) if !judged => {
+            format!("verdict: none, too few repetitions; {what} of {best}: {none}")
+        }
         (true, false) => format!("verdict: no difference beyond the spread; {what} of {best}: {none}"),
         (false, false) => {
             format!("verdict: {best}; its {what}: {some}; no difference beyond the spread: {none}")
@@ -240,6 +252,17 @@ mod tests {
         assert!(two.contains("; no difference beyond the spread: "), "{two}");
         assert!(of(&[("uring", fast), ("auto", level)]).starts_with("verdict: no difference"));
         assert!(of(&[("uring", fast)]).contains("uring; nothing else can be compared"));
+    }
+
+    #[test]
+    fn two_repetitions_give_no_verdict() {
+        // Scenario: uring twice as fast as mmap, twice. Expected: the figures, and that they are too few.
+        let rows = [("uring", [400; 2]), ("mmap", [200; 2])];
+        let rows = rows.map(|(name, reads)| row(&[("backend", name)], &reads));
+        let words = verdict(&Rows(rows.to_vec()), Compared::ItemsPerSecond);
+        let expected =
+            "verdict: none, too few repetitions; items/s of uring: 2.00x of mmap (2.00 to 2.00, 50 %)";
+        assert_eq!(words, expected);
     }
 
     #[test]

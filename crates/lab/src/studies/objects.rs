@@ -28,6 +28,18 @@ pub(crate) static ABOUT: About = About {
 const THREADS: usize = 150;
 const RING_DEPTH: usize = 128;
 
+/// Most files of a size in flight: their buffers have to fit. The engine needs a quarter more than its reads in
+/// flight, and a new buffer is extra. Of 16 MiB, 12.
+fn fitting(bytes: u64) -> usize {
+    let fitting = STEP_BYTES_MAX.saturating_sub(bytes) / 5 * 4 / bytes;
+    usize::try_from(fitting).unwrap_or(1).max(1)
+}
+
+/// Threads for this many files of a size.
+fn threads(bytes: u64, files: usize) -> usize {
+    THREADS.min(fitting(bytes)).min(files)
+}
+
 /// The files to make: (count, bytes of each).
 fn sizes(args: &Objects) -> Result<Vec<(u64, u64)>, LabError> {
     let most = args.files.iter().max().copied().unwrap_or(0);
@@ -78,8 +90,17 @@ pub(crate) fn plan(args: &Objects, progress: Progress<'_>) -> Result<Study, LabE
         pair("ring depth", RING_DEPTH),
     ];
     let made: Vec<usize> = materials.iter().map(|material| material.files.len()).collect();
-    let mut study = Study::new(&ABOUT, &args.common, NAMES, settings, materials)?;
+    let mut study = Study::new(&ABOUT, &args.common, NAMES, settings, materials);
     study.needs = needs(warm_bytes);
+    for (each, bytes) in sizes.iter().zip(&args.file_bytes) {
+        let (fitting, all) = (fitting(*bytes), size(STEP_BYTES_MAX));
+        if fitting < THREADS {
+            let why = format!("more would take more than {all} of buffers");
+            study
+                .left_out
+                .push(format!("more than {fitting} files of {each} in flight: {why}"));
+        }
+    }
     for (each, made) in sizes.iter().zip(&made) {
         let most = size(args.bytes_max);
         let too_many = args.files.iter().filter(|files| **files as usize > *made);
@@ -105,13 +126,11 @@ pub(crate) fn plan(args: &Objects, progress: Progress<'_>) -> Result<Study, LabE
         } else {
             Heat::Warm
         };
-        let threads = at.text("strategy") == "threaded-pread";
-        let depth = if threads { THREADS } else { RING_DEPTH };
-        // As many buffers as fit: the engine needs a quarter more than its reads in flight, and a new buffer
-        // is extra. With 16 MiB, 12 fit.
-        let fitting = STEP_BYTES_MAX.saturating_sub(bytes) / 5 * 4 / bytes;
-        let fitting = usize::try_from(fitting).unwrap_or(1).max(1);
-        let (shape, depth) = (Shape::Files { count }, depth.min(fitting).min(count));
+        let depth = match at.text("strategy") {
+            "threaded-pread" => threads(bytes, count),
+            _ => RING_DEPTH.min(fitting(bytes)).min(count),
+        };
+        let shape = Shape::Files { count };
         Some(Setup {
             material,
             open_each: at.text("opening") == "in",
@@ -157,7 +176,7 @@ fn judge(report: &mut Report, rows: &Rows) {
             table.push([&line.map(str::to_owned)[..], &[from, to, most]].concat());
         }
     }
-    let title = "Crossovers: numbers of files at which a ring is ahead of, or behind, 150 threads";
+    let title = "Crossovers: numbers of files at which a ring is ahead of, or behind, threads";
     report.table(title, table);
     claims(report, rows);
     for heat in &rows.values("heat") {
@@ -174,9 +193,9 @@ fn judge(report: &mut Report, rows: &Rows) {
 
 /// From which number of files on the ring is always faster, and up to which it is always slower.
 fn crossover(ratios: &[(&String, Summary)]) -> (String, String) {
-    let ahead = ratios.iter().rev().take_while(|(_, ratio)| ratio.low > 1.0);
+    let ahead = ratios.iter().rev().take_while(|(_, ratio)| ratio.is_above(1.0));
     let from = ahead.last();
-    let to = ratios.iter().take_while(|(_, ratio)| ratio.high < 1.0).last();
+    let to = ratios.iter().take_while(|(_, ratio)| ratio.is_below(1.0)).last();
     let shown = |found: Option<&(&String, Summary)>| {
         found.map_or_else(|| "-".to_owned(), |(files, _)| (*files).clone())
     };
@@ -204,23 +223,33 @@ fn claims(report: &mut Report, rows: &Rows) {
         ];
         ahead(rows, strategy, key)
     };
-    // The largest number of files of this size.
+    let threads_of = |bytes: &str, count: &str| {
+        let (bytes, count) = (bytes.parse().unwrap_or(1), count.parse().unwrap_or(0));
+        threads(bytes, count)
+    };
+    // The largest number of files of this size, in threads too.
     let most = |strategy: &str, bytes: &str, buffers: &str| {
         let mut tried = files.iter().rev();
-        tried.find_map(|count| of(strategy, bytes, count, buffers))
+        let found = tried.find_map(|count| Some((count, of(strategy, bytes, count, buffers)?)));
+        let count = found.map_or(fewest, |(count, _)| count);
+        (threads_of(bytes, count), found.map(|(_, ratio)| ratio))
     };
     let inverse = |ratio: Option<Summary>| ratio.map(|ratio| ratio.inverse());
     for strategy in ["ring", "uring"] {
-        let few = format!("cold, {strategy} is behind 150 threads at few files ({fewest})");
-        let large_files = format!("cold, {strategy} is ahead of 150 threads at large files");
-        let new = format!("cold, without pooled buffers {strategy} loses outright");
+        let threads = threads_of(small, fewest);
+        let few = format!("cold, {strategy} is behind {threads} threads at few files ({fewest})");
+        let (threads, ratio) = most(strategy, large, "pooled");
+        let shown = exact_size(number(&large));
+        let large_files = format!("cold, {strategy} is ahead of {threads} threads at large files ({shown})");
+        let (threads, unpooled) = most(strategy, small, "new");
+        let new = format!("cold, without pooled buffers {strategy} loses outright to {threads} threads");
         report.claims.extend([
             Claim::of_order(&few, inverse(of(strategy, small, fewest, "pooled"))),
-            Claim::of_order(&large_files, most(strategy, large, "pooled")),
-            Claim::of_order(&new, inverse(most(strategy, small, "new"))),
+            Claim::of_order(&large_files, ratio),
+            Claim::of_order(&new, inverse(unpooled)),
         ]);
     }
-    let threads = |buffers: &str| -> Option<&Row> {
+    let row_of = |buffers: &str| -> Option<&Row> {
         let [heat, opening, strategy] = [
             ("heat", "warm"),
             ("opening", "in"),
@@ -236,10 +265,13 @@ fn claims(report: &mut Report, rows: &Rows) {
             ])
         })
     };
-    let pooled = threads("new").zip(threads("pooled"));
+    let pooled = row_of("new").zip(row_of("pooled"));
     let pooled = pooled.and_then(|(new, pooled)| new.ratio(pooled, seconds));
-    let claim = "warm, pooling buffers makes 150 threads faster";
-    report.claims.push(Claim::of_order(claim, pooled));
+    let claim = format!(
+        "warm, pooling buffers makes threads faster, at files of {}",
+        exact_size(number(&large))
+    );
+    report.claims.push(Claim::of_order(&claim, pooled));
 }
 
 #[cfg(test)]
@@ -260,6 +292,38 @@ mod tests {
         assert_eq!(of([behind, level, ahead, ahead]), pair("300", "50"));
         assert_eq!(of([level, ahead, level, level]), pair("-", "-"));
         assert_eq!(of([ahead; 4]), pair("50", "-"));
+    }
+
+    #[test]
+    fn claims_name_as_many_threads_as_there_were() {
+        // Scenario: cold files of 16 KiB and of 16 MiB, of which 12 are in flight at most, 50 and 1000 of them.
+        // Expected: 50 threads for 50 files, 12 for large ones, 150 for a thousand small ones.
+        let mut rows = Rows(Vec::new());
+        for (bytes, files) in [("16384", "50"), ("16384", "1000"), ("16777216", "50")] {
+            for strategy in ["threaded-pread", "ring"] {
+                for buffers in ["pooled", "new"] {
+                    let key = [
+                        ("heat", "cold"),
+                        ("file_bytes", bytes),
+                        ("opening", "in"),
+                        ("buffers", buffers),
+                        ("strategy", strategy),
+                        ("files", files),
+                    ];
+                    rows.0.push(crate::study::tests::row(&key, &[9; 5]));
+                }
+            }
+        }
+        let mut report = crate::report::tests::report();
+        report.claims.clear();
+        claims(&mut report, &rows);
+        let said: Vec<&str> = report.claims.iter().map(|claim| claim.claim.as_str()).collect();
+        let expected = [
+            "cold, ring is behind 50 threads at few files (50)",
+            "cold, ring is ahead of 12 threads at large files (16MiB)",
+            "cold, without pooled buffers ring loses outright to 150 threads",
+        ];
+        assert_eq!(said[..3], expected);
     }
 
     #[test]

@@ -14,7 +14,7 @@ use crate::report::{Claim, Report, series};
 use crate::sample::{Of, cpu_percent, reads_per_second, seconds};
 use crate::served::{Clients, Served};
 use crate::setup::{Amount, Heat, Setup, Shape};
-use crate::study::{About, Needs, Row, Rows, Study, check_only, list, pair, texts};
+use crate::study::{About, Needs, Row, Rows, Study, check_daemon, check_only, list, pair, texts};
 use crate::word;
 use ringfetch_client::{Dtype, Kind};
 use std::fs::File;
@@ -56,6 +56,7 @@ fn material(args: &Rescore, clients: &Clients, progress: Progress<'_>) -> Result
     let name = format!("vectors-{}x{DIM}.f32", args.vectors);
     let bytes = args.vectors * VECTOR_BYTES;
     check_before_making(&args.common, "--vectors", bytes, NEEDS)?;
+    let served = Served::find(&args.daemon, clients)?;
     let mut material = Material::made(&args.common.path, &name, ("--vectors", bytes), |part| {
         write(part, args.vectors, progress)
     })?;
@@ -77,7 +78,7 @@ fn material(args: &Rescore, clients: &Clients, progress: Progress<'_>) -> Result
         )));
     }
     material.questions = Some(questions);
-    if let Some(served) = Served::find(&args.daemon, clients)? {
+    if let Some(served) = served {
         let shape = served.dataset.vectors.as_ref();
         let fits = shape.is_some_and(|shape| shape.dim as usize == DIM && shape.dtype == Some(Dtype::F32));
         if served.dataset.kind != Kind::Vectors || !fits || served.dataset.count != args.vectors {
@@ -122,6 +123,7 @@ fn write(part: &Path, count: u64, progress: Progress<'_>) -> io::Result<()> {
 /// Plans the study.
 pub(crate) fn plan(args: &Rescore, clients: &Clients, progress: Progress<'_>) -> Result<Study, LabError> {
     check_only(&args.common, NAMES)?;
+    check_daemon(&args.common, &args.daemon)?;
     let material = material(args, clients, progress)?;
     let served = material.served.as_ref().map(|served| served.shown());
     let questions = material.questions.as_ref();
@@ -140,7 +142,7 @@ pub(crate) fn plan(args: &Rescore, clients: &Clients, progress: Progress<'_>) ->
         pair("buffered", args.buffered),
         pair("daemon", served.unwrap_or_else(|| "none".to_owned())),
     ];
-    let mut study = Study::new(&ABOUT, &args.common, NAMES, settings, vec![material])?;
+    let mut study = Study::new(&ABOUT, &args.common, NAMES, settings, vec![material]);
     study.needs = NEEDS;
     let heat = if args.buffered { Heat::Cold } else { Heat::Direct };
     let axes = [

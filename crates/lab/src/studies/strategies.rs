@@ -62,7 +62,7 @@ pub(crate) fn plan(args: &Strategies, progress: Progress<'_>) -> Result<Study, L
         pair("step", format_duration(args.blocks.step)),
         pair("warm bytes", size(warm_bytes)),
     ];
-    let mut study = Study::new(&ABOUT, &args.common, NAMES, settings, vec![material])?;
+    let mut study = Study::new(&ABOUT, &args.common, NAMES, settings, vec![material]);
     study.needs = needs(length);
     if has(&"buffered") {
         let deep = args

@@ -231,8 +231,8 @@ async fn reads_in_process_cost_no_cpu_time_of_the_daemon() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_daemon_gets_back_the_backend_that_it_had() {
     // Scenario: a study of two backends, with random items and with a trace at a rate; one that is stopped in
-    // its second step; one of a dataset with its own backend, at a directory; a trace that goes past the end. Expectation: a
-    // verdict; each time the original backend afterwards; an error that names the option.
+    // its second step; one of a dataset with its own backend, at a directory; a trace that goes past the end; another file
+    // than the dataset's. Expectation: a verdict; each time the original backend afterwards; errors that name the option.
     let mut bed = Bed::new();
     fs::write(bed.path("data"), vec![7; 2 << 20]).unwrap();
     fs::write(bed.path("trace"), "3\n1\n511\n").unwrap();
@@ -264,6 +264,14 @@ async fn a_daemon_gets_back_the_backend_that_it_had() {
         .refused(&format!("{flip} --trace DIR/beyond"), "--trace")
         .await;
     assert!(beyond.contains("line 2"), "{beyond}");
+    // It ends differently.
+    fs::write(bed.path("other"), [vec![7; (2 << 20) - 1], vec![8]].concat()).unwrap();
+    let other = flip.replacen("DIR/data", "DIR/other", 1);
+    let other = bed.refused(&other, "--path: ").await;
+    assert!(
+        other.contains("other is not the file of data of http://"),
+        "{other}"
+    );
 
     let (daemon, mmap) = (bed.daemon.as_ref().unwrap(), ringfetch_proto::v1::Backend::Mmap);
     crate::flip::set(daemon, mmap, Some("data")).await.unwrap();
@@ -285,13 +293,13 @@ async fn a_study_asks_with_tls_and_a_token() {
     // one that may not administer, and with an unknown one. Expectation: a verdict; errors that name the
     // option of the address that refused.
     let authority = Authority::new();
-    let (setup, _) = plain_blocks(Setup::new("pread"), 512);
+    let (setup, bytes) = plain_blocks(Setup::new("pread"), 512);
     let may = [("lab", "a-token", "*,@admin"), ("reader", "another", "*")];
     setup.file("principals", lines(&may).as_bytes());
     let setup = with_tls(setup, &authority.pair("daemon")).set("access.principals", "principals");
     let mut bed = Bed::new();
     (bed.daemon, bed.scheme) = (Some(setup.start()), "https");
-    fs::write(bed.path("data"), vec![7; 2 << 20]).unwrap();
+    fs::write(bed.path("data"), bytes).unwrap();
     let flip =
         "flip --path DIR/data --server SERVER --dataset blocks --only mmap,pread --step 30ms --batch 4";
     for (token, refused) in [

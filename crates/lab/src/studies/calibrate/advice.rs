@@ -94,10 +94,19 @@ impl Found<'_> {
                 Some(format!("{backend} {reads} reads/s at {cpu:.1} us CPU"))
             };
             let candidates = self.subject.candidates(stage == "warm").into_iter();
-            let each: Vec<String> = candidates.filter_map(each).collect();
+            let each: Vec<String> = candidates.clone().filter_map(each).collect();
+            // Why not another one that made more reads.
+            let many = |backend| self.backend(stage, backend, "many");
+            let contest = |backend: BackendKind| {
+                let (ours, other) = many(winner).zip(many(backend))?;
+                let more = other.median(reads_per_second) > ours.median(reads_per_second);
+                let contest = Contest::between(ours, other).filter(|_| more)?;
+                Some(format!("; {backend} against {winner}: {}", contest.words()))
+            };
+            let contests: String = candidates.filter_map(contest).collect();
             let past_cache = matches!(winner, BackendKind::Uring | BackendKind::Pread);
             let direct = self.direct() && !(stage == "warm" && past_cache);
-            return (winner, direct, format!("{words}: {}", each.join(", ")));
+            return (winner, direct, format!("{words}: {}{contests}", each.join(", ")));
         }
         let default = match self.subject.has_ring() {
             true => EngineConfig::default().backend,
@@ -188,35 +197,62 @@ impl Found<'_> {
         let head = ["", "submitted at once", "uring against", "", ""];
         let mut lines = vec![head.map(str::to_owned).to_vec()];
         for stage in ["cold", "warm"] {
-            for (setting, asked) in [("one", "1".to_owned()), ("many", self.asked().to_string())] {
+            if self.rows.with(&[("stage", stage)]).next().is_none() {
+                continue;
+            }
+            for setting in ["one", "many"] {
                 for other in [BackendKind::Mmap, BackendKind::Pread] {
                     let of = |backend| self.backend(stage, backend, setting);
                     let rows = of(other).zip(of(BackendKind::Uring));
-                    let Some(contest) = rows.and_then(|(other, ring)| Contest::between(other, ring)) else {
-                        continue;
+                    let contest = rows.and_then(|(other, ring)| Contest::between(other, ring));
+                    let said = match contest.map(|contest| contest.reads.verdict()) {
+                        Some(Verdict::More) => "ahead",
+                        Some(Verdict::Less) => "behind",
+                        Some(Verdict::Same) => "no difference beyond the noise",
+                        None => "not measured",
                     };
-                    let said = match contest.reads.verdict() {
-                        Verdict::More => "ahead",
-                        Verdict::Less => "behind",
-                        Verdict::Same => "no difference beyond the noise",
-                    };
-                    let line = [stage, &asked, other.as_str(), said, &contest.words()];
+                    let words = contest.map_or_else(String::new, |contest| contest.words());
+                    let line = [
+                        stage,
+                        &self.submitted(setting, other),
+                        other.as_str(),
+                        said,
+                        &words,
+                    ];
                     lines.push(line.map(str::to_owned).to_vec());
                 }
             }
         }
         match (lines.len(), &self.subject.refusal) {
+            (_, Some(refusal)) => vec![vec![refusal.clone()]],
             (1, None) => vec![vec!["not measured".to_owned()]],
-            (1, Some(refusal)) => vec![vec![refusal.clone()]],
-            _ => lines,
+            (_, None) => {
+                if self.subject.warm_bytes == 0 {
+                    let why = "the data are larger than the memory that is available";
+                    lines.push(["warm", "", "", "not measured", why].map(str::to_owned).to_vec());
+                }
+                lines
+            }
+        }
+    }
+
+    /// Reads submitted at once by uring and by another backend: `128`, or `256 against 128`.
+    fn submitted(&self, setting: &str, other: BackendKind) -> String {
+        if setting == "one" {
+            return "1".to_owned();
+        }
+        let [ring, other] = [BackendKind::Uring, other].map(|backend| self.asked(&self.chosen(backend)));
+        match ring == other {
+            true => ring.to_string(),
+            false => format!("{ring} against {other}"),
         }
     }
 
     /// Conditions that spoil figures but that the report itself does not see.
     pub(super) fn doubts(&self) -> Vec<String> {
-        let whole = |sample: &&Sample| {
-            sample.bytes >= self.subject.length_bytes / 4096 * u64::from(self.subject.block_bytes.min(4096))
-        };
+        // Small blocks are a page apart.
+        let positions = self.subject.length_bytes / u64::from(self.subject.block_bytes.max(4096));
+        let whole = |sample: &&Sample| sample.reads >= positions;
         let cold = self.rows.0.iter().filter(|row| row.get("heat") != Some("warm"));
         let used_up = cold.flat_map(|row| row.measured()).filter(whole).count();
         let mut notes = Vec::new();
@@ -335,7 +371,13 @@ engine:
         let why = "one ring: 98 000 reads/s, 98 % of the most (100 000 at 512); p99 300 us against 300 us";
         let depth = value(&lines, "engine.uring.queue_depth");
         assert_eq!(depth, ("256".to_owned(), why.to_owned()));
-        assert_eq!(found.backends()[1][2..4], ["mmap", "behind"]);
+        // Two rings are asked for twice the 512 reads that mmap is.
+        let lines = found.backends();
+        let measured = lines.iter().find(|line| line[3] == "behind").unwrap();
+        assert_eq!(measured[..3], ["cold", "1024 against 512", "mmap"]);
+        assert_eq!(lines.iter().filter(|line| line[3] == "not measured").count(), 4);
+        let why = "the data are larger than the memory that is available";
+        assert_eq!(lines.last().unwrap(), &["warm", "", "", "not measured", why]);
         assert_eq!(found.contests().len(), 5);
     }
 
@@ -404,10 +446,24 @@ engine:
     }
 
     #[test]
+    fn steps_that_read_the_whole_file_are_noted() {
+        // Scenario: steps of 64 and of 63 reads of 1 MiB, of a file of 64.5 MiB. Expected: a note on one of them.
+        let subject = Subject {
+            block_bytes: 1 << 20,
+            length_bytes: 129 << 19,
+            ..subject()
+        };
+        let rows = Rows(vec![row(&[("stage", "depth")], &[64, 63])]);
+        let notes = Found::new(&subject, &rows, false).doubts();
+        let expected = "1 steps read the whole file before their time ended; use a larger file";
+        assert_eq!(notes, [expected]);
+    }
+
+    #[test]
     fn a_file_that_fits_in_memory_is_decided_warm() {
         // Scenario: uring wins cold; warm, mmap does, and then pread through the page cache; a backend that
         // is as fast as the preferred one. Expected: mmap, direct I/O unchanged; then pread without direct
-        // I/O; the preferred one.
+        // I/O; the preferred one, with the reason.
         let subject = subject();
         let values = |pread: u64, mmap: u64| {
             let rows = Rows(vec![
@@ -426,6 +482,9 @@ engine:
         let read = values(90, 10);
         assert_eq!(shown(&read), ["pread", "off"]);
         assert!(read[1].why.starts_with("for the backend above"), "{read:?}");
-        assert_eq!(shown(&values(100, 99)), ["mmap", "preferred"]);
+        let equal = values(100, 99);
+        assert_eq!(shown(&equal), ["mmap", "preferred"]);
+        let why = "; pread against mmap: reads/s 1.01x (1.01 to 1.01), CPU a read 1.00x: within the noise";
+        assert!(equal[0].why.ends_with(why), "{equal:?}");
     }
 }

@@ -147,10 +147,11 @@ impl<'a> Found<'a> {
         config.ring_depth()
     }
 
-    /// Reads submitted at once: enough to keep the depth and the mmap threads busy.
-    pub(super) fn asked(&self) -> u32 {
+    /// Reads submitted at once: enough to keep the depth of each ring and the mmap threads busy, if they fit.
+    pub(super) fn asked(&self, choice: &Choice) -> u32 {
         let depth = self.depth().map_or(0, |knee| knee.setting);
-        ASKED_MIN.max(depth.saturating_mul(2))
+        let each = ASKED_MIN.max(depth.saturating_mul(2));
+        each.saturating_mul(choice.rings).min(self.subject.fitting())
     }
 
     fn row(&self, stage: &str, setting: &str) -> Option<&'a Row> {

@@ -111,14 +111,14 @@ impl Subject {
     fn stage(&self, number: usize, rows: &Rows) -> Option<Vec<Step>> {
         use BackendKind::{Mmap, Pread, Uring};
         let found = Found::new(self, rows, false);
-        let (asked, direct) = (found.asked(), found.direct());
+        let direct = found.direct();
         let step = |stage, setting: &dyn ToString, choice: Choice| Step {
             stage,
             setting: setting.to_string(),
             choice,
             direct,
             warm: false,
-            asked: asked.saturating_mul(choice.rings).min(self.fitting()),
+            asked: found.asked(&choice),
         };
         let (ring, mapped) = (found.chosen(Uring), found.chosen(Mmap));
         let steps = match number {
