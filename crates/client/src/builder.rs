@@ -189,11 +189,8 @@ impl Builder {
                 format!("is {}; use at least 1", self.max_in_flight),
             ));
         }
-        let tls = match self.tls {
-            None if self.urls.iter().any(|url| is_https(url)) => Some(Tls::new(None, None)?),
-            tls => tls,
-        };
-        let endpoint = |url: &String| Endpoint::new(url, dial.clone(), tls.as_ref(), self.connect_timeout);
+        let mut tls = self.tls;
+        let endpoint = |url: &String| Endpoint::new(url, dial.clone(), &mut tls, self.connect_timeout);
         let endpoints: Vec<_> = self.urls.iter().map(endpoint).collect::<Result<_, _>>()?;
         let metadata = |(name, value): &(String, String)| call::metadata(name, value);
         let metadata: Vec<_> = self.metadata.iter().map(metadata).collect::<Result<_, _>>()?;
@@ -210,10 +207,4 @@ impl Builder {
             CallOptions::new(self.timeout, &metadata),
         ))
     }
-}
-
-/// Whether a URL wants TLS. A scheme is case-insensitive (RFC 3986, section 3.1).
-fn is_https(url: &str) -> bool {
-    let scheme = url.split_once(':').map(|(scheme, _)| scheme);
-    scheme.is_some_and(|scheme| scheme.eq_ignore_ascii_case("https"))
 }

@@ -101,11 +101,11 @@ impl fmt::Debug for Endpoint {
 }
 
 impl Endpoint {
-    /// The server at `http://HOST:PORT`, or with TLS at `https://HOST:PORT`.
+    /// The server at `http://HOST:PORT`, or with TLS at `https://HOST:PORT`: by default, trusting the host's authorities.
     pub(crate) fn new(
         url: &str,
         dial: Dial,
-        tls: Option<&Tls>,
+        tls: &mut Option<Tls>,
         connect_timeout: Duration,
     ) -> Result<Self, Error> {
         // Does not show the URL: it may have a password.
@@ -119,21 +119,24 @@ impl Endpoint {
         };
         let is_bare = matches!(uri.path(), "" | "/") && uri.query().is_none();
         let authority = uri.authority().filter(is_address).filter(|_| is_bare);
-        let port = match uri.scheme_str() {
-            Some("http") => Some((80, None)),
-            Some("https") => tls.map(|tls| (443, Some(tls.clone()))),
-            Some(_) | None => None,
+        let authority = authority.ok_or_else(wrong)?;
+        let (port, tls) = match uri.scheme_str() {
+            Some("http") => (80, None),
+            Some("https") => {
+                if tls.is_none() {
+                    *tls = Some(Tls::new(None, None)?);
+                }
+                (443, tls.clone())
+            }
+            Some(_) | None => return Err(wrong()),
         };
-        match (port, authority) {
-            (Some((port, tls)), Some(authority)) => Ok(Self {
-                address: format!("{}:{}", authority.host(), authority.port_u16().unwrap_or(port)),
-                authority: authority.clone(),
-                dial,
-                tls,
-                connect_timeout,
-            }),
-            _ => Err(wrong()),
-        }
+        Ok(Self {
+            address: format!("{}:{}", authority.host(), authority.port_u16().unwrap_or(port)),
+            authority: authority.clone(),
+            dial,
+            tls,
+            connect_timeout,
+        })
     }
 
     /// The URI of a method.

@@ -240,7 +240,7 @@ mod tests {
 
     fn pool(endpoints: u16, connections: usize) -> Pool {
         let endpoint =
-            |port| Endpoint::new(&format!("http://127.0.0.1:{port}"), Dial::Tcp, None, DOWN).unwrap();
+            |port| Endpoint::new(&format!("http://127.0.0.1:{port}"), Dial::Tcp, &mut None, DOWN).unwrap();
         Pool::new(&(1..=endpoints).map(endpoint).collect::<Vec<_>>(), connections)
     }
 
