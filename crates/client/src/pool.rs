@@ -1,6 +1,7 @@
 //! The connections: some to each endpoint, of which the least busy is chosen. An unreachable endpoint is
 //! skipped for a while if there is another one. Invariants: a lease counts on its connection as long as it
-//! lives; only one caller at a time opens a connection, and callers that wait for it share its failure.
+//! lives; a connection is opened once at a time, to the end even if its callers leave, and callers that wait
+//! for it share its failure.
 
 use crate::connection::Endpoint;
 use crate::error::Error;
@@ -8,9 +9,12 @@ use bytes::Bytes;
 use h2::SendStream;
 use h2::client::{ResponseFuture, SendRequest};
 use http::Request;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
+use tokio::runtime::Handle;
 use tokio::time::Instant;
 
 /// How long an unreachable endpoint is skipped.
@@ -23,10 +27,13 @@ struct Slot {
     /// Number of the endpoint.
     number: usize,
     outstanding: Arc<AtomicUsize>,
-    /// Whether `down_until` need be read.
-    is_down: AtomicBool,
+    /// Whether it has a connection, as far as is known.
+    is_open: AtomicBool,
+    /// Until when the endpoint counts as unreachable; shared by its slots.
+    down_until: Arc<Mutex<Option<Instant>>>,
     state: Mutex<State>,
-    dialling: tokio::sync::Mutex<()>,
+    /// Held while the connection is opened.
+    dialling: Arc<tokio::sync::Mutex<()>>,
     failures: AtomicU64,
 }
 
@@ -35,7 +42,6 @@ struct State {
     /// Number of connections opened so far.
     generation: u64,
     sender: Option<SendRequest<Bytes>>,
-    down_until: Option<Instant>,
     /// Why the last attempt to connect failed.
     problem: Option<Error>,
 }
@@ -43,7 +49,7 @@ struct State {
 /// The connections of one client.
 #[derive(Debug)]
 pub(crate) struct Pool {
-    slots: Vec<Slot>,
+    slots: Vec<Arc<Slot>>,
     endpoints: usize,
     /// Where the next search begins, so that equally busy connections take turns.
     turn: AtomicUsize,
@@ -65,18 +71,22 @@ impl Avoid {
 impl Pool {
     /// This many connections to each endpoint; at least one of both.
     pub(crate) fn new(endpoints: &[Endpoint], connections: usize) -> Self {
-        let endpoints: Vec<_> = endpoints.iter().cloned().map(Arc::new).collect();
+        let place = |endpoint: &Endpoint| (Arc::new(endpoint.clone()), Arc::default());
+        let endpoints: Vec<_> = endpoints.iter().map(place).collect();
         // Alternates endpoints within each round, so that turns go around the endpoints.
         let slots = (0..connections)
             .flat_map(|_| endpoints.iter().enumerate())
-            .map(|(number, endpoint)| Slot {
-                endpoint: Arc::clone(endpoint),
-                number,
-                outstanding: Arc::default(),
-                is_down: AtomicBool::new(false),
-                state: Mutex::default(),
-                dialling: tokio::sync::Mutex::default(),
-                failures: AtomicU64::new(0),
+            .map(|(number, (endpoint, down_until))| {
+                Arc::new(Slot {
+                    endpoint: Arc::clone(endpoint),
+                    number,
+                    outstanding: Arc::default(),
+                    is_open: AtomicBool::new(false),
+                    down_until: Arc::clone(down_until),
+                    state: Mutex::default(),
+                    dialling: Arc::default(),
+                    failures: AtomicU64::new(0),
+                })
             })
             .collect();
         Self {
@@ -138,19 +148,23 @@ impl Pool {
         }
     }
 
-    /// The connection with the fewest leases, preferring those that are not to be avoided. Under contention
-    /// it may only be close to the fewest: the counts are read without a lock.
+    /// The connection with the fewest leases; those of an unreachable endpoint come last, and those to be avoided before
+    /// them. Under contention it may only be close to the fewest: the counts are read without a lock.
     pub(crate) fn lease(&self, avoid: &Avoid) -> Lease<'_> {
         let count = self.slots.len();
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         let rank = |slot: &Slot| {
-            let last = avoid.0.contains(&slot.number) || slot.is_down();
-            (last, slot.outstanding.load(Ordering::Relaxed))
+            let is_avoided = avoid.0.contains(&slot.number);
+            (
+                slot.is_down(),
+                is_avoided,
+                slot.outstanding.load(Ordering::Relaxed),
+            )
         };
         let mut best = &self.slots[turn % count];
         let mut best_rank = rank(best);
         for step in 1..count {
-            if best_rank == (false, 0) {
+            if best_rank == (false, false, 0) {
                 break;
             }
             let slot = &self.slots[turn.wrapping_add(step) % count];
@@ -169,9 +183,13 @@ impl Slot {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether a call would have to wait for a connection that is being opened, or that was refused just now.
     fn is_down(&self) -> bool {
-        self.is_down.load(Ordering::Relaxed)
-            && self.lock().down_until.is_some_and(|until| Instant::now() < until)
+        if self.is_open.load(Ordering::Relaxed) {
+            return false;
+        }
+        let down_until = *self.down_until.lock().unwrap_or_else(PoisonError::into_inner);
+        self.dialling.try_lock().is_err() || down_until.is_some_and(|until| Instant::now() < until)
     }
 
     /// The connection, with its number, if it is open.
@@ -185,13 +203,15 @@ impl Slot {
         let mut state = self.lock();
         if state.generation == generation {
             state.sender = None;
+            self.is_open.store(false, Ordering::Relaxed);
         }
     }
 
-    /// The connection, opened if necessary.
-    async fn sender(&self) -> Result<SendRequest<Bytes>, Error> {
+    /// The connection, opened if necessary. It is opened even if the caller leaves: with a deadline that is shorter than
+    /// opening takes, there would never be a connection, and an endpoint that does not answer would never be skipped.
+    async fn sender(self: &Arc<Self>) -> Result<SendRequest<Bytes>, Error> {
         let failures = self.failures.load(Ordering::Acquire);
-        let _dialling = self.dialling.lock().await;
+        let dialling = Arc::clone(&self.dialling).lock_owned().await;
         if let Some((_, sender)) = self.held() {
             return Ok(sender);
         }
@@ -200,23 +220,60 @@ impl Slot {
         {
             return Err(problem);
         }
+        let slot = Arc::clone(self);
+        let opening = Box::pin(async move {
+            let opened = slot.open().await;
+            drop(dialling);
+            opened
+        });
+        Opening(Some(opening)).await
+    }
+
+    async fn open(&self) -> Result<SendRequest<Bytes>, Error> {
         let opened = self.endpoint.open(Arc::clone(&self.outstanding)).await;
+        let down_until = opened.is_err().then(|| Instant::now() + DOWN);
+        *self.down_until.lock().unwrap_or_else(PoisonError::into_inner) = down_until;
         let mut state = self.lock();
-        match opened {
+        match &opened {
             Ok(sender) => {
                 state.generation += 1;
                 state.sender = Some(sender.clone());
-                (state.down_until, state.problem) = (None, None);
-                self.is_down.store(false, Ordering::Relaxed);
-                Ok(sender)
+                state.problem = None;
+                self.is_open.store(true, Ordering::Relaxed);
             }
             Err(error) => {
-                state.down_until = Some(Instant::now() + DOWN);
                 state.problem = Some(error.clone());
-                self.is_down.store(true, Ordering::Relaxed);
                 self.failures.fetch_add(1, Ordering::Release);
-                Err(error)
             }
+        }
+        opened
+    }
+}
+
+type Opened = Result<SendRequest<Bytes>, Error>;
+
+/// A connection that is being opened: by its caller, which sends its call before the connection can fail, or once the
+/// caller has left, by a task.
+struct Opening(Option<Pin<Box<dyn Future<Output = Opened> + Send>>>);
+
+impl Future for Opening {
+    type Output = Opened;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let opened = match &mut self.0 {
+            Some(opening) => ready!(opening.as_mut().poll(context)),
+            // It is done.
+            None => return Poll::Pending,
+        };
+        self.0 = None;
+        Poll::Ready(opened)
+    }
+}
+
+impl Drop for Opening {
+    fn drop(&mut self) {
+        if let (Some(opening), Ok(runtime)) = (self.0.take(), Handle::try_current()) {
+            drop(runtime.spawn(opening));
         }
     }
 }
@@ -224,7 +281,7 @@ impl Slot {
 /// The use of one connection, for a call or for a stream's life.
 #[derive(Debug)]
 pub(crate) struct Lease<'a> {
-    slot: &'a Slot,
+    slot: &'a Arc<Slot>,
 }
 
 impl Drop for Lease<'_> {
@@ -258,7 +315,7 @@ mod tests {
         let pool = pool(1, 3);
         let mut leases: Vec<Lease<'_>> = (0..6).map(|_| pool.lease(&Avoid::default())).collect();
         assert_eq!(counts(&pool), [2, 2, 2]);
-        leases.retain(|lease| !std::ptr::eq(lease.slot, &raw const pool.slots[1]));
+        leases.retain(|lease| !Arc::ptr_eq(lease.slot, &pool.slots[1]));
         assert_eq!(counts(&pool), [2, 0, 2]);
         leases.push(pool.lease(&Avoid::default()));
         leases.push(pool.lease(&Avoid::default()));
@@ -276,10 +333,8 @@ mod tests {
         let leases: Vec<Lease<'_>> = (0..6).map(|_| pool.lease(&avoid)).collect();
         assert!(leases.iter().all(|lease| lease.slot.number == 1));
         drop(leases);
-        for slot in pool.slots.iter().filter(|slot| slot.number == 1) {
-            slot.is_down.store(true, Ordering::Relaxed);
-            slot.lock().down_until = Some(Instant::now() + DOWN);
-        }
+        let second = pool.slots.iter().find(|slot| slot.number == 1).unwrap();
+        *second.down_until.lock().unwrap() = Some(Instant::now() + DOWN);
         let leases: Vec<Lease<'_>> = (0..4).map(|_| pool.lease(&Avoid::default())).collect();
         assert!(leases.iter().all(|lease| lease.slot.number == 0) && counts(&pool)[first] == 2);
         drop(leases);
@@ -289,5 +344,74 @@ mod tests {
             assert_eq!(counts(&pool), [1, 1, 1, 1]);
             drop(leases);
         }
+    }
+
+    const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+    /// Endpoints with a connection each: those that are `None` never answer, the others count their dials and refuse or
+    /// accept them.
+    fn pool_of(endpoints: &[Option<bool>]) -> (Pool, Vec<Arc<AtomicUsize>>) {
+        let (mut made, mut dials) = (Vec::new(), Vec::new());
+        for accepts in endpoints.iter().copied() {
+            let count = Arc::new(AtomicUsize::new(0));
+            dials.push(Arc::clone(&count));
+            // The far ends are kept, so that the connections stay open.
+            let kept = Arc::new(Mutex::new(Vec::new()));
+            let dial = Dial::with(move || {
+                count.fetch_add(1, Ordering::Relaxed);
+                let kept = Arc::clone(&kept);
+                async move {
+                    match accepts {
+                        None => std::future::pending().await,
+                        Some(false) => Err(std::io::ErrorKind::ConnectionRefused.into()),
+                        Some(true) => {
+                            let (near, far) = tokio::io::duplex(1 << 16);
+                            kept.lock().unwrap().push(far);
+                            Ok(near)
+                        }
+                    }
+                }
+            });
+            made.push(Endpoint::new("http://h:1", dial, &mut None, CONNECT_TIMEOUT).unwrap());
+        }
+        (Pool::new(&made, 1), dials)
+    }
+
+    fn head(_: &Endpoint) -> Request<()> {
+        Request::post("http://h:1/x").body(()).unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_endpoint_that_refuses_calls_is_better_than_one_that_is_gone() {
+        // Scenario: the first endpoint is busy, and has just refused a call; the second one is gone. Expected: the call
+        // goes to the first again, and the second is not dialled more than once in a second.
+        let (pool, dials) = pool_of(&[Some(true), Some(false)]);
+        let _busy = pool.call(&mut Avoid::default(), head).await.unwrap();
+        for _ in 0..3 {
+            let call = pool.call(&mut Avoid(vec![0]), head).await;
+            assert_eq!(call.unwrap().0.slot.number, 0);
+        }
+        assert_eq!(dials[1].load(Ordering::Relaxed), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_endpoint_that_never_answers_keeps_no_call_from_the_others() {
+        // Scenario: an endpoint that takes no connection and refuses none, next to a good one; calls that wait for less
+        // than a connection may take, as long as the endpoint is dialled, and after that failed. Expected: only the first
+        // of them goes to it.
+        let (pool, dials) = pool_of(&[None, Some(true)]);
+        let enough = Duration::from_millis(100);
+        let first = tokio::time::timeout(enough, pool.call(&mut Avoid::default(), head)).await;
+        assert!(first.is_err());
+        let mut held = Vec::new();
+        let begin = Instant::now();
+        while begin.elapsed() < CONNECT_TIMEOUT + DOWN / 2 {
+            let mut avoid = Avoid::default();
+            let call = tokio::time::timeout(enough, pool.call(&mut avoid, head));
+            held.push(call.await.unwrap().unwrap());
+            tokio::time::advance(enough).await;
+        }
+        assert!(held.iter().all(|(lease, ..)| lease.slot.number == 1));
+        assert_eq!(dials[0].load(Ordering::Relaxed), 1);
     }
 }
