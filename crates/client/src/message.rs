@@ -32,8 +32,11 @@ pub(crate) fn frame(message: &impl Message) -> Result<Bytes, Error> {
     Ok(out.freeze())
 }
 
+/// h2 sends less than 2 GiB at a time.
 fn length_on_wire(length: usize) -> Result<u32, Error> {
-    u32::try_from(length).map_err(|_| {
+    let on_wire = i32::try_from(length + PREFIX_BYTES).ok();
+    let on_wire = on_wire.and_then(|_| u32::try_from(length).ok());
+    on_wire.ok_or_else(|| {
         Error::invalid(
             "request",
             format!("is {length} bytes long, more than a message may have"),

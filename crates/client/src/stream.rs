@@ -117,12 +117,12 @@ impl Default for SendSide {
 }
 
 impl SendSide {
-    fn send(&mut self, message: Bytes) -> Result<(), Error> {
+    /// A stream that takes no message has ended: its reader finds out why, and fails the request with that.
+    fn send(&mut self, message: Bytes) {
         match self {
             Self::Opening { waiting, .. } => waiting.push(message),
-            Self::Open(stream) => stream.send_data(message, false)?,
+            Self::Open(stream) => drop(stream.send_data(message, false)),
         }
-        Ok(())
     }
 
     fn end(&mut self) {
@@ -133,17 +133,14 @@ impl SendSide {
         }
     }
 
-    fn open(&mut self, mut stream: SendStream<Bytes>) -> Result<(), Error> {
-        if let Self::Opening { waiting, ended } = self {
-            for message in waiting.drain(..) {
-                stream.send_data(message, false)?;
-            }
-            if *ended {
-                stream.send_data(Bytes::new(), true)?;
+    fn open(&mut self, stream: SendStream<Bytes>) {
+        let opening = std::mem::replace(self, Self::Open(stream));
+        if let Self::Opening { waiting, ended } = opening {
+            waiting.into_iter().for_each(|message| self.send(message));
+            if ended {
+                self.end();
             }
         }
-        *self = Self::Open(stream);
-        Ok(())
     }
 }
 
@@ -321,9 +318,7 @@ impl FetchStream {
         if has_waited && more {
             shared.room.notify_one();
         }
-        // If the stream cannot be written to, it has ended, and this request fails like all others.
-        sent?.unwrap_or_else(|error| shared.fail(error));
-        Ok(None)
+        sent.map(|()| None)
     }
 }
 
@@ -342,13 +337,8 @@ fn millis(left: Duration) -> u32 {
 }
 
 impl State {
-    /// Sends a request; the outer error is its own, the inner one the stream's.
-    fn send(
-        &mut self,
-        waiting: Waiting,
-        request: StreamRequest,
-        deadline_ms: u32,
-    ) -> Result<Result<(), Error>, Error> {
+    /// Sends a request.
+    fn send(&mut self, waiting: Waiting, request: StreamRequest, deadline_ms: u32) -> Result<(), Error> {
         if let Some(cause) = &self.broken {
             return Err(Error::StreamBroken {
                 cause: Arc::clone(cause),
@@ -358,7 +348,8 @@ impl State {
         let framed = request.frame(id, deadline_ms)?;
         self.next_id += 1;
         self.pending.insert(id, waiting);
-        Ok(self.send_side.send(framed))
+        self.send_side.send(framed);
+        Ok(())
     }
 }
 
@@ -429,7 +420,7 @@ async fn read(core: Arc<Core>, options: CallOptions, shared: Arc<Shared>) {
 async fn serve(core: &Core, options: &CallOptions, shared: &Shared) -> Result<(), Error> {
     let head = |endpoint: &Endpoint| options.stream(endpoint.uri(&FETCH_STREAM));
     let (_lease, response, stream) = core.pool.call(&mut Avoid::default(), head).await?;
-    shared.lock().send_side.open(stream)?;
+    shared.lock().send_side.open(stream);
     let mut body = accept(response.await?)?;
     let mut incoming = Incoming::new(core.max_answer_bytes);
     while let Some(chunk) = body.data().await {

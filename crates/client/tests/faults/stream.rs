@@ -1,11 +1,14 @@
 //! Requests pipelined on one stream: answers in any order, refusals, a stream that breaks, a server that lies.
 
 use crate::fake::{Fake, answer, block, indices};
+use futures_util::FutureExt as _;
 use prost::Message as _;
 use ringfetch_client::{Client, Code, Error, FetchStream};
 use ringfetch_proto::v1 as wire;
+use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 use tokio::time::Instant;
 use tonic_types::{ErrorDetails, StatusExt as _};
@@ -274,4 +277,59 @@ async fn a_request_that_waits_for_room_gets_it() {
             .unwrap();
         assert!(outcomes.into_iter().all(|outcome| outcome.unwrap() == answered));
     }
+}
+
+/// Answers the first request of a stream, ends the stream with a status, and wants to read no more, all in one write.
+async fn answer_one(
+    request: http::Request<h2::RecvStream>,
+    mut respond: h2::server::SendResponse<bytes::Bytes>,
+) {
+    let first = request.into_body().data().await.unwrap().unwrap();
+    let length = u32::from_be_bytes(first[1..5].try_into().unwrap()) as usize;
+    let request = wire::FetchStreamRequest::decode(&first[5..][..length]).unwrap();
+    let answer = answer(request.id, indices(&request));
+    let mut message = vec![0];
+    message.extend(u32::try_from(answer.encoded_len()).unwrap().to_be_bytes());
+    answer.encode(&mut message).unwrap();
+    let head = http::Response::builder().header("content-type", "application/grpc");
+    let mut body = respond.send_response(head.body(()).unwrap(), false).unwrap();
+    body.send_data(message.into(), false).unwrap();
+    let status = tonic::Status::unauthenticated("revoked");
+    let mut trailers = http::HeaderMap::new();
+    status.add_header(&mut trailers).unwrap();
+    body.send_trailers(trailers).unwrap();
+}
+
+#[tokio::test]
+async fn a_stream_that_the_server_ends_keeps_its_reason_and_its_answers() {
+    // Scenario: the server answers a request and ends the stream with a status while others are being sent. Expected: the
+    // answer, and the status for the others.
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let server = tokio::spawn(async move {
+        let (socket, _) = listener.accept().await.unwrap();
+        let mut connection = h2::server::handshake(socket).await.unwrap();
+        while let Some(Ok((request, respond))) = connection.accept().await {
+            tokio::spawn(answer_one(request, respond));
+        }
+    });
+    let stream = Client::builder(url).connect_lazy().unwrap().stream();
+    // Wakes itself, so that it has its turn between the tasks that read the connection and the stream.
+    let others = tokio::spawn({
+        let stream = stream.clone();
+        poll_fn(move |context| {
+            context.waker().wake_by_ref();
+            match stream.fetch_blocks("d", &[8]).now_or_never() {
+                Some(Err(error)) => Poll::Ready(error),
+                Some(Ok(_)) | None => Poll::Pending,
+            }
+        })
+    });
+    let (first, error) = tokio::join!(stream.fetch_blocks("d", &[7]), others);
+    let Error::StreamBroken { cause, .. } = error.unwrap() else {
+        panic!("not the end of the stream");
+    };
+    assert_eq!(cause.code(), Some(Code::Unauthenticated), "{cause:?}");
+    assert_eq!(first.unwrap().get(0).unwrap(), block(7)[..]);
+    server.abort();
 }
