@@ -217,7 +217,7 @@ impl<'a> Retries<'a> {
         // A wait that ends past the deadline would only replace an informative error with `DeadlineExceeded`.
         if self
             .deadline
-            .is_some_and(|deadline| Instant::now() + wait >= deadline)
+            .is_some_and(|deadline| deadline.saturating_duration_since(Instant::now()) <= wait)
         {
             return Err(error);
         }
@@ -282,5 +282,28 @@ mod tests {
         ] {
             assert!(Tokens::new(wrong).is_err(), "{wrong:?}");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_hint_beyond_the_end_of_time_is_past_the_deadline() {
+        // Scenario: a policy that follows any hint, and the longest hint. Expected: the server's error.
+        let client = crate::Client::builder("http://127.0.0.1:1").retry(RetryPolicy {
+            hint_max: Duration::MAX,
+            ..RetryPolicy::default()
+        });
+        let client = client.connect_lazy().unwrap();
+        let mut retries = Retries::new(client.core(), Some(Duration::from_secs(10)));
+        let attempt = std::pin::pin!(async {
+            Err::<(), _>(Error::Status(Box::new(crate::StatusError {
+                code: crate::Code::Unavailable,
+                message: String::new(),
+                retry_after: Some(Duration::MAX),
+                field_violations: Vec::new(),
+                reason: String::new(),
+                metadata: std::collections::HashMap::new(),
+            })))
+        });
+        let error = retries.attempt(attempt).await.unwrap_err();
+        assert_eq!(error.retry_after(), Some(Duration::MAX));
     }
 }
