@@ -191,11 +191,10 @@ impl Client {
             let page: wire::ListDatasetsResponse = self
                 .unary("/ringfetch.v1.DatasetService/ListDatasets", &request)
                 .await?;
-            let more = !page.datasets.is_empty();
             datasets.extend(page.datasets.into_iter().map(Dataset::from));
-            page_token = page.next_page_token;
-            if page_token.is_empty() || !more {
-                return Ok(datasets);
+            match next_page("ListDatasets", &request.page_token, page.next_page_token)? {
+                None => return Ok(datasets),
+                Some(next) => page_token = next,
             }
         }
     }
@@ -230,21 +229,18 @@ impl Client {
         let pages = stream::try_unfold(Some(String::new()), move |token| {
             let (client, dataset) = (client.clone(), dataset.clone());
             async move {
-                let Some(page_token) = token else { return Ok(None) };
+                let Some(page_token) = token else {
+                    return Ok::<_, Error>(None);
+                };
                 let request = wire::ListObjectsRequest {
                     dataset,
                     page_size: 0,
-                    page_token: page_token.clone(),
+                    page_token,
                 };
                 let page: wire::ListObjectsResponse = client
                     .unary("/ringfetch.v1.DatasetService/ListObjects", &request)
                     .await?;
-                if page.next_page_token == page_token && !page_token.is_empty() {
-                    return Err(Error::protocol(
-                        "a page of ListObjects names itself as the next one",
-                    ));
-                }
-                let next = Some(page.next_page_token).filter(|token| !token.is_empty());
+                let next = next_page("ListObjects", &request.page_token, page.next_page_token)?;
                 let object = |object: wire::ObjectInfo| Ok(ObjectInfo::new(object.name, object.length_bytes));
                 Ok(Some((stream::iter(page.objects.into_iter().map(object)), next)))
             }
@@ -318,6 +314,15 @@ impl Client {
         }
         outcome
     }
+}
+
+/// The token of the page after the one with `token`; `None`: that was the last.
+fn next_page(method: &str, token: &str, next: String) -> Result<Option<String>, Error> {
+    if next == token && !next.is_empty() {
+        let problem = format!("a page of {method} names itself as the next one");
+        return Err(Error::protocol(problem));
+    }
+    Ok(Some(next).filter(|next| !next.is_empty()))
 }
 
 /// Decodes an answer of this kind.

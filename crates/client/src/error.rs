@@ -2,7 +2,8 @@
 //! the contract. Errors of single items are `ItemError`.
 
 use crate::code::Code;
-use http::{HeaderMap, StatusCode};
+use http::header::CONTENT_TYPE;
+use http::{HeaderMap, HeaderValue, StatusCode};
 use ringfetch_proto::RpcStatus;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -166,14 +167,21 @@ impl Error {
         }
     }
 
-    /// The error in the head of an answer, if any: a gRPC status, or the HTTP status of a server that does
-    /// not speak gRPC (mapped by gRPC's "HTTP to gRPC Status Code Mapping").
+    /// The error in the head of an answer, if any: a gRPC status, or the HTTP status or the type of the answer of a
+    /// server that does not speak gRPC (mapped by gRPC's "HTTP to gRPC Status Code Mapping").
     pub(crate) fn in_head(status: StatusCode, headers: &HeaderMap) -> Option<Self> {
         if headers.contains_key(Status::GRPC_STATUS) {
             return Self::in_trailers(headers);
         }
         let code = match status.as_u16() {
-            200 => return None,
+            200 => {
+                let kind = headers.get(CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
+                let problem = || {
+                    let kind = String::from_utf8_lossy(kind);
+                    Self::protocol(format!("it is of type {kind:?}; is this the gRPC address?"))
+                };
+                return (!kind.starts_with(b"application/grpc")).then(problem);
+            }
             400 => Code::Internal,
             401 => Code::Unauthenticated,
             403 => Code::PermissionDenied,

@@ -98,9 +98,13 @@ impl Items {
         self
     }
 
-    pub(crate) fn of_versions(mut self, etags: Vec<String>) -> Self {
+    pub(crate) fn of_versions(mut self, etags: Vec<String>) -> Result<Self, Error> {
+        if etags.len() != self.len() {
+            let problem = format!("{} versions for {} objects", etags.len(), self.len());
+            return Err(Error::protocol(problem));
+        }
         self.0.etags = etags;
-        self
+        Ok(self)
     }
 
     /// The dataset version of all items; empty for objects, which each have their own.

@@ -214,7 +214,7 @@ impl Answer {
             }
             WireAnswer::Objects(answer) => {
                 let items = Items::check(expected, None, &answer.lengths, answer.errors, data)?;
-                Ok(Self::Objects(items.of_versions(answer.etags)))
+                items.of_versions(answer.etags).map(Self::Objects)
             }
             WireAnswer::Scores(_) => Err(other_kind()),
             WireAnswer::Status(status) => Err(Error::from_rpc_status(status)),

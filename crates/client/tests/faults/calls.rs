@@ -272,8 +272,9 @@ async fn a_lying_server_gets_a_protocol_error() {
 
 #[tokio::test(start_paused = true)]
 async fn ranges_and_objects_come_back_item_by_item() {
-    // Scenario: two ranges; a whole object, a missing one, a part; a part of length 0. Expected: their bytes;
-    // only the missing one has an error; the last is never sent.
+    // Scenario: two ranges; a whole object, a missing one, a part; an answer without the version of an object; a part of
+    // length 0. Expected: their bytes and versions, and only the missing one has an error; a protocol error, since a caller
+    // would take one object's version for another's; the last is never sent.
     let client = Fake::new().client();
     let ranges = [ByteRange::new(254, 4), ByteRange::new(7, 1)];
     let answer = client.fetch_ranges("d", &ranges).await.unwrap();
@@ -290,6 +291,11 @@ async fn ranges_and_objects_come_back_item_by_item() {
     assert_eq!(answer.get(0).unwrap(), "shard-00/a");
     assert_eq!(answer.get(1).unwrap_err().code, Code::NotFound);
     assert_eq!(answer.get(2).unwrap(), "cde");
+    let versions = ["version of shard-00/a", "", "version of abcdef"];
+    assert_eq!(answer.etags(), versions);
+    let parts = [ObjectPart::whole("a?"), ObjectPart::whole("b")];
+    let error = client.fetch_objects("d", &parts).await.unwrap_err();
+    assert!(matches!(error, Error::Protocol { .. }), "{error:?}");
 
     let error = client
         .fetch_objects("d", &[ObjectPart::new("abcdef", 2, 0)])
@@ -339,6 +345,35 @@ async fn objects_are_listed_page_by_page() {
         .try_collect::<Vec<_>>()
         .await
         .unwrap_err();
+    assert!(matches!(error, Error::Protocol { .. }), "{error:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn datasets_are_listed_to_the_last_page() {
+    // Scenario: a page without datasets and two with one; then a server whose page names itself as the next. Expected: both
+    // datasets; a protocol error instead of a loop.
+    let dataset = |n: usize| wire::Dataset {
+        name: n.to_string(),
+        ..Default::default()
+    };
+    let fake = Fake::new().on_datasets(move |request| {
+        let page = request.page_token.parse().unwrap_or(0);
+        let next_page_token =
+            [Some(1), Some(2), None][page].map_or_else(String::new, |next: usize| next.to_string());
+        wire::ListDatasetsResponse {
+            datasets: (page > 0).then(|| dataset(page)).into_iter().collect(),
+            next_page_token,
+        }
+    });
+    let names = fake.client().list_datasets().await.unwrap();
+    let names: Vec<_> = names.iter().map(|dataset| dataset.name.as_str()).collect();
+    assert_eq!(names, ["1", "2"]);
+
+    let fake = Fake::new().on_datasets(move |_| wire::ListDatasetsResponse {
+        datasets: vec![dataset(0)],
+        next_page_token: "again".into(),
+    });
+    let error = fake.client().list_datasets().await.unwrap_err();
     assert!(matches!(error, Error::Protocol { .. }), "{error:?}");
 }
 

@@ -26,6 +26,7 @@ type OnStream = dyn Fn(
     + Send
     + Sync;
 type OnList = dyn Fn(wire::ListObjectsRequest) -> wire::ListObjectsResponse + Send + Sync;
+type OnDatasets = dyn Fn(wire::ListDatasetsRequest) -> wire::ListDatasetsResponse + Send + Sync;
 
 pub(crate) const BLOCK_BYTES: u32 = 8;
 
@@ -67,6 +68,7 @@ pub(crate) struct Fake {
     on_blocks: Arc<OnBlocks>,
     on_stream: Arc<OnStream>,
     on_list: Arc<OnList>,
+    on_datasets: Arc<OnDatasets>,
     calls: Arc<AtomicUsize>,
     connections: Arc<AtomicUsize>,
 }
@@ -77,6 +79,7 @@ impl Fake {
             on_blocks: Arc::new(|_, request| Box::pin(async move { Ok(blocks(&request.get_ref().indices)) })),
             on_stream: Arc::new(|_, _| Box::pin(async {})),
             on_list: Arc::new(|_| wire::ListObjectsResponse::default()),
+            on_datasets: Arc::new(|_| wire::ListDatasetsResponse::default()),
             calls: Arc::default(),
             connections: Arc::default(),
         }
@@ -113,6 +116,14 @@ impl Fake {
         F: Fn(wire::ListObjectsRequest) -> wire::ListObjectsResponse + Send + Sync + 'static,
     {
         self.on_list = Arc::new(f);
+        self
+    }
+
+    pub(crate) fn on_datasets<F>(mut self, f: F) -> Self
+    where
+        F: Fn(wire::ListDatasetsRequest) -> wire::ListDatasetsResponse + Send + Sync + 'static,
+    {
+        self.on_datasets = Arc::new(f);
         self
     }
 
@@ -211,7 +222,7 @@ impl FetchService for Fake {
         &self,
         request: Request<wire::FetchObjectsRequest>,
     ) -> Result<Response<wire::FetchObjectsResponse>, Status> {
-        // An object contains its own name; names that begin with "no" do not exist.
+        // An object contains its own name; names that begin with "no" do not exist. One without a version has a "?".
         let request = request.into_inner();
         let mut answer = wire::FetchObjectsResponse::default();
         let mut data = Vec::new();
@@ -224,6 +235,7 @@ impl FetchService for Fake {
                     message: format!("there is no object {name:?}"),
                 });
                 answer.lengths.push(0);
+                answer.etags.push(String::new());
                 continue;
             }
             let at = |list: &[u64]| list.get(item as usize).copied().unwrap_or(0) as usize;
@@ -231,6 +243,9 @@ impl FetchService for Fake {
             let end = if length == 0 { name.len() } else { offset + length };
             data.extend(&name.as_bytes()[offset..end]);
             answer.lengths.push(u32::try_from(end - offset).unwrap());
+            if !name.contains('?') {
+                answer.etags.push(format!("version of {name}"));
+            }
         }
         answer.data = data.into();
         Ok(Response::new(answer))
@@ -261,9 +276,9 @@ impl FetchService for Fake {
 impl DatasetService for Fake {
     async fn list_datasets(
         &self,
-        _: Request<wire::ListDatasetsRequest>,
+        request: Request<wire::ListDatasetsRequest>,
     ) -> Result<Response<wire::ListDatasetsResponse>, Status> {
-        Ok(Response::new(wire::ListDatasetsResponse::default()))
+        Ok(Response::new((self.on_datasets)(request.into_inner())))
     }
 
     async fn get_dataset(

@@ -197,16 +197,20 @@ async fn retries_cannot_multiply_an_overload() {
 
 #[tokio::test]
 async fn what_is_no_grpc_server_is_told_so() {
-    // Scenario: an HTTP/2 server that returns 404; a server that hangs up at once. Expected: UNIMPLEMENTED
-    // that asks for the gRPC address; a transport error.
+    // Scenario: an HTTP/2 server that returns 404, and then a page; a server that hangs up at once. Expected:
+    // UNIMPLEMENTED and a protocol error that ask for the gRPC address; a transport error.
     let listener = tokio::net::TcpListener::bind(any()).await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let task = tokio::spawn(async move {
         let (stream, _) = listener.accept().await.unwrap();
         let mut connection = h2::server::handshake(stream).await.unwrap();
+        let mut status = 404;
         while let Some(Ok((_, mut respond))) = connection.accept().await {
-            let response = http::Response::builder().status(404).body(()).unwrap();
-            respond.send_response(response, true).unwrap();
+            let response = http::Response::builder().status(status);
+            let response = response.header("content-type", "text/html").body(()).unwrap();
+            let mut page = respond.send_response(response, false).unwrap();
+            page.send_data("<html></html>".into(), true).unwrap();
+            status = 200;
         }
     });
     let client = Client::builder(&url)
@@ -217,6 +221,13 @@ async fn what_is_no_grpc_server_is_told_so() {
     let error = client.fetch_blocks("d", &[1]).await.unwrap_err();
     assert_eq!(error.code(), Some(Code::Unimplemented));
     assert!(error.to_string().contains("is this the gRPC address?"), "{error}");
+    let error = client.fetch_blocks("d", &[1]).await.unwrap_err();
+    assert!(matches!(error, Error::Protocol { .. }), "{error:?}");
+    let said = error.to_string();
+    assert!(
+        said.contains("text/html") && said.contains("is this the gRPC address?"),
+        "{said}"
+    );
     task.abort();
 
     let listener = tokio::net::TcpListener::bind(any()).await.unwrap();
