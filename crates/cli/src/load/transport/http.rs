@@ -20,7 +20,7 @@ use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
-use std::task::Poll;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
@@ -100,7 +100,7 @@ impl Http {
             let request = request(part, items, &self.host)?;
             let mut held = self.slots[slot % self.slots.len()].lock().await;
             // Taken out, so that an abandoned exchange's connection is not reused.
-            let mut wire = match held.take().filter(|wire| !wire.sender.is_closed()) {
+            let mut wire = match held.take().and_then(HttpConnection::if_open) {
                 Some(wire) => wire,
                 None => HttpConnection::connect(&self.site).await?,
             };
@@ -222,6 +222,13 @@ impl HttpConnection {
             driver: Box::pin(driver),
             authorization: site.authorization.clone(),
         })
+    }
+
+    /// Itself, unless the server has closed it. Nobody drives an idle connection, so this is noticed only when asked.
+    fn if_open(mut self) -> Option<Self> {
+        let mut context = Context::from_waker(Waker::noop());
+        let is_open = self.driver.as_mut().poll(&mut context).is_pending();
+        (is_open && !self.sender.is_closed()).then_some(self)
     }
 
     /// Sends a request and reads its response to the end.
@@ -511,89 +518,5 @@ fn octets(answer: HttpResponse, part: &Part, items: &[u64]) -> Result<Response, 
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use hyper::header::HeaderName;
-
-    #[test]
-    fn urls_and_paths_are_what_http_wants() {
-        let with = |tls| Credentials { tls, token: None };
-        let tls = with(Some(Tls::new(None, None).unwrap()));
-        for (url, want) in [
-            ("https://host", "host:443"),
-            ("HTTPS://host", "host:443"),
-            ("HTTP://host", "host:80"),
-            ("http://127.0.0.1:7411", "127.0.0.1:7411"),
-            ("http://host/", "host:80"),
-            ("http://[::1]:7", "[::1]:7"),
-        ] {
-            assert_eq!(Site::of(url, &tls).unwrap().address, want);
-        }
-        for wrong in ["127.0.0.1:7411", "https://a:1", "http://", "http://a:1/v1", ""] {
-            assert!(Site::of(wrong, &with(None)).is_err(), "{wrong}");
-        }
-        let mut path = String::new();
-        encode("a b/c%é", &mut path);
-        assert_eq!(path, "a%20b/c%25%C3%A9");
-    }
-
-    #[test]
-    fn batches_are_json() {
-        let (names, dtype) = (
-            vec!["a".to_owned(), "b\"c".to_owned()],
-            ringfetch_client::Dtype::F32,
-        );
-        for (target, kind, json) in [
-            (
-                Target::Blocks { block_bytes: 8 },
-                "blocks",
-                r#"{"indices":[0,1]}"#,
-            ),
-            (Target::Vectors { dtype, dim: 2 }, "vectors", r#"{"ids":[0,1]}"#),
-            (
-                Target::Ranges { range_bytes: 10 },
-                "ranges",
-                r#"{"ranges":[{"offset":0,"length":10},{"offset":10,"length":10}]}"#,
-            ),
-            (Target::Objects { names }, "objects", r#"{"names":["a","b\"c"]}"#),
-        ] {
-            assert_eq!(batch(&target, &[0, 1]).unwrap(), (kind, json.to_owned()));
-        }
-    }
-
-    #[test]
-    fn a_response_is_held_against_its_request() {
-        // Responses to one and to three blocks of 8 bytes.
-        let workload = crate::load::workload::Workload::of_blocks(10);
-        let lengths = |head: &str, bytes: usize, items: &[u64]| {
-            let mut response = HttpResponse {
-                status: StatusCode::OK,
-                head: HeaderMap::new(),
-                bytes: u64::try_from(bytes).unwrap(),
-                data: vec![7; bytes].into(),
-            };
-            for (name, value) in head.split_whitespace().filter_map(|field| field.split_once('=')) {
-                let name = HeaderName::try_from(format!("ringfetch-{name}")).unwrap();
-                response.head.insert(name, value.parse().unwrap());
-            }
-            match octets(response, workload.part(0), items).ok()?.body {
-                Body::Octets { lengths, .. } => Some(lengths),
-                other @ (Body::None | Body::Items(_) | Body::Ranked(_)) => panic!("{other:?}"),
-            }
-        };
-        assert_eq!(lengths("", 8, &[1]), Some(vec![8]));
-        assert_eq!(lengths("", 7, &[1]), None);
-        for (head, bytes, want) in [
-            ("items=3 item-bytes=8", 24, Some(vec![8, 8, 8])),
-            ("items=3 item-bytes=8 error-items=1", 16, Some(vec![8, 0, 8])),
-            ("items=3 item-bytes=8", 16, None),
-            ("item-bytes=8", 24, None),
-            ("items=3", 24, None),
-            ("items=3 item-bytes=8 error-items=3", 16, None),
-            ("items=3 lengths=8,8", 16, None),
-            ("items=3 lengths=8,4,8", 20, None),
-        ] {
-            assert_eq!(lengths(head, bytes, &[1, 2, 3]), want, "{head}");
-        }
-    }
-}
+#[path = "http_tests.rs"]
+mod tests;
