@@ -30,6 +30,7 @@ mod workload;
 use crate::args::{Global, INPUT_BYTES_MAX};
 use crate::daemon::client;
 use crate::outcome::Failure;
+use crate::stop::StopSignals;
 use args::{Load, Merge, TransportArg};
 use driver::LoadThreads;
 use report::{Knee, Report};
@@ -80,6 +81,7 @@ pub(crate) async fn run(global: &Global, args: &Load) -> Result<(), Failure> {
         transport: args.transport,
         timeout: global.timeout,
     };
+    let load_threads = LoadThreads::start(args, &endpoints, &workload).await?;
     let mut test = LoadTest {
         args,
         monitor: Monitor {
@@ -89,8 +91,9 @@ pub(crate) async fn run(global: &Global, args: &Load) -> Result<(), Failure> {
             timeout: global.timeout,
             interval: args.interval,
             series,
+            stop: StopSignals::catch()?,
         },
-        load_threads: LoadThreads::start(args, &endpoints, &workload).await?,
+        load_threads,
         workload,
     };
     let result = if args.step_to_knee {
@@ -166,8 +169,8 @@ impl LoadTest<'_> {
         let args = self.args;
         let window = args.requests.map_or(Ok(args.seconds), Err);
         let open = rates.map(|rates| (rates, args.arrivals));
-        let pacer = Arc::new(Pacer::new(Instant::now(), args.warmup_seconds, window, open));
-        let measured = self.monitor.measure(&mut self.load_threads, &pacer).await?;
+        let pacer = || Pacer::new(Instant::now(), args.warmup_seconds, window, open);
+        let (pacer, measured) = self.monitor.measure(&mut self.load_threads, pacer).await?;
         let threads = self.load_threads.threads();
         let report = Report::new(args, threads, &self.workload, &pacer, rates, measured);
         Ok((report, pacer.is_stopped()))

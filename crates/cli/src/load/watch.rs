@@ -27,6 +27,8 @@ pub(super) struct Monitor {
     pub(super) timeout: Duration,
     pub(super) interval: Duration,
     pub(super) series: Option<Series>,
+    /// One for the whole run: it remembers a signal that arrives while it is not awaited.
+    pub(super) stop: StopSignals,
 }
 
 /// Why the daemon's counters cannot be read.
@@ -60,17 +62,34 @@ impl Monitor {
     pub(super) async fn measure(
         &mut self,
         load_threads: &mut LoadThreads,
-        pacer: &Arc<Pacer>,
-    ) -> Result<Measured, Failure> {
-        // One for the whole run: it remembers a signal that arrives while it is not awaited.
-        let mut stop = StopSignals::catch()?;
+        pacer: impl FnOnce() -> Pacer,
+    ) -> Result<(Arc<Pacer>, Measured), Failure> {
         let at_first = match self.page().await {
             Err(PageError::Failed(problem)) => return Err(Failure::Failed(problem)),
             // The readings of the window report it.
             Err(PageError::Forbidden(_)) => None,
             Ok(page) => page,
         };
-        load_threads.measure(pacer).await;
+        // Its time begins here.
+        let pacer = Arc::new(pacer());
+        load_threads.measure(&pacer).await;
+        match self.watch(load_threads, &pacer, at_first).await {
+            Ok(measured) => Ok((pacer, measured)),
+            Err(failure) => {
+                // Otherwise the threads would drive load to the end before it is reported.
+                pacer.stop();
+                Err(failure)
+            }
+        }
+    }
+
+    /// Watches the threads until they are done.
+    async fn watch(
+        &mut self,
+        load_threads: &mut LoadThreads,
+        pacer: &Pacer,
+        at_first: Option<Page>,
+    ) -> Result<Measured, Failure> {
         let mut run = Run {
             line: progress::line(),
             total: Tally::default(),
@@ -80,7 +99,7 @@ impl Monitor {
         run.line.tick();
         tokio::select! {
             () = tokio::time::sleep_until(pacer.measure_from()) => {}
-            () = stop.next() => pacer.stop(),
+            () = self.stop.next() => pacer.stop(),
         }
         let mut unknown = None;
         let before = self.snapshot(&mut unknown);
@@ -93,7 +112,7 @@ impl Monitor {
                     Some(_) => running -= 1,
                     None => return Err(Failure::Failed("a load thread panicked".to_owned())),
                 },
-                () = stop.next() => pacer.stop(),
+                () = self.stop.next() => pacer.stop(),
                 _ = ticks.tick() => self.report_interval(&mut run, load_threads, pacer)?,
             }
         }

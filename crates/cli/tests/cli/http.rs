@@ -8,6 +8,15 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+/// The page of metrics.
+#[derive(Clone, Copy, PartialEq)]
+enum Metrics {
+    Short,
+    /// Of 4 MiB.
+    Long,
+    Forbidden,
+}
+
 /// Serves until the process ends.
 pub(crate) fn start() -> SocketAddr {
     start_for(None)
@@ -15,28 +24,33 @@ pub(crate) fn start() -> SocketAddr {
 
 /// As [`start`], only for clients with this `authorization`, in lower case.
 pub(crate) fn start_for(authorization: Option<&'static str>) -> SocketAddr {
-    start_with(authorization, true)
+    start_with(authorization, Metrics::Short)
+}
+
+/// As [`start`], with a page of metrics that takes long to parse.
+pub(crate) fn start_with_long_metrics() -> SocketAddr {
+    start_with(None, Metrics::Long)
 }
 
 /// As [`start`], for clients without the right to the metrics.
 pub(crate) fn start_without_metrics() -> SocketAddr {
-    start_with(None, false)
+    start_with(None, Metrics::Forbidden)
 }
 
-fn start_with(authorization: Option<&'static str>, has_metrics: bool) -> SocketAddr {
+fn start_with(authorization: Option<&'static str>, metrics: Metrics) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let reads = Arc::new(AtomicU64::new(0));
     std::thread::spawn(move || {
         for connection in listener.incoming() {
             let reads = Arc::clone(&reads);
-            std::thread::spawn(move || serve(connection.unwrap(), &reads, authorization, has_metrics));
+            std::thread::spawn(move || serve(connection.unwrap(), &reads, authorization, metrics));
         }
     });
     address
 }
 
-fn serve(connection: TcpStream, reads: &AtomicU64, authorization: Option<&str>, has_metrics: bool) {
+fn serve(connection: TcpStream, reads: &AtomicU64, authorization: Option<&str>, metrics: Metrics) {
     connection.set_nodelay(true).unwrap();
     let mut out = connection.try_clone().unwrap();
     let mut lines = BufReader::new(connection);
@@ -67,10 +81,16 @@ fn serve(connection: TcpStream, reads: &AtomicU64, authorization: Option<&str>, 
         let path = first.split_whitespace().nth(1).unwrap();
         let (status, head, body) = if !is_known {
             ("401 Unauthorized", String::new(), b"no token".to_vec())
-        } else if path == "/metrics" && !has_metrics {
+        } else if path == "/metrics" && metrics == Metrics::Forbidden {
             ("403 Forbidden", String::new(), b"no right to it".to_vec())
         } else {
             answer(path, &range, &body, reads)
+        };
+        let body = match (path, metrics) {
+            ("/metrics", Metrics::Long) => {
+                [body, b"a_sample{label=\"value\"} 1\n".repeat(4 << 20 >> 5)].concat()
+            }
+            _ => body,
         };
         let length = body.len();
         write!(out, "HTTP/1.1 {status}\r\n{head}content-length: {length}\r\n\r\n").unwrap();

@@ -10,6 +10,7 @@ mod dataset;
 mod doctor;
 mod get;
 mod http;
+mod knee;
 mod load;
 #[path = "../../../server/tests/e2e/loop_device.rs"]
 mod loop_device;

@@ -1,0 +1,83 @@
+//! `load --step-to-knee`.
+
+use crate::server::{Flaw, start};
+use crate::{command, json};
+use rustix::process::{Pid, Signal};
+use serde_json::Value;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::TcpListener;
+use std::process::Stdio;
+use std::sync::mpsc;
+
+fn number(value: &Value) -> f64 {
+    value.as_f64().unwrap()
+}
+
+#[test]
+fn a_knee_is_found_where_the_slots_end() {
+    // From 4/s on with a generous latency: it breaks because one slot cannot send all arrivals.
+    let server = start(Flaw::NONE);
+    let run = "load --dataset blocks --batch 512 --outstanding 1 --seconds 0.2 --warmup-seconds 0";
+    let report = json(
+        server,
+        &format!("{run} --rate 4 --step-to-knee --objective p99=1s"),
+    );
+    let knee = number(&report["knee"]["rate"]);
+    assert!(knee >= 4.0, "{report}");
+    for step in report["knee"]["steps"].as_array().unwrap() {
+        assert_eq!(
+            step["broken"].is_null(),
+            number(&step["rate"]) <= knee,
+            "{report}"
+        );
+    }
+    // The report is that of the knee's step.
+    assert!(
+        (number(&report["open_loop"]["rate_from"]) - knee).abs() < 1e-9,
+        "{report}"
+    );
+}
+
+#[test]
+fn a_signal_between_two_steps_ends_the_search() {
+    // Scenario: SIGTERM while the counters are read after the first step: before it, at its begin and at its end they are
+    // read once each. Expected: no step is measured in full after that, and the first one is reported.
+    let server = start(Flaw::NONE);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let http = listener.local_addr().unwrap();
+    let (reached, at_end) = mpsc::channel();
+    let (resume, resumed) = mpsc::channel::<()>();
+    std::thread::spawn(move || {
+        for (read, connection) in listener.incoming().enumerate() {
+            let mut connection = connection.unwrap();
+            let mut head = BufReader::new(&connection).lines();
+            while !head.next().unwrap().unwrap().is_empty() {}
+            if read == 2 {
+                reached.send(()).unwrap();
+                resumed.recv().unwrap();
+            }
+            let page = "ringfetch_build_info{version=\"0\"} 1\n";
+            let length = page.len();
+            write!(
+                connection,
+                "HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n{page}"
+            )
+            .unwrap();
+        }
+    });
+    let run =
+        "--json load --dataset blocks --batch 1 --seconds 0.3 --warmup-seconds 0 --rate 100 --step-to-knee";
+    let mut run = command(
+        Some(server),
+        &format!("{run} --objective p99=10s --http http://{http}"),
+    );
+    let run = run.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    at_end.recv().unwrap();
+    rustix::process::kill_process(Pid::from_child(&run), Signal::TERM).unwrap();
+    resume.send(()).unwrap();
+    let output = run.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["knee"]["ended"], "it was stopped", "{report}");
+    assert_eq!(number(&report["knee"]["rate"]), 100.0, "{report}");
+}
