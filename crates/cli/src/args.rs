@@ -169,7 +169,7 @@ pub(crate) enum Get {
         #[arg(value_parser = parse_size)]
         offset: u64,
         /// Bytes (4096, 64KiB, ...).
-        #[arg(value_parser = parse_size)]
+        #[arg(value_parser = at_least_1)]
         length: u64,
         #[command(flatten)]
         out: Out,
@@ -184,7 +184,7 @@ pub(crate) enum Get {
         #[arg(long, value_parser = parse_size, default_value = "0")]
         offset: u64,
         /// Bytes; without it: to the end.
-        #[arg(long, value_parser = parse_size)]
+        #[arg(long, value_parser = at_least_1)]
         length: Option<u64>,
         #[command(flatten)]
         out: Out,
@@ -348,7 +348,7 @@ pub(crate) struct Verify {
     #[arg(long, conflicts_with = "sample")]
     pub(crate) all: bool,
     /// Check only the first bytes of the dataset (of its elements, for vectors; of each object, for objects).
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    #[arg(long, value_name = "SIZE", value_parser = at_least_1)]
     pub(crate) length: Option<u64>,
     /// Blocks, vectors or objects that the dataset must have. Without it, missing objects and lengths are not checked.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]

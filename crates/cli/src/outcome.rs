@@ -55,6 +55,9 @@ impl Failure {
                     "UNIMPLEMENTED: {url} serves something else; is it the daemon's {flag} address (--{flag})?"
                 ))
             }
+            Error::Status(status) if status.code == Code::Unimplemented => {
+                Self::Failed(format!("{error} (--{flag})"))
+            }
             Error::Status(status) if status.code == Code::Unauthenticated => {
                 Self::Failed(format!("{error} (--token-file)"))
             }

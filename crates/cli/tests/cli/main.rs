@@ -134,6 +134,8 @@ fn wrong_arguments_are_told_apart_from_failures() {
         ("get block blocks", "INDEX"),
         ("get block blocks -- -1", "-1"),
         ("get range blocks 0 16MB", "16MB"),
+        ("get range blocks 0 0", "<LENGTH>"),
+        ("get object objects a --length 0", "--length"),
         ("get block blocks 0 --format npy", "npy"),
         ("get block blocks 0 --format hex --json", "--json"),
         ("dataset make blocks /nowhere/x", "--size"),
@@ -155,6 +157,7 @@ fn wrong_arguments_are_told_apart_from_failures() {
         ),
         ("dataset verify blocks --all --sample 3", "--all"),
         ("dataset verify blocks --length-min 3", "--count"),
+        ("dataset verify blocks --length 0", "--length"),
         ("dataset make blocks /nowhere/x --size 4KiB --name a/b", "--name"),
         ("score vectors 1 2", "--like"),
         ("load --dataset blocks --rate -5", "above 0"),
@@ -375,6 +378,9 @@ objects  objects      -          -  -
         1,
     );
     assert_eq!(refused, "ringfetch: INVALID_ARGUMENT: filter: does not parse\n");
+    let elsewhere = failure(Some(server), "log-level elsewhere", 1);
+    let said = "ringfetch: UNIMPLEMENTED: no such service; this port has another (--admin)\n";
+    assert_eq!(elsewhere, said);
 }
 
 #[test]

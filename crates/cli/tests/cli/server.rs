@@ -446,6 +446,10 @@ impl Server {
         if request.filter == "wrong=filter" {
             return Err(Status::invalid_argument("filter: does not parse"));
         }
+        // As the daemon answers on another of its ports.
+        if request.filter == "elsewhere" {
+            return Err(Status::unimplemented("no such service; this port has another"));
+        }
         let previous = "info".into();
         Ok(wire::SetLogLevelResponse { previous })
     }
