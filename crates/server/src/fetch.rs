@@ -75,12 +75,8 @@ struct Serving {
 impl Serving {
     fn new(datasets: Vec<Arc<Dataset>>, cores: usize, limits: Limits) -> Self {
         let named = |dataset: Arc<Dataset>| {
-            let of_cores = (0..cores).map(|_| Arc::new(Dataset::clone(&dataset)));
-            let name = dataset.name().to_owned();
-            (
-                name,
-                std::iter::once(Arc::clone(&dataset)).chain(of_cores).collect(),
-            )
+            let clones = (0..=cores).map(|_| Arc::new(Dataset::clone(&dataset)));
+            (dataset.name().to_owned(), clones.collect())
         };
         let datasets = datasets.into_iter().map(named).collect();
         Self { datasets, limits }
