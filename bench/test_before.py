@@ -130,6 +130,16 @@ class Instructions(unittest.TestCase):
         self.assertEqual(instructions.line("b", None, 10.0), "| b | 10 | - | - |")
         self.assertEqual(instructions.line("c", 10.0, None), "| c | - | 10 | - |")
 
+    def test_other_inlining_of_a_small_piece_is_not_above_the_limit(self):
+        # Scenario: the growth of envelope-64 between two builds of the same source; growth above that; growth of a large
+        # piece within and above the limit; a new piece; no limit. Expected: only the second and the fourth fail.
+        self.assertFalse(instructions.is_above(448.6, 512.8, 3))
+        self.assertTrue(instructions.is_above(448.6, 519.0, 3))
+        self.assertFalse(instructions.is_above(10_000.0, 10_299.0, 3))
+        self.assertTrue(instructions.is_above(10_000.0, 10_301.0, 3))
+        self.assertFalse(instructions.is_above(None, 10.0, 3))
+        self.assertFalse(instructions.is_above(10.0, 1_000.0, None))
+
 
 if __name__ == "__main__":
     unittest.main()
