@@ -13,7 +13,7 @@ import time
 from peers import Served
 from processes import RunFailed, say
 from ringfetch import Daemon
-from table import OTHERS_CPU_TOLD, number, observations
+from table import number, observations
 
 # This many pairs make 2 % visible on a machine that varies by as much.
 PAIRS = 9
@@ -86,15 +86,9 @@ def change(result, figure):
     return Change(result.ratios(figure))
 
 
-def disturbance(result):
-    """Why the runs cannot be judged: other processes used the CPUs before most of them. None: they can."""
-    others = statistics.median(run["others_cpu"] for run in [*result.subject, *result.peer])
-    return f"others used {others:.0%} of the CPUs" if others > OTHERS_CPU_TOLD else None
-
-
 def problem(result):
     """Why there is no verdict, if there is none."""
-    return result.problem or (disturbance(result) if result.subject else "no runs")
+    return result.problem or (None if result.subject else "no runs")
 
 
 def verdict(result):

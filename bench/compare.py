@@ -29,7 +29,7 @@ import ringfetch
 import rows
 import table
 from processes import RunFailed, exit_on_sigterm, run, say
-from verdict import Result
+from verdict import OTHERS_CPU_MAX, Result
 
 QUICK_PAIRS, QUICK_SECONDS, QUICK_IDLE_SECONDS = 1, 2, 1
 # How long other processes' use of the CPUs is observed before each run.
@@ -69,16 +69,16 @@ def measure_row(name, row, pairs, seconds, progress, quick=False):
                 getattr(result, side).append(figures)
                 problem = row.temperature.judge(figures["cached_at_end"])
                 if problem:
-                    result.problem = problem
+                    result.failure = problem
             ours, theirs = runs["subject"], runs.get("peer", {})
             others = max(figures["others_cpu"] for figures in runs.values())
-            disturbed = f", others {others:.0%} of the CPUs" if others > table.OTHERS_CPU_TOLD else ""
+            disturbed = f", others {others:.0%} of the CPUs" if others > OTHERS_CPU_MAX else ""
             say(f"{progress} {name:15} pair {pair + 1}/{pairs}: {table.number(ours['reads_per_second']):>9} / "
                 f"{table.number(theirs.get('reads_per_second')):>9} reads/s, {table.number(ours['cpu_us'], 2):>6} / "
                 f"{table.number(theirs.get('cpu_us'), 2):>6} us, p99 {table.number(ours['p99_us']):>7} / "
                 f"{table.number(theirs.get('p99_us')):>7} us{disturbed}")
     except RunFailed as failure:
-        result.problem = without_directories(failure)
+        result.failure = without_directories(failure)
         result.subject, result.peer = [], []
         say(f"{progress} {name:15} failed: {failure}")
     return result

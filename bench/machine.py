@@ -105,7 +105,7 @@ class Cpus:
         return [int(word) for word in pathlib.Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
 
     def shares(self):
-        """(busy, stolen by the hypervisor's other guests) since then, as fractions of all CPUs."""
+        """(busy, taken by the hypervisor) since then, as fractions of all CPUs."""
         ticks = [now - then for now, then in zip(self._ticks(), self.start, strict=True)]
         whole, steal = max(sum(ticks), 1), ticks[7]
         return (sum(ticks) - ticks[3] - ticks[4] - steal) / whole, steal / whole

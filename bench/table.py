@@ -3,10 +3,7 @@
 import math
 
 from peers import Served
-from verdict import in_words
-
-# If others use more than this share of the CPUs, the row says so.
-OTHERS_CPU_TOLD = 0.10
+from verdict import OTHERS_CPU_MAX, STOLEN_CPU_MAX, in_words
 
 
 def number(value, digits=0):
@@ -72,11 +69,11 @@ def observations(result):
         if ends and max(ends) > 0.001 and result.row.temperature.end_fraction_min == 0:
             yield f"{side}: {min(ends):.1%} to {max(ends):.1%} of the file were cached at the end of a run"
         others = [run["others_cpu"] for run in runs]
-        if others and max(others) > OTHERS_CPU_TOLD:
+        if others and max(others) > OTHERS_CPU_MAX:
             yield f"{side}: others used up to {max(others):.0%} of the CPUs just before a run: take no conclusion from it"
         stolen = [run["stolen_cpu"] for run in runs]
-        if stolen and max(stolen) > 0.05:
-            yield f"{side}: up to {max(stolen):.0%} of the CPUs were stolen by the hypervisor's other guests"
+        if stolen and max(stolen) > STOLEN_CPU_MAX:
+            yield f"{side}: up to {max(stolen):.0%} of the CPUs were taken by the hypervisor"
     for run in result.peer:
         if "best" in run:
             yield "of " + ", ".join(f"{name} {number(rate)}" for name, rate in run["of"].items()) + f": {run['best']}"

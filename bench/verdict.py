@@ -4,6 +4,10 @@ import dataclasses
 import math
 import statistics
 
+# Others' part of the CPUs while nothing was measured, and the hypervisor's during the runs, above which figures tell nothing.
+OTHERS_CPU_MAX = 0.10
+STOLEN_CPU_MAX = 0.05
+
 UNITS = {
     "reads_per_second": "reads/s", "megabytes_per_second": "MB/s", "cpu_us": "CPU us/read", "p50_us": "p50 us",
     "p99_us": "p99 us", "p99_of_p50": "p99 / p50", "resident_mib": "MiB resident", "anonymous_mib": "MiB anonymous",
@@ -51,6 +55,15 @@ def score(judgement, measured):
     return ahead if judgement["relation"] == ">=" else 1 / max(ahead, 1e-9)
 
 
+def disturbance(runs):
+    """Why most of the runs were not measured on a quiet machine. None: they were."""
+    others, stolen = (statistics.median(run.get(key, 0) for run in runs) if runs else 0 for key in ("others_cpu", "stolen_cpu"))
+    if others > OTHERS_CPU_MAX:
+        return f"others used {others:.0%} of the CPUs"
+    # A host may count what its emulation of the disk uses against a quota of the virtual machine, and then stops it.
+    return f"the hypervisor took {stolen:.0%} of the CPUs" if stolen > STOLEN_CPU_MAX else None
+
+
 @dataclasses.dataclass
 class Result:
     """The runs of one row, in pairs."""
@@ -59,8 +72,13 @@ class Result:
     row: object
     subject: list
     peer: list
-    # Why there are no figures, or why they are not judged.
-    problem: str | None = None
+    # Why there are no figures, or why they are not those of this row.
+    failure: str | None = None
+
+    @property
+    def problem(self):
+        """Why there is no verdict. None: there is one."""
+        return self.failure or disturbance([*self.subject, *self.peer])
 
     def values(self, side, figure):
         return [run[figure] for run in getattr(self, side) if run.get(figure) is not None]
