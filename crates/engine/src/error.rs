@@ -90,9 +90,9 @@ pub enum ReadError {
     /// The file was truncated after it was opened: these bytes are gone.
     #[error("bytes {offset}..{} are gone: the file was truncated after it was opened", .offset.saturating_add(*.length))]
     Truncated {
-        /// File offset of the read.
+        /// Offset of the item in the address space or the object.
         offset: u64,
-        /// Its length.
+        /// Length of the item.
         length: u64,
     },
     /// The device or the file system failed the read.
@@ -104,9 +104,9 @@ pub enum ReadError {
     Device {
         /// errno of the attempt.
         errno: i32,
-        /// File offset of the read.
+        /// Offset of the item in the address space or the object.
         offset: u64,
-        /// Its length.
+        /// Length of the item.
         length: u64,
     },
     /// A limit is reached now; a retry after a moment makes sense.

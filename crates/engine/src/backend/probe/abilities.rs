@@ -202,14 +202,12 @@ impl Drop for Piece {
 mod tests {
     use super::*;
     use crate::backend::probe::{probe, resident_pages};
+    use std::mem::discriminant;
 
     /// Where no ring can be made, every function here must return what the probe does.
     fn assert_refused_alike(error: &io::Error, refusal: &UringRefusal) {
-        assert_eq!(
-            refused("io_uring_setup", error).label(),
-            refusal.label(),
-            "{error}"
-        );
+        let told = refused("io_uring_setup", error);
+        assert_eq!(discriminant(&told), discriminant(refusal), "{error}");
     }
 
     #[test]

@@ -54,20 +54,6 @@ impl UringRefusal {
             Self::Memlock { .. } | Self::Files { .. } | Self::Other { .. } => false,
         }
     }
-
-    /// The value of a metric's `reason` label, from a closed set: kernel, sysctl, seccomp, denied, memlock, files,
-    /// other.
-    pub fn label(&self) -> &'static str {
-        match self {
-            Self::Kernel { .. } => "kernel",
-            Self::Sysctl { .. } => "sysctl",
-            Self::Seccomp { .. } => "seccomp",
-            Self::Denied { .. } => "denied",
-            Self::Memlock { .. } => "memlock",
-            Self::Files { .. } => "files",
-            Self::Other { .. } => "other",
-        }
-    }
 }
 
 impl std::error::Error for UringRefusal {}
