@@ -54,7 +54,11 @@ static PORTS: LazyLock<Ports> = LazyLock::new(|| {
             hosts: None,
             tls: None,
             access: None,
-            role: Role::Data,
+            role: if http2_only {
+                Role::Data
+            } else {
+                Role::DataAndProbes(ringfetch_server::http::is_operation)
+            },
             recorder: None,
             rpc: rpc.clone(),
         };

@@ -7,7 +7,7 @@ use tonic::metadata::MetadataValue;
 
 /// Whether the body is protobuf in gRPC framing: `application/grpc` or `application/grpc+proto`, with or
 /// without parameters. Anything else gets HTTP 415, as the protocol requires.
-pub(super) fn is_grpc(headers: &HeaderMap) -> bool {
+pub(crate) fn is_grpc(headers: &HeaderMap) -> bool {
     let Some(value) = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()) else {
         return false;
     };

@@ -22,6 +22,9 @@ mod stream;
 mod tonic_calls;
 mod wire;
 
+pub(crate) use metadata::is_grpc;
+pub(crate) use service::refuse_other_protocols;
+
 use crate::fetch::Fetcher;
 use crate::lifecycle::Lifecycle;
 use crate::listener::FastPath;
@@ -36,7 +39,8 @@ pub(crate) const SERVICES: &[&str] = &[service::NAME, "ringfetch.v1.DatasetServi
 
 /// Everything that the public gRPC port serves: FetchService, DatasetService, health and reflection.
 ///
-/// Requests should have their connection in their extensions; without one they are not charged to a caller.
+/// Requests must be gRPC calls: the listener refuses others. They should have their connection in their extensions;
+/// without one they are not charged to a caller.
 pub fn service(fetcher: Fetcher, lifecycle: Lifecycle, rpc: RpcMetrics) -> axum::Router {
     let mut routes = RoutesBuilder::default();
     routes.add_service(

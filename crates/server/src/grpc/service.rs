@@ -124,9 +124,6 @@ impl FetchService {
         connection: Option<Arc<Connection>>,
         started: Instant,
     ) -> ResponseFuture {
-        if let Some(refused) = refuse_other_protocols(&request) {
-            return ResponseFuture::new(ready(refused));
-        }
         let (parts, body) = request.into_parts();
         let mut headers = parts.headers;
         let deadline = metadata::check_encoding(&headers).and_then(|()| deadline_of(&headers, started));
@@ -295,7 +292,7 @@ impl<B: BytesBody> GrpcRequest<B> {
 }
 
 /// Answers requests that are not gRPC calls with an HTTP status, and a problem as on the other ports.
-pub(super) fn refuse_other_protocols<B>(request: &Request<B>) -> Option<Response<AnswerBody>> {
+pub(crate) fn refuse_other_protocols<B>(request: &Request<B>) -> Option<Response<AnswerBody>> {
     let (status, slug, header, value) = if request.method() != Method::POST {
         let allow = http::header::ALLOW;
         (

@@ -1,4 +1,4 @@
-//! What FetchService does by itself, for the services that tonic generates: checks that a request is a call with one
+//! What FetchService does by itself, for the services that tonic generates: checks that a call has one
 //! message, counts it, and ends it at its deadline. All with the same errors.
 //!
 //! The status is in the head of a trailers-only response, otherwise in the trailers. A response dropped
@@ -8,9 +8,7 @@ use super::frame::{FrameDecoder, FrameError, PREFIX_BYTES, too_large};
 use super::metadata::check_encoding;
 use super::read_object::trailers_of;
 use super::reflection;
-use super::service::{
-    broken_off, deadline_of, malformed, no_message, refuse_other_protocols, several_messages,
-};
+use super::service::{broken_off, deadline_of, malformed, no_message, several_messages};
 use crate::caller::Connection;
 use crate::error_status;
 use crate::fetch::{Fetcher, timeout_at};
@@ -52,9 +50,6 @@ pub(super) async fn serve(State(state): State<CallState>, request: Request, next
         rpc,
         services,
     } = state;
-    if let Some(refused) = refuse_other_protocols(&request) {
-        return refused.map(Body::from);
-    }
     let method = grpc_method_of(request.uri().path(), services);
     let mut call = CallTimer::new(rpc, method, started);
     let mut refuse = |status: Status| {

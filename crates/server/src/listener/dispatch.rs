@@ -30,6 +30,7 @@ use super::{Role, STREAM_WINDOW_BYTES};
 use crate::access::{Access, Denied, Need};
 use crate::caller::Connection;
 use crate::error_status::{overloaded_call, refused_call};
+use crate::grpc;
 use crate::http::{refusal, too_late};
 use ringfetch_engine::share::{Refused, Share};
 
@@ -320,20 +321,16 @@ impl RequestDispatcher {
             }
         }
         match self.role {
-            Role::Control if !is_grpc(request) => {
+            Role::Data | Role::Control => {
+                let refused = grpc::refuse_other_protocols(request)?;
                 self.refusals.content_type.inc();
-                let detail = "this port answers POST requests of content-type application/grpc";
-                refuse(
-                    StatusCode::UNSUPPORTED_MEDIA_TYPE,
-                    "unsupported-media-type",
-                    detail,
-                )
+                Some(refused)
             }
             Role::DataAndProbes(is_probe) if is_late && !is_probe(path) => {
                 self.refusals.draining.inc();
                 Some(too_late(path).map(AnswerBody::Routed))
             }
-            Role::Control | Role::DataAndProbes(_) | Role::Data => None,
+            Role::DataAndProbes(_) => None,
         }
     }
 }
@@ -363,14 +360,7 @@ fn is_service(path: &str) -> bool {
 
 /// Whether a request is a gRPC call, which a page in a browser cannot send without a CORS preflight.
 fn is_grpc<B>(request: &Request<B>) -> bool {
-    let media_type = request.headers().get(header::CONTENT_TYPE);
-    media_type.is_some_and(is_grpc_type) && request.method() == http::Method::POST
-}
-
-fn is_grpc_type(media_type: &HeaderValue) -> bool {
-    let rest = media_type.as_bytes().strip_prefix(b"application/grpc");
-    // Not application/grpc-web, which is for browsers.
-    rest.is_some_and(|rest| matches!(rest.first(), None | Some(b'+' | b';')))
+    request.method() == http::Method::POST && grpc::is_grpc(request.headers())
 }
 
 impl Future for DispatchFuture {
@@ -422,7 +412,7 @@ fn charged(
     }
     match exchange.charge(units, by_address) {
         Ok(()) => response.map(AnswerBody::Routed),
-        Err(refused) => no_memory(media_type.is_some_and(is_grpc_type), refused),
+        Err(refused) => no_memory(grpc::is_grpc(response.headers()), refused),
     }
 }
 

@@ -96,6 +96,59 @@ async fn every_service_refuses_what_is_no_request_in_the_same_way() {
     daemon.stop().await;
 }
 
+#[tokio::test]
+async fn what_is_no_call_is_refused_and_counted() {
+    // Scenario: a GET and POSTs of other media types, for methods of FetchService and of services that tonic serves and
+    // for none, on both gRPC ports. Expectation: 405 or 415 with what is accepted, counted as refused for `content_type`;
+    // a content type in other letters is a call.
+    let daemon = plain_blocks(Setup::new("mmap"), 1).0.start();
+    for (transport, address, path) in [
+        ("grpc", daemon.grpc, "/ringfetch.v1.FetchService/FetchBlocks"),
+        ("grpc", daemon.grpc, "/ringfetch.v1.DatasetService/ListDatasets"),
+        ("grpc", daemon.grpc, "/"),
+        ("admin", daemon.admin, "/ringfetch.v1.AdminService/GetStatus"),
+    ] {
+        let labels = [("transport", transport), ("reason", "content_type")];
+        let counted = async || {
+            daemon
+                .scrape()
+                .await
+                .sum("ringfetch_requests_refused_total", &labels)
+        };
+        let before = counted().await;
+        let mut client = Narrow::connect(address, 65_535).await;
+        let got = client.ask_get(path).await.head;
+        assert_eq!(
+            (got.status.as_u16(), &got.headers["allow"]),
+            (405, &"POST".parse().unwrap()),
+            "{path}"
+        );
+        for media_type in [
+            "application/json",
+            "application/grpc+json",
+            "application/grpc-web",
+        ] {
+            let refused = client
+                .ask(path, &[("content-type", media_type)], Bytes::new())
+                .await
+                .head;
+            assert_eq!(refused.status, 415, "{path} {media_type}");
+            assert_eq!(
+                refused.headers["accept-post"], "application/grpc",
+                "{path} {media_type}"
+            );
+        }
+        assert_eq!(counted().await - before, 4.0, "{path}");
+        let call = client
+            .ask(path, &[("content-type", "Application/gRPC+proto")], Bytes::new())
+            .await
+            .head;
+        assert_eq!(call.headers["content-type"], "application/grpc", "{path}");
+        assert_eq!(counted().await - before, 4.0, "{path}");
+    }
+    daemon.stop().await;
+}
+
 /// Sends bytes as a message, and decodes nothing.
 #[derive(Debug, Default, Clone, Copy)]
 struct Unread;

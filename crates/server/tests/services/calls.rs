@@ -148,20 +148,6 @@ async fn bytes_that_are_no_call_get_a_status() {
             assert_eq!(status.code(), code, "{path}: {}", status.message());
             assert!(!status.message().is_empty() && response.body().is_empty());
         }
-        for media_type in [
-            "application/json",
-            "application/grpc+json",
-            "application/grpc-web",
-        ] {
-            let response = raw(&served, path, &[("content-type", media_type)], good.clone()).await;
-            assert_eq!(response.status(), StatusCode::UNSUPPORTED_MEDIA_TYPE, "{path}");
-            assert_eq!(response.headers()["accept-post"], "application/grpc", "{path}");
-            let body = String::from_utf8_lossy(response.body());
-            assert!(
-                body.contains("POST requests of content-type application/grpc"),
-                "{path}: {body}"
-            );
-        }
         // Also ends the watch.
         served.lifecycle.start_draining();
         let response = raw(&served, path, &[("content-type", "application/grpc+proto")], good).await;
