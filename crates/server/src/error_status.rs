@@ -36,6 +36,11 @@ impl ErrorStatus {
         }
     }
 
+    /// Whether only another request can succeed.
+    pub(crate) fn is_requests_fault(&self) -> bool {
+        self.retry_after.is_none() && self.http.is_client_error()
+    }
+
     const fn retry(self, after: Duration) -> Self {
         Self {
             retry_after: Some(after),
@@ -249,6 +254,11 @@ pub fn message_of(error: &impl std::fmt::Display) -> String {
 /// slug in capitals), `RetryInfo` if a retry makes sense, otherwise `BadRequest` if the request is at fault.
 /// `items_field` is the request field that lists the items, for errors that name no field themselves.
 pub fn to_status(error: &FetchError, items_field: &str) -> tonic::Status {
+    to_status_naming(error, field_of(error).unwrap_or(items_field))
+}
+
+/// As [`to_status`], for a request that has only the one field.
+pub(crate) fn to_status_naming(error: &FetchError, field: &str) -> tonic::Status {
     let answer = of_fetch(error);
     let message = message_of(error);
     let reason = reason_of(answer.slug);
@@ -259,8 +269,8 @@ pub fn to_status(error: &FetchError, items_field: &str) -> tonic::Status {
     let mut details = ErrorDetails::with_error_info(reason, ERROR_DOMAIN, metadata);
     if let Some(after) = answer.retry_after {
         details.set_retry_info(Some(after));
-    } else if answer.http.is_client_error() {
-        details.add_bad_request_violation(field_of(error).unwrap_or(items_field), message.clone());
+    } else if answer.is_requests_fault() {
+        details.add_bad_request_violation(field, message.clone());
     }
     tonic::Status::with_error_details(answer.grpc, message, details)
 }

@@ -47,7 +47,7 @@ impl DatasetService for Datasets {
         let described = self
             .fetcher
             .describe(&request.get_ref().name, connection.as_ref());
-        let described = described.map_err(|error| error_status::to_status(&error, "name"))?;
+        let described = described.map_err(|error| error_status::to_status_naming(&error, "name"))?;
         Ok(Response::new(v1::GetDatasetResponse {
             dataset: Some(convert::dataset(described)),
         }))

@@ -211,7 +211,7 @@ async fn a_request_that_is_wrong_as_a_whole_is_told_so_over_grpc() {
         &status,
         Code::NotFound,
         "DATASET_NOT_FOUND",
-        Some("dataset"),
+        Some("name"),
         &["\"nothing\""],
     );
     let request = v1::ListObjectsRequest {
