@@ -123,7 +123,8 @@ async fn run<R: BatchRequest>(app: &AppState, name: &str, request: Request) -> R
         .fetcher
         .fetch_of(&dataset, &params.columns.items(), &context)
         .await;
-    let answered = result.map_err(|error| in_terms_of(params.field, error))?;
+    let answered =
+        result.map_err(|error| Problem::of_items(in_terms_of(params.field, error), params.field))?;
     let shape = match dataset.kind() {
         Kind::Vectors { dim, dtype, .. }
             if params.columns.items().required_kind() == RequiredKind::Vectors =>
@@ -133,7 +134,7 @@ async fn run<R: BatchRequest>(app: &AppState, name: &str, request: Request) -> R
         Kind::Vectors { .. } | Kind::Blocks { .. } | Kind::Objects => None,
     };
     let charge = request_memory.into_charge();
-    let mut response = encode(form, answered, shape, |text| {
+    let mut response = encode(form, answered, shape, params.field, |text| {
         app.fetcher.charge_text(connection.as_ref(), charge, text)
     })?;
     if let Some(etag) = etag {

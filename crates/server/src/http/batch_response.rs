@@ -106,7 +106,8 @@ pub(super) fn item_error_views(errors: &[ItemError], messages: &mut ItemMessages
     errors.iter().map(view).collect()
 }
 
-/// Encodes a batch in the negotiated format. `charge` charges the text of the response.
+/// Encodes a batch in the negotiated format. `field` is the member that lists its items; `charge` charges the text of the
+/// response.
 ///
 /// # Errors
 /// The first item's problem, if more items failed than the head can list; that of `charge`.
@@ -114,11 +115,12 @@ pub(super) fn encode(
     form: ResponseFormat,
     answered: FetchResponse,
     shape: Option<Shape>,
+    field: &'static str,
     charge: impl FnOnce(Bytes) -> Result<Bytes, FetchError>,
 ) -> Result<Response, Problem> {
     let FetchResponse { fetched, etags } = answered;
     match form {
-        ResponseFormat::Octets => octets(fetched, shape),
+        ResponseFormat::Octets => octets(fetched, shape, field),
         ResponseFormat::Json => Ok(json(fetched, etags, shape, charge)?),
     }
 }
@@ -145,7 +147,7 @@ fn common_length(lengths: &Lengths, errors: &[ItemError]) -> Option<u32> {
     good.all(|length| length == first).then_some(first)
 }
 
-fn octets(fetched: Fetched, shape: Option<Shape>) -> Result<Response, Problem> {
+fn octets(fetched: Fetched, shape: Option<Shape>, field: &'static str) -> Result<Response, Problem> {
     let Fetched {
         data,
         lengths,
@@ -155,14 +157,13 @@ fn octets(fetched: Fetched, shape: Option<Shape>) -> Result<Response, Problem> {
     let items = item_count(&lengths);
     let listable = errors.len() <= LENGTHS_LISTED_MAX;
     if let (false, Some(first)) = (listable, errors.first()) {
-        let answer = error_status::of_read(&first.error);
         let detail = format!(
             "{} of {items} items failed; the first is item {}: {}. Accept application/json to get every error",
             errors.len(),
             first.item,
             first.error
         );
-        return Err(Problem::new(answer.http, answer.slug, detail));
+        return Err(Problem::of_items(first.error.clone().into(), field).with_detail(detail));
     }
     let mut head = HeaderMap::new();
     head.insert(header::CONTENT_TYPE, ResponseFormat::Octets.media_type());
@@ -293,6 +294,7 @@ impl http_body::Body for JsonBody {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::http::batch_request::tests::rendered;
     use http_body_util::BodyExt;
     use proptest::prelude::*;
     use ringfetch_engine::batch::Times;
@@ -339,6 +341,7 @@ mod tests {
                 dim: 1,
                 dtype: Dtype::F16,
             }),
+            "indices",
         )
         .ok()
         .unwrap();
@@ -348,7 +351,7 @@ mod tests {
         assert_eq!(header_of(&response, RINGFETCH_ITEM_BYTES), "2");
         assert_eq!(header_of(&response, RINGFETCH_DTYPE), "f16");
         let gap = fetched(b"aabb", Lengths::Each(vec![2, 0, 2]), vec![failed(1)]);
-        let response = octets(gap, None).ok().unwrap();
+        let response = octets(gap, None, "indices").ok().unwrap();
         assert_eq!(header_of(&response, RINGFETCH_ERROR_ITEMS), "1");
         assert_eq!(header_of(&response, RINGFETCH_ITEM_BYTES), "2");
         assert_eq!(header_of(&response, RINGFETCH_LENGTHS), "absent");
@@ -357,9 +360,13 @@ mod tests {
     #[test]
     fn bytes_of_differing_items_come_with_their_lengths() {
         // Items of 1, 0 (an empty object) and 3 bytes: Lengths lists all of them.
-        let response = octets(fetched(b"abbb", Lengths::Each(vec![1, 0, 3]), vec![]), None)
-            .ok()
-            .unwrap();
+        let response = octets(
+            fetched(b"abbb", Lengths::Each(vec![1, 0, 3]), vec![]),
+            None,
+            "ranges",
+        )
+        .ok()
+        .unwrap();
         assert_eq!(header_of(&response, RINGFETCH_LENGTHS), "1,0,3");
         assert_eq!(header_of(&response, RINGFETCH_ITEM_BYTES), "absent");
     }
@@ -370,6 +377,7 @@ mod tests {
         let response = octets(
             fetched(b"", Lengths::Each(vec![0, 0]), vec![failed(0), failed(1)]),
             None,
+            "indices",
         )
         .ok()
         .unwrap();
@@ -377,9 +385,9 @@ mod tests {
         assert_eq!(header_of(&response, RINGFETCH_ERROR_ITEMS), "0,1");
     }
 
-    #[test]
-    fn more_failures_than_a_head_can_name_are_a_problem() {
-        // One failure more than can be listed: a problem in bytes, a full list in JSON.
+    #[tokio::test]
+    async fn more_failures_than_a_head_can_name_are_a_problem() {
+        // One failure more than can be listed: a problem in bytes, which names the member; a full list in JSON.
         let many = u32::try_from(LENGTHS_LISTED_MAX).unwrap() + 1;
         let batch = || {
             let errors = (0..many).map(failed).collect();
@@ -388,9 +396,14 @@ mod tests {
                 etags: Vec::new(),
             }
         };
-        assert!(encode(ResponseFormat::Octets, batch(), None, Ok).is_err());
+        let problem = encode(ResponseFormat::Octets, batch(), None, "indices", Ok)
+            .err()
+            .unwrap();
+        let (status, field, detail) = rendered(problem).await;
+        assert_eq!((status, field.as_str()), (400, "indices"));
+        assert!(detail.starts_with("513 of 513 items failed"), "{detail}");
         assert_eq!(
-            encode(ResponseFormat::Json, batch(), None, Ok)
+            encode(ResponseFormat::Json, batch(), None, "indices", Ok)
                 .ok()
                 .unwrap()
                 .status(),

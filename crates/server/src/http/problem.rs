@@ -88,6 +88,22 @@ impl Problem {
         .into()
     }
 
+    /// Why a batch failed. `items_field` is the member that lists the items, for errors that name no member themselves.
+    pub(super) fn of_items(error: FetchError, items_field: &'static str) -> Self {
+        let is_requests_fault = error_status::of_fetch(&error).is_requests_fault();
+        let mut problem = Self::from(error);
+        if is_requests_fault && problem.0.field.is_none() {
+            problem.0.field = Some(items_field.into());
+        }
+        problem
+    }
+
+    /// Replaces the description.
+    pub(super) fn with_detail(mut self, detail: String) -> Self {
+        self.0.detail = detail;
+        self
+    }
+
     /// Names the part of the request that is wrong.
     pub(super) fn with_field(mut self, field: impl Into<Cow<'static, str>>) -> Self {
         self.0.field = Some(field.into());
@@ -112,7 +128,7 @@ impl Problem {
         self
     }
 
-    /// `path` is cut, because a problem is charged to no one's memory.
+    /// What the client chose is cut, because a problem is charged to no one's memory.
     fn into_answer(self, path: &str) -> Response {
         let instance = &path[..path.floor_char_boundary(INSTANCE_BYTES_MAX)];
         let Details {
@@ -125,6 +141,7 @@ impl Problem {
             mut headers,
         } = *self.0;
         let detail = error_status::message_of(&detail);
+        let field = field.map(|field| error_status::message_of(&field));
         let body = ProblemBody {
             type_: format!("/problems/{slug}"),
             title: title(slug),

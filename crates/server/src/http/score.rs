@@ -132,7 +132,8 @@ pub(super) async fn score(
         connection: connection.clone(),
         fail_fast: request.fail_fast,
     };
-    let rankings = app.fetcher.score_of(&dataset, &scoring, &context).await?;
+    let scored = app.fetcher.score_of(&dataset, &scoring, &context).await;
+    let rankings = scored.map_err(|error| Problem::of_items(error, "queries.ids"))?;
     let mut messages = ItemMessages::default();
     let results = rankings.into_iter().map(|ranking| ScoreResult {
         ids: ranking.best.iter().map(|scored| scored.id).collect(),

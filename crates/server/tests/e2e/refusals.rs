@@ -310,7 +310,7 @@ async fn a_bad_item_is_told_alike_by_both_transports() {
         assert_eq!(mirrored.body, answer.data);
         let failing = json!({"indices": request.indices, "fail_fast": true});
         let failing = http.batch(path, &failing, OCTETS).await;
-        failing.is_problem(404, "index-out-of-range", None, &["block 300"]);
+        failing.is_problem(404, "index-out-of-range", Some("indices"), &["block 300"]);
         let status = fetch
             .fetch_blocks(v1::FetchBlocksRequest {
                 fail_fast: true,
@@ -370,7 +370,7 @@ async fn a_bad_item_is_told_alike_by_both_transports() {
         let failing = http
             .batch(path, &json!({"ranges": parts, "fail_fast": true}), JSON)
             .await;
-        failing.is_problem(416, "range-out-of-range", None, &["ends past the end"]);
+        failing.is_problem(416, "range-out-of-range", Some("ranges"), &["ends past the end"]);
 
         // Names.
         let names: Vec<&str> = BAD_NAMES

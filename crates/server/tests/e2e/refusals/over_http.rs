@@ -93,6 +93,11 @@ async fn a_request_that_is_wrong_as_a_whole_is_told_so_over_http() {
         let answer = http.send(Method::POST, batch, &headers, body).await;
         answer.is_problem(400, "malformed", Some(field), &[parts]);
     }
+    // A name as long as the request is repeated in part.
+    let long_name = json!({"indices": [1], "x".repeat(60_000): 1});
+    let answer = http.batch(batch, &long_name, JSON).await;
+    assert_eq!(answer.status, 400);
+    assert!(answer.body.len() < 2048, "{} bytes", answer.body.len());
     http.batch(batch, &json!({"indices": []}), JSON).await.is_problem(
         400,
         "empty-batch",
@@ -115,12 +120,15 @@ async fn a_request_that_is_wrong_as_a_whole_is_told_so_over_http() {
         &["limits.items_per_request"],
     );
     let large = json!({"ranges": [{"offset": 0, "length": 200_000}, {"offset": 0, "length": 200_000}]});
-    for (path, body) in [(ranges, &large), (batch, &json!({"indices": vec![0; 100]}))] {
+    for (path, field, body) in [
+        (ranges, "ranges", &large),
+        (batch, "indices", &json!({"indices": vec![0; 100]})),
+    ] {
         let answer = http.batch(path, body, OCTETS).await;
         answer.is_problem(
             413,
             "response-too-large",
-            None,
+            Some(field),
             &["limits.response_bytes", "split the batch"],
         );
     }
