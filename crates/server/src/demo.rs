@@ -52,6 +52,8 @@ pub struct DemoError {
     pub directory: PathBuf,
     /// What is wrong and how to fix it.
     pub problem: String,
+    /// Whether it passes by itself.
+    pub is_temporary: bool,
 }
 
 /// The demo's configuration: its `datasets`; everything else is default.
@@ -84,6 +86,7 @@ pub fn prepare(directory: &Path) -> Result<(), DemoError> {
     let fail = |problem: String| DemoError {
         directory: directory.to_owned(),
         problem,
+        is_temporary: false,
     };
     let errno = |what: &str, error: &std::io::Error| {
         fail(format!(
@@ -106,9 +109,11 @@ pub fn prepare(directory: &Path) -> Result<(), DemoError> {
     match lock.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
-            return Err(fail(
-                "another process is making it; wait for that one, or use --demo-dir".to_owned(),
-            ));
+            let problem = "another process is making it; wait for that one, or use --demo-dir";
+            return Err(DemoError {
+                is_temporary: true,
+                ..fail(problem.to_owned())
+            });
         }
         Err(TryLockError::Error(error)) => return Err(errno("cannot be locked", &error)),
     }

@@ -106,7 +106,8 @@ fn main() -> ExitCode {
 
 /// Distinguishes mistakes in the configuration, problems of the host, and failures.
 fn exit_code(error: &anyhow::Error) -> u8 {
-    if error.is::<ConfigError>() {
+    let demo_error = error.downcast_ref::<demo::DemoError>();
+    if error.is::<ConfigError>() || demo_error.is_some_and(|error| !error.is_temporary) {
         EXIT_CONFIG
     } else if error.is::<HostError>()
         || error.is::<listener::BindError>()

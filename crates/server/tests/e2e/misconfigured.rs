@@ -215,6 +215,28 @@ fn mistakes_in_all_kinds_of_files_are_told_all_at_once() {
 }
 
 #[test]
+fn a_demo_directory_that_cannot_be_used_is_a_mistake() {
+    // Scenario: `make-demo` into a path through a file, beside a file that the demo did not make, and while another
+    // process makes it. Expectation: exit code 2, the directory and the flag; 1 where a restart helps.
+    let setup = Setup::new("mmap");
+    setup.file("file", b"");
+    setup.file("theirs/blocks.bin", b"theirs");
+    let marker = setup.file("made/.ringfetch-demo-partial", b"");
+    let other_process = std::fs::File::open(marker).unwrap();
+    other_process.lock().unwrap();
+    for (directory, code, problem) in [
+        ("file/demo", 2, "cannot be made"),
+        ("theirs", 2, "was not made by this demo"),
+        ("made", 1, "another process is making it"),
+    ] {
+        let path = setup.path(directory);
+        setup
+            .run(&["make-demo", "--demo-dir", path.to_str().unwrap()])
+            .with(code, &[directory, problem, "--demo-dir"]);
+    }
+}
+
+#[test]
 fn every_port_in_use_is_told_at_once() {
     // Scenario: all three addresses are in use. Expectation: exit code 3; a line for each, which says it once.
     let taken = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
