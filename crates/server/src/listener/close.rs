@@ -31,6 +31,8 @@ pub(super) enum CloseReason {
     Age,
     /// Many bytes but hardly any requests, or many cancelled requests.
     Flood,
+    /// What the client sent is not the protocol, or a head is too long.
+    Protocol,
     /// Closed for a new connection.
     Evicted,
     /// The port was full.
@@ -40,7 +42,7 @@ pub(super) enum CloseReason {
 }
 
 impl CloseReason {
-    const ALL: [Self; 11] = [
+    const ALL: [Self; 12] = [
         Self::Handshake,
         Self::Tls,
         Self::Head,
@@ -49,6 +51,7 @@ impl CloseReason {
         Self::Idle,
         Self::Age,
         Self::Flood,
+        Self::Protocol,
         Self::Evicted,
         Self::Refused,
         Self::Revoked,
@@ -65,6 +68,7 @@ impl CloseReason {
             Self::Idle => "idle",
             Self::Age => "age",
             Self::Flood => "flood",
+            Self::Protocol => "protocol",
             Self::Evicted => "evicted",
             Self::Refused => "refused",
             Self::Revoked => "revoked",

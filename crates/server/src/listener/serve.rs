@@ -189,10 +189,10 @@ impl PortServer {
             };
             drop(connection);
             if let Err(error) = ended {
-                if is_flood(error.as_ref()) {
-                    count(CloseDecision::Close(CloseReason::Flood));
-                }
                 // Mostly clients that disconnected.
+                if let Some(reason) = fault_of(error.as_ref()) {
+                    count(CloseDecision::Close(reason));
+                }
                 tracing::debug!(
                     transport = self.transport,
                     error,
@@ -255,12 +255,19 @@ impl PortServer {
     }
 }
 
-/// Whether h2 ended the connection because its client sent too many resets, or too many frames that wait to
-/// be read.
-fn is_flood(error: &(dyn std::error::Error + 'static)) -> bool {
-    std::iter::successors(Some(error), |error| error.source())
-        .filter_map(|error| error.downcast_ref::<h2::Error>())
-        .any(|error| error.is_library() && error.reason() == Some(h2::Reason::ENHANCE_YOUR_CALM))
+/// Why hyper or h2 ended a connection because of what its client sent. A flood: too many resets, or too many frames that
+/// wait to be read.
+fn fault_of(error: &(dyn std::error::Error + 'static)) -> Option<CloseReason> {
+    std::iter::successors(Some(error), |error| error.source()).find_map(|error| {
+        if error.downcast_ref().is_some_and(hyper::Error::is_parse) {
+            return Some(CloseReason::Protocol);
+        }
+        let error: &h2::Error = error.downcast_ref()?;
+        error.is_library().then(|| match error.reason() {
+            Some(h2::Reason::ENHANCE_YOUR_CALM) => CloseReason::Flood,
+            Some(_) | None => CloseReason::Protocol,
+        })
+    })
 }
 
 /// Polls a future if there is one.

@@ -121,6 +121,51 @@ async fn garbage_ends_its_connection_and_nothing_else() {
     daemon.stop().await;
 }
 
+#[tokio::test]
+async fn whoever_breaks_the_protocol_is_counted() {
+    // Scenario: a request line that is none, a head over its limit, a TLS hello and a frame that is none on the HTTP port;
+    // HTTP/1.1 and such a frame on the others; and clients that disconnect within a head or a preface. Expectation: each is
+    // counted as closed for `protocol`, except those that disconnect.
+    let (setup, _) = plain_blocks(Setup::new(any_backend()), 1);
+    let daemon = setup.start();
+    let long_head = format!(
+        "GET / HTTP/1.1\r\nhost: localhost\r\nlong: {}\r\n\r\n",
+        "x".repeat(20_000)
+    );
+    let no_frame = [PREFACE, SETTINGS, &[0, 0, 1, 0, 0, 0, 0, 0, 0, 0]].concat();
+    let hello = [0x16, 3, 1, 2, 0, 1, 0, 1, 0xfc, 3, 3].repeat(10);
+    let http1 = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n";
+    let on_http: &[&[u8]] = &[
+        b"GET  / HTTP/1.1\r\n\r\n",
+        long_head.as_bytes(),
+        &hello,
+        &no_frame,
+    ];
+    let on_grpc: &[&[u8]] = &[http1, &no_frame];
+    fire(daemon.http, &http1[..20]).await;
+    for (transport, address, breaches) in [
+        ("http", daemon.http, on_http),
+        ("grpc", daemon.grpc, on_grpc),
+        ("admin", daemon.admin, on_grpc),
+    ] {
+        fire(address, &PREFACE[..10]).await;
+        let labels = [("transport", transport), ("reason", "protocol")];
+        for (number, breach) in (1_i16..).zip(breaches) {
+            fire(address, breach).await;
+            eventually_async(&format!("{transport}: {number} are counted"), async || {
+                let closed = daemon
+                    .scrape()
+                    .await
+                    .sum("ringfetch_connections_closed_total", &labels);
+                (closed == f64::from(number)).then_some(())
+            })
+            .await;
+        }
+    }
+    daemon.assert_serves("blocks").await;
+    daemon.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_that_never_finish_a_request_do_not_hold_the_others() {
     // Scenario: two hundred connections per port that send nothing, half a preface, half a head, or a byte of
