@@ -158,7 +158,8 @@ fn octets(fetched: Fetched, shape: Option<Shape>, field: &'static str) -> Result
     let listable = errors.len() <= LENGTHS_LISTED_MAX;
     if let (false, Some(first)) = (listable, errors.first()) {
         let detail = format!(
-            "{} of {items} items failed; the first is item {}: {}. Accept application/json to get every error",
+            "{} of {items} items failed, more than a head can list: accept application/json, or split the batch; the \
+             first is item {}: {}",
             errors.len(),
             first.item,
             first.error
@@ -390,20 +391,27 @@ mod tests {
         // One failure more than can be listed: a problem in bytes, which names the member; a full list in JSON.
         let many = u32::try_from(LENGTHS_LISTED_MAX).unwrap() + 1;
         let batch = || {
+            let name = "x".repeat(1000);
+            let error = ReadError::ObjectNotFound { name };
+            let failed = |item| ItemError {
+                item,
+                error: error.clone(),
+            };
             let errors = (0..many).map(failed).collect();
             FetchResponse {
                 fetched: fetched(b"", Lengths::Each(vec![0; LENGTHS_LISTED_MAX + 1]), errors),
                 etags: Vec::new(),
             }
         };
-        let problem = encode(ResponseFormat::Octets, batch(), None, "indices", Ok)
+        let problem = encode(ResponseFormat::Octets, batch(), None, "names", Ok)
             .err()
             .unwrap();
         let (status, field, detail) = rendered(problem).await;
-        assert_eq!((status, field.as_str()), (400, "indices"));
-        assert!(detail.starts_with("513 of 513 items failed"), "{detail}");
+        assert_eq!((status, field.as_str()), (404, "names"));
+        assert!(detail.contains("513 of 513 items failed"), "{detail}");
+        assert!(detail.contains("accept application/json"), "{detail}");
         assert_eq!(
-            encode(ResponseFormat::Json, batch(), None, "indices", Ok)
+            encode(ResponseFormat::Json, batch(), None, "names", Ok)
                 .ok()
                 .unwrap()
                 .status(),
