@@ -484,6 +484,7 @@ where
             return;
         }
         self.cut(deadline_passed());
+        self.next = None;
         if let Some(waker) = self.waker.take() {
             waker.wake();
         }

@@ -443,6 +443,23 @@ async fn a_deadline_holds_while_nobody_reads() {
     assert_eq!(stream.end().code(), Code::DeadlineExceeded);
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_response_that_waits_for_its_frame_is_given_back_at_the_deadline() {
+    // Scenario: two responses that do not fit in one frame; the client takes the first, and reads on after the
+    // deadline. Expectation: the status follows, since the memory of the second was given back.
+    const DATA: &[u8] = &[7; 40_000];
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(1);
+    let mut stream = stream(Some(deadline.into_std()));
+    stream.request(1);
+    stream.request(2);
+    assert!(stream.poll().is_none());
+    stream.begun.answer(1, DATA);
+    stream.begun.answer(2, DATA);
+    assert_eq!(stream.answer(), (1, Bytes::from_static(DATA)));
+    tokio::time::sleep_until(deadline + Duration::from_millis(2)).await;
+    assert_eq!(stream.end().code(), Code::DeadlineExceeded);
+}
+
 /// A stream whose requests are never answered, the pieces of its body, and what is charged of incomplete requests: at
 /// most 40 bytes.
 fn charged() -> (
