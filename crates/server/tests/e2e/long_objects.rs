@@ -366,7 +366,7 @@ async fn what_is_sent_by_default_is_what_stock_clients_take() {
     let answer = http
         .batch(path, &serde_json::json!({ "indices": indices }), "*/*")
         .await;
-    answer.is_problem(413, "response-too-large", None, &remedy);
+    answer.is_problem(413, "response-too-large", Some("indices"), &remedy);
     let end = LENGTH - LENGTH % 1024;
     assert!(http.get("/v1/datasets/blocks/bytes").await.body == bytes[..end]);
     daemon.stop().await;
