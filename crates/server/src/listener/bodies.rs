@@ -32,7 +32,7 @@ pub struct RequestBody {
 }
 
 impl RequestBody {
-    /// The body of a request with this head. `may_end`: not one of gRPC, whose streams last as long as they like.
+    /// The body of a request with this head. `may_end`: not that of a call, whose streams last as long as they like.
     pub(super) fn new(body: Incoming, head: &HeaderMap, exchange: Arc<Exchange>, may_end: bool) -> Self {
         let comes_unasked = may_end && !body.is_end_stream() && !head.contains_key(header::EXPECT);
         Self {

@@ -159,13 +159,15 @@ impl RequestDispatcher {
         exchange: &Arc<Exchange>,
         progress: &Arc<Progress>,
     ) -> DispatchFuture {
+        let refused = self.refused(&request, progress.is_late());
+        let may_end =
+            matches!(self.role, Role::DataAndProbes(_)) || (refused.is_some() && !is_grpc(&request));
         let (head, body) = request.into_parts();
-        let may_end = matches!(self.role, Role::DataAndProbes(_));
         let body = RequestBody::new(body, &head.headers, Arc::clone(exchange), may_end);
-        let mut request = Request::from_parts(head, body);
-        if let Some(refused) = self.refused(&request, progress.is_late()) {
+        if let Some(refused) = refused {
             return DispatchFuture::refused(refused, progress);
         }
+        let mut request = Request::from_parts(head, body);
         let by_address = connection.request_memory();
         let path = request.uri().path();
         // Limited by number instead: health must not depend on memory.

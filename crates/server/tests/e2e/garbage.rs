@@ -212,6 +212,71 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
 }
 
+/// The next frame: its kind, flags and payload.
+async fn next_frame(stream: &mut TcpStream) -> (u8, u8, Vec<u8>) {
+    let mut start = [0; 9];
+    stream.read_exact(&mut start).await.expect("a frame");
+    let mut payload =
+        vec![0; usize::from(start[0]) << 16 | usize::from(start[1]) << 8 | usize::from(start[2])];
+    stream.read_exact(&mut payload).await.unwrap();
+    (start[3], start[4], payload)
+}
+
+/// The head of a POST to this path, without a content type: literals without indexing, of the static table's :path and
+/// :authority (RFC 7541, Appendix A).
+fn post(path: &str) -> Vec<u8> {
+    [
+        // POST, http.
+        &[0x83, 0x86, 0x04, u8::try_from(path.len()).unwrap()][..],
+        path.as_bytes(),
+        &[0x01, 9],
+        b"localhost",
+    ]
+    .concat()
+}
+
+#[tokio::test]
+async fn a_refusal_that_nobody_reads_the_body_for_resets_nothing() {
+    // Scenario: a POST that is no call, on both gRPC ports; its body comes in two parts. Expectation: the response, and
+    // no reset of the stream, with which curl loses the response.
+    let (setup, _) = plain_blocks(Setup::new(any_backend()), 1);
+    let daemon = setup.start();
+    let (data, headers, reset, ping) = (0, 1, 3, 6);
+    let (end_stream, end_headers) = (1, 4);
+    for address in [daemon.grpc, daemon.admin] {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let begun = frame(headers, end_headers, 1, &post("/"));
+        let first = [
+            PREFACE,
+            SETTINGS,
+            &begun,
+            &frame(data, 0, 1, b"{"),
+            &frame(ping, 0, 0, b"received"),
+        ];
+        stream.write_all(&first.concat()).await.unwrap();
+        let mut answer = Vec::new();
+        loop {
+            let (kind, flags, payload) = next_frame(&mut stream).await;
+            assert_ne!(kind, reset);
+            let next = match (kind, &payload[..]) {
+                (6, b"received") => frame(data, end_stream, 1, b"}"),
+                (6, b"answered") => break,
+                (0, part) => {
+                    answer.extend_from_slice(part);
+                    if flags & end_stream == 0 {
+                        continue;
+                    }
+                    frame(ping, 0, 0, b"answered")
+                }
+                _ => continue,
+            };
+            stream.write_all(&next).await.unwrap();
+        }
+        assert!(String::from_utf8(answer).unwrap().contains("application/grpc"));
+    }
+    daemon.stop().await;
+}
+
 #[tokio::test]
 async fn calls_may_be_cancelled_before_the_core_has_looked_at_them() {
     // Scenario: a client cancels as many calls at once as it may have open, as when all their deadlines pass, and what it
@@ -219,16 +284,7 @@ async fn calls_may_be_cancelled_before_the_core_has_looked_at_them() {
     let (setup, _) = plain_blocks(Setup::new(any_backend()), 1);
     let daemon = setup.start();
     let mut stream = TcpStream::connect(daemon.grpc).await.unwrap();
-    // Literals without indexing, of the static table's :path and :authority (RFC 7541, Appendix A).
-    let path = b"/ringfetch.v1.FetchService/FetchBlocks";
-    let head = [
-        // POST, http.
-        &[0x83, 0x86, 0x04, u8::try_from(path.len()).unwrap()][..],
-        path,
-        &[0x01, 9],
-        b"localhost",
-    ]
-    .concat();
+    let head = post("/ringfetch.v1.FetchService/FetchBlocks");
     let (headers, reset, ping, goaway) = (1, 3, 6, 7);
     let (end_headers, cancel) = (4, 8_u32);
     let calls = (0..256).flat_map(|call| {
@@ -240,13 +296,9 @@ async fn calls_may_be_cancelled_before_the_core_has_looked_at_them() {
     stream.write_all(&volley).await.unwrap();
     stream.write_all(&frame(ping, 0, 0, b"are they")).await.unwrap();
     loop {
-        let mut start = [0; 9];
-        stream.read_exact(&mut start).await.expect("a frame");
-        let mut payload =
-            vec![0; usize::from(start[0]) << 16 | usize::from(start[1]) << 8 | usize::from(start[2])];
-        stream.read_exact(&mut payload).await.unwrap();
-        assert_ne!(start[3], goaway, "{}", String::from_utf8_lossy(&payload));
-        if start[3] == ping {
+        let (kind, _flags, payload) = next_frame(&mut stream).await;
+        assert_ne!(kind, goaway, "{}", String::from_utf8_lossy(&payload));
+        if kind == ping {
             assert_eq!(payload, b"are they");
             break;
         }
