@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 #[utoipa::path(post, path = "/v1/datasets/{name}/blocks:batchFetch", tag = "data",
     operation_id = "BatchFetchBlocks", params(("name" = String, Path, description = "The dataset, of kind blocks.")),
     request_body = BlocksBatch, responses((status = 200, description = "The items.", content(
-        (Vec<u8> = "application/octet-stream"), (super::batch_response::BatchResponse = "application/json")))))]
+        ("application/octet-stream"), (super::batch_response::BatchResponse = "application/json")))))]
 pub(super) async fn blocks(
     State(app): State<Arc<AppState>>,
     PathParams(name): PathParams<String>,
@@ -42,7 +42,7 @@ pub(super) async fn blocks(
 #[utoipa::path(post, path = "/v1/datasets/{name}/vectors:batchFetch", tag = "data",
     operation_id = "BatchFetchVectors", params(("name" = String, Path, description = "The dataset, of kind vectors.")),
     request_body = VectorsBatch, responses((status = 200, description = "The items.", content(
-        (Vec<u8> = "application/octet-stream"), (super::batch_response::BatchResponse = "application/json")))))]
+        ("application/octet-stream"), (super::batch_response::BatchResponse = "application/json")))))]
 pub(super) async fn vectors(
     State(app): State<Arc<AppState>>,
     PathParams(name): PathParams<String>,
@@ -56,7 +56,7 @@ pub(super) async fn vectors(
     operation_id = "BatchFetchRanges",
     params(("name" = String, Path, description = "The dataset, of kind blocks or vectors.")),
     request_body = RangesBatch, responses((status = 200, description = "The items.", content(
-        (Vec<u8> = "application/octet-stream"), (super::batch_response::BatchResponse = "application/json")))))]
+        ("application/octet-stream"), (super::batch_response::BatchResponse = "application/json")))))]
 pub(super) async fn ranges(
     State(app): State<Arc<AppState>>,
     PathParams(name): PathParams<String>,
@@ -69,7 +69,7 @@ pub(super) async fn ranges(
 #[utoipa::path(post, path = "/v1/datasets/{name}/objects:batchFetch", tag = "data",
     operation_id = "BatchFetchObjects", params(("name" = String, Path, description = "The dataset, of kind objects.")),
     request_body = ObjectsBatch, responses((status = 200, description = "The items.", content(
-        (Vec<u8> = "application/octet-stream"), (super::batch_response::BatchResponse = "application/json")))))]
+        ("application/octet-stream"), (super::batch_response::BatchResponse = "application/json")))))]
 pub(super) async fn objects(
     State(app): State<Arc<AppState>>,
     PathParams(name): PathParams<String>,

@@ -75,13 +75,10 @@ pub(super) struct BatchResponse {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     etags: Vec<String>,
     /// The good items back to back, in base64.
-    #[serde(skip)]
+    // Always `None`: written while the body is sent. `serde(skip)` would leave it out of the schema too.
+    #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = String, format = "byte", required)]
-    #[expect(
-        dead_code,
-        reason = "documents the member that is written while the body is sent"
-    )]
-    data: (),
+    data: Option<()>,
 }
 
 /// A failed item.
@@ -230,7 +227,7 @@ fn json(
         dtype: shape.map(|shape| shape.dtype.as_str()),
         errors: item_error_views(&errors, &mut ItemMessages::default()),
         etags,
-        data: (),
+        data: None,
     };
     // Only numbers and strings, so it cannot fail.
     let mut before = serde_json::to_string(&answer).unwrap_or_default();

@@ -33,7 +33,8 @@ const LOOK_UPS_MAX: usize = 3;
     ),
     responses(
         (status = 200, description = "All of it.", content_type = "application/octet-stream"),
-        (status = 206, description = "The range, or multipart/byteranges for several, in the requested order."),
+        (status = 206, description = "The range, or several in the requested order.", content(
+            ("application/octet-stream"), ("multipart/byteranges"))),
         (status = 304, description = "If-None-Match names this version."),
         (status = 412, description = "If-Match names other versions."),
         (status = 416, description = "Every range begins past the end."),
@@ -73,7 +74,8 @@ pub(super) async fn bytes(
     ),
     responses(
         (status = 200, description = "All of it.", content_type = "application/octet-stream"),
-        (status = 206, description = "The range, or multipart/byteranges for several, in the requested order."),
+        (status = 206, description = "The range, or several in the requested order.", content(
+            ("application/octet-stream"), ("multipart/byteranges"))),
         (status = 304, description = "If-None-Match names this version."),
         (status = 412, description = "If-Match names other versions."),
         (status = 416, description = "Every range begins past the end."),

@@ -62,6 +62,13 @@ fn complete(mut document: OpenApi) -> OpenApi {
     ]);
     for (path, item) in &mut document.paths.paths {
         for operation in item.get.iter_mut().chain(item.post.iter_mut()) {
+            for (status, response) in &mut operation.responses.responses {
+                if let RefOr::T(response) = response
+                    && status.starts_with('4')
+                {
+                    response.content.insert(PROBLEM_JSON.to_owned(), problem());
+                }
+            }
             add_problem(
                 operation,
                 "default",
@@ -87,11 +94,14 @@ fn complete(mut document: OpenApi) -> OpenApi {
     document
 }
 
+fn problem() -> Content {
+    Content::new(Some(Ref::from_schema_name("Problem")))
+}
+
 fn add_problem(operation: &mut Operation, status: &str, description: &str) {
-    let problem = Content::new(Some(Ref::from_schema_name("Problem")));
     let response = ResponseBuilder::new()
         .description(description)
-        .content(PROBLEM_JSON, problem)
+        .content(PROBLEM_JSON, problem())
         .build();
     operation
         .responses
@@ -166,7 +176,7 @@ mod tests {
     #[test]
     fn operations_have_unique_ids_parameters_and_the_problem() {
         // Every operation: a unique id, each parameter of its path declared, problem+json as its default
-        // response.
+        // response, and a body for every response but 304.
         let document = parsed();
         let mut ids = BTreeSet::new();
         for (path, item) in document["paths"].as_object().unwrap() {
@@ -186,6 +196,10 @@ mod tests {
                 if method != "head" {
                     let schema = &other["content"][PROBLEM_JSON]["schema"]["$ref"];
                     assert_eq!(schema, "#/components/schemas/Problem", "{path} {method}");
+                    let has_body = |response: &Value| response["content"].as_object().is_some();
+                    for (status, response) in operation["responses"].as_object().unwrap() {
+                        assert_eq!(has_body(response), status != "304", "{path} {method} {status}");
+                    }
                 }
                 let declared: BTreeSet<String> = operation["parameters"]
                     .as_array()

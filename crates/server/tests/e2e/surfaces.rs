@@ -333,6 +333,33 @@ async fn openapi_has_every_path_and_each_is_there() {
 }
 
 #[tokio::test]
+async fn openapi_describes_both_forms_of_a_batch() {
+    // Scenario: a batch of vectors, of which one fails, in JSON, and the document. Expectation: the document has
+    // every member of the answer; and what is sent as bytes has no schema, as OpenAPI 3.1 has it for bytes.
+    let (setup, _) = everything(Setup::new("mmap"));
+    let daemon = setup.start();
+    let http = daemon.http_client();
+    let path = "/v1/datasets/fbin/vectors:batchFetch";
+    let body = serde_json::json!({"ids": [0, 99_999_999]});
+    let answer = http.batch(path, &body, "application/json").await.json();
+    let document = http.get("/openapi.json").await.json();
+    let described = document["components"]["schemas"]["BatchAnswer"]["properties"]
+        .as_object()
+        .unwrap();
+    for member in answer.as_object().unwrap().keys() {
+        assert!(described.contains_key(member), "{member} is not in {described:?}");
+    }
+    assert_eq!(described["data"]["type"], "string");
+    for (path, operations) in document["paths"].as_object().unwrap() {
+        for (method, operation) in operations.as_object().unwrap() {
+            let bytes = &operation["responses"]["200"]["content"]["application/octet-stream"];
+            assert!(bytes["schema"].is_null(), "{method} {path}: {bytes}");
+        }
+    }
+    daemon.stop().await;
+}
+
+#[tokio::test]
 async fn the_status_is_plausible_after_a_load() {
     // Scenario: a few hundred reads with some errors, on each backend. Expectation: the values of the
     // configuration, exact totals, rates above zero, percentiles in order, shards that are idle again.
