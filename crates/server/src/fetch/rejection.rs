@@ -65,12 +65,7 @@ impl Rejection {
     pub(crate) fn is_principals(self) -> bool {
         matches!(
             self,
-            Self::RequestsInFlight
-                | Self::PrincipalRequests
-                | Self::CallerMemory
-                | Self::PrincipalMemory
-                | Self::RequestsPerSecond
-                | Self::BytesPerSecond
+            Self::PrincipalRequests | Self::PrincipalMemory | Self::RequestsPerSecond | Self::BytesPerSecond
         )
     }
 

@@ -66,7 +66,7 @@ async fn limits_are_a_principals_own_and_change_under_its_streams() {
     // Scenario: a principal with a stream and a memory limit smaller than one response; another without
     // limits; the limit grows, and shrinks. Expectation: only the first is refused what does not fit, but
     // gets an object in parts that fit; the stream continues, and each new limit applies to it; metrics count
-    // by name, and a principal that is removed has no series.
+    // by name, refusals by its own limits from 0 on; a principal that is removed has no series.
     let of = |limits: &str| {
         let rights = format!("blocks,objects {limits}");
         lines(&[("small", "small", &rights), ("root", "root", "*")])
@@ -106,6 +106,19 @@ async fn limits_are_a_principals_own_and_change_under_its_streams() {
     assert!(seen.sum(requests, &[("principal", "small")]) > 3.5);
     assert!(seen.sum(requests, &[("principal", "root")]) > 1.5);
     assert!(seen.sum(requests, &[("principal", "anonymous")]) < 0.5);
+    // From the start on, the limits in its line, and no others.
+    let refusals = "ringfetch_principal_rejected_total{principal=\"root\",reason=\"";
+    let mut reasons = Vec::from_iter(seen.text.lines().filter_map(|line| line.strip_prefix(refusals)));
+    reasons.sort_unstable();
+    assert_eq!(
+        reasons,
+        [
+            "bytes_per_second\"} 0",
+            "principal_memory\"} 0",
+            "principal_requests\"} 0",
+            "requests_per_second\"} 0",
+        ]
+    );
     for metric in [
         "ringfetch_principal_requests_in_flight",
         "ringfetch_principal_memory_bytes",
