@@ -15,8 +15,8 @@ pub(super) const KEY: &str = "access.principals";
 const NAME_BYTES_MAX: usize = 64;
 const LINE: &str =
     "write each line as NAME sha256:HEX RIGHTS or NAME certificate:NAME RIGHTS, and LIMITS if there are any";
-const LIMITS: &str = "write limits with commas between them: requests=NUMBER in flight, memory=BYTES (at least 64KiB), \
-     requests/s=NUMBER, bytes/s=BYTES (at least 64KiB), weight=NUMBER (1 to 100)";
+const LIMITS: &str = "write limits with commas between them: requests=NUMBER in flight, requests/s=NUMBER, \
+     weight=NUMBER (1 to 100), bytes/s=SIZE or memory=SIZE (bytes, KiB, MiB, GiB or TiB, at least 64KiB)";
 /// Small responses still fit, and the largest ones are paid back within minutes.
 const BYTES_MIN: u64 = 64 << 10;
 /// A round over two callers is then 6.25 MiB.
@@ -466,6 +466,11 @@ mod tests {
             assert!(error.problem.contains(said), "{said:?}: {error}");
             assert!(!error.to_string().contains(&hash("two")[..6]), "{error}");
         }
+        let unit = read(&of(&two, "x memory=64MB"), None).unwrap_err().to_string();
+        assert!(
+            unit.contains("memory=SIZE (bytes, KiB, MiB, GiB or TiB"),
+            "{unit}"
+        );
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("principals");
         std::fs::write(&path, "c certificate:c x\n").unwrap();
