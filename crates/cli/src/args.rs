@@ -197,7 +197,7 @@ pub(crate) struct Out {
     /// hex.
     #[arg(long, value_enum, conflicts_with = "json")]
     pub(crate) format: Option<Format>,
-    /// Write to this file instead of stdout.
+    /// Write to this file instead of stdout, in the same format (the bytes as they are: `--format raw`).
     #[arg(long, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
 }
