@@ -193,11 +193,11 @@ pub(crate) enum Get {
 
 #[derive(Debug, Args)]
 pub(crate) struct Out {
-    /// How to print: hex (as xxd), text (numbers; UTF-8), raw bytes, or npy (vectors). Default: text for vectors, else
-    /// hex.
+    /// How to print: hex (as xxd), text (numbers; UTF-8), raw bytes, or npy (vectors). Default: text for vectors; else
+    /// hex, and raw with --out.
     #[arg(long, value_enum, conflicts_with = "json")]
     pub(crate) format: Option<Format>,
-    /// Write to this file instead of stdout, in the same format (the bytes as they are: `--format raw`).
+    /// Write to this file instead of stdout.
     #[arg(long, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
 }

@@ -76,7 +76,9 @@ pub(crate) async fn run(global: &Global, get: &Get) -> Result<(), Failure> {
 fn format_of(json: bool, out: &Out, vectors: bool) -> Result<Format, Failure> {
     match out.format {
         _ if json => Ok(Format::Json),
-        None => Ok(if vectors { Format::Text } else { Format::Hex }),
+        None if vectors => Ok(Format::Text),
+        None if out.out.is_some() => Ok(Format::Raw),
+        None => Ok(Format::Hex),
         Some(Format::Npy) if !vectors => {
             let problem = "--format npy: only vectors have a shape; use raw";
             Err(Failure::Usage(problem.to_owned()))

@@ -61,6 +61,16 @@ fn items_come_out_in_every_format() {
     );
     let hex = format!("{:02x}{:02x}{:02x}", whole[2], whole[3], whole[4]);
     assert_eq!(part["items"][0]["hex"], hex);
+    // A file gets the bytes as they are.
+    let path = directory.path().join("object");
+    assert_eq!(
+        stdout(
+            server,
+            &format!("get object objects {name} --out {}", word(&path))
+        ),
+        ""
+    );
+    assert_eq!(std::fs::read(&path).unwrap(), whole);
     let empty = pattern::object_name(0);
     assert_eq!(stdout(server, &format!("get object objects {empty}")), "");
     let long = raw(&format!("object objects {LONG_OBJECT}"));
@@ -74,7 +84,7 @@ fn items_come_out_in_every_format() {
 #[test]
 fn a_file_keeps_its_bytes_if_nothing_could_be_read() {
     // Scenario: --out names a file; the items do not exist, or one of them does. Expected: without an item the
-    // file is as it was, in every format; with one it has what could be read.
+    // file is as it was, in every format; with one, in hex, it has what could be read.
     let server = start(Flaw::NONE);
     let directory = tempfile::tempdir().unwrap();
     let keep = directory.path().join("keep");
@@ -94,7 +104,14 @@ fn a_file_keeps_its_bytes_if_nothing_could_be_read() {
     );
     failure(Some(server), &format!("get object objects none --out {out}"), 1);
     assert_eq!(std::fs::read(&keep).unwrap(), b"kept");
+    // Raw bytes would not say which block is missing.
     failure(Some(server), &format!("get block blocks 0 9999 --out {out}"), 1);
+    assert_eq!(std::fs::read(&keep).unwrap(), b"kept");
+    failure(
+        Some(server),
+        &format!("get block blocks 0 9999 --format hex --out {out}"),
+        1,
+    );
     assert!(std::fs::read_to_string(&keep).unwrap().starts_with("block 0:\n"));
     assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
 }
