@@ -8,10 +8,11 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http::{HeaderValue, header};
 use std::sync::Arc;
-use utoipa::OpenApi as _;
+use utoipa::openapi::header::HeaderBuilder;
 use utoipa::openapi::path::Operation;
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
 use utoipa::openapi::{Content, OpenApi, Ref, RefOr, ResponseBuilder};
+use utoipa::{OpenApi as _, PartialSchema as _};
 
 #[derive(utoipa::OpenApi)]
 #[openapi(
@@ -29,6 +30,38 @@ use utoipa::openapi::{Content, OpenApi, Ref, RefOr, ResponseBuilder};
     )
 )]
 struct Document;
+
+/// Headers of a batch as bytes, which say how to split them (`super::batch_response`), and whether each is a number.
+const BATCH_HEADERS: [(&str, bool, &str); 8] = [
+    ("Ringfetch-Items", true, "Number of requested items."),
+    (
+        "Ringfetch-Errors",
+        true,
+        "Number of failed items, which have no bytes.",
+    ),
+    (
+        "Ringfetch-Error-Items",
+        false,
+        "If there are any: their positions in the request, with commas between them.",
+    ),
+    (
+        "Ringfetch-Item-Bytes",
+        true,
+        "Bytes of each good item, where all have the same.",
+    ),
+    (
+        "Ringfetch-Lengths",
+        false,
+        "Otherwise: bytes of each item, 0 for a failed one, with commas between them.",
+    ),
+    ("Ringfetch-Dim", true, "Elements per vector; only for vectors."),
+    ("Ringfetch-Dtype", false, "Element type; only for vectors."),
+    (
+        "ETag",
+        false,
+        "The dataset's version, also in the JSON form; not for objects.",
+    ),
+];
 
 /// Names of the security schemes.
 const TOKEN: &str = "token";
@@ -87,6 +120,19 @@ fn complete(mut document: OpenApi) -> OpenApi {
                     "403",
                     "The principal has no right to this, whether it exists or not.",
                 );
+            }
+        }
+        if let Some(batch) = item.post.as_mut().filter(|_| path.ends_with(":batchFetch"))
+            && let Some(RefOr::T(response)) = batch.responses.responses.get_mut("200")
+        {
+            for (name, is_number, description) in BATCH_HEADERS {
+                let schema = if is_number {
+                    u64::schema()
+                } else {
+                    String::schema()
+                };
+                let header = HeaderBuilder::new().schema(schema).description(Some(description));
+                response.headers.insert(name.to_owned(), header.build());
             }
         }
         item.head = item.get.as_ref().map(head_of);

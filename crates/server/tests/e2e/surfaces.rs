@@ -335,7 +335,8 @@ async fn openapi_has_every_path_and_each_is_there() {
 #[tokio::test]
 async fn openapi_describes_both_forms_of_a_batch() {
     // Scenario: a batch of vectors, of which one fails, in JSON, and the document. Expectation: the document has
-    // every member of the answer; and what is sent as bytes has no schema, as OpenAPI 3.1 has it for bytes.
+    // every member of the answer, and every header of the same batch as bytes, which say how to split them; and what is
+    // sent as bytes has no schema, as OpenAPI 3.1 has it for bytes.
     let (setup, _) = everything(Setup::new("mmap"));
     let daemon = setup.start();
     let http = daemon.http_client();
@@ -350,6 +351,19 @@ async fn openapi_describes_both_forms_of_a_batch() {
         assert!(described.contains_key(member), "{member} is not in {described:?}");
     }
     assert_eq!(described["data"]["type"], "string");
+    let as_bytes = http.batch(path, &body, "application/octet-stream").await;
+    let ranges = "/v1/datasets/fbin/ranges:batchFetch";
+    let uneven = serde_json::json!({"ranges": [{"offset": 0, "length": 1}, {"offset": 0, "length": 2}]});
+    let uneven = http.batch(ranges, &uneven, "application/octet-stream").await;
+    for (kind, answer) in [("vectors", as_bytes), ("ranges", uneven)] {
+        let operation = &document["paths"][format!("/v1/datasets/{{name}}/{kind}:batchFetch")]["post"];
+        let described = operation["responses"]["200"]["headers"].as_object().unwrap();
+        let own = |name: &&http::HeaderName| name.as_str().starts_with("ringfetch-") || **name == "etag";
+        for name in answer.headers.keys().filter(own) {
+            let is_it = |described: &String| described.eq_ignore_ascii_case(name.as_str());
+            assert!(described.keys().any(is_it), "{name} is not in {described:?}");
+        }
+    }
     for (path, operations) in document["paths"].as_object().unwrap() {
         for (method, operation) in operations.as_object().unwrap() {
             let bytes = &operation["responses"]["200"]["content"]["application/octet-stream"];
