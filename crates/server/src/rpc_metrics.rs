@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use self::labels::{GRPC_CODES, HTTP_CLIENT_LEFT, HTTP_CODES, grpc_code_index, http_code_index};
 pub use self::labels::{GrpcMethod, HttpOperation, grpc_code_name};
 pub(crate) use self::labels::{grpc_method_of, http_code_name, is_common_service};
-pub(crate) use self::outcome::{Collected, Outcome, collect, cut_short, is_success};
+pub(crate) use self::outcome::{Collected, Outcome, collect, cut_short, is_success, replaced};
 
 /// Upper bucket bounds in nanoseconds, 1 us to 10 s in steps of 1-2-5: the default buckets of Prometheus
 /// start at 5 ms, longer than nearly everything measured here (TRAPS 27).

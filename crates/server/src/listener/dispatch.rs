@@ -32,6 +32,7 @@ use crate::caller::Connection;
 use crate::error_status::{overloaded_call, refused_call};
 use crate::grpc;
 use crate::http::{refusal, too_late};
+use crate::rpc_metrics::replaced;
 use ringfetch_engine::share::{Refused, Share};
 
 /// Most open calls of the health and reflection services on a connection. A watch needs no deadline.
@@ -126,6 +127,7 @@ pub(super) struct RoutedRequest {
     response: RouteFuture<Infallible>,
     exchange: Arc<Exchange>,
     by_address: Arc<Share>,
+    refused_for_memory: IntCounter,
 }
 
 impl DispatchFuture {
@@ -199,6 +201,7 @@ impl RequestDispatcher {
             },
         };
         if is_service && !exchange.count_service(SERVICES_MAX) {
+            self.refusals.memory.inc();
             let detail = "too many health and reflection calls are open on this connection; end one first";
             let refused = refused_call(Code::ResourceExhausted, "too-many-watches", detail);
             return DispatchFuture::refused(refused.into_http(), progress);
@@ -220,6 +223,7 @@ impl RequestDispatcher {
                     response: self.router.clone().call(request),
                     exchange: Arc::clone(exchange),
                     by_address: Arc::clone(by_address),
+                    refused_for_memory: self.refusals.memory.clone(),
                 }))
             }
         }
@@ -382,10 +386,11 @@ impl Future for DispatchFuture {
                     response,
                     exchange,
                     by_address,
+                    refused_for_memory,
                 } = &mut **routed;
                 Pin::new(response)
                     .poll(cx)
-                    .map_ok(|response| charged(response, exchange, by_address))
+                    .map_ok(|response| charged(response, exchange, by_address, refused_for_memory))
             }
         }
     }
@@ -397,6 +402,7 @@ fn charged(
     response: axum::response::Response,
     exchange: &Exchange,
     by_address: &Arc<Share>,
+    refused_for_memory: &IntCounter,
 ) -> Response<AnswerBody> {
     let is_data = |value: &HeaderValue| {
         let data = [&b"application/octet-stream"[..], b"multipart/"];
@@ -414,7 +420,14 @@ fn charged(
     }
     match exchange.charge(units, by_address) {
         Ok(()) => response.map(AnswerBody::Routed),
-        Err(refused) => no_memory(grpc::is_grpc(response.headers()), refused),
+        Err(refused) => {
+            refused_for_memory.inc();
+            let answer = no_memory(grpc::is_grpc(response.headers()), refused);
+            // A call that is dropped counts as cancelled.
+            drop(response);
+            replaced(Code::ResourceExhausted, answer.status());
+            answer
+        }
     }
 }
 

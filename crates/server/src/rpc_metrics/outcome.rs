@@ -4,8 +4,8 @@
 //!
 //! Collected in a variable of the thread, like records: three numbers, without an allocation or a reference count.
 
-use super::labels::{GRPC_CODES, HTTP_CODES, http_code_index};
-use super::{GRPC, GrpcMethod, HTTP, HttpOperation, Method};
+use super::labels::{GRPC_CODES, HTTP_CODES, grpc_code_index, http_code_index};
+use super::{GRPC, GrpcMethod, HttpOperation, Method, TRANSPORTS};
 use std::cell::Cell;
 
 /// Transport, method and code, by number.
@@ -89,16 +89,19 @@ pub(crate) fn is_success(code: &str) -> bool {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Collected {
     outcome: Option<Outcome>,
-    /// The status of an error that ends the body after its head was sent. HTTP has no trailers to report it in.
-    cut: Option<::http::StatusCode>,
+    /// What the response became after its outcome was observed, as the number of its code by transport.
+    became: Option<[usize; TRANSPORTS.len()]>,
 }
 
 impl Collected {
     /// The outcome, if `before` was known before.
     pub(crate) fn added_to(self, before: Option<Outcome>) -> Option<Outcome> {
         let outcome = self.outcome.or(before)?;
-        Some(match self.cut {
-            Some(status) => Outcome::new(HTTP, outcome.method(), http_code_index(status)),
+        let code = self
+            .became
+            .and_then(|codes| codes.get(outcome.transport()).copied());
+        Some(match code {
+            Some(code) => Outcome::new(outcome.transport(), outcome.method(), code),
             None => outcome,
         })
     }
@@ -140,10 +143,16 @@ pub(super) fn leave_to_collector(outcome: Outcome) -> bool {
     left.unwrap_or(false)
 }
 
-/// An error ends the body that is being polled. Before the head the response would have had this status.
+/// An error ends the body that is being polled, which HTTP has no trailers to report in. Before the head the response
+/// would have had this status.
 pub(crate) fn cut_short(status: ::http::StatusCode) {
+    replaced(tonic::Code::Unknown, status);
+}
+
+/// A refusal with this code or status replaces the response that is being polled.
+pub(crate) fn replaced(code: tonic::Code, status: ::http::StatusCode) {
     if let Some(mut held) = COLLECTED.get() {
-        held.cut = Some(status);
+        held.became = Some([grpc_code_index(code), http_code_index(status)]);
         COLLECTED.set(Some(held));
     }
 }

@@ -4,8 +4,9 @@
 use crate::backlog::{Load, batch, slow};
 use crate::daemon::{Daemon, Setup, backends, eventually_async};
 use crate::data::plain_blocks;
-use crate::wire::{self, Answer, Narrow};
+use crate::wire::{self, Answer, Held, Narrow};
 use bytes::Bytes;
+use ringfetch_proto::v1;
 use ringfetch_proto::v1::fetch_stream_request::Request;
 use serde_json::json;
 use tonic::{Code, Status};
@@ -190,4 +191,82 @@ async fn memory_that_slow_clients_hold_is_bounded_by_connection_and_by_caller() 
         daemon.gives_memory_back().await;
         daemon.stop().await;
     }
+}
+
+#[tokio::test]
+async fn what_is_refused_for_its_text_or_its_number_is_counted_as_such() {
+    // Scenario: streams hold this address's share of request memory; then a list of objects has no room for its text, over
+    // both transports. And a connection asks for a fifth watch. Expectation: all are refused, counted by the code that the
+    // client gets, and as refused for memory.
+    let setup = Setup::new("pread")
+        .set("limits.request_bytes", "64KiB")
+        .set("limits.items_per_request", "64")
+        .set("limits.request_memory", "3MiB");
+    for number in 0..500 {
+        setup.file(&format!("objects/{number:0200}"), b"");
+    }
+    let daemon = setup
+        .dataset(&["name: objects", "kind: objects", "path: objects"])
+        .start();
+    let call = [("content-type", "application/grpc"), ("te", "trailers")];
+    let is_refused = |held: &Held| {
+        held.head
+            .headers
+            .get("grpc-status")
+            .is_some_and(|code| code == "8")
+    };
+    let mut holding = Vec::new();
+    for _ in 0..4 {
+        let mut connection = Narrow::connect(daemon.grpc, 65_535).await;
+        let mut streams = Vec::new();
+        while !streams.last().is_some_and(is_refused) {
+            let stream = connection.ask_without_end("/ringfetch.v1.FetchService/FetchStream", &call);
+            streams.push(stream.await);
+        }
+        holding.push((connection, streams));
+    }
+    let http = daemon.http_client();
+    assert_eq!(http.get("/v1/datasets/objects/objects").await.status, 429);
+    let list = v1::ListObjectsRequest {
+        dataset: "objects".to_owned(),
+        ..Default::default()
+    };
+    let listed = daemon.datasets().await.list_objects(list).await;
+    check(&listed.unwrap_err(), "this caller");
+    drop(holding);
+    let mut connection = Narrow::connect(daemon.grpc, 65_535).await;
+    let mut watches = Vec::new();
+    for _ in 0..5 {
+        let empty = Bytes::from_static(&[0; 5]);
+        watches.push(connection.ask("/grpc.health.v1.Health/Watch", &call, empty).await);
+    }
+    assert_eq!(watches.iter().filter(|watch| is_refused(watch)).count(), 1);
+
+    eventually_async("memory is given back", async || {
+        (http.get("/metrics").await.status == 200).then_some(())
+    })
+    .await;
+    let scrape = daemon.scrape().await;
+    for (transport, method, code) in [
+        ("http", "ListObjects", "429"),
+        ("grpc", "ListObjects", "RESOURCE_EXHAUSTED"),
+    ] {
+        let labels = [("transport", transport), ("method", method)];
+        let with_code = [labels[0], labels[1], ("code", code)];
+        for labels in [&labels[..], &with_code] {
+            assert_eq!(
+                scrape.sum("ringfetch_rpc_requests_total", labels),
+                1.0,
+                "{method}"
+            );
+        }
+    }
+    let refused = |transport| {
+        let labels = [("transport", transport), ("reason", "memory")];
+        scrape.sum("ringfetch_requests_refused_total", &labels)
+    };
+    // Four streams, the list, the watch.
+    assert_eq!(refused("grpc"), 6.0);
+    assert!(refused("http") >= 1.0);
+    daemon.stop().await;
 }
