@@ -65,7 +65,6 @@ fn decide(method: &Method, headers: &HeaderMap, etag: &ETag, length: u64, ranges
 ///
 /// `Changed` if the bytes were replaced before the first window was read: the caller looks the version up
 /// again. Other errors are responses.
-/// responses.
 pub(super) async fn answer(
     fetcher: &Fetcher,
     version: Snapshot,
