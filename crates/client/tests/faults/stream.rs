@@ -6,10 +6,12 @@ use prost::Message as _;
 use ringfetch_client::{Client, Code, Error, FetchStream};
 use ringfetch_proto::v1 as wire;
 use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Poll;
 use std::time::Duration;
+use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tonic_types::{ErrorDetails, StatusExt as _};
 
@@ -180,20 +182,23 @@ async fn a_lying_stream_is_broken_off() {
 
 #[tokio::test(start_paused = true)]
 async fn what_the_server_has_in_hand_is_bounded_also_when_senders_give_up() {
-    // Scenario: two requests may be in flight. Two senders leave after 100 ms, before they are answered; a
-    // third waits meanwhile. The server answers each request 500 ms after it arrived. Expected: the server
-    // never has more than two; the third is served once an abandoned one was answered.
+    // Scenario: two requests may be in flight. Two senders leave once nothing moves any more, before they are answered; a
+    // third waits until nothing moves. Then the server answers. Expected: the server never has more than two; the third
+    // waits, and is served once an abandoned one was answered.
     let most = Arc::new(AtomicUsize::new(0));
+    let answers_due = Arc::new(Semaphore::new(0));
     let fake = Fake::new().on_stream({
-        let most = Arc::clone(&most);
+        let (most, answers_due) = (Arc::clone(&most), Arc::clone(&answers_due));
         move |mut requests, answers| {
             let (most, now) = (Arc::clone(&most), Arc::new(AtomicUsize::new(0)));
+            let answers_due = Arc::clone(&answers_due);
             async move {
                 while let Ok(Some(request)) = requests.message().await {
                     most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
                     let (answers, now) = (answers.clone(), Arc::clone(&now));
+                    let answers_due = Arc::clone(&answers_due);
                     tokio::spawn(async move {
-                        tokio::time::sleep(Duration::from_millis(500)).await;
+                        answers_due.acquire().await.unwrap().forget();
                         now.fetch_sub(1, Ordering::SeqCst);
                         answers.send(Ok(answer(request.id, indices(&request)))).unwrap();
                     });
@@ -203,20 +208,14 @@ async fn what_the_server_has_in_hand_is_bounded_also_when_senders_give_up() {
     });
     let client = fake.client_with(Client::builder("http://fake:1").max_in_flight(2), |_| false);
     let stream = client.stream();
-    let hasty = async {
-        tokio::time::timeout(Duration::from_millis(100), send_all(&stream, 2))
-            .await
-            .unwrap_err();
-        let start = Instant::now();
-        let third = stream.fetch_blocks("d", &[7]).await.unwrap();
-        assert_eq!(third.get(0).unwrap(), block(7)[..]);
-        start.elapsed()
-    };
-    let waited = hasty.await;
-    assert!(
-        waited >= Duration::from_millis(890) && waited < Duration::from_secs(2),
-        "{waited:?}"
-    );
+    // Time is paused: it passes only when nothing moves.
+    let still = Duration::from_millis(100);
+    assert!(tokio::time::timeout(still, send_all(&stream, 2)).await.is_err());
+    let mut third = pin!(stream.fetch_blocks("d", &[7]));
+    assert!(tokio::time::timeout(still, third.as_mut()).await.is_err());
+    assert_eq!(most.load(Ordering::SeqCst), 2);
+    answers_due.add_permits(3);
+    assert_eq!(third.await.unwrap().get(0).unwrap(), block(7)[..]);
     assert_eq!(most.load(Ordering::SeqCst), 2);
 }
 
