@@ -99,7 +99,7 @@ impl Builder {
         self
     }
 
-    /// How long connecting may take. Default 5 s.
+    /// How long connecting may take, until the server has answered. Default 5 s.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = timeout;
         self

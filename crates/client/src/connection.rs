@@ -10,9 +10,11 @@ use http::Uri;
 use http::uri::{Authority, PathAndQuery, Scheme};
 use socket2::{SockRef, TcpKeepalive};
 use std::fmt;
+use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::task::Poll;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, BufReader};
 use tokio::net::TcpStream;
@@ -191,31 +193,49 @@ impl Endpoint {
     where
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
-        let Some(tls) = &self.tls else {
-            return handshake(stream, calls).await;
+        let spoken = match &self.tls {
+            None => handshake(stream, calls).await,
+            Some(tls) => {
+                let stream = tls.connect_http2(self.authority.host(), stream).await;
+                let stream = stream.map_err(|error| self.unreachable(&format_args!("TLS: {error}")))?;
+                handshake(Box::new(stream) as Box<dyn Io>, calls).await
+            }
         };
-        let stream = tls.connect_http2(self.authority.host(), stream).await;
-        let stream = stream.map_err(|error| Error::transport(format!("{}: TLS: {error}", self.address)))?;
-        handshake(Box::new(stream) as Box<dyn Io>, calls).await
+        spoken.map_err(|error| self.unreachable(&error))
     }
 
-    fn unreachable(&self, error: &std::io::Error) -> Error {
+    fn unreachable(&self, error: &dyn fmt::Display) -> Error {
         Error::transport(format!("{}: {error}", self.address))
     }
 }
 
-async fn handshake<S>(stream: S, calls: Arc<AtomicUsize>) -> Result<SendRequest<Bytes>, Error>
+/// Speaks HTTP/2 and waits for the peer's settings, since whatever listens on a port accepts connections, or the kernel does
+/// for it. That costs each connection one round trip.
+async fn handshake<S>(stream: S, calls: Arc<AtomicUsize>) -> Result<SendRequest<Bytes>, String>
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
-    let (sender, mut connection) = h2::client::Builder::new()
+    let (mut sender, mut connection) = h2::client::Builder::new()
         .max_frame_size(FRAME_BYTES)
         .initial_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .max_concurrent_reset_streams(ABANDONED_CALLS_MAX)
         .enable_push(false)
+        // The settings raise it.
+        .initial_max_send_streams(0)
         .handshake(BufReader::with_capacity(READ_BYTES, stream))
-        .await?;
+        .await
+        .map_err(|error| error.to_string())?;
+    poll_fn(|context| match Pin::new(&mut connection).poll(context) {
+        // The first error, which calls would get: a later one is that the peer, which was sent it, has hung up.
+        Poll::Ready(ended) => Poll::Ready(Err(match (sender.poll_ready(context), ended) {
+            (Poll::Ready(Err(error)), _) | (_, Err(error)) => error.to_string(),
+            (_, Ok(())) => "the server hung up".to_owned(),
+        })),
+        Poll::Pending if sender.current_max_send_streams() > 0 => Poll::Ready(Ok(())),
+        Poll::Pending => Poll::Pending,
+    })
+    .await?;
     let (silent, is_silent) = oneshot::channel();
     let watch = connection
         .ping_pong()

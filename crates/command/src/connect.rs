@@ -46,7 +46,11 @@ pub fn remedy(message: &str, flag: &str, url: &str) -> String {
     }
     // TLS 1.3 is complete for the client before the server has checked its certificate, and a request sent
     // then may fail before the alert is read.
-    if is_https(url) && message.contains("broken pipe") {
+    if is_https(url)
+        && ["broken pipe", "connection reset"]
+            .iter()
+            .any(|part| message.contains(part))
+    {
         return "if it wants a certificate, use --cert and --key".to_owned();
     }
     format!("is ringfetchd there? --{flag} names another")

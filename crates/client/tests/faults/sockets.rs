@@ -118,6 +118,21 @@ async fn connecting_needs_one_server_of_several() {
 }
 
 #[tokio::test]
+async fn a_listener_that_says_nothing_is_no_server() {
+    // Scenario: a port whose connections are accepted and never answered, alone and next to a server. Expected: a transport
+    // error after the time for connecting; calls without a retry.
+    let silent = tokio::net::TcpListener::bind(any()).await.unwrap();
+    let silent = Client::builder(format!("http://{}", silent.local_addr().unwrap()));
+    let silent = silent.connect_timeout(Duration::from_millis(100));
+    let error = silent.clone().connect().await.unwrap_err();
+    assert!(matches!(error, Error::Transport { .. }), "{error:?}");
+    let b = Server::start(any()).await;
+    let builder = silent.endpoint(&b.url).retry(RetryPolicy::none());
+    fetch(&builder.connect().await.unwrap(), 10).await;
+    assert_eq!(b.answered(), 10);
+}
+
+#[tokio::test]
 async fn a_retry_goes_to_another_server() {
     // Scenario: a draining server next to one that serves; ten calls. Expected: all are answered by the other
     // one; each call makes at most one attempt at the first.

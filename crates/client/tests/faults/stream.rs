@@ -312,7 +312,8 @@ async fn a_stream_that_the_server_ends_keeps_its_reason_and_its_answers() {
             tokio::spawn(answer_one(request, respond));
         }
     });
-    let stream = Client::builder(url).connect_lazy().unwrap().stream();
+    // Connected first: more small requests than h2 allows unread would wait for the connection.
+    let stream = Client::builder(url).connect().await.unwrap().stream();
     // Wakes itself, so that it has its turn between the tasks that read the connection and the stream.
     let others = tokio::spawn({
         let stream = stream.clone();
