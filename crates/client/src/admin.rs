@@ -4,10 +4,10 @@ use crate::builder::Builder;
 use crate::client::Client;
 use crate::error::Error;
 use crate::status::{Backend, FromWire, Reloaded, Status, Switched};
-use prost::Message;
 use ringfetch_proto::v1 as wire;
 
-/// A client of the daemon's admin listener.
+/// A client of the daemon's admin listener. What changes something is sent once and never retried, since the answer to a
+/// second call would say that nothing has changed: after `Transport` and `DeadlineExceeded` it may have been done.
 #[derive(Debug, Clone)]
 pub struct AdminClient {
     client: Client,
@@ -31,11 +31,9 @@ impl AdminClient {
     /// # Cancel safety
     /// Dropping the future cancels the call.
     pub async fn status(&self) -> Result<Status, Error> {
-        self.call::<wire::GetStatusResponse, _>(
-            "/ringfetch.v1.AdminService/GetStatus",
-            &wire::GetStatusRequest {},
-        )
-        .await
+        let path = "/ringfetch.v1.AdminService/GetStatus";
+        let answer: wire::GetStatusResponse = self.client.unary(path, &wire::GetStatusRequest {}).await?;
+        Ok(Status::from_wire(answer))
     }
 
     /// Replaces the daemon's log filter until its next reload or restart; returns the previous one.
@@ -50,7 +48,7 @@ impl AdminClient {
             filter: filter.to_owned(),
         };
         let path = "/ringfetch.v1.AdminService/SetLogLevel";
-        let answer: wire::SetLogLevelResponse = self.client.unary(path, &request).await?;
+        let answer: wire::SetLogLevelResponse = self.client.change(path, &request).await?;
         Ok(answer.previous)
     }
 
@@ -68,8 +66,9 @@ impl AdminClient {
             backend: backend.number(),
             dataset: dataset.map(str::to_owned),
         };
-        self.call::<wire::SetBackendResponse, _>("/ringfetch.v1.AdminService/SetBackend", &request)
-            .await
+        let path = "/ringfetch.v1.AdminService/SetBackend";
+        let answer: wire::SetBackendResponse = self.client.change(path, &request).await?;
+        Ok(Switched::from_wire(answer))
     }
 
     /// Clears a dataset's own backend: the engine's reads it again.
@@ -84,7 +83,7 @@ impl AdminClient {
             dataset: dataset.to_owned(),
         };
         let path = "/ringfetch.v1.AdminService/ClearBackend";
-        let answer: wire::ClearBackendResponse = self.client.unary(path, &request).await?;
+        let answer: wire::ClearBackendResponse = self.client.change(path, &request).await?;
         Ok(Switched {
             previous: Backend::from_wire(answer.previous),
             backend: Backend::from_wire(answer.backend),
@@ -102,17 +101,9 @@ impl AdminClient {
     /// # Cancel safety
     /// If the future is dropped, the reload may or may not have been made.
     pub async fn reload(&self) -> Result<Reloaded, Error> {
-        self.call::<wire::ReloadResponse, _>("/ringfetch.v1.AdminService/Reload", &wire::ReloadRequest {})
-            .await
-    }
-
-    async fn call<M: Message + Default, T: FromWire<M>>(
-        &self,
-        path: &'static str,
-        request: &impl Message,
-    ) -> Result<T, Error> {
-        let answer: M = self.client.unary(path, request).await?;
-        Ok(T::from_wire(answer))
+        let path = "/ringfetch.v1.AdminService/Reload";
+        let answer: wire::ReloadResponse = self.client.change(path, &wire::ReloadRequest {}).await?;
+        Ok(Reloaded::from_wire(answer))
     }
 }
 

@@ -274,10 +274,33 @@ impl Client {
         answer.decode().map(|(message, _)| message)
     }
 
+    /// A call whose answer says what it changed. It is made once, since the answer to a second one would say that nothing
+    /// has changed.
+    pub(crate) async fn change<M: Message + Default>(
+        &self,
+        path: &'static str,
+        request: &impl Message,
+    ) -> Result<M, Error> {
+        let (method, message) = (Method::new(path), frame(request)?);
+        let mut retries = Retries::new(&self.core, self.options.timeout());
+        retries.attempts_max = 1;
+        let answer = self.send_with(retries, &method, message).await?;
+        answer.decode().map(|(message, _)| message)
+    }
+
+    async fn send(&self, method: &Method, message: Bytes) -> Result<Encoded, Error> {
+        let retries = Retries::new(&self.core, self.options.timeout());
+        self.send_with(retries, method, message).await
+    }
+
     /// Makes one call: waits for its turn, sends it on the least busy connection, and retries if that is
     /// allowed.
-    async fn send(&self, method: &Method, mut message: Bytes) -> Result<Encoded, Error> {
-        let mut retries = Retries::new(&self.core, self.options.timeout());
+    async fn send_with(
+        &self,
+        mut retries: Retries<'_>,
+        method: &Method,
+        mut message: Bytes,
+    ) -> Result<Encoded, Error> {
         let mut avoid = Avoid::default();
         loop {
             let sent = retries.keep(&mut message);

@@ -159,6 +159,8 @@ pub(crate) struct Retries<'a> {
     policy: &'a RetryPolicy,
     tokens: &'a Tokens,
     deadline: Option<Instant>,
+    /// Those of the policy, or fewer.
+    pub(crate) attempts_max: u32,
     failures: u32,
 }
 
@@ -168,6 +170,7 @@ impl<'a> Retries<'a> {
             policy: &core.retry,
             tokens: &core.tokens,
             deadline: timeout.and_then(|timeout| Instant::now().checked_add(timeout)),
+            attempts_max: core.retry.attempts_max,
             failures: 0,
         }
     }
@@ -179,7 +182,7 @@ impl<'a> Retries<'a> {
 
     /// The message to send; keeps a copy if there may be another attempt.
     pub(crate) fn keep<T: Clone + Default>(&self, sent: &mut T) -> T {
-        if self.failures + 1 < self.policy.attempts_max {
+        if self.failures + 1 < self.attempts_max {
             sent.clone()
         } else {
             std::mem::take(sent)
@@ -210,7 +213,7 @@ impl<'a> Retries<'a> {
         }
         self.failures += 1;
         let hint = error.retry_after().unwrap_or_default();
-        if self.failures >= self.policy.attempts_max || hint > self.policy.hint_max {
+        if self.failures >= self.attempts_max || hint > self.policy.hint_max {
             return Err(error);
         }
         let wait = self.policy.wait(self.failures, hint, fastrand::f64());

@@ -3,8 +3,11 @@
 
 use crate::fake::{Fake, block, blocks};
 use futures_util::TryStreamExt as _;
-use ringfetch_client::{ByteRange, Client, Code, Error, ObjectInfo, ObjectPart, RetryPolicy};
+use ringfetch_client::{
+    AdminClient, Backend, ByteRange, Client, Code, Error, ObjectInfo, ObjectPart, RetryPolicy,
+};
 use ringfetch_proto::v1 as wire;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -230,6 +233,41 @@ async fn a_connection_that_fails_is_told_apart_and_made_again() {
         .await
         .unwrap();
     assert_eq!((fake.calls(), fake.connections()), (1, 3));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_changes_something_is_sent_once() {
+    // Scenario: a server that takes each request and hangs up; every call of an admin client. Expected: a transport error;
+    // one request for each call that changes something, five for the one that only asks.
+    let requests = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&requests);
+    let client = builder().connect_lazy_with(move || {
+        let (near, far) = tokio::io::duplex(1 << 16);
+        let requests = Arc::clone(&counted);
+        tokio::spawn(async move {
+            let mut connection = h2::server::handshake(far).await.unwrap();
+            if connection.accept().await.is_some() {
+                requests.fetch_add(1, Ordering::SeqCst);
+            }
+        });
+        async { Ok(near) }
+    });
+    let admin = &AdminClient::from(client.unwrap());
+    let count = async |call: Pin<&mut dyn Future<Output = Result<(), Error>>>| {
+        let error = call.await.unwrap_err();
+        assert!(matches!(error, Error::Transport { .. }), "{error:?}");
+        requests.swap(0, Ordering::SeqCst)
+    };
+    let reload = pin!(async { admin.reload().await.map(drop) });
+    assert_eq!(count(reload).await, 1);
+    let log = pin!(async { admin.set_log_level("info").await.map(drop) });
+    assert_eq!(count(log).await, 1);
+    let set = pin!(async { admin.set_backend(Backend::Mmap, None).await.map(drop) });
+    assert_eq!(count(set).await, 1);
+    let clear = pin!(async { admin.clear_backend("d").await.map(drop) });
+    assert_eq!(count(clear).await, 1);
+    let status = pin!(async { admin.status().await.map(drop) });
+    assert_eq!(count(status).await, 5);
 }
 
 #[tokio::test(start_paused = true)]
