@@ -30,7 +30,6 @@ pub(super) struct LoadThreads {
 struct Thread {
     measure: mpsc::Sender<Arc<Pacer>>,
     recorder: Arc<Recorder>,
-    join: std::thread::JoinHandle<()>,
 }
 
 impl LoadThreads {
@@ -63,14 +62,11 @@ impl LoadThreads {
                 ready: ready.clone(),
                 measurements,
             };
-            let join = std::thread::Builder::new()
+            // Nobody waits for its end: it may have requests in flight that nobody wants any more.
+            std::thread::Builder::new()
                 .name(format!("load-{thread}"))
                 .spawn(move || driver.run())?;
-            load_threads.threads.push(Thread {
-                measure,
-                recorder,
-                join,
-            });
+            load_threads.threads.push(Thread { measure, recorder });
         }
         drop(ready);
         for _ in 0..count {
@@ -98,16 +94,6 @@ impl LoadThreads {
 
     pub(super) fn recorders(&self) -> impl Iterator<Item = &Recorder> {
         self.threads.iter().map(|thread| &*thread.recorder)
-    }
-
-    /// Ends the threads and waits for them.
-    pub(super) fn end(self) -> Result<(), Failure> {
-        for Thread { measure, join, .. } in self.threads {
-            drop(measure);
-            join.join()
-                .map_err(|_| Failure::Failed("a load thread panicked".to_owned()))?;
-        }
-        Ok(())
     }
 }
 

@@ -101,7 +101,6 @@ pub(crate) async fn run(global: &Global, args: &Load) -> Result<(), Failure> {
     } else {
         test.measure(args.rates()).await.map(|(report, _)| report)
     };
-    test.load_threads.end()?;
     let report = result?;
     publish(global, &report, files, &args.require)?;
     if let Some(knee) = &report.knee {

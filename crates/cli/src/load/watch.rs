@@ -58,7 +58,7 @@ impl Monitor {
     }
 
     /// Measures once with all threads, from the warm-up to the last response. Ctrl-C and the like end it early, and
-    /// the result counts.
+    /// the result counts; a second signal ends it at once, without one.
     pub(super) async fn measure(
         &mut self,
         load_threads: &mut LoadThreads,
@@ -112,7 +112,13 @@ impl Monitor {
                     Some(_) => running -= 1,
                     None => return Err(Failure::Failed("a load thread panicked".to_owned())),
                 },
-                () = self.stop.next() => pacer.stop(),
+                () = self.stop.next() => {
+                    if pacer.is_stopped() {
+                        let problem = "stopped a second time, while requests were in flight: their latency is unknown";
+                        return Err(Failure::Failed(problem.to_owned()));
+                    }
+                    pacer.stop();
+                }
                 _ = ticks.tick() => self.report_interval(&mut run, load_threads, pacer)?,
             }
         }

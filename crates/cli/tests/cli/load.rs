@@ -2,17 +2,15 @@
 
 use crate::server::{Flaw, start};
 use crate::{assert_fields, failure, http, json, json_with, ringfetch, stdout, word};
-use rustix::process::{Pid, Signal};
 use serde_json::{Value, json as value};
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
 
-fn number(value: &Value) -> f64 {
+pub(crate) fn number(value: &Value) -> f64 {
     value.as_f64().unwrap()
 }
 
@@ -427,18 +425,30 @@ fn results_of_several_instances_merge() {
 
 /// Forwards connections to a server, and cuts the second one after 300 kB of responses.
 fn cut_once(server: SocketAddr) -> SocketAddr {
+    end_once(server, |_, client, server| {
+        // The other direction may be closed already.
+        let _ = (client.shutdown(Shutdown::Both), server.shutdown(Shutdown::Both));
+    })
+}
+
+/// Forwards connections to a server, numbered from 0: of number 1 only 300 kB of responses. What `end` does with a connection
+/// then ends it.
+pub(crate) fn end_once(
+    server: SocketAddr,
+    end: impl Fn(usize, TcpStream, TcpStream) + Clone + Send + 'static,
+) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     std::thread::spawn(move || {
         for (number, client) in listener.incoming().enumerate() {
             let (client, server) = (client.unwrap(), TcpStream::connect(server).unwrap());
             let (mut from_client, mut to_server) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+            let end = end.clone();
             std::thread::spawn(move || std::io::copy(&mut from_client, &mut to_server));
             std::thread::spawn(move || {
                 let limit = if number == 1 { 300_000 } else { u64::MAX };
                 let _ = std::io::copy(&mut (&server).take(limit), &mut &client);
-                // The other direction may be closed already.
-                let _ = (client.shutdown(Shutdown::Both), server.shutdown(Shutdown::Both));
+                end(number, client, server);
             });
         }
     });
@@ -496,70 +506,4 @@ fn a_connection_that_breaks_costs_its_requests_and_not_the_run() {
         let want = value!({ "errors": failed, "wrong_bytes": 0, "requests": 100 - failed });
         assert_fields(&report, &want);
     }
-}
-
-#[test]
-fn signals_end_a_run_early_and_it_is_reported() {
-    // An open loop of a minute, ended by Ctrl-C, as containers and services are, and by the end of a login, once
-    // its series has a response: arrivals still to come do not count as missed.
-    for signal in [Signal::INT, Signal::TERM, Signal::HUP] {
-        let report = interrupted("", signal, || {});
-        assert!(number(&report["seconds"]) < 50.0, "{report}");
-        let (requests, missed) = (&report["requests"], &report["open_loop"]["missed"]);
-        assert!(requests.as_u64() > Some(0), "{report}");
-        assert!(missed.as_u64() < Some(100), "{report}");
-        assert!(report["server_unknown"].is_null(), "{report}");
-    }
-}
-
-#[test]
-fn a_server_that_ends_meanwhile_costs_its_own_figures_alone() {
-    // Scenario: the process of --server-pid ends while the load runs. Expected: the report, and why its CPU
-    // is unknown.
-    let mut server = Command::new("sleep").arg("600").spawn().unwrap();
-    let report = interrupted(&format!(" --server-pid {}", server.id()), Signal::INT, || {
-        server.kill().unwrap();
-        server.wait().unwrap();
-    });
-    assert!(report["requests"].as_u64() > Some(0), "{report}");
-    assert!(report["server_cpu"].is_null(), "{report}");
-    let problem = report["server_unknown"].as_str().unwrap();
-    assert!(problem.starts_with("--server-pid"), "{problem}");
-}
-
-/// The report of an open loop of a minute, interrupted once its series has a response and `then` is done.
-fn interrupted(more: &str, signal: Signal, then: impl FnOnce()) -> Value {
-    let server = start(Flaw::NONE);
-    let directory = tempfile::tempdir().unwrap();
-    let series = directory.path().join("series.csv");
-    let args =
-        "--json load --dataset blocks --rate 100 --batch 1 --seconds 60 --warmup-seconds 0 --interval 0.05";
-    let args = format!("{args}{more}");
-    // nohup, below which the tests may run, would have SIGHUP ignored.
-    let run = Command::new("env")
-        .args(["--default-signal=HUP", env!("CARGO_BIN_EXE_ringfetch")])
-        .args(args.split(' '))
-        .arg("--csv")
-        .arg(&series)
-        .env("RINGFETCH_GRPC", format!("http://{server}"))
-        .env_remove("RINGFETCH_HTTP")
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let deadline = Instant::now() + Duration::from_secs(30);
-    // A line's fifth field is a latency, or empty if the interval had no response.
-    let answered = |text: String| {
-        let mut lines = text.lines().skip(1);
-        lines.any(|line| line.split(',').nth(4).is_some_and(|p50| !p50.is_empty()))
-    };
-    while !std::fs::read_to_string(&series).is_ok_and(answered) {
-        assert!(Instant::now() < deadline, "no answer in the series");
-        std::thread::yield_now();
-    }
-    then();
-    let pid = Pid::from_child(&run);
-    rustix::process::kill_process(pid, signal).unwrap();
-    let output = run.wait_with_output().unwrap();
-    assert_eq!(output.status.code(), Some(0));
-    serde_json::from_slice(&output.stdout).unwrap()
 }

@@ -17,6 +17,7 @@ mod loop_device;
 #[path = "../../../server/tests/e2e/seccomp.rs"]
 mod seccomp;
 mod server;
+mod signals;
 mod tls;
 
 use ringfetch_pattern as pattern;

@@ -1,0 +1,105 @@
+//! `ringfetch load` that is stopped, or whose daemon is.
+
+use crate::command;
+use crate::load::{end_once, number};
+use crate::server::{Flaw, start};
+use rustix::process::{Pid, Signal};
+use serde_json::Value;
+use std::process::{Command, Stdio};
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+#[test]
+fn signals_end_a_run_early_and_it_is_reported() {
+    // An open loop of a minute, ended by Ctrl-C, as containers and services are, and by the end of a login, once
+    // its series has a response: arrivals still to come do not count as missed.
+    for signal in [Signal::INT, Signal::TERM, Signal::HUP] {
+        let report = interrupted("", signal, || {});
+        assert!(number(&report["seconds"]) < 50.0, "{report}");
+        let (requests, missed) = (&report["requests"], &report["open_loop"]["missed"]);
+        assert!(requests.as_u64() > Some(0), "{report}");
+        assert!(missed.as_u64() < Some(100), "{report}");
+        assert!(report["server_unknown"].is_null(), "{report}");
+    }
+}
+
+#[test]
+fn a_second_signal_waits_for_no_request() {
+    // Scenario: a server that stops answering; two different signals, since equal ones may be one, while requests are in
+    // flight. Expected: the run ends with exit code 1, one line that says why, and no report, long before --timeout.
+    let (stalled, is_stalled) = channel();
+    // The connection is kept, and nothing more comes from it.
+    let stalling = end_once(start(Flaw::NONE), move |number, _client, _server| {
+        if number == 1 {
+            stalled.send(()).unwrap();
+            std::thread::park();
+        }
+    });
+    let args = "--timeout 20s load --dataset blocks --batch 1 --seconds 600 --warmup-seconds 0";
+    let run = command(Some(stalling), args)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    is_stalled.recv().unwrap();
+    for signal in [Signal::INT, Signal::TERM] {
+        rustix::process::kill_process(Pid::from_child(&run), signal).unwrap();
+    }
+    let output = run.wait_with_output().unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(error.starts_with("ringfetch: stopped a second time, "), "{error}");
+    assert!(output.stdout.is_empty(), "{error}");
+}
+
+#[test]
+fn a_server_that_ends_meanwhile_costs_its_own_figures_alone() {
+    // Scenario: the process of --server-pid ends while the load runs. Expected: the report, and why its CPU
+    // is unknown.
+    let mut server = Command::new("sleep").arg("600").spawn().unwrap();
+    let report = interrupted(&format!(" --server-pid {}", server.id()), Signal::INT, || {
+        server.kill().unwrap();
+        server.wait().unwrap();
+    });
+    assert!(report["requests"].as_u64() > Some(0), "{report}");
+    assert!(report["server_cpu"].is_null(), "{report}");
+    let problem = report["server_unknown"].as_str().unwrap();
+    assert!(problem.starts_with("--server-pid"), "{problem}");
+}
+
+/// The report of an open loop of a minute, interrupted once its series has a response and `then` is done.
+fn interrupted(more: &str, signal: Signal, then: impl FnOnce()) -> Value {
+    let server = start(Flaw::NONE);
+    let directory = tempfile::tempdir().unwrap();
+    let series = directory.path().join("series.csv");
+    let args =
+        "--json load --dataset blocks --rate 100 --batch 1 --seconds 60 --warmup-seconds 0 --interval 0.05";
+    let args = format!("{args}{more}");
+    // nohup, below which the tests may run, would have SIGHUP ignored.
+    let run = Command::new("env")
+        .args(["--default-signal=HUP", env!("CARGO_BIN_EXE_ringfetch")])
+        .args(args.split(' '))
+        .arg("--csv")
+        .arg(&series)
+        .env("RINGFETCH_GRPC", format!("http://{server}"))
+        .env_remove("RINGFETCH_HTTP")
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let deadline = Instant::now() + Duration::from_secs(30);
+    // A line's fifth field is a latency, or empty if the interval had no response.
+    let answered = |text: String| {
+        let mut lines = text.lines().skip(1);
+        lines.any(|line| line.split(',').nth(4).is_some_and(|p50| !p50.is_empty()))
+    };
+    while !std::fs::read_to_string(&series).is_ok_and(answered) {
+        assert!(Instant::now() < deadline, "no answer in the series");
+        std::thread::yield_now();
+    }
+    then();
+    let pid = Pid::from_child(&run);
+    rustix::process::kill_process(pid, signal).unwrap();
+    let output = run.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
