@@ -1,8 +1,7 @@
 //! Result files that are complete or absent.
 
-use std::fs::{self, File, Permissions};
+use std::fs::{self, File};
 use std::io::{self, Write};
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
 
@@ -38,13 +37,11 @@ impl PartFile {
             });
         }
         let path = found.map_or_else(|| Ok(path.to_owned()), |_| path.canonicalize())?;
-        // A bare name has an empty parent. The umask limits the permissions.
+        // A bare name has an empty parent.
         let directory = Path::new(".").join(path.parent().unwrap_or(&path));
-        let mut part = tempfile::Builder::new();
-        let file = part
-            .permissions(Permissions::from_mode(0o666))
-            .tempfile_in(directory)
-            .map_err(without_temporary_name)?;
+        // Opened here, since errors of tempfile name its file, which the caller did not choose.
+        let new = |path: &Path| File::create_new(path);
+        let file = tempfile::Builder::new().make_in(directory, new)?;
         Ok(Self {
             target: Target::Named(file),
             path,
@@ -78,13 +75,6 @@ impl PartFile {
             Target::Special(file) => file,
         }
     }
-}
-
-/// An error of tempfile without the name of its file, which the caller did not choose.
-fn without_temporary_name(error: io::Error) -> io::Error {
-    let text = error.to_string();
-    let (cause, _) = text.split_once(" at path ").unwrap_or((&text, ""));
-    io::Error::new(error.kind(), cause)
 }
 
 impl Write for PartFile {

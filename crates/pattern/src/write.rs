@@ -3,9 +3,8 @@
 
 use super::{fill, fill_elements, object_length, object_name, object_seed};
 use ringfetch_engine::dataset::{Dtype, Layout};
-use std::fs::{self, File, Permissions};
+use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
 
@@ -129,13 +128,6 @@ pub fn remove_partial_files(directory: &Path) {
     }
 }
 
-/// An error of tempfile without the name of its file, which the caller did not choose.
-fn without_temporary_name(error: io::Error) -> io::Error {
-    let text = error.to_string();
-    let (cause, _) = text.split_once(" at path ").unwrap_or((&text, ""));
-    io::Error::new(error.kind(), cause)
-}
-
 fn invalid(problem: String) -> io::Error {
     io::Error::new(ErrorKind::InvalidInput, problem)
 }
@@ -205,10 +197,8 @@ impl<'a> Output<'a> {
         let file = tempfile::Builder::new()
             .prefix(PARTIAL_PREFIX)
             .suffix(PARTIAL_SUFFIX)
-            // Limited by the umask, as for any new file.
-            .permissions(Permissions::from_mode(0o666))
-            .tempfile_in(parent)
-            .map_err(without_temporary_name)?;
+            // Opened here, since errors of tempfile name its file, which the caller did not choose.
+            .make_in(parent, |path| File::create_new(path))?;
         // Tells that it is being written. Where locks do not work, nobody else can tell either.
         let _locked = file.as_file().try_lock();
         reserve(file.as_file(), length_bytes)?;
@@ -260,7 +250,7 @@ impl<'a> Output<'a> {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.file.write_all(&self.buffer)?;
+        self.file.as_file_mut().write_all(&self.buffer)?;
         self.written += self.buffer.len() as u64;
         self.buffer.clear();
         if (self.progress)(self.written) {
