@@ -203,6 +203,11 @@ impl Journal {
         self.done.get(&(cell.to_owned(), repetition))
     }
 
+    /// How many steps were made so far, by earlier runs too.
+    pub(crate) fn steps(&self) -> usize {
+        self.done.len()
+    }
+
     /// Records a step, in one write.
     pub(crate) fn record(&mut self, cell: &str, repetition: u32, sample: &Sample) -> Result<(), LabError> {
         let line = Line {

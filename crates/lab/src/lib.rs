@@ -228,10 +228,11 @@ fn measured(
     bar.finish_and_clear();
     let stopped = stop.load(Ordering::Relaxed).then(|| {
         let shown = word(&directory);
-        // Without a length, the strategies were still being tried.
-        let how_far = match bar.length().unwrap_or(0) {
-            0 => "before the first step".to_owned(),
-            steps => format!("after {done} of {steps} steps"),
+        let how_far = match (bar.length().unwrap_or(0), journal.steps()) {
+            // Without a length, the strategies were still being tried.
+            (0, 0) => "before the first step".to_owned(),
+            (0, known) => format!("before step {}", known + 1),
+            (steps, _) => format!("after {done} of {steps} steps"),
         };
         format!("stopped {how_far}; continue with --resume --out {shown}")
     });

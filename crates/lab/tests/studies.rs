@@ -18,8 +18,8 @@ const SMALL: &str = "--path DIR --out DIR/out --repetitions 2 --force";
 
 #[test]
 fn a_study_of_strategies_is_measured_resumed_and_compared() {
-    // Scenario: a forced study that is stopped at its first step, started again without --resume, resumed;
-    // then compared with itself. Expected: a report only at the end, marked as forced, with every requested
+    // Scenario: a forced study that is stopped at its first step, started again without --resume, resumed and stopped
+    // again before its first new step, resumed; then compared with itself. Expected: a report only at the end, marked as forced, with every requested
     // row.
     let directory = scratch();
     let words = format!(
@@ -63,6 +63,15 @@ fn a_study_of_strategies_is_measured_resumed_and_compared() {
     // Neither the order of the strategies nor the spelling of the path matters.
     let turned = words.replace("pread,threaded-pread,aio,mmap", "mmap,aio,threaded-pread,pread");
     let turned = turned.replacen("--path DIR", "--path DIR/./elsewhere/..", 1);
+    // Two steps of an earlier run are there.
+    let before = fs::read_to_string(directory.path().join("before/samples.jsonl")).unwrap();
+    let begun: Vec<&str> = before.split_inclusive('\n').take(3).collect();
+    fs::write(out.join("samples.jsonl"), begun.concat()).unwrap();
+    let stopped = run(&format!("{turned} --resume"), directory.path(), true).unwrap_err();
+    assert!(
+        stopped.to_string().starts_with("stopped before step 3; "),
+        "{stopped}"
+    );
     let text = run(&format!("{turned} --resume"), directory.path(), false).unwrap();
     assert!(text.contains("FORCED, no evidence: --repetitions: 2"), "{text}");
     let report = report(&out);
