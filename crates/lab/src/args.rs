@@ -75,6 +75,9 @@ pub struct Common {
     /// Where the results go: a new directory, or with --resume that of an unfinished run [default: lab-STUDY].
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
+    /// The option that names it: a command may have another name for it.
+    #[arg(skip = "--out")]
+    pub(crate) out_option: &'static str,
     /// How often each cell is measured, each time in another order.
     #[arg(long, value_name = "N", default_value = "5", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) repetitions: u32,

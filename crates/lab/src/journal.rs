@@ -53,6 +53,8 @@ struct Line {
 /// An open journal.
 #[derive(Debug)]
 pub(crate) struct Journal {
+    /// Names its directory.
+    option: &'static str,
     file: File,
     header: Header,
     done: HashMap<(String, u32), Sample>,
@@ -65,16 +67,16 @@ impl Journal {
     ///
     /// # Errors
     /// The directory has results already, or none although a run is to be resumed.
-    pub(crate) fn check(directory: &Path, resume: bool) -> Result<(), LabError> {
+    pub(crate) fn check(option: &str, directory: &Path, resume: bool) -> Result<(), LabError> {
         let (shown, path) = (directory.display(), directory.join(NAME));
         let usage = |problem: String| Err(LabError::Usage(problem));
         match (path.exists(), resume) {
             _ if directory.join("report.json").exists() => usage(format!(
-                "--out: {shown} has a finished report: name another directory"
+                "{option}: {shown} has a finished report: name another directory"
             )),
             (true, false) => {
                 let choices = "--resume continues it; choose another directory to start over";
-                usage(format!("--out: {shown} has an unfinished run: {choices}"))
+                usage(format!("{option}: {shown} has an unfinished run: {choices}"))
             }
             (false, true) => usage(format!("--resume: {shown} has no unfinished run")),
             (true, true) | (false, false) => Ok(()),
@@ -85,14 +87,14 @@ impl Journal {
     ///
     /// # Errors
     /// The directory is not empty.
-    pub(crate) fn check_empty(directory: &Path) -> Result<(), LabError> {
+    pub(crate) fn check_empty(option: &str, directory: &Path) -> Result<(), LabError> {
         let is_empty = |mut entries: fs::ReadDir| entries.next().is_none();
         if fs::read_dir(directory).map_or(true, is_empty) {
             return Ok(());
         }
         let shown = directory.display();
         Err(LabError::Usage(format!(
-            "--out: {shown} is not empty: name a new directory (--force writes the report into it)"
+            "{option}: {shown} is not empty: name a new directory (--force writes the report into it)"
         )))
     }
 
@@ -100,7 +102,7 @@ impl Journal {
     ///
     /// # Errors
     /// errno, with the path.
-    pub(crate) fn check_writable(directory: &Path) -> Result<(), LabError> {
+    pub(crate) fn check_writable(option: &str, directory: &Path) -> Result<(), LabError> {
         let missing = directory.ancestors().take_while(|above| !above.exists());
         let missing: Vec<&Path> = missing.collect();
         let written = fs::create_dir_all(directory).and_then(|()| tempfile::tempfile_in(directory));
@@ -114,7 +116,7 @@ impl Journal {
                 true => "is a file".to_owned(),
                 false => format!("cannot be written: {error}"),
             };
-            LabError::Failed(format!("--out: {shown} {problem}: name another directory"))
+            LabError::Failed(format!("{option}: {shown} {problem}: name another directory"))
         })
     }
 
@@ -122,17 +124,24 @@ impl Journal {
     ///
     /// # Errors
     /// The directory has results already, or those of another run; errno with the path.
-    pub(crate) fn open(directory: &Path, header: Header, resume: bool) -> Result<Self, LabError> {
-        Self::check(directory, resume)?;
+    pub(crate) fn open(
+        option: &'static str,
+        directory: &Path,
+        header: Header,
+        resume: bool,
+    ) -> Result<Self, LabError> {
+        Self::check(option, directory, resume)?;
         let (shown, path, made) = (directory.display(), directory.join(NAME), !directory.exists());
-        fs::create_dir_all(directory).map_err(|error| LabError::at(format_args!("--out: {shown}"), error))?;
-        let io = |error: io::Error| LabError::at(format_args!("--out: {}", path.display()), error);
+        fs::create_dir_all(directory)
+            .map_err(|error| LabError::at(format_args!("{option}: {shown}"), error))?;
+        let io = |error: io::Error| LabError::at(format_args!("{option}: {}", path.display()), error);
         let mut options = OpenOptions::new();
         let options = options.read(true).append(true).create(true);
         let file = options.open(&path).map_err(io)?;
-        let taken = |_| LabError::Failed(format!("--out: another process writes {}", path.display()));
+        let taken = |_| LabError::Failed(format!("{option}: another process writes {}", path.display()));
         file.try_lock().map_err(taken)?;
         let mut journal = Self {
+            option,
             file,
             header,
             done: HashMap::new(),
@@ -149,8 +158,9 @@ impl Journal {
     /// Reads the samples of an earlier run, if it measured the same.
     fn read(&mut self, path: &Path, io: impl Fn(io::Error) -> LabError) -> Result<(), LabError> {
         let foreign = |line: usize| {
-            let what = "is not from this command: name another directory with --out";
-            LabError::Usage(format!("--resume: {} line {line} {what}", path.display()))
+            let (path, option) = (path.display(), self.option);
+            let what = format!("is not from this command: name another directory with {option}");
+            LabError::Usage(format!("--resume: {path} line {line} {what}"))
         };
         if self.file.metadata().map_err(&io)?.len() > LENGTH_MAX_BYTES {
             return Err(foreign(1));
@@ -216,7 +226,8 @@ impl Journal {
             sample: sample.clone(),
         };
         let written = write_line(&self.file, &line);
-        written.map_err(|error| LabError::at("--out: cannot record a step", error))?;
+        written
+            .map_err(|error| LabError::at(format_args!("{}: cannot record a step", self.option), error))?;
         self.done.insert((line.cell, repetition), line.sample);
         Ok(())
     }
@@ -255,19 +266,19 @@ mod tests {
         // Scenario: two steps recorded, a third cut off in the middle of its line. Expected: the two are
         // known, the third is not, and samples recorded afterwards are read again.
         let directory = tempfile::tempdir().unwrap();
-        let mut journal = Journal::open(directory.path(), header("1"), false).unwrap();
+        let mut journal = Journal::open("--out", directory.path(), header("1"), false).unwrap();
         journal.record("a", 0, &sample(100, 1.0)).unwrap();
         journal.record("b", 0, &sample(200, 1.0)).unwrap();
         journal.file.write_all(b"{\"cell\":\"c\",\"rep").unwrap();
         drop(journal);
-        let mut journal = Journal::open(directory.path(), header("1"), true).unwrap();
+        let mut journal = Journal::open("--out", directory.path(), header("1"), true).unwrap();
         assert_eq!(journal.sample("a", 0), Some(&sample(100, 1.0)));
         assert_eq!(journal.sample("c", 0), None);
         journal.record("c", 4, &sample(300, 1.0)).unwrap();
         drop(journal);
-        let journal = Journal::open(directory.path(), header("1"), true).unwrap();
+        let journal = Journal::open("--out", directory.path(), header("1"), true).unwrap();
         assert_eq!(journal.sample("c", 4).unwrap().reads, 300);
-        let second = Journal::open(directory.path(), header("1"), true);
+        let second = Journal::open("--out", directory.path(), header("1"), true);
         assert!(second.unwrap_err().to_string().contains("another process"));
     }
 
@@ -279,7 +290,7 @@ mod tests {
         // again.
         let directory = tempfile::tempdir().unwrap();
         let open = |seed, resume| {
-            let opened = Journal::open(directory.path(), header(seed), resume);
+            let opened = Journal::open("--out", directory.path(), header(seed), resume);
             opened.map(drop).map_err(|error| error.to_string())
         };
         assert!(open("1", true).unwrap_err().starts_with("--resume"));

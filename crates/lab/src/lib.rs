@@ -175,12 +175,12 @@ fn measured(
         refuse(&known, common.force)?;
     }
     let named = || PathBuf::from(format!("lab-{}", about.name));
-    let directory = common.out.clone().unwrap_or_else(named);
-    Journal::check(&directory, common.resume)?;
+    let (option, directory) = (common.out_option, common.out.clone().unwrap_or_else(named));
+    Journal::check(option, &directory, common.resume)?;
     if !common.resume && !common.force {
-        Journal::check_empty(&directory)?;
+        Journal::check_empty(option, &directory)?;
     }
-    Journal::check_writable(&directory)?;
+    Journal::check_writable(option, &directory)?;
     more_descriptors();
     let stop = &context.stop;
     let bar = runner::bar("making data: {bytes}  {bytes_per_sec}");
@@ -197,7 +197,7 @@ fn measured(
     let now = || humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
     let line = context.command_line.clone();
     let header = Header::new(identity(&study, common), line, now(), marks);
-    let mut journal = Journal::open(&directory, header, common.resume)?;
+    let mut journal = Journal::open(option, &directory, header, common.resume)?;
     let (bar, mut rows) = (runner::bar(runner::STEPS), Rows::default());
     let runner = Runner {
         repetitions: common.repetitions,
@@ -234,7 +234,7 @@ fn measured(
             (0, known) => format!("before step {}", known + 1),
             (steps, _) => format!("after {done} of {steps} steps"),
         };
-        format!("stopped {how_far}; continue with --resume --out {shown}")
+        format!("stopped {how_far}; continue with --resume {option} {shown}")
     });
     let mut known = facts::host();
     let places = study.materials.iter().map(|material| material.place.lines());

@@ -308,8 +308,8 @@ fn what_cannot_be_calibrated_is_refused_in_one_line() {
     refused(&format!("{data} --plot {}", word(at("small"))), "--force");
     fs::create_dir(at("done")).unwrap();
     fs::write(at("done/report.json"), "{}").unwrap();
-    fs::create_dir(at("used")).unwrap();
-    fs::write(at("used/report.csv"), "somebody's").unwrap();
+    fs::create_dir(at("used--out")).unwrap();
+    fs::write(at("used--out/report.csv"), "somebody's").unwrap();
     refused(&format!("{data} --out {directory_out}"), "not a regular file");
     refused(
         &format!("{data} --out {}", word(at("none/x.yaml"))),
@@ -325,8 +325,8 @@ fn what_cannot_be_calibrated_is_refused_in_one_line() {
             "--report: ",
         ),
         (
-            format!("{data} --report {}", word(at("used"))),
-            "used is not empty",
+            format!("{data} --report {}", word(at("used--out"))),
+            "used--out is not empty",
         ),
         (String::new(), "<PATH>"),
     ] {
@@ -338,5 +338,5 @@ fn what_cannot_be_calibrated_is_refused_in_one_line() {
         );
     }
     assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 6);
-    assert_eq!(fs::read_dir(at("used")).unwrap().count(), 1);
+    assert_eq!(fs::read_dir(at("used--out")).unwrap().count(), 1);
 }

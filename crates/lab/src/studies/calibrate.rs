@@ -140,9 +140,9 @@ fn plan(
     study
 }
 
-/// Names the options of this command; the path is not an option here.
+/// Omits the option of the path, which is an argument here.
 fn named_here(problem: &str) -> String {
-    problem.replace("--path: ", "").replace("--out", "--report")
+    problem.replace("--path: ", "")
 }
 
 /// Measures, and prints what to configure.
@@ -158,6 +158,7 @@ pub(crate) fn run(args: &Calibrate, runs: Runs<'_>) -> Result<(), LabError> {
     let common = Common {
         path: args.path.clone(),
         out: Some(kept.unwrap_or_else(|| scratch.path().join("report"))),
+        out_option: "--report",
         repetitions: REPETITIONS,
         seed: args.seed,
         only: Vec::new(),
@@ -181,7 +182,7 @@ pub(crate) fn run(args: &Calibrate, runs: Runs<'_>) -> Result<(), LabError> {
     let done = measured(runs.context, &ABOUT, &common, study, next).map_err(|error| error.map(named_here))?;
     if let (Some(stopped), true) = (&done.stopped, args.report.is_some()) {
         // As the other studies: --resume measures the rest, so there is no result yet.
-        return Err(failed(named_here(stopped)));
+        return Err(failed(stopped.clone()));
     }
     let found = Found::new(&subject, &done.rows, done.stopped.is_some());
     if done.rows.0.iter().all(|row| row.measured().next().is_none()) {
