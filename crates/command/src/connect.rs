@@ -1,7 +1,7 @@
 //! What to do about a connection that failed, by its cause.
 
-/// What a message contains, and the remedy. The texts are those of rustls, h2 and hyper.
-const REMEDIES: [(&str, &str); 10] = [
+/// What a message contains, and the remedy. The texts are those of rustls, h2, hyper and errno.
+const REMEDIES: [(&str, &str); 11] = [
     // HTTP/2 or HTTP/1.1 that gets a TLS alert for an answer.
     (
         "frame with invalid size",
@@ -37,6 +37,10 @@ const REMEDIES: [(&str, &str); 10] = [
         "its tls.client_ca did not sign the certificate of --cert",
     ),
     ("does not speak HTTP/2 there", "name its gRPC or admin address"),
+    (
+        "Too many open files",
+        "raise the limit of this process: ulimit -n",
+    ),
 ];
 
 /// The remedy for a connection to `url`, given by `--{flag}`, that failed with this message.

@@ -136,10 +136,14 @@ struct Driver {
 
 impl Driver {
     fn run(self) {
-        let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
-            return;
-        };
-        runtime.block_on(self.drive());
+        match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+            Ok(runtime) => runtime.block_on(self.drive()),
+            // The receiver is gone if another thread has failed.
+            Err(error) => drop(
+                self.ready
+                    .blocking_send(Err(RequestError::transport(error.to_string()))),
+            ),
+        }
     }
 
     async fn drive(mut self) {

@@ -222,6 +222,31 @@ fn a_load_needs_no_right_to_the_metrics() {
 }
 
 #[test]
+fn a_thread_that_cannot_start_ends_the_run() {
+    // Scenario: fewer descriptors than the threads of a load need, of several numbers, since which of them fails to get one
+    // is chance. Expected: exit code 1, and what to raise; it does not wait for the thread.
+    let server = start(Flaw::NONE);
+    let load = "load --dataset blocks --threads 64 --connections 64 --outstanding 64 --requests 64";
+    for limit in (28..=60).step_by(4) {
+        let limited = format!(
+            "ulimit -n {limit}; exec timeout 20 {} {load}",
+            env!("CARGO_BIN_EXE_ringfetch")
+        );
+        let mut command = Command::new("sh");
+        command
+            .args(["-c", &limited])
+            .env("RINGFETCH_GRPC", format!("http://{server}"));
+        let output = command.env_remove("RINGFETCH_HTTP").output().unwrap();
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{limit}: {error}");
+        assert!(
+            error.contains("Too many open files") && error.contains("ulimit -n"),
+            "{limit}: {error}"
+        );
+    }
+}
+
+#[test]
 fn patterns_mixes_and_traces_are_read_as_asked() {
     let server = start(Flaw::NONE);
     let run = "load --requests 60 --warmup-seconds 0 --outstanding 6 --verify";
