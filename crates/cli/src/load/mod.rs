@@ -60,14 +60,16 @@ pub(crate) async fn run(global: &Global, args: &Load) -> Result<(), Failure> {
         return Err(Failure::Usage(problem.to_owned()));
     }
     driver::check(args)?;
+    let [hgrm, hdr, csv] = [&args.hgrm, &args.hdr, &args.csv].map(Option::as_deref);
+    text::check_distinct(&[("--hgrm", hgrm), ("--hdr", hdr), ("--csv", csv)])?;
     let measured = require::Measured {
         arrivals: args.rates().is_some(),
         server_cpu: args.http.is_some() || args.server_pid.is_some() || args.transport == TransportArg::Http,
         bytes: args.verify,
     };
     require::check_available(args.require.iter().chain(&args.objective), measured)?;
-    let files = HistogramFiles::create(args.hgrm.as_deref(), args.hdr.as_deref())?;
-    let series = args.csv.as_deref().map(series::Series::create).transpose()?;
+    let files = HistogramFiles::create(hgrm, hdr)?;
+    let series = csv.map(series::Series::create).transpose()?;
     let workload = Arc::new(workload::resolve(&client(global)?, global, args).await?);
     let http_transport = args.transport == TransportArg::Http;
     let http = args.http.clone().unwrap_or_else(|| HTTP_DEFAULT.to_owned());
@@ -130,6 +132,8 @@ fn publish(
 
 /// Merges results that `load --json` printed.
 pub(crate) fn merge(global: &Global, args: &Merge) -> Result<(), Failure> {
+    let [hgrm, hdr] = [&args.hgrm, &args.hdr].map(Option::as_deref);
+    text::check_distinct(&[("--hgrm", hgrm), ("--hdr", hdr)])?;
     let mut merged: Option<Report> = None;
     let mut texts = HashMap::new();
     for path in &args.results {
@@ -149,7 +153,7 @@ pub(crate) fn merge(global: &Global, args: &Merge) -> Result<(), Failure> {
         }
     }
     let merged = merged.ok_or_else(|| Failure::Usage("name at least one result".to_owned()))?;
-    let files = HistogramFiles::create(args.hgrm.as_deref(), args.hdr.as_deref())?;
+    let files = HistogramFiles::create(hgrm, hdr)?;
     publish(global, &merged, files, &args.require)?;
     require::check(&args.require, |figure| merged.figure(figure))
 }

@@ -32,6 +32,21 @@ impl Output {
     }
 }
 
+/// Refuses one file for two results: each would be written over the other.
+pub(super) fn check_distinct(mut files: &[(&str, Option<&Path>)]) -> Result<(), Failure> {
+    while let [(flag, path), others @ ..] = files {
+        if path.is_some()
+            && let Some((other, _)) = others.iter().find(|(_, other)| other == path)
+        {
+            return Err(Failure::Usage(format!(
+                "{flag} and {other} name the same file; name two"
+            )));
+        }
+        files = others;
+    }
+    Ok(())
+}
+
 fn failed(flag: &str, path: &Path, error: &io::Error) -> Failure {
     Failure::Failed(format!("{flag} {}: {error}", path.display()))
 }
