@@ -274,8 +274,8 @@ impl Client {
         answer.decode().map(|(message, _)| message)
     }
 
-    /// A call whose answer says what it changed. It is made once, since the answer to a second one would say that nothing
-    /// has changed.
+    /// A call whose answer says what it changed. It is made once, since the answer to a second one would say
+    /// that nothing has changed.
     pub(crate) async fn change<M: Message + Default>(
         &self,
         path: &'static str,

@@ -209,8 +209,8 @@ impl Endpoint {
     }
 }
 
-/// Speaks HTTP/2 and waits for the peer's settings, since whatever listens on a port accepts connections, or the kernel does
-/// for it. That costs each connection one round trip.
+/// Speaks HTTP/2 and waits for the peer's settings, since whatever listens on a port accepts connections, or
+/// the kernel does for it. That costs each connection one round trip.
 async fn handshake<S>(stream: S, calls: Arc<AtomicUsize>) -> Result<SendRequest<Bytes>, String>
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
@@ -227,7 +227,8 @@ where
         .await
         .map_err(|error| error.to_string())?;
     poll_fn(|context| match Pin::new(&mut connection).poll(context) {
-        // The first error, which calls would get: a later one is that the peer, which was sent it, has hung up.
+        // The first error, which calls would get: a later one is that the peer, which was sent it, has hung
+        // up.
         Poll::Ready(ended) => Poll::Ready(Err(match (sender.poll_ready(context), ended) {
             (Poll::Ready(Err(error)), _) | (_, Err(error)) => error.to_string(),
             (_, Ok(())) => "the server hung up".to_owned(),

@@ -18,9 +18,9 @@ const SMALL: &str = "--path DIR --out DIR/out --repetitions 2 --force";
 
 #[test]
 fn a_study_of_strategies_is_measured_resumed_and_compared() {
-    // Scenario: a forced study that is stopped at its first step, started again without --resume, resumed and stopped
-    // again before its first new step, resumed; then compared with itself. Expected: a report only at the end, marked as forced, with every requested
-    // row.
+    // Scenario: a forced study that is stopped at its first step, started again without --resume, resumed and
+    // stopped again before its first new step, resumed; then compared with itself. Expected: a report only at
+    // the end, marked as forced, with every requested row.
     let directory = scratch();
     let words = format!(
         "strategies {SMALL} --size 4MiB --step 10ms --warm-bytes 2MiB --depths 4,1,4 --profiles buffered \

@@ -114,7 +114,7 @@ impl Monitor {
                 },
                 () = self.stop.next() => {
                     if pacer.is_stopped() {
-                        let problem = "stopped a second time, while requests were in flight: their latency is unknown";
+                        let problem = "stopped a second time, while requests were in flight";
                         return Err(Failure::Failed(problem.to_owned()));
                     }
                     pacer.stop();

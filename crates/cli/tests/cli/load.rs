@@ -223,8 +223,8 @@ fn a_load_needs_no_right_to_the_metrics() {
 
 #[test]
 fn a_thread_that_cannot_start_ends_the_run() {
-    // Scenario: fewer descriptors than the threads of a load need, of several numbers, since which of them fails to get one
-    // is chance. Expected: exit code 1, and what to raise; it does not wait for the thread.
+    // Scenario: fewer descriptors than the threads of a load need, of several numbers, since which of them
+    // fails to get one is chance. Expected: exit code 1, and what to raise; it does not wait for the thread.
     let server = start(Flaw::NONE);
     let load = "load --dataset blocks --threads 64 --connections 64 --outstanding 64 --requests 64";
     for limit in (28..=60).step_by(4) {
@@ -456,8 +456,8 @@ fn cut_once(server: SocketAddr) -> SocketAddr {
     })
 }
 
-/// Forwards connections to a server, numbered from 0: of number 1 only 300 kB of responses. What `end` does with a connection
-/// then ends it.
+/// Forwards connections to a server, numbered from 0: of number 1 only 300 kB of responses. What `end` does
+/// with a connection then ends it.
 pub(crate) fn end_once(
     server: SocketAddr,
     end: impl Fn(usize, TcpStream, TcpStream) + Clone + Send + 'static,

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 #[test]
 fn signals_end_a_run_early_and_it_is_reported() {
-    // An open loop of a minute, ended by Ctrl-C, as containers and services are, and by the end of a login, once
-    // its series has a response: arrivals still to come do not count as missed.
+    // An open loop of a minute, ended by Ctrl-C, as containers and services are, and by the end of a login,
+    // once its series has a response: arrivals still to come do not count as missed.
     for signal in [Signal::INT, Signal::TERM, Signal::HUP] {
         let report = interrupted("", signal, || {});
         assert!(number(&report["seconds"]) < 50.0, "{report}");
@@ -25,8 +25,9 @@ fn signals_end_a_run_early_and_it_is_reported() {
 
 #[test]
 fn a_second_signal_waits_for_no_request() {
-    // Scenario: a server that stops answering; two different signals, since equal ones may be one, while requests are in
-    // flight. Expected: the run ends with exit code 1, one line that says why, and no report, long before --timeout.
+    // Scenario: a server that stops answering; two different signals, since equal ones may be one, while
+    // requests are in flight. Expected: the run ends with exit code 1, one line that says why, and no report,
+    // long before --timeout.
     let (stalled, is_stalled) = channel();
     // The connection is kept, and nothing more comes from it.
     let stalling = end_once(start(Flaw::NONE), move |number, _client, _server| {

@@ -237,8 +237,8 @@ async fn a_connection_that_fails_is_told_apart_and_made_again() {
 
 #[tokio::test(start_paused = true)]
 async fn what_changes_something_is_sent_once() {
-    // Scenario: a server that takes each request and hangs up; every call of an admin client. Expected: a transport error;
-    // one request for each call that changes something, five for the one that only asks.
+    // Scenario: a server that takes each request and hangs up; every call of an admin client. Expected: a
+    // transport error; one request for each call that changes something, five for the one that only asks.
     let requests = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&requests);
     let client = builder().connect_lazy_with(move || {

@@ -119,8 +119,8 @@ async fn connecting_needs_one_server_of_several() {
 
 #[tokio::test]
 async fn a_listener_that_says_nothing_is_no_server() {
-    // Scenario: a port whose connections are accepted and never answered, alone and next to a server. Expected: a transport
-    // error after the time for connecting; calls without a retry.
+    // Scenario: a port whose connections are accepted and never answered, alone and next to a server.
+    // Expected: a transport error after the time for connecting; calls without a retry.
     let silent = tokio::net::TcpListener::bind(any()).await.unwrap();
     let silent = Client::builder(format!("http://{}", silent.local_addr().unwrap()));
     let silent = silent.connect_timeout(Duration::from_millis(100));

@@ -182,9 +182,9 @@ async fn a_lying_stream_is_broken_off() {
 
 #[tokio::test(start_paused = true)]
 async fn what_the_server_has_in_hand_is_bounded_also_when_senders_give_up() {
-    // Scenario: two requests may be in flight. Two senders leave once nothing moves any more, before they are answered; a
-    // third waits until nothing moves. Then the server answers. Expected: the server never has more than two; the third
-    // waits, and is served once an abandoned one was answered.
+    // Scenario: two requests may be in flight. Two senders leave once nothing moves any more, before they are
+    // answered; a third waits until nothing moves. Then the server answers. Expected: the server never has
+    // more than two; the third waits, and is served once an abandoned one was answered.
     let most = Arc::new(AtomicUsize::new(0));
     let answers_due = Arc::new(Semaphore::new(0));
     let fake = Fake::new().on_stream({
