@@ -103,25 +103,7 @@ impl Recorder {
         };
         let reads = answer.reads();
         tally.reads_in_all += reads;
-        if !sent.permit.measured {
-            return end;
-        }
-        tally.requests += 1;
-        tally
-            .latency
-            .record(end.saturating_duration_since(sent.permit.start));
-        tally.bytes += answer.bytes;
-        tally.reads += reads;
-        if tally.parts.len() <= choice.part {
-            tally.parts.resize(choice.part + 1, (0, 0));
-        }
-        let (part_requests, part_reads) = &mut tally.parts[choice.part];
-        *part_requests += 1;
-        *part_reads += reads;
-        for item in &answer.failed {
-            count_error(&mut tally.item_errors, &item.label);
-            tally.first_error.get_or_insert_with(|| item.message.clone());
-        }
+        // Those of the warm-up too: bytes are wrong at any time.
         let part = workload.part(choice.part);
         if let Body::Ranked(ranking) = &answer.body
             && answer.failed.is_empty()
@@ -140,6 +122,25 @@ impl Recorder {
                     });
                 }
             });
+        }
+        if !sent.permit.measured {
+            return end;
+        }
+        tally.requests += 1;
+        tally
+            .latency
+            .record(end.saturating_duration_since(sent.permit.start));
+        tally.bytes += answer.bytes;
+        tally.reads += reads;
+        if tally.parts.len() <= choice.part {
+            tally.parts.resize(choice.part + 1, (0, 0));
+        }
+        let (part_requests, part_reads) = &mut tally.parts[choice.part];
+        *part_requests += 1;
+        *part_reads += reads;
+        for item in &answer.failed {
+            count_error(&mut tally.item_errors, &item.label);
+            tally.first_error.get_or_insert_with(|| item.message.clone());
         }
         end
     }

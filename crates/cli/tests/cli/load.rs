@@ -68,6 +68,11 @@ fn load_measures_what_it_read_and_checks_it() {
     assert_eq!(report["wrong_bytes"], 1);
     let first = report["first_wrong"].as_str().unwrap();
     assert!(first.starts_with("block 0, byte 5: expected 0x"), "{report}");
+    // Read in the warm-up only.
+    let warm_up = "load --verify --dataset blocks --pattern sequential --outstanding 1 --batch 1 --rate 40 \
+                   --arrivals constant --warmup-seconds 0.5 --seconds 0.5";
+    let report = json_with(start(Flaw::flipped(5)), warm_up, 1);
+    assert_eq!(report["wrong_bytes"], 1);
 
     let report = json_with(
         start(Flaw::OVERLOADED),
