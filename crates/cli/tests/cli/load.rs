@@ -235,7 +235,7 @@ fn a_thread_that_cannot_start_ends_the_run() {
     for limit in (28..=60).step_by(4) {
         let limited = format!(
             "ulimit -n {limit}; exec timeout 20 {} {load}",
-            env!("CARGO_BIN_EXE_ringfetch")
+            word(env!("CARGO_BIN_EXE_ringfetch"))
         );
         let mut command = Command::new("sh");
         command
