@@ -8,6 +8,9 @@
     reason = "a test fails by panicking, outside of its own function too"
 )]
 
+mod common;
+
+use common::{WAIT, wait_until};
 use ringfetch_engine::batch::Batch;
 use ringfetch_engine::config::{BackendKind, DirectIo, EngineConfig, OnUnavailable, Placement};
 use ringfetch_engine::dataset::{Dataset, DatasetSpec, KindSpec, PartialTail};
@@ -17,10 +20,9 @@ use ringfetch_engine::sim::{Fault, FaultPlan, SimControl};
 use ringfetch_pattern as pattern;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 const BLOCKS: u64 = 1024;
-const WAIT: Duration = Duration::from_secs(30);
 
 static PROCESS: Mutex<()> = Mutex::new(());
 
@@ -108,15 +110,6 @@ fn threads() -> Vec<String> {
 fn mappings() -> usize {
     let maps = std::fs::read_to_string("/proc/self/maps").expect("proc");
     maps.lines().filter(|line| line.contains("io_uring")).count()
-}
-
-#[track_caller]
-fn wait_until(condition: impl Fn() -> bool, complaint: impl Fn() -> String) {
-    let deadline = Instant::now() + WAIT;
-    while !condition() {
-        assert!(Instant::now() < deadline, "{}", complaint());
-        std::thread::sleep(Duration::from_micros(200));
-    }
 }
 
 /// Fetches until the engine drains; returns the batches that were answered with data.

@@ -7,6 +7,9 @@
     reason = "a test fails by panicking, outside of its own function too"
 )]
 
+mod common;
+
+use common::{WAIT, wait_until};
 use ringfetch_engine::batch::Batch;
 use ringfetch_engine::config::{BackendKind, DirectIo, EngineConfig, OnUnavailable};
 use ringfetch_engine::dataset::{Dataset, DatasetSpec, KindSpec, PartialTail};
@@ -15,13 +18,12 @@ use ringfetch_pattern as pattern;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 const SEED: u64 = 11;
 const FILE_BYTES: u64 = 8 << 20;
 const BLOCK_BYTES: u32 = 4096;
 const BLOCKS: u64 = FILE_BYTES / BLOCK_BYTES as u64;
-const WAIT: Duration = Duration::from_secs(30);
 
 fn config(backend: BackendKind) -> EngineConfig {
     let mut config = EngineConfig {
@@ -116,14 +118,6 @@ fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").expect("procfs").count()
 }
 
-fn wait_until(condition: impl Fn() -> bool, complaint: &str) {
-    let deadline = Instant::now() + WAIT;
-    while !condition() {
-        assert!(Instant::now() < deadline, "{complaint}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
 fn metrics_of(engine: &Engine) -> String {
     let registry = prometheus::Registry::new();
     engine.register_metrics(&registry).expect("free names");
@@ -209,18 +203,17 @@ fn switches_lose_nothing(round: &[BackendKind]) {
             let before = counts.right.load(Ordering::Relaxed);
             wait_until(
                 || counts.right.load(Ordering::Relaxed) > before + 64,
-                "no read is answered any more",
+                || "no read is answered any more".to_owned(),
             );
         }
         if number == 1 {
             after_second = descriptors();
         }
     }
-    assert!(
-        descriptors() <= after_second,
-        "{} then, {} now",
-        after_second,
-        descriptors()
+    // The last switch's files are closed a moment later.
+    wait_until(
+        || descriptors() <= after_second,
+        || format!("{after_second} descriptors then, {} now", descriptors()),
     );
     counts.stop.store(true, Ordering::Relaxed);
     outside.join().expect("no panic");
@@ -368,7 +361,10 @@ fn no_descriptor_is_left(backend: BackendKind) {
         .write(true)
         .open(&path)
         .expect("open");
-    wait_until(|| write_lease(&alone), "the file is still open somewhere");
+    wait_until(
+        || write_lease(&alone),
+        || "the file is still open somewhere".to_owned(),
+    );
     drain(&engine);
 }
 

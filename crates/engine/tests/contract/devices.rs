@@ -3,7 +3,8 @@
 //! A loop device whose backing file was truncated returns EIO for the lost part: a real device error on every
 //! path, including SIGBUS under a mapping.
 
-use crate::harness::{Harness, VARIANTS, Variant, WAIT, blocks_of, ranges_of, wait_until};
+use crate::common::{WAIT, wait_until};
+use crate::harness::{Harness, VARIANTS, Variant, blocks_of, ranges_of};
 use crate::machine::{Device, machine};
 use crate::named;
 use crate::needs::Need;

@@ -1,8 +1,9 @@
 //! Faults that only the simulation can produce: short reads, errnos, stalls and reordering, by script or by
 //! seed.
 
-use crate::harness::{Answer, wait_until};
-use crate::harness::{DEPTH, Harness, MAX_READ_BYTES, WAIT, assert_answer, blocks_of, expected, ranges_of};
+use crate::common::{WAIT, wait_until};
+use crate::harness::Answer;
+use crate::harness::{DEPTH, Harness, MAX_READ_BYTES, assert_answer, blocks_of, expected, ranges_of};
 use crate::named;
 use crate::suite::{Test, simulated};
 use ringfetch_engine::engine::SubmitOptions;

@@ -1,6 +1,7 @@
 //! Files of all kinds and files that change: objects, a file beyond 4 GiB, truncation, replacement.
 
-use crate::harness::{Answer, Case, Harness, assert_answer, blocks_of, expected, ranges_of, wait_until};
+use crate::common::wait_until;
+use crate::harness::{Answer, Case, Harness, assert_answer, blocks_of, expected, ranges_of};
 use crate::named;
 use crate::suite::{Test, on_every_variant};
 use ringfetch_engine::batch::Batch;

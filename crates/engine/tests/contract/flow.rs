@@ -1,9 +1,10 @@
 //! Batches accepted, dropped, refused and drained: deadlines, dropped tickets, bounds, the end.
 
+use crate::common::{WAIT, wait_until};
+use crate::harness::VARIANTS;
 use crate::harness::{
-    Answer, Case, DEPTH, Harness, MEMORY_BYTES, WAIT, assert_answer, blocks_of, expected, ranges_of,
+    Answer, Case, DEPTH, Harness, MEMORY_BYTES, assert_answer, blocks_of, expected, ranges_of,
 };
-use crate::harness::{VARIANTS, wait_until};
 use crate::named;
 use crate::needs::Need;
 use crate::suite::{Test, on_every_variant};

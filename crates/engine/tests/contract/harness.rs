@@ -2,6 +2,7 @@
 //!
 //! `fetch` submits from outside and from each core, and demands equal answers. Every wait has a deadline.
 
+use crate::common::{WAIT, wait_until};
 use crate::needs::Need;
 use prometheus::Registry;
 use ringfetch_engine::batch::{Batch, Fetched, Lengths};
@@ -15,11 +16,8 @@ use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use tempfile::TempDir;
-
-/// Longest wait for anything.
-pub(crate) const WAIT: Duration = Duration::from_secs(30);
 
 /// Response memory of an engine: holds the 5 MiB object four times, since a response must leave room for
 /// others.
@@ -570,14 +568,4 @@ pub(crate) fn blocks_of(dataset: &Arc<Dataset>, blocks: &[usize]) -> Batch {
 /// A directory on the file system of the build, which is more likely to support O_DIRECT than that of `/tmp`.
 pub(crate) fn temporary_directory() -> TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory")
-}
-
-/// Polls a condition until it holds or the longest wait is over.
-#[track_caller]
-pub(crate) fn wait_until(condition: impl Fn() -> bool, complaint: impl Fn() -> String) {
-    let deadline = Instant::now() + WAIT;
-    while !condition() {
-        assert!(Instant::now() < deadline, "{}", complaint());
-        std::thread::sleep(Duration::from_micros(200));
-    }
 }

@@ -15,6 +15,8 @@
     reason = "a test fails by panicking, outside of its own function too"
 )]
 
+#[path = "../common/mod.rs"]
+mod common;
 mod harness;
 mod machine;
 mod needs;

@@ -1,9 +1,9 @@
 //! Shared reads in flight, turns between callers, and control next to data: on the simulation, which decides
 //! when a read finishes.
 
+use crate::common::{WAIT, wait_until};
 use crate::harness::{
-    Answer, DEPTH, Harness, MAX_READ_BYTES, VARIANTS, WAIT, assert_answer, blocks_of, expected, ranges_of,
-    wait_until,
+    Answer, DEPTH, Harness, MAX_READ_BYTES, VARIANTS, assert_answer, blocks_of, expected, ranges_of,
 };
 use crate::named;
 use crate::suite::{Test, simulated};
