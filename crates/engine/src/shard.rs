@@ -80,11 +80,12 @@ const LOOKED_OVER_PER_BEAT: usize = 4096;
 
 /// The state machine over a backend; a future that ends when it has drained.
 pub(crate) struct Shard<B: Backend> {
-    backend: B,
+    // Before the backend: where a shard dies, nobody waits for threads that the backend joins.
     inbox: Inbox,
+    actives: Vec<Option<ActiveBatch>>,
+    backend: B,
     metrics: Arc<ShardMetrics>,
     eager_flush_reads: u32,
-    actives: Vec<Option<ActiveBatch>>,
     free_actives: Vec<usize>,
     /// Where the next check of waiting batches begins.
     look_from: usize,

@@ -426,3 +426,53 @@ fn a_batch_that_arrives_in_a_turn_of_many_has_its_turn() {
     let started = counts.started.load(Ordering::Relaxed);
     assert!(started < 500, "after {started} reads");
 }
+
+/// Says, when it is dropped, whether a batch is still accepted, and whether the one in the inbox was let go.
+struct Lingering {
+    mailbox: Mailbox,
+    late: Option<Box<PlannedBatch>>,
+    waiting: Reply,
+    found: Arc<Mutex<Vec<bool>>>,
+}
+
+impl Backend for Lingering {
+    fn start(&mut self, _attempt: Attempt) -> ReadSource {
+        ReadSource::Device
+    }
+
+    fn flush(&mut self) -> u32 {
+        0
+    }
+
+    fn poll_completions(&mut self, _cx: &mut Context<'_>, _finished: &mut Vec<Completion>) -> Poll<()> {
+        Poll::Pending
+    }
+}
+
+impl Drop for Lingering {
+    fn drop(&mut self) {
+        let late = self.late.take().expect("dropped once");
+        let is_refused = self.mailbox.deliver(late) == Err(SendError::Closed);
+        let is_let_go = self.waiting.try_recv().err() == Some(oneshot::error::TryRecvError::Closed);
+        *self.found.lock().expect("no panic") = vec![is_refused, is_let_go];
+    }
+}
+
+#[test]
+fn a_shard_that_dies_refuses_batches_before_its_backend_ends() {
+    // Scenario: a shard is dropped by a panic; its backend joins threads, one of which may hang in a read.
+    // Expectation: by then new batches are refused, and the one in the inbox is failed.
+    let world = World::new(4, 100_000);
+    let (mailbox, inbox) = inbox();
+    let (waits, waiting) = world.planned(&[(0, 1000)], |_| {});
+    mailbox.deliver(waits).expect("room");
+    let found = Arc::new(Mutex::new(Vec::new()));
+    let backend = Lingering {
+        mailbox,
+        late: Some(world.planned(&[(0, 1000)], |_| {}).0),
+        waiting,
+        found: Arc::clone(&found),
+    };
+    drop(Shard::new(backend, inbox, Arc::clone(&world.metrics), 0));
+    assert_eq!(*found.lock().expect("no panic"), [true, true], "refused, let go");
+}
