@@ -1,7 +1,8 @@
 //! gRPC's interoperability service (`grpc.testing.TestService`) on the daemon's gRPC port: the port's listener, its router
-//! with one service more, and its fast path. `.ci/suites` runs gRPC's own client against it. `/` is for h2spec.
+//! with one service more, and its fast path. `.ci/suites` runs gRPC's own client against it. h2spec gets a port with
+//! a page at `/`.
 //!
-//! `interop FILE` listens on a free loopback port, writes it to FILE and serves until it is killed.
+//! `interop FILE` listens on two free loopback ports, writes them (gRPC's, h2spec's) to FILE and serves until it is killed.
 
 #![forbid(unsafe_code)]
 #![expect(clippy::unwrap_used, reason = "a test server: what fails should end it")]
@@ -245,27 +246,34 @@ fn main() {
         let (lifecycle, registry) = (Lifecycle::new(), prometheus::Registry::new());
         lifecycle.start_serving();
         let rpc = RpcMetrics::new(&registry).unwrap();
-        let bound = bind("grpc.listen", "127.0.0.1:0".parse().unwrap()).unwrap();
-        let address = bound.address();
         let cores = CorePool::new(engine.clone(), fetcher.callers().clone(), &registry).unwrap();
-        let port = Port {
-            transport: "grpc",
-            bound,
-            http2_only: true,
-            router: grpc::service(fetcher.clone(), lifecycle.clone(), rpc.clone())
-                .merge(test_service())
-                .route("/", any(page)),
-            fast_path: Some(grpc::fast_path(fetcher, lifecycle.clone(), rpc.clone())),
-            hosts: None,
-            tls: None,
-            access: None,
-            role: Role::Data,
-            recorder: None,
-            rpc,
-        };
         let connection_limits = ConnectionLimits::new(&limits, engine.config().connection_bytes);
-        let listener = Listener::open_port(port, &cores, &connection_limits, &lifecycle).unwrap();
-        std::fs::write(file, address.port().to_string()).unwrap();
-        listener.serve().await;
+        let open = |transport, router, fast_path, role| {
+            let bound = bind(transport, "127.0.0.1:0".parse().unwrap()).unwrap();
+            let address = bound.address();
+            let port = Port {
+                transport,
+                bound,
+                http2_only: true,
+                router,
+                fast_path,
+                hosts: None,
+                tls: None,
+                access: None,
+                role,
+                recorder: None,
+                rpc: rpc.clone(),
+            };
+            let listener = Listener::open_port(port, &cores, &connection_limits, &lifecycle).unwrap();
+            (address.port(), listener)
+        };
+        let calls = grpc::service(fetcher.clone(), lifecycle.clone(), rpc.clone()).merge(test_service());
+        let fast_path = grpc::fast_path(fetcher, lifecycle.clone(), rpc.clone());
+        let (grpc, calls) = open("grpc", calls, Some(fast_path), Role::Data);
+        // A gRPC port refuses GET, which h2spec sends.
+        let pages = Router::new().route("/", any(page));
+        let (http, pages) = open("http", pages, None, Role::DataAndProbes(|_| false));
+        std::fs::write(file, format!("{grpc} {http}\n")).unwrap();
+        tokio::join!(calls.serve(), pages.serve());
     });
 }
