@@ -1,4 +1,4 @@
-//! `ringfetch lab`: runs the studies of ringfetch-lab; Ctrl-C, SIGTERM and SIGHUP stop them.
+//! `ringfetch lab`: runs the studies of ringfetch-lab; Ctrl-C, SIGTERM and SIGHUP stop them, twice at once.
 
 use crate::args::Global;
 use crate::daemon;
@@ -7,7 +7,7 @@ use crate::sink::Sink;
 use crate::stop::StopSignals;
 use ringfetch_lab::{Clients, Context, Lab, LabCommand, LabError};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
 pub(crate) async fn run(global: &Global, command: LabCommand) -> Result<(), Failure> {
     let stop = Arc::new(AtomicBool::new(false));
@@ -22,11 +22,7 @@ pub(crate) async fn run(global: &Global, command: LabCommand) -> Result<(), Fail
         admin: global.admin.clone(),
         command_line: shlex::try_join(line.iter().map(String::as_str)).unwrap_or_else(|_| line.join(" ")),
     };
-    let mut signals = StopSignals::catch()?;
-    let stopped = tokio::spawn(async move {
-        signals.next().await;
-        stop.store(true, Ordering::Relaxed);
-    });
+    let signals = StopSignals::catch()?;
     let lab = Lab { command };
     let study = tokio::task::spawn_blocking(move || {
         let mut out = Sink::open(None)?;
@@ -37,10 +33,5 @@ pub(crate) async fn run(global: &Global, command: LabCommand) -> Result<(), Fail
             LabError::Refused(problem) | LabError::Failed(problem) => Failure::Failed(problem),
         })
     });
-    let ended = study.await;
-    stopped.abort();
-    match ended {
-        Ok(ended) => ended,
-        Err(_) => Err(Failure::Failed("the study ended unexpectedly".to_owned())),
-    }
+    signals.end_in_order(study, &stop).await?
 }

@@ -56,7 +56,7 @@ fn run(cli: &Cli) -> Result<(), Failure> {
         .enable_all()
         .build()?;
     let global = &cli.global;
-    runtime.block_on(async {
+    let ended = runtime.block_on(async {
         match &cli.command {
             Command::Get(get) => get::run(global, get).await,
             Command::Score(score) => score::run(global, score).await,
@@ -79,7 +79,10 @@ fn run(cli: &Cli) -> Result<(), Failure> {
             }
             Command::Man { directory } => Ok(MANUAL.write(Cli::command(), directory)?),
         }
-    })
+    });
+    // Its threads may hang in a read.
+    runtime.shutdown_background();
+    ended
 }
 
 #[cfg(test)]

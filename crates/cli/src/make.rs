@@ -21,10 +21,10 @@ pub(crate) async fn run(global: &Global, make: &Make) -> Result<(), Failure> {
     if plan.kind == "objects" && !how.force {
         room_for(path, plan.length_bytes)?;
     }
-    let mut stopped = StopSignals::catch()?;
+    let signals = StopSignals::catch()?;
     let bar = progress::bytes(plan.length_bytes);
     let stop = Arc::new(AtomicBool::new(false));
-    let mut writing = {
+    let writing = {
         let (write, path, seed) = (plan.write, path.to_owned(), how.seed);
         let (bar, stop) = (bar.clone(), Arc::clone(&stop));
         tokio::task::spawn_blocking(move || {
@@ -34,16 +34,9 @@ pub(crate) async fn run(global: &Global, make: &Make) -> Result<(), Failure> {
             })
         })
     };
-    let written = tokio::select! {
-        written = &mut writing => written,
-        () = stopped.next() => {
-            stop.store(true, Ordering::Relaxed);
-            writing.await
-        }
-    };
+    let written = signals.end_in_order(writing, &stop).await;
     bar.finish_and_clear();
-    let written = written.map_err(|_| Failure::Failed("the writer failed".to_owned()))?;
-    written.map_err(|error| {
+    written?.map_err(|error| {
         if error.kind() == io::ErrorKind::Interrupted {
             let left = match plan.kind {
                 "objects" => "the objects made so far remain",

@@ -4,7 +4,9 @@
 use crate::outcome::Failure;
 use std::future::pending;
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::task::JoinHandle;
 
 /// Catches the signals. One that arrives while none is awaited is remembered.
 #[derive(Debug)]
@@ -44,6 +46,28 @@ impl StopSignals {
             _ = self.interrupt.recv() => {}
             _ = self.terminate.recv() => {}
             _ = hang_up => {}
+        }
+    }
+
+    /// Waits for work on a thread that ends soon once `stop` is set, which the first signal does. The second one
+    /// ends the wait: the thread may hang in a read.
+    pub(crate) async fn end_in_order<T>(
+        mut self,
+        mut work: JoinHandle<T>,
+        stop: &AtomicBool,
+    ) -> Result<T, Failure> {
+        loop {
+            tokio::select! {
+                ended = &mut work => {
+                    return ended.map_err(|_| Failure::Failed("the command ended unexpectedly".to_owned()));
+                }
+                () = self.next() => {
+                    if stop.swap(true, Ordering::Relaxed) {
+                        let problem = "stopped a second time, before it had ended in order";
+                        return Err(Failure::Failed(problem.to_owned()));
+                    }
+                }
+            }
         }
     }
 }

@@ -1,10 +1,11 @@
 //! `ringfetch load` that is stopped, or whose daemon is.
 
-use crate::command;
 use crate::load::{end_once, number};
 use crate::server::{Flaw, start};
+use crate::{command, word};
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
+use std::net::TcpListener;
 use std::process::{Command, Stdio};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
@@ -51,6 +52,35 @@ fn a_second_signal_waits_for_no_request() {
     assert_eq!(output.status.code(), Some(1), "{error}");
     assert!(error.starts_with("ringfetch: stopped a second time, "), "{error}");
     assert!(output.stdout.is_empty(), "{error}");
+}
+
+#[test]
+fn a_second_signal_waits_for_no_step_of_a_study() {
+    // Scenario: a daemon that says nothing; two signals once the study has connected. Expected: it ends with
+    // exit code 1 and one line that says why; it does not wait for the daemon.
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", silent.local_addr().unwrap());
+    let directory = tempfile::tempdir().unwrap();
+    let (path, out) = (directory.path(), directory.path().join("out"));
+    let args = format!(
+        "--admin {url} lab flip --server {url} --dataset blocks --path {} --out {} --force",
+        word(path),
+        word(&out),
+    );
+    let run = command(None, &args)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let waiting = silent.accept().unwrap();
+    for signal in [Signal::INT, Signal::TERM] {
+        rustix::process::kill_process(Pid::from_child(&run), signal).unwrap();
+    }
+    let output = run.wait_with_output().unwrap();
+    drop(waiting);
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(error.starts_with("ringfetch: stopped a second time, "), "{error}");
 }
 
 #[test]
