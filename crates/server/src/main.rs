@@ -7,8 +7,8 @@
 mod cli;
 mod healthcheck;
 mod manual;
+mod start_errors;
 
-use std::fmt::Display;
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::net::UnixStream;
@@ -45,6 +45,7 @@ use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use cli::{Cli, Command};
+use start_errors::{ConfigError, HostError, StartErrors};
 
 /// Chosen by measurement: docs/adr/0008.
 #[global_allocator]
@@ -58,30 +59,6 @@ const EXIT_HOST: u8 = 3;
 
 /// Sends the last spans.
 static FLUSHER: BlockingPool = BlockingPool::new("rf-flush", 1);
-
-/// Mistakes in the configuration or the files it names, one per line.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-struct ConfigError(String);
-
-/// What this host refuses, one per line.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-struct HostError(String);
-
-/// Gathers mistakes, so that all are reported at once.
-#[derive(Default)]
-struct Mistakes(Vec<String>);
-
-impl Mistakes {
-    fn take<T, E: Display>(&mut self, result: Result<T, E>) -> Option<T> {
-        result.map_err(|error| self.0.push(error.to_string())).ok()
-    }
-
-    fn text(&self) -> String {
-        self.0.join("\n  ")
-    }
-}
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -143,26 +120,22 @@ fn check_config(inputs: &Inputs, open: bool) -> anyhow::Result<()> {
         .map(|dataset| dataset.name.as_str())
         .collect();
     let opened = if open {
-        let (mut mistakes, mut refusals) = (Mistakes::default(), Mistakes::default());
-        mistakes.take(check_memory(&config));
-        mistakes.take(load_tls(&config));
-        mistakes.take(load_access(&config));
-        mistakes.take(config.access_log.as_ref().map_or(Ok(()), AccessLog::check));
-        mistakes.take(Catalogue::open(&config.datasets));
+        let mut errors = StartErrors::default();
+        errors.of_config(check_memory(&config));
+        errors.of_config(load_tls(&config));
+        errors.of_config(load_access(&config));
+        errors.of_config(config.access_log.as_ref().map_or(Ok(()), AccessLog::check));
+        errors.open(&config.datasets);
         let checked = Engine::check_backend(&config.engine, config.engine.backend);
-        let mut statuses = vec![("engine.backend".to_owned(), refusals.take(checked))];
+        let mut statuses = vec![("engine.backend".to_owned(), errors.of_host(checked))];
         for (name, backend) in &config.dataset_backends {
             let key = format!("datasets.{name}.backend");
             let checked = Engine::check_backend(&config.engine, *backend);
-            let status = refusals.take(checked.map_err(|error| format!("{key}: {error}")));
+            let status = errors.of_host(checked.map_err(|error| format!("{key}: {error}")));
             statuses.push((key, status));
         }
-        if !mistakes.0.is_empty() {
-            mistakes.0.append(&mut refusals.0);
-            return Err(ConfigError(mistakes.text()).into());
-        }
-        if !refusals.0.is_empty() {
-            return Err(HostError(refusals.text()).into());
+        if errors.any() {
+            return Err(errors.into_error());
         }
         for (key, status) in statuses {
             if let Some(status) = status.filter(BackendStatus::is_fallback) {
@@ -243,9 +216,9 @@ struct Ports {
 }
 
 impl Ports {
-    fn bind(config: &Config) -> Result<Self, HostError> {
-        let mut refusals = Mistakes::default();
-        let mut bind = |key, address| refusals.take(listener::bind(key, address));
+    fn bind(config: &Config) -> anyhow::Result<Self> {
+        let mut errors = StartErrors::default();
+        let mut bind = |key, address| errors.of_host(listener::bind(key, address));
         let grpc = bind("grpc.listen", config.grpc_listen);
         let http = bind("http.listen", config.http_listen);
         let admin = match config.admin_listen {
@@ -254,7 +227,7 @@ impl Ports {
         };
         match (grpc, http, admin) {
             (Some(grpc), Some(http), Some(admin)) => Ok(Self { grpc, http, admin }),
-            _ => Err(HostError(refusals.text())),
+            _ => Err(errors.into_error()),
         }
     }
 
@@ -280,23 +253,22 @@ fn run(inputs: &Inputs, addresses_file: Option<&Path>) -> anyhow::Result<()> {
         ReloadSignals::install().context("catching SIGHUP")?
     };
     let starting = EndWhileStarting::watch().context("catching signals")?;
-    let mut mistakes = Mistakes::default();
-    let memory = mistakes.take(check_memory(config));
-    let tls = mistakes.take(load_tls(config));
-    let access_log = mistakes.take(open_access_log(config, telemetry.registry()));
-    let access = mistakes.take(load_access(config));
+    let mut errors = StartErrors::default();
+    let memory = errors.of_config(check_memory(config));
+    let tls = errors.of_config(load_tls(config));
+    let access_log = errors.of_config(open_access_log(config, telemetry.registry()));
+    let access = errors.of_config(load_access(config));
     // Ports before anything slow, so that a port in use is reported at once. Only datasets come first,
     // because a file that cannot be opened is a configuration mistake, which is reported before any port is
     // bound; the demo first has to make its files.
-    let open = || Catalogue::open(&config.datasets);
     let opened = match &inputs.base {
-        Base::File(_) => mistakes.take(open().map(Some)),
+        Base::File(_) => errors.open(&config.datasets).map(Some),
         Base::Demo(_) => Some(None),
     };
     let (Some(()), Some(tls), Some(access_log), Some(access), Some(opened)) =
         (memory, tls, access_log, access, opened)
     else {
-        return Err(ConfigError(mistakes.text()).into());
+        return Err(errors.into_error());
     };
     // The guard lives to the end, so that the last lines are written.
     let (access_log, _flushed) = access_log.unzip();
@@ -307,7 +279,10 @@ fn run(inputs: &Inputs, addresses_file: Option<&Path>) -> anyhow::Result<()> {
             if let Base::Demo(directory) = base {
                 demo::prepare(directory)?;
             }
-            open().map_err(|errors| ConfigError(errors.to_string()))?
+            match errors.open(&config.datasets) {
+                Some(catalogue) => catalogue,
+                None => return Err(errors.into_error()),
+            }
         }
     };
     let datasets = catalogue.datasets();

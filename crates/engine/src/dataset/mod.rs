@@ -223,6 +223,8 @@ pub struct OpenError {
     pub field: &'static str,
     /// What is wrong and how to fix it.
     pub problem: String,
+    /// Whether the system refuses what it takes to open it (file descriptors, memory): the configuration may be right.
+    pub is_refused_by_host: bool,
 }
 
 /// What a dataset is, once open.

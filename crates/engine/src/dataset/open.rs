@@ -25,15 +25,22 @@ impl ErrorContext<'_> {
             dataset: self.dataset.to_owned(),
             field,
             problem: problem.into(),
+            is_refused_by_host: false,
         }
     }
 
     pub(super) fn io(self, path: &Path, error: &io::Error) -> OpenError {
-        self.field(
-            "path",
-            format!("{}: {}", path.display(), open_problem(path, error)),
-        )
+        let problem = format!("{}: {}", path.display(), open_problem(path, error));
+        OpenError {
+            is_refused_by_host: is_refused_by_host(error),
+            ..self.field("path", problem)
+        }
     }
+}
+
+fn is_refused_by_host(error: &io::Error) -> bool {
+    let errno = Errno::from_io_error(error);
+    matches!(errno, Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM))
 }
 
 /// What an errno of an open means to the operator who configured the path.
@@ -45,6 +52,10 @@ fn open_problem(path: &Path, error: &io::Error) -> String {
         }
         Some(Errno::MFILE | Errno::NFILE) => {
             "out of file descriptors: raise the limit (ulimit -n, LimitNOFILE), or serve fewer files"
+                .to_owned()
+        }
+        Some(Errno::NOMEM) => {
+            "the kernel has no memory to open it: free some, or raise the limit of the control group"
                 .to_owned()
         }
         Some(Errno::NOTDIR) => "a part of the path is not a directory: correct the path".to_owned(),

@@ -98,14 +98,14 @@ fn files_that_contradict_their_entry_are_told_all_at_once() {
         &["a-directory", "is a directory", "kind: objects"],
         &["a-file", "objects need a directory", "kind: blocks"],
     ];
-    refused_with_lines(&setup, &checks);
+    refused_with_lines(&setup, 2, &checks);
 }
 
-/// A start and a check of the configuration end with exit code 2, and with a line for each of `checks` that has all of
+/// A start and a check of the configuration end with this exit code, and with a line for each of `checks` that has all of
 /// its parts.
-fn refused_with_lines(setup: &Setup, checks: &[&[&str]]) {
+fn refused_with_lines(setup: &Setup, code: i32, checks: &[&[&str]]) {
     for run in [setup.refused(), setup.run(&["check-config", "--open"])] {
-        run.with(2, &[]);
+        run.with(code, &[]);
         for check in checks {
             let told = run
                 .said
@@ -137,6 +137,29 @@ fn a_file_without_permission_names_the_file_and_the_remedy() {
                 "let the daemon's user read it",
             ],
         );
+}
+
+#[test]
+fn too_few_descriptors_for_a_dataset_are_the_hosts_refusal() {
+    // Scenario: a limit of 100 open files, and a dataset of 100 files; then also one whose file is missing; a start, and
+    // a check of the configuration. Expectation: exit code 3, with the dataset and the remedy; with the mistake 2, and
+    // both lines.
+    let names: Vec<String> = (0..100).map(|index| format!("{index}.bin")).collect();
+    let paths = format!("paths: [{}]", names.join(", "));
+    let many = ["name: many", "kind: blocks", "block_bytes: 4096", &paths];
+    let missing = ["name: a", "kind: blocks", "block_bytes: 4096", "path: gone.bin"];
+    let refusal = ["dataset many: path", "out of file descriptors: raise the limit"];
+    let mistake = ["dataset a: path", "gone.bin: does not exist"];
+    let limited = || {
+        let setup = Setup::new("pread").through(&["prlimit", "--nofile=100"]);
+        for name in &names {
+            setup.file(name, &[1; 4096]);
+        }
+        setup
+    };
+    refused_with_lines(&limited().dataset(&many), 3, &[&refusal]);
+    let both = limited().dataset(&missing).dataset(&many);
+    refused_with_lines(&both, 2, &[&refusal, &mistake]);
 }
 
 #[test]
@@ -211,7 +234,7 @@ fn mistakes_in_all_kinds_of_files_are_told_all_at_once() {
         &["access_log.path", "gone/access.log", "cannot be"],
         &["a: path", "gone.bin: does not exist", "correct the path"],
     ];
-    refused_with_lines(&setup, &checks);
+    refused_with_lines(&setup, 2, &checks);
 }
 
 #[test]

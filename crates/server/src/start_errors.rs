@@ -1,0 +1,67 @@
+//! What prevents a start: mistakes in the configuration and what this host refuses, all reported at once.
+
+use ringfetch_engine::dataset::DatasetSpec;
+use ringfetch_server::catalogue::{Catalogue, OpenErrors};
+use std::fmt::Display;
+
+/// Mistakes in the configuration or the files it names, one per line.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct ConfigError(pub(crate) String);
+
+/// What this host refuses, one per line.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct HostError(String);
+
+/// Gathers both.
+#[derive(Default)]
+pub(crate) struct StartErrors {
+    mistakes: Vec<String>,
+    refusals: Vec<String>,
+}
+
+impl StartErrors {
+    /// The value, or one more mistake.
+    pub(crate) fn of_config<T, E: Display>(&mut self, result: Result<T, E>) -> Option<T> {
+        result.map_err(|error| self.mistakes.push(error.to_string())).ok()
+    }
+
+    /// The value, or one more refusal of this host.
+    pub(crate) fn of_host<T, E: Display>(&mut self, result: Result<T, E>) -> Option<T> {
+        result.map_err(|error| self.refusals.push(error.to_string())).ok()
+    }
+
+    /// Opens the datasets.
+    pub(crate) fn open(&mut self, datasets: &[DatasetSpec]) -> Option<Catalogue> {
+        let OpenErrors(errors) = match Catalogue::open(datasets) {
+            Ok(catalogue) => return Some(catalogue),
+            Err(errors) => errors,
+        };
+        for error in errors {
+            let list = if error.is_refused_by_host {
+                &mut self.refusals
+            } else {
+                &mut self.mistakes
+            };
+            list.push(error.to_string());
+        }
+        None
+    }
+
+    pub(crate) fn any(&self) -> bool {
+        !self.mistakes.is_empty() || !self.refusals.is_empty()
+    }
+
+    /// All of them: a [`ConfigError`] if there is a mistake, which remains when the host refuses nothing more; else a
+    /// [`HostError`].
+    pub(crate) fn into_error(self) -> anyhow::Error {
+        let is_mistaken = !self.mistakes.is_empty();
+        let text = [self.mistakes, self.refusals].concat().join("\n  ");
+        if is_mistaken {
+            ConfigError(text).into()
+        } else {
+            HostError(text).into()
+        }
+    }
+}
