@@ -3,6 +3,7 @@
 //! Values from the environment and flags are YAML scalars at a dotted path. Nothing here knows which keys
 //! exist, except that `datasets` is a list, and lists can be set only in the file.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -25,6 +26,20 @@ const OFF_KEYS: [(&str, &str); 5] = [
     ("tls", "certificate"),
     ("tracing", "otlp_endpoint"),
 ];
+
+/// The known key that a variable with too few or too many underscores was meant for, and that key's variable.
+pub(super) fn variable_meant<'a>(name: &str, known: &'a BTreeSet<String>) -> Option<(&'a str, String)> {
+    let meant = name.strip_prefix("RINGFETCH_")?.trim_start_matches('_');
+    let meant = meant.replace("__", "_").to_ascii_lowercase();
+    let key = known.iter().find(|key| is_joined_by_underscores(key, &meant))?;
+    let variable = key.replace('.', "__").to_ascii_uppercase();
+    Some((key, format!("{ENVIRONMENT_PREFIX}{variable}")))
+}
+
+/// Whether `name` is the path of a key in a section, with underscores between its parts: `engine_backend`.
+pub(super) fn is_joined_by_underscores(key: &str, name: &str) -> bool {
+    key.contains('.') && key.replace('.', "_") == name
+}
 
 /// The remedy where the section `path` is expected and something else is found.
 pub(super) fn section_allowed(path: &str, found: &Content) -> String {

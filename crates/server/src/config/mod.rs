@@ -186,28 +186,18 @@ pub fn known_keys() -> BTreeSet<String> {
         .unwrap_or_default()
 }
 
-/// Reports variables such as `RINGFETCH_ENGINE_BACKEND`, which set nothing. Only those that would name a key:
-/// Kubernetes, for example, sets other `RINGFETCH_...` variables for a service of that name.
+/// Reports variables such as `RINGFETCH_ENGINE_BACKEND` and `RINGFETCH_ENGINE__BACKEND`, which set nothing. Only those
+/// that would name a key: Kubernetes, for example, sets other `RINGFETCH_...` variables for a service of that name.
 fn single_underscores(inputs: &Inputs, known: &BTreeSet<String>) -> Vec<Problem> {
     let mut problems = Vec::new();
     for (name, _) in &inputs.environment {
         let Some(name) = name.to_str() else { continue };
-        let Some(rest) = name
-            .strip_prefix("RINGFETCH_")
-            .filter(|rest| !rest.starts_with('_'))
-        else {
+        if name.starts_with(ENVIRONMENT_PREFIX) {
             continue;
-        };
-        let meant = known
-            .iter()
-            .find(|key| key.contains('.') && key.replace('.', "_").eq_ignore_ascii_case(rest));
-        if let Some(key) = meant {
-            let variable = format!(
-                "{ENVIRONMENT_PREFIX}{}",
-                key.replace('.', "__").to_ascii_uppercase()
-            );
+        }
+        if let Some((key, variable)) = layers::variable_meant(name, known) {
             problems.push(Problem {
-                key: key.clone(),
+                key: key.to_owned(),
                 problem: "is not set by a name with single underscores".to_owned(),
                 remedy: format!("the variable is {variable}"),
                 source: Source::Environment(name.to_owned()),
@@ -215,4 +205,61 @@ fn single_underscores(inputs: &Inputs, known: &BTreeSet<String>) -> Vec<Problem>
         }
     }
     problems
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_variable_with_too_few_or_too_many_underscores_names_the_right_one() {
+        // Scenario: variables that mean a key, with one underscore where there are two, before the section, before the
+        // key or both, and with two where there is one; one of another program. Expectation: each is a problem that
+        // names the right variable; the other program's is none.
+        let backend = "RINGFETCH__ENGINE__BACKEND";
+        for (name, right) in [
+            ("RINGFETCH_ENGINE_BACKEND", backend),
+            ("RINGFETCH_ENGINE__BACKEND", backend),
+            ("RINGFETCH__ENGINE_BACKEND", backend),
+            ("RINGFETCH__ACCESS_LOG_PATH", "RINGFETCH__ACCESS_LOG__PATH"),
+            (
+                "RINGFETCH__ENGINE__URING_QUEUE_DEPTH",
+                "RINGFETCH__ENGINE__URING__QUEUE_DEPTH",
+            ),
+            (
+                "RINGFETCH__ENGINE__MEMORY__BUDGET",
+                "RINGFETCH__ENGINE__MEMORY_BUDGET",
+            ),
+        ] {
+            let problems = load(&inputs(&[name, "RINGFETCH_SERVICE_PORT"], &[])).unwrap_err();
+            let [Problem { remedy, source, .. }] = &problems.0[..] else {
+                panic!("{problems}");
+            };
+            assert_eq!(*remedy, format!("the variable is {right}"));
+            assert_eq!(*source, Source::Environment(name.to_owned()));
+        }
+    }
+
+    #[test]
+    fn a_flag_with_underscores_between_the_parts_names_the_key() {
+        // Scenario: --set access_log_path, which resembles the section access_log. Expectation: the key.
+        let problems = load(&inputs(&[], &["access_log_path"])).unwrap_err();
+        assert_eq!(problems.0[0].remedy, "did you mean access_log.path?");
+    }
+
+    fn inputs(variables: &[&str], keys: &[&str]) -> Inputs {
+        let flag = |key: &&str| Flag {
+            name: format!("--set {key}"),
+            key: (*key).to_owned(),
+            value: "1".to_owned(),
+        };
+        Inputs {
+            base: Base::Demo("demo".into()),
+            environment: variables
+                .iter()
+                .map(|name| ((*name).into(), "1".into()))
+                .collect(),
+            flags: keys.iter().map(flag).collect(),
+        }
+    }
 }

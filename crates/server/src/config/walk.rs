@@ -15,7 +15,7 @@ use serde_yaml::Value;
 
 use ringfetch_command::size;
 
-use super::layers::{Content, Node, join, section_allowed};
+use super::layers::{Content, Node, is_joined_by_underscores, join, section_allowed, variable_meant};
 use super::problem::{Problem, Source};
 
 /// One key's effective value.
@@ -128,7 +128,14 @@ impl Walk {
             known,
         } = self.found.into_inner();
         for (key, source) in unknown {
-            let remedy = suggest(&key, &known);
+            let variable = match &source {
+                Source::Environment(name) => variable_meant(name, &known),
+                Source::Default | Source::Demo | Source::File(_) | Source::Flag(_) => None,
+            };
+            let remedy = match variable {
+                Some((_, variable)) => format!("the variable is {variable}"),
+                None => suggest(&key, &known),
+            };
             problems.push(Problem {
                 key,
                 problem: "is not a key here".to_owned(),
@@ -166,6 +173,9 @@ fn suggest(key: &str, known: &BTreeSet<String>) -> String {
         // The whole dotted path was written as one key of the file.
         let (section, name) = split(&key);
         return format!("write {name} below {section}, as a key of that section");
+    }
+    if let Some(meant) = known.iter().find(|known| is_joined_by_underscores(known, &key)) {
+        return format!("did you mean {meant}?");
     }
     let (section, name) = split(&key);
     let elsewhere = known
