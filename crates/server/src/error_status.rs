@@ -238,14 +238,17 @@ impl ItemMessages {
 
 /// An error's message as it is sent: at most 512 bytes, since clients choose parts of it.
 pub fn message_of(error: &impl std::fmt::Display) -> String {
-    let mut message = error.to_string();
-    if message.len() > MESSAGE_BYTES_MAX {
-        let mut end = MESSAGE_BYTES_MAX - "...".len();
-        while !message.is_char_boundary(end) {
-            end -= 1;
-        }
-        message.truncate(end);
-        message.push_str("...");
+    shortened(error.to_string(), MESSAGE_BYTES_MAX)
+}
+
+/// A message of at most `bytes_max`, which is above 6. What is too long loses its middle: its end has the reason and the
+/// remedy.
+pub(crate) fn shortened(mut message: String, bytes_max: usize) -> String {
+    const CUT: &str = "...";
+    if message.len() > bytes_max {
+        let begin = message.floor_char_boundary(bytes_max / 2 - CUT.len());
+        let end = message.ceil_char_boundary(message.len() - bytes_max / 2);
+        message.replace_range(begin..end, CUT);
     }
     message
 }
@@ -368,15 +371,29 @@ mod tests {
 
     #[test]
     fn a_long_name_does_not_make_a_long_message() {
-        // A name of 100 kB of two-byte characters: the message is cut between characters and stays within the
-        // limit.
+        // A name of 100 kB of two-byte characters: the message loses its middle, is cut between characters, stays
+        // within the limit, and keeps what follows the name.
         let error = FetchError::DatasetNotFound {
             name: "é".repeat(50_000),
             known: "a".into(),
         };
         let status = to_status(&error, "indices");
-        assert!(status.message().len() <= MESSAGE_BYTES_MAX && status.message().ends_with("..."));
+        let message = status.message();
+        assert!(
+            message.len() <= MESSAGE_BYTES_MAX && message.contains("é...é"),
+            "{message}"
+        );
+        assert!(message.ends_with("there are: a"), "{message}");
         assert!(status.details().len() < 3 * MESSAGE_BYTES_MAX);
+        let unreadable = message_of(&ReadError::ObjectUnreadable {
+            name: "o".repeat(1000),
+            errno: Errno::ACCESS.raw_os_error(),
+        });
+        assert_eq!(unreadable.len(), MESSAGE_BYTES_MAX);
+        assert!(
+            unreadable.ends_with("cannot be opened: Permission denied (os error 13)"),
+            "{unreadable}"
+        );
     }
 
     #[test]

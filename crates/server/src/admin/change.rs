@@ -146,11 +146,8 @@ fn not_reloaded(refused: &ReloadError) -> Status {
         ReloadError::Unavailable(_) => with_reason(Code::FailedPrecondition, "BACKEND_UNAVAILABLE", refused),
         ReloadError::Broken(_) => with_reason(Code::Internal, "BROKEN", refused),
         ReloadError::Invalid(mistakes) => {
-            let problem = |mistake: &ReloadProblem| {
-                let mut text = mistake.problem.clone();
-                text.truncate(text.floor_char_boundary(PROBLEM_BYTES_MAX));
-                text
-            };
+            let problem =
+                |mistake: &ReloadProblem| error_status::shortened(mistake.problem.clone(), PROBLEM_BYTES_MAX);
             let listed = || mistakes.iter().take(PROBLEMS_MAX);
             let violations: Vec<FieldViolation> = listed()
                 .map(|mistake| FieldViolation::new(&mistake.key, problem(mistake)))
