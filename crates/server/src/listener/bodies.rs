@@ -167,6 +167,7 @@ pub(super) struct ResponseOrStall<F, B> {
     exchange: Arc<Exchange>,
     /// hyper sends the head only.
     is_head: bool,
+    is_polled: bool,
     /// The response, once it is known.
     unread: Option<UnreadRequest<B>>,
 }
@@ -178,6 +179,7 @@ impl<F, B> ResponseOrStall<F, B> {
             answer,
             exchange,
             is_head,
+            is_polled: false,
             unread: None,
         }
     }
@@ -194,6 +196,9 @@ where
         let this = self.get_mut();
         if this.exchange.is_stalled() {
             return Poll::Ready(Err(BodyStalled));
+        }
+        if !std::mem::replace(&mut this.is_polled, true) {
+            this.exchange.begin_serving();
         }
         if this.unread.is_none() {
             let record = this.exchange.record();

@@ -32,7 +32,7 @@ use crate::caller::Connection;
 use crate::error_status::{overloaded_call, refused_call};
 use crate::grpc;
 use crate::http::{refusal, too_late};
-use crate::rpc_metrics::replaced;
+use crate::rpc_metrics::{Outcome, replaced};
 use ringfetch_engine::share::{Refused, Share};
 
 /// Most open calls of the health and reflection services on a connection. A watch needs no deadline.
@@ -206,8 +206,14 @@ impl RequestDispatcher {
             let refused = refused_call(Code::ResourceExhausted, "too-many-watches", detail);
             return DispatchFuture::refused(refused.into_http(), progress);
         }
+        let set_unserved = || {
+            if matches!(self.role, Role::DataAndProbes(_)) {
+                exchange.set_unserved(Outcome::unserved_http());
+            }
+        };
         match self.fast_paths.get(core) {
             Some(fast_path) if fast_path.accepts(&request) => {
+                set_unserved();
                 DispatchFuture::Fast(fast_path.call(request, connection))
             }
             Some(_) | None => {
@@ -217,6 +223,7 @@ impl RequestDispatcher {
                 {
                     return self.no_memory(&request, refused, progress);
                 }
+                set_unserved();
                 request.extensions_mut().insert(connection.clone());
                 // A router is always ready.
                 DispatchFuture::Routed(Box::new(RoutedRequest {
@@ -317,7 +324,7 @@ impl RequestDispatcher {
             Ok(()) => {}
             Err(HostError::Missing) => {
                 self.refusals.host.inc();
-                let detail = "Host: missing, or more than one";
+                let detail = "Host: missing, or more than one; send one";
                 return refuse(StatusCode::BAD_REQUEST, "malformed", detail);
             }
             Err(HostError::Foreign) => {

@@ -5,7 +5,7 @@
 //! Collected in a variable of the thread, like records: three numbers, without an allocation or a reference count.
 
 use super::labels::{GRPC_CODES, HTTP_CODES, grpc_code_index, http_code_index};
-use super::{GRPC, GrpcMethod, HttpOperation, Method, TRANSPORTS};
+use super::{GRPC, GrpcMethod, HTTP, HttpOperation, Method, TRANSPORTS};
 use std::cell::Cell;
 
 /// Transport, method and code, by number.
@@ -28,6 +28,12 @@ impl Outcome {
             method: number(method),
             code: number(code),
         }
+    }
+
+    /// The outcome of a request over HTTP whose client left before it was served: with HTTP/1, hyper drops its
+    /// response unpolled.
+    pub(crate) fn unserved_http() -> Self {
+        Self::new(HTTP, HttpOperation::Other.index(), HttpOperation::ABANDONED)
     }
 
     pub(super) fn transport(self) -> usize {

@@ -179,6 +179,40 @@ async fn the_metrics_are_what_the_clients_counted() {
 }
 
 #[tokio::test]
+async fn a_request_whose_client_leaves_at_once_is_counted() {
+    // Scenario: clients over HTTP/1.1 that send a request and close their sending side with it, some with a body.
+    // Expectation: answered or not, each is counted once, as it is in the access log.
+    let (setup, _) = plain_blocks(Setup::new(any_backend()), 16);
+    let daemon = setup.set("access_log.path", "access.log").start();
+    let get = "GET /v1/datasets/blocks/blocks/7 HTTP/1.1\r\nhost: localhost\r\n\r\n".to_owned();
+    let post = "POST /v1/datasets/blocks/blocks:batchFetch HTTP/1.1\r\nhost: localhost\r\n\
+                content-type: application/json\r\ncontent-length: 15\r\n\r\n{\"indices\":[7]}";
+    let pipelined = get.repeat(2);
+    for _ in 0..20 {
+        for request in [get.as_str(), post, &pipelined] {
+            let mut stream = std::net::TcpStream::connect(daemon.http).unwrap();
+            stream.write_all(request.as_bytes()).unwrap();
+            stream.shutdown(std::net::Shutdown::Write).unwrap();
+            let mut answer = Vec::new();
+            // It may be reset.
+            let _end = std::io::Read::read_to_end(&mut stream, &mut answer);
+        }
+    }
+    eventually_async("each is counted as often as it is logged", async || {
+        let scrape = daemon.scrape().await;
+        let methods = ["GetBlock", "BatchFetchBlocks", "other"];
+        let counted = methods.map(|method| scrape.sum("ringfetch_rpc_requests_total", &[("method", method)]));
+        let log = std::fs::read_to_string(daemon.path("access.log")).unwrap_or_default();
+        let logged = methods.map(|method| log.matches(&format!("\"method\":\"{method}\"")).count());
+        // Of two pipelined ones the second may be unread.
+        let is_whole = logged.iter().sum::<usize>() >= 60;
+        (is_whole && counted == logged.map(|lines| f64::from(u32::try_from(lines).unwrap()))).then_some(())
+    })
+    .await;
+    daemon.stop().await;
+}
+
+#[tokio::test]
 async fn an_object_that_cannot_be_read_is_counted_by_every_road() {
     // Scenario: objects that are missing, have an invalid name, or are shorter than the range, requested over
     // HTTP, by ReadObject and in a batch. Expectation: each counts as one read with its result, and as one

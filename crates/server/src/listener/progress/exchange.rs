@@ -166,6 +166,16 @@ impl Exchange {
         self.mark_whole();
     }
 
+    /// Sets the outcome that it has if its response is never polled.
+    pub(in crate::listener) fn set_unserved(&self, outcome: Outcome) {
+        self.outcome.store(outcome.pack(), Ordering::Relaxed);
+    }
+
+    /// Its response is polled for the first time: from now on it is counted by what serves it, also if that is dropped.
+    pub(in crate::listener) fn begin_serving(&self) {
+        self.outcome.store(0, Ordering::Relaxed);
+    }
+
     /// Notes what was observed while its response was polled.
     pub(in crate::listener) fn observed(&self, collected: Collected) {
         if collected.is_empty() {
