@@ -192,7 +192,6 @@ impl Fetcher {
     /// `Forbidden`, whether the dataset exists or not, or `DatasetNotFound`, which lists those that may be
     /// read.
     fn dataset_for(&self, name: &str, reader: Option<&Arc<Connection>>) -> Result<Arc<Dataset>, FetchError> {
-        record::note(|facts| facts.set_dataset(name));
         let shown = || name.chars().take(NAME_CHARS_MAX).collect();
         if !may_read(reader, name) {
             return Err(FetchError::Forbidden { name: shown() });
@@ -249,6 +248,7 @@ impl Fetcher {
         wanted: RequiredKind,
         reader: Option<&Arc<Connection>>,
     ) -> Result<DatasetHandle, FetchError> {
+        record::note_dataset(name);
         if self.is_draining() {
             return Err(ReadError::Draining.into());
         }

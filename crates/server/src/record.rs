@@ -86,8 +86,10 @@ impl Facts {
     }
 
     /// Sets the requested dataset.
-    pub(crate) fn set_dataset(&mut self, name: &str) {
-        self.dataset = Some(name.chars().take(NAME_CHARS_MAX).collect());
+    fn set_dataset(&mut self, name: &str) {
+        if self.dataset.as_deref() != Some(name) {
+            self.dataset = Some(name.chars().take(NAME_CHARS_MAX).collect());
+        }
     }
 
     /// Counts requested items.
@@ -276,6 +278,11 @@ pub(crate) fn note(change: impl FnOnce(&mut Facts)) {
             record.change(change);
         }
     });
+}
+
+/// Records the requested dataset.
+pub(crate) fn note_dataset(name: &str) {
+    note(|facts| facts.set_dataset(name));
 }
 
 /// Polls something as part of this request, if it is recorded.

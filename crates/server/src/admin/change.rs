@@ -5,6 +5,7 @@ use crate::grpc::convert;
 use crate::reconfigure::{
     ConfigChange, LastReload, Reconfigurer, ReloadError, ReloadOutcome, ReloadProblem, SwitchError,
 };
+use crate::record::note_dataset;
 use ringfetch_engine::config::BackendKind;
 use ringfetch_proto::v1;
 use std::collections::HashMap;
@@ -24,6 +25,9 @@ pub(super) async fn set_backend(
     reconfigurer: &Reconfigurer,
     request: v1::SetBackendRequest,
 ) -> Result<v1::SetBackendResponse, Status> {
+    if let Some(name) = &request.dataset {
+        note_dataset(name);
+    }
     let backend = match request.backend() {
         v1::Backend::Uring => BackendKind::Uring,
         v1::Backend::Mmap => BackendKind::Mmap,
@@ -59,6 +63,7 @@ pub(super) async fn clear_backend(
     reconfigurer: &Reconfigurer,
     request: v1::ClearBackendRequest,
 ) -> Result<v1::ClearBackendResponse, Status> {
+    note_dataset(&request.dataset);
     let switched = reconfigurer.set_backend_of(&request.dataset, None).await;
     let switched = switched.map_err(|error| not_switched(&error))?;
     Ok(v1::ClearBackendResponse {

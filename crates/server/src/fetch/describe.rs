@@ -4,6 +4,7 @@
 use super::handle::{Kind, kind_word};
 use super::{FetchError, Fetcher};
 use crate::caller::Connection;
+use crate::record;
 use ringfetch_engine::config::BackendKind;
 use ringfetch_engine::dataset::{Dataset, Dtype};
 use ringfetch_engine::engine::Engine;
@@ -118,6 +119,7 @@ impl Fetcher {
     /// # Errors
     /// `OverRate`, `Forbidden`, `DatasetNotFound`.
     pub fn describe(&self, name: &str, reader: Option<&Arc<Connection>>) -> Result<DatasetInfo, FetchError> {
+        record::note_dataset(name);
         let found = Self::charge_request(reader).and_then(|()| self.dataset_for(name, reader));
         Ok(DatasetInfo::new(&*self.count_rejection(found, reader)?))
     }

@@ -78,7 +78,7 @@ pub enum FetchError {
         known: String,
     },
     /// The principal may not read a dataset of this name, whether it exists or not.
-    #[error("dataset: this principal may not read {name:?}")]
+    #[error("dataset: this principal may not read {name:?}; its line in access.principals has to name it")]
     Forbidden {
         /// The name asked for.
         name: String,

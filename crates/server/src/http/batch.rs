@@ -15,6 +15,7 @@ use super::problem::{PathParams, Problem};
 use super::representation::require_version;
 use crate::caller::Connection;
 use crate::fetch::{FetchError, Kind, RequestContext, RequestMemory, RequiredKind, timeout_at, within};
+use crate::record::note_dataset;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::response::Response;
@@ -79,6 +80,8 @@ pub(super) async fn objects(
 }
 
 async fn run<R: BatchRequest>(app: &AppState, name: &str, request: Request) -> Result<Response, Problem> {
+    // Before anything that may refuse it.
+    note_dataset(name);
     let arrival = Instant::now();
     let (parts, body) = request.into_parts();
     let form = preferred(&parts.headers)?;

@@ -8,6 +8,7 @@ use super::problem::{PathParams, Problem};
 use super::representation::precondition_failed;
 use crate::caller::Connection;
 use crate::fetch::{DatasetHandle, Dtype, Fetcher, Items, Kind, RequestContext, RequiredKind};
+use crate::record::note_dataset;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
@@ -54,6 +55,7 @@ pub(super) async fn block(
     parts: &Parts,
     connection: Option<Arc<Connection>>,
 ) -> Result<Response, Problem> {
+    note_dataset(name);
     let index = number("index", index)?;
     let dataset = fetcher.open(name, RequiredKind::Blocks, connection.as_ref())?;
     let Kind::Blocks { block_bytes, count } = dataset.kind() else {
@@ -108,6 +110,7 @@ pub(super) async fn vector(
     parts: &Parts,
     connection: Option<Arc<Connection>>,
 ) -> Result<Response, Problem> {
+    note_dataset(name);
     let id = number("id", id)?;
     let dataset = fetcher.open(name, RequiredKind::Vectors, connection.as_ref())?;
     let Kind::Vectors {

@@ -12,6 +12,7 @@ use super::representation::require_version;
 use crate::caller::Connection;
 use crate::error_status::ItemMessages;
 use crate::fetch::{FetchError, RequestContext, RequiredKind, ScoreQuery, Scoring};
+use crate::record::note_dataset;
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
@@ -84,6 +85,7 @@ pub(super) async fn score(
     PathParams(name): PathParams<String>,
     request: Request,
 ) -> Result<Response, Problem> {
+    note_dataset(&name);
     let arrival = Instant::now();
     let (parts, body) = request.into_parts();
     require_json_accepted(&parts.headers)?;

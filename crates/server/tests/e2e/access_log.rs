@@ -175,12 +175,15 @@ async fn each_request_by_every_road_leaves_a_line() {
             (Method::POST, of("joined/blocks:batchFetch"), Some(batch)),
             (Method::POST, of("npy-f32/vectors:score"), Some(scores)),
             (Method::GET, of("joined/blocks/21"), None),
+            (Method::GET, of("joined/blocks/x"), None),
+            (Method::POST, of("joined/blocks:batchFetch"), Some(json!({}))),
+            (Method::POST, of("npy-f32/vectors:score"), Some(json!({}))),
             (Method::GET, of("nothing/blocks/1"), None),
             (Method::GET, "/nowhere".to_owned(), None),
             (Method::GET, "/livez".to_owned(), None),
             (Method::DELETE, of("joined"), None),
         ];
-        let expected: [Said<'_>; 12] = [
+        let expected: [Said<'_>; 15] = [
             ("GetBlock", dataset("joined"), 1, 0, 3000, "200"),
             ("GetBlock", dataset("joined"), 0, 0, 0, "200"),
             ("GetVector", dataset("npy-f32"), 1, 0, 400, "200"),
@@ -189,6 +192,9 @@ async fn each_request_by_every_road_leaves_a_line() {
             ("BatchFetchBlocks", dataset("joined"), 4, 1, 9000, "200"),
             ("ScoreVectors", dataset("npy-f32"), 6, 3, 800, "200"),
             ("GetBlock", dataset("joined"), 0, 0, 0, "404"),
+            ("GetBlock", dataset("joined"), 0, 0, 0, "400"),
+            ("BatchFetchBlocks", dataset("joined"), 0, 0, 0, "400"),
+            ("ScoreVectors", dataset("npy-f32"), 0, 0, 0, "400"),
             ("GetBlock", dataset("nothing"), 0, 0, 0, "404"),
             ("other", Value::Null, 0, 0, 0, "404"),
             ("livez", Value::Null, 0, 0, 0, "200"),
@@ -234,6 +240,15 @@ async fn each_request_by_every_road_leaves_a_line() {
             );
             assert_eq!(line["transport"], "admin");
         }
+        let dataset = "joined".to_owned();
+        let request = v1::ClearBackendRequest { dataset };
+        daemon.admin_client().await.clear_backend(request).await.unwrap();
+        let line = eventually_async("the line of ClearBackend", async || {
+            let mut lines = lines(&daemon, "access.log").into_iter();
+            lines.find(|line| line["method"] == "ClearBackend")
+        })
+        .await;
+        assert_eq!(line["dataset"], "joined", "{line}");
         for line in lines(&daemon, "access.log") {
             let number = |key: &str| line[key].as_u64().unwrap();
             // Later windows of a long response are read while it is sent.
