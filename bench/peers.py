@@ -13,7 +13,7 @@ import tempfile
 import urllib.parse
 
 import link
-from processes import RunFailed, Server, accepts, free_port, run_counting_cpu
+from processes import RunFailed, Server, free_port, run_counting_cpu
 
 # Latency from before the submission, like ours; fio's default percentiles leave the submission out.
 FIO_REPORT = ["--lat_percentiles=1", "--clat_percentiles=0", "--percentile_list=50:99", "--output-format=json"]
@@ -147,12 +147,6 @@ class Nginx(Server):
         self.http = f"http://127.0.0.1:{self.port}"
         self.launch(["nginx", "-p", directory, "-c", directory / "nginx.conf", "-e", "stderr"], directory / "log")
 
-    def is_ready(self):
-        return accepts(self.port)
-
-    def figures(self):
-        return {}
-
 
 class QemuNbd(Server):
     """qemu-nbd with io_uring past the page cache, for several connections."""
@@ -170,12 +164,6 @@ class QemuNbd(Server):
                      "--bind=127.0.0.1", f"--port={self.port}", self.path], directory / "log")
         self.nbd = f"nbd://127.0.0.1:{self.port}/"
 
-    def is_ready(self):
-        return accepts(self.port)
-
-    def figures(self):
-        return {}
-
 
 class StockTonic(Server):
     """The stock tonic server of crates/cli/examples, with the file's bytes in its memory."""
@@ -192,9 +180,6 @@ class StockTonic(Server):
 
     def is_ready(self):
         return self.log_path.read_text().endswith("\n")
-
-    def figures(self):
-        return {}
 
 
 class FioNbd:

@@ -20,9 +20,8 @@ def text(x, y, words, **attributes):
     return f'<text x="{x:.0f}" y="{y:.0f}"{extra}>{html.escape(str(words))}</text>'
 
 
-def rectangle(x, y, width, height, colour, **attributes):
-    extra = "".join(f' {name.replace("_", "-")}="{value}"' for name, value in attributes.items())
-    return f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(width, 1):.1f}" height="{height}" fill="{colour}"{extra}/>'
+def rectangle(x, y, width, height, colour):
+    return f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(width, 1):.1f}" height="{height}" fill="{colour}"/>'
 
 
 def short(value):

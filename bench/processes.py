@@ -64,7 +64,8 @@ def free_port():
 
 
 class Server:
-    """A server process for one run. Subclasses define how it is started (`start`) and when it is ready (`is_ready`)."""
+    """A server process for one run. Subclasses define how it is started (`start`), and when it is ready (`is_ready`) unless
+    that is when something accepts connections on its `port`."""
 
     process = None
 
@@ -84,7 +85,16 @@ class Server:
             raise
 
     def is_ready(self):
-        raise NotImplementedError
+        """Whether something accepts connections on its loopback port."""
+        try:
+            socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+        except OSError:
+            return False
+        return True
+
+    def figures(self):
+        """Its own figures of a run, in addition to the driver's."""
+        return {}
 
     def stop(self):
         """Sends SIGTERM, and waits until it has ended."""
@@ -116,12 +126,3 @@ def on_cpu_seconds(pid):
     """Time on a CPU so far, over all live threads; in nanoseconds, for when ticks are too coarse (idle)."""
     threads = pathlib.Path(f"/proc/{pid}/task").iterdir()
     return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
-
-
-def accepts(port):
-    """Whether something accepts connections on this loopback port."""
-    try:
-        socket.create_connection(("127.0.0.1", port), timeout=1).close()
-    except OSError:
-        return False
-    return True
