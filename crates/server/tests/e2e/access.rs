@@ -10,7 +10,6 @@ use roads::{grpc_roads, http_roads};
 
 use crate::daemon::{Daemon, PATIENCE, Setup, eventually_async};
 use crate::data::plain_blocks;
-use crate::exposition::Scrape;
 use crate::tls::{Authority, client, with_tls};
 use crate::wire::{self, Answer, Wire, channel};
 use http::Method;

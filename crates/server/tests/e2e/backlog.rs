@@ -66,7 +66,7 @@ impl Load {
             }));
         }
         eventually_async("the daemon is behind", async || {
-            (daemon.scrape().await.sum("ringfetch_queued_reads", &[]) > 1000.0).then_some(())
+            (daemon.sum("ringfetch_queued_reads", &[]).await > 1000).then_some(())
         })
         .await;
         Self { counts, tasks }

@@ -238,7 +238,7 @@ async fn idle_connections_are_not_waited_for() {
             let metrics = daemon.scrape().await;
             let open = |transport| metrics.sum("ringfetch_connections", &[("transport", transport)]);
             // HTTP has three: kept alive, silent, and the one of this request.
-            ((open("http"), open("grpc")) == (3.0, 2.0)).then_some(())
+            ((open("http"), open("grpc")) == (3, 2)).then_some(())
         })
         .await;
 
@@ -333,7 +333,7 @@ async fn what_is_in_flight_is_answered_however_long_the_queue() {
             let queued = items.sum("ringfetch_queued_reads", &[]);
             let taken_up = items.sum("ringfetch_device_reads_total", &[])
                 + items.sum("ringfetch_joined_reads_total", &[]);
-            (queued + taken_up > 4.0 * 4096.0 - 0.5).then_some(())
+            (queued + taken_up >= 4 * 4096).then_some(())
         })
         .await;
         daemon.signal(Signal::TERM);
@@ -378,7 +378,7 @@ async fn a_short_drain_is_clean_if_every_request_is_answered() {
     eventually_async("the open connections are counted", async || {
         let metrics = daemon.scrape().await;
         let open = |transport| metrics.sum("ringfetch_connections", &[("transport", transport)]);
-        ((open("http"), open("grpc")) == (3.0, 1.0)).then_some(())
+        ((open("http"), open("grpc")) == (3, 1)).then_some(())
     })
     .await;
     daemon.signal(Signal::TERM);

@@ -263,7 +263,7 @@ async fn every_port_speaks_tls_and_nothing_else() {
     eventually_async("failures are counted", async || {
         let text = get(daemon.http, &tls, "/metrics", "").await;
         let failed = [("transport", "grpc"), ("result", "failed")];
-        (Scrape { text }.sum("ringfetch_tls_handshakes_total", &failed) > 2.5).then_some(())
+        (Scrape { text }.sum("ringfetch_tls_handshakes_total", &failed) >= 3).then_some(())
     })
     .await;
     let http = daemon.http.to_string();
@@ -470,13 +470,10 @@ async fn handshakes_that_do_not_come_on_are_ended_and_bounded() {
     }
     let closed = async |reason| {
         let labels = [("transport", "grpc"), ("reason", reason)];
-        daemon
-            .scrape()
-            .await
-            .sum("ringfetch_connections_closed_total", &labels)
+        daemon.sum("ringfetch_connections_closed_total", &labels).await
     };
     eventually_async("the oldest is evicted", async || {
-        (closed("evicted").await > 0.5).then_some(())
+        (closed("evicted").await > 0).then_some(())
     })
     .await;
     assert!(is_served(&daemon, authority.trusted(None)).await);
@@ -496,13 +493,7 @@ async fn handshakes_that_do_not_come_on_are_ended_and_bounded() {
         .await
         .unwrap();
     assert_eq!(ended.unwrap_or(0), 0);
-    let late = async || {
-        let labels = [("transport", "grpc"), ("reason", "handshake")];
-        daemon
-            .scrape()
-            .await
-            .sum("ringfetch_connections_closed_total", &labels)
-    };
-    assert!(late().await > 0.5);
+    let late = [("transport", "grpc"), ("reason", "handshake")];
+    assert!(daemon.sum("ringfetch_connections_closed_total", &late).await > 0);
     daemon.stop().await;
 }

@@ -115,9 +115,9 @@ async fn a_file_cut_short_under_load_loses_only_what_is_gone() {
             scrape.sum(
                 "ringfetch_reads_total",
                 &[("dataset", "blocks"), ("result", "truncated")]
-            ) > 0.0
+            ) > 0
         );
-        assert!(scrape.sum("ringfetch_shard_failures_total", &[]) < 0.5);
+        assert_eq!(scrape.sum("ringfetch_shard_failures_total", &[]), 0);
         assert!(daemon.is_alive());
         daemon.assert_serves("blocks").await;
         daemon.stop().await;

@@ -131,6 +131,11 @@ impl Daemon {
         Scrape { text }
     }
 
+    /// The current sum over a metric's series with all of these labels.
+    pub(crate) async fn sum(&self, metric: &str, labels: &[(&str, &str)]) -> u64 {
+        self.scrape().await.sum(metric, labels)
+    }
+
     /// The admin service's status.
     pub(crate) async fn status(&self) -> v1::GetStatusResponse {
         let request = v1::GetStatusRequest {};

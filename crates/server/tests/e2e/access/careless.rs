@@ -41,9 +41,7 @@ async fn call(
         .unwrap();
     let mut sender = sender.clone().ready().await.unwrap();
     let (response, mut body) = sender.send_request(request, false).unwrap();
-    let length = u32::try_from(message.len()).unwrap().to_be_bytes();
-    let framed = [&[0], &length[..], &message].concat();
-    body.send_data(Bytes::from(framed), true).unwrap();
+    body.send_data(wire::framed(&message), true).unwrap();
     response
 }
 

@@ -50,12 +50,10 @@ async fn a_revoked_credential_ends_its_streams_and_no_others() {
         );
         assert_eq!(read(&daemon, "second", "hidden").await, Ok(()));
         third.answers_one().await.unwrap();
-        let metrics = get(&daemon, "other's", "/metrics").await;
-        let text = String::from_utf8_lossy(&metrics.body).into_owned();
-        let scrape = Scrape { text };
+        let scrape = metrics(&daemon, "other's").await;
         let revoked = [("reason", "revoked"), ("transport", "grpc")];
-        assert!(scrape.sum("ringfetch_connections_closed_total", &revoked) > 1.5);
-        assert!(scrape.sum("ringfetch_access_loads_total", &[("result", "ok")]) > 1.5);
+        assert!(scrape.sum("ringfetch_connections_closed_total", &revoked) >= 2);
+        assert!(scrape.sum("ringfetch_access_loads_total", &[("result", "ok")]) >= 2);
         drop(third);
         daemon.stop().await;
     }
@@ -101,11 +99,11 @@ async fn limits_are_a_principals_own_and_change_under_its_streams() {
     })
     .await;
     stream.answers_one().await.unwrap();
-    let seen = metrics(&daemon).await;
+    let seen = metrics(&daemon, "root").await;
     let requests = "ringfetch_principal_requests_total";
-    assert!(seen.sum(requests, &[("principal", "small")]) > 3.5);
-    assert!(seen.sum(requests, &[("principal", "root")]) > 1.5);
-    assert!(seen.sum(requests, &[("principal", "anonymous")]) < 0.5);
+    assert!(seen.sum(requests, &[("principal", "small")]) >= 4);
+    assert!(seen.sum(requests, &[("principal", "root")]) >= 2);
+    assert_eq!(seen.sum(requests, &[("principal", "anonymous")]), 0);
     // From the start on, the limits in its line, and no others.
     let refusals = "ringfetch_principal_rejected_total{principal=\"root\",reason=\"";
     let mut reasons = Vec::from_iter(seen.text.lines().filter_map(|line| line.strip_prefix(refusals)));
@@ -125,14 +123,23 @@ async fn limits_are_a_principals_own_and_change_under_its_streams() {
     ] {
         let nothing = format!("{metric}{{principal=\"small\"}} 0");
         eventually_async("it holds nothing", async || {
-            metrics(&daemon).await.text.contains(&nothing).then_some(())
+            metrics(&daemon, "root")
+                .await
+                .text
+                .contains(&nothing)
+                .then_some(())
         })
         .await;
     }
     rewrite(&daemon, &lines(&[("root", "root", "*")]));
     daemon.signal(Signal::HUP);
     stream.ends().await;
-    assert!(!metrics(&daemon).await.text.contains("principal=\"small\""));
+    assert!(
+        !metrics(&daemon, "root")
+            .await
+            .text
+            .contains("principal=\"small\"")
+    );
     daemon.stop().await;
 }
 
@@ -256,10 +263,10 @@ async fn own_limit(limit: &str, reason: &str, blocks: &[u64]) {
     let (name, _) = limit.split_once('=').unwrap();
     assert!(refused.message().contains(&format!("{name}=")), "{refused:?}");
     ask("root").await.unwrap();
-    let seen = metrics(&daemon).await;
+    let seen = metrics(&daemon, "root").await;
     let refused = |name: &str| seen.sum(name, &[("reason", reason)]);
-    assert!((refused("ringfetch_principal_rejected_total") - 1.0).abs() < 0.5);
-    assert!((refused("ringfetch_rejected_total") - 1.0).abs() < 0.5);
+    assert_eq!(refused("ringfetch_principal_rejected_total"), 1);
+    assert_eq!(refused("ringfetch_rejected_total"), 1);
     drop(unread);
     eventually_async("it is served", async || ask("one").await.ok()).await;
     daemon.stop().await;
