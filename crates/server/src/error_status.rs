@@ -348,28 +348,6 @@ mod tests {
     }
 
     #[test]
-    fn the_reason_and_domain_name_the_error() {
-        // Programs branch on ErrorInfo: its reason is the slug in capitals.
-        let status = to_status(
-            &FetchError::WrongKind {
-                name: "v".into(),
-                kind: "vectors",
-                remedy: "FetchVectors",
-            },
-            "indices",
-        );
-        let info = status.get_details_error_info().unwrap();
-        assert_eq!(
-            (info.reason.as_str(), info.domain.as_str()),
-            ("WRONG_KIND", "ringfetch")
-        );
-        assert_eq!(
-            status.get_details_bad_request().unwrap().field_violations[0].field,
-            "dataset"
-        );
-    }
-
-    #[test]
     fn a_long_name_does_not_make_a_long_message() {
         // A name of 100 kB of two-byte characters: the message loses its middle, is cut between characters, stays
         // within the limit, and keeps what follows the name.

@@ -134,19 +134,6 @@ mod tests {
     }
 
     #[test]
-    fn nobody_there_is_not_ready() {
-        // Scenario: a port without a listener. Expectation: one line that names it.
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-        let address = listener.local_addr().expect("its address");
-        drop(listener);
-        assert!(
-            ask(address, None)
-                .expect_err("nobody")
-                .contains(&address.to_string())
-        );
-    }
-
-    #[test]
     fn all_interfaces_are_reached_by_loopback() {
         // Scenario: unspecified addresses, a particular one, and a link-local one. Expectation: loopback of the
         // same family; the others unchanged, with the interface.

@@ -449,59 +449,9 @@ pub(super) fn trailers_ok() -> HeaderMap {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Limits;
-    use crate::fetch::tests::without_datasets;
     use bytes::Buf as _;
     use http_body::Body as _;
-    use http_body_util::{BodyExt as _, Full};
-
-    /// A body of one message as gRPC frames it.
-    fn framed(message: &[u8]) -> Vec<u8> {
-        let length = u32::try_from(message.len()).unwrap().to_be_bytes();
-        [&[0][..], &length, message].concat()
-    }
-
-    fn blocks() -> v1::FetchBlocksRequest {
-        v1::FetchBlocksRequest {
-            dataset: "d".into(),
-            indices: vec![1, 2, 300],
-            fail_fast: true,
-            ..Default::default()
-        }
-    }
-
-    async fn read(body: Vec<u8>) -> Result<v1::FetchBlocksRequest, Status> {
-        let fetcher = without_datasets(Limits::default());
-        let mut request_memory = RequestMemory::new(&fetcher, None);
-        decode(read_one(&mut Full::new(Bytes::from(body)), 64, &mut request_memory).await?)
-    }
-
-    #[tokio::test]
-    async fn a_unary_call_has_exactly_one_message() {
-        // One message is read; none, two, half of one, one too long, one compressed, and garbage are refused.
-        let one = framed(&blocks().encode_to_vec());
-        assert_eq!(read(one.clone()).await.unwrap(), blocks());
-        for (body, code) in [
-            (Vec::new(), Code::Unimplemented),
-            ([one.clone(), one.clone()].concat(), Code::Unimplemented),
-            (one[..one.len() - 1].to_vec(), Code::Internal),
-            (framed(&[0; 65]), Code::ResourceExhausted),
-            ([&[1], &one[1..]].concat(), Code::Internal),
-            (framed(&[0xff; 8]), Code::InvalidArgument),
-        ] {
-            assert_eq!(read(body.clone()).await.unwrap_err().code(), code, "{body:?}");
-        }
-    }
-
-    #[tokio::test]
-    async fn garbage_is_told_apart_by_its_field() {
-        // Bytes that are not protobuf: INVALID_ARGUMENT whose details name the field `message`.
-        let status = read(framed(&[0xff; 8])).await.unwrap_err();
-        assert_eq!(
-            status.get_details_bad_request().unwrap().field_violations[0].field,
-            "message"
-        );
-    }
+    use http_body_util::BodyExt as _;
 
     #[tokio::test]
     async fn an_answer_is_a_head_its_bytes_and_trailers() {
@@ -523,25 +473,5 @@ mod tests {
         let collected = whole(empty).collect().await.unwrap();
         assert_eq!(collected.trailers().unwrap()["grpc-status"], "0");
         assert_eq!(collected.to_bytes(), [0; 5][..]);
-    }
-
-    #[tokio::test]
-    async fn what_is_not_grpc_gets_an_http_answer() {
-        // A GET is 405, JSON is 415, a gRPC call passes.
-        let request = |method: Method, content_type: &'static str| {
-            let builder = Request::builder()
-                .method(method)
-                .header(CONTENT_TYPE, content_type);
-            refuse_other_protocols(&builder.body(Body::empty()).unwrap()).map(|response| response.status())
-        };
-        assert_eq!(
-            request(Method::GET, "application/grpc"),
-            Some(StatusCode::METHOD_NOT_ALLOWED)
-        );
-        assert_eq!(
-            request(Method::POST, "application/json"),
-            Some(StatusCode::UNSUPPORTED_MEDIA_TYPE)
-        );
-        assert_eq!(request(Method::POST, "application/grpc"), None);
     }
 }

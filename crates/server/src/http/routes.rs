@@ -103,32 +103,6 @@ fn methods(verb: Verb) -> &'static [&'static str] {
 mod tests {
     use super::*;
 
-    const BYTES: Option<&str> = Some("/v1/datasets/{name}/bytes");
-    const BATCH: Option<&str> = Some("/v1/datasets/{name}/blocks:batchFetch");
-
-    #[test]
-    fn labels_are_a_closed_set() {
-        // Known and unknown pairs of path and method: an operation, or `Other`, never what the client sent.
-        assert_eq!(operation(BYTES, &Method::GET), HttpOperation::GetBytes);
-        assert_eq!(operation(BYTES, &Method::HEAD), HttpOperation::GetBytes);
-        assert_eq!(operation(BYTES, &Method::POST), HttpOperation::Other);
-        assert_eq!(operation(BATCH, &Method::POST), HttpOperation::BatchFetchBlocks);
-        assert_eq!(operation(BATCH, &Method::GET), HttpOperation::Other);
-        assert_eq!(operation(None, &Method::GET), HttpOperation::Other);
-        assert_eq!(
-            operation(BYTES, &Method::from_bytes(b"BREW").unwrap()),
-            HttpOperation::Other
-        );
-    }
-
-    #[test]
-    fn methods_are_those_of_the_resource() {
-        // A resource to read, one to post to, and an unknown one.
-        assert_eq!(methods_of(BYTES), ["GET", "HEAD"]);
-        assert_eq!(methods_of(BATCH), ["POST"]);
-        assert!(methods_of(None).is_empty());
-    }
-
     #[test]
     fn each_operation_has_one_resource() {
         // The whole table: no operation and no pattern occurs twice.

@@ -152,19 +152,6 @@ mod tests {
     use std::net::Ipv4Addr;
 
     #[tokio::test]
-    async fn a_port_in_use_is_named_with_its_key_and_a_remedy() {
-        // Scenario: a port that already has a listener. Expectation: the error names key, address and flag.
-        let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-        let address = taken.local_addr().expect("its address");
-        let error = bind("grpc.listen", address).expect_err("taken").to_string();
-        assert!(
-            error.starts_with(&format!("grpc.listen: cannot listen on {address}:")),
-            "{error}"
-        );
-        assert!(error.contains("--grpc-listen 127.0.0.1:0"), "{error}");
-    }
-
-    #[tokio::test]
     async fn two_that_bound_the_same_port_cannot_both_listen() {
         // Scenario: the kernel lets two sockets bind one address while neither listens. Expectation: the
         // second to listen gets the same clear error; before the first listens, clients are refused.

@@ -134,6 +134,7 @@ async fn bytes_that_are_no_call_get_a_status() {
             (&[][..], Vec::new(), Code::Unimplemented),
             (&[], [good.clone(), good.clone()].concat(), Code::Unimplemented),
             (&[], good[..4].to_vec(), Code::Internal),
+            (&[], good[..good.len() - 1].to_vec(), Code::Internal),
             (&[], framed(&[0xff; 9]), Code::InvalidArgument),
             (&[], compressed, Code::Internal),
             (&[], claims_4_gib, Code::ResourceExhausted),
@@ -147,6 +148,10 @@ async fn bytes_that_are_no_call_get_a_status() {
             let status = status(response.headers());
             assert_eq!(status.code(), code, "{path}: {}", status.message());
             assert!(!status.message().is_empty() && response.body().is_empty());
+            if code == Code::InvalidArgument && headers.is_empty() {
+                let invalid = &status.get_details_bad_request().unwrap().field_violations[0];
+                assert_eq!(invalid.field, "message", "{path}");
+            }
         }
         // Also ends the watch.
         served.lifecycle.start_draining();
