@@ -8,6 +8,7 @@ use h2::RecvStream;
 use h2::client::SendRequest;
 use http::{HeaderMap, HeaderValue, Request};
 use prost::Message as _;
+use ringfetch_client::Code;
 use ringfetch_proto::v1::FetchBlocksRequest;
 use std::io;
 use tokio::task::JoinHandle;
@@ -128,22 +129,9 @@ async fn read(body: &mut RecvStream) -> Result<Vec<u8>, h2::Error> {
 
 /// The name of a status other than OK.
 fn code_of(headers: &HeaderMap) -> Option<String> {
-    let code = headers.get("grpc-status")?.to_str().unwrap_or("?");
-    let name = match code {
-        "0" => return None,
-        "1" => "CANCELLED",
-        "2" => "UNKNOWN",
-        "3" => "INVALID_ARGUMENT",
-        "4" => "DEADLINE_EXCEEDED",
-        "5" => "NOT_FOUND",
-        "8" => "RESOURCE_EXHAUSTED",
-        "11" => "OUT_OF_RANGE",
-        "12" => "UNIMPLEMENTED",
-        "13" => "INTERNAL",
-        "14" => "UNAVAILABLE",
-        other => return Some(format!("gRPC status {other}")),
-    };
-    Some(name.to_owned())
+    let text = headers.get("grpc-status")?.to_str().unwrap_or_default();
+    let code = Code::from_number(text.parse().unwrap_or(Code::Unknown.number()));
+    code.map(|code| code.as_str().to_owned())
 }
 
 /// An HTTP/2 error as a word.

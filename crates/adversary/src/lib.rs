@@ -12,11 +12,12 @@
 //!
 //! let (hold, release) = Hold::until_released();
 //! let tally = Tally::default();
+//! let options = cases::herd::Options { callers: 1_000, connections: 50, block: 0 };
 //! let attack = tokio::spawn({
 //!     let (target, tally) = (target.clone(), tally.clone());
-//!     async move { cases::partial_bodies::run(&target, &Default::default(), &hold, &tally).await }
+//!     async move { cases::herd::run(&target, &options, &hold, &tally).await }
 //! });
-//! tally.wait_until(|counts| counts.calls >= 1_000 || counts.refused_total() > 0).await;
+//! tally.wait_until(|counts| counts.answers >= 100 || counts.refused_total() > 0).await;
 //! release.now();
 //! attack.await??;
 //! println!("{:?}", tally.counts());

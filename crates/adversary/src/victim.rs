@@ -24,7 +24,7 @@ const SAMPLE_EVERY: Duration = Duration::from_millis(50);
 const AFTER_FAILURE: Duration = Duration::from_millis(5);
 
 /// What the reader speaks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Protocol {
     /// The Rust client, without retries.
     Grpc,

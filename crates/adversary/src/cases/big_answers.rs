@@ -15,28 +15,20 @@ use tokio::task::JoinSet;
 const AFTER_REFUSAL: Duration = Duration::from_millis(1);
 
 /// Number of callers and size of their answers.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, clap::Args)]
 pub struct Options {
     /// Callers, each with a connection.
+    #[arg(long, default_value_t = 8)]
     pub callers: usize,
     /// Calls that each has in flight.
+    #[arg(long, default_value_t = 1)]
     pub calls: usize,
-    /// Blocks per answer, at random places.
-    pub blocks: u64,
-    /// Whether blocks are adjacent, and so one large read.
-    pub neighbours: bool,
-}
-
-impl Default for Options {
-    /// 8 callers, one call at a time, 4096 neighbouring blocks: 16 MiB of blocks of 4 KiB.
-    fn default() -> Self {
-        Self {
-            callers: 8,
-            calls: 1,
-            blocks: 4096,
-            neighbours: true,
-        }
-    }
+    /// Blocks of each answer.
+    #[arg(long, default_value_t = 4096)]
+    pub answer_blocks: u64,
+    /// Blocks at random places, each a read of its own, instead of neighbours.
+    #[arg(long)]
+    pub scattered: bool,
 }
 
 /// Runs the case.
@@ -86,13 +78,13 @@ async fn fetch(
     tally: &Tally,
 ) {
     let mut random = fastrand::Rng::with_seed(seed);
-    let blocks = options.blocks.min(target.blocks);
+    let blocks = options.answer_blocks.min(target.blocks);
     loop {
         let first = random.u64(..=target.blocks.saturating_sub(blocks));
-        let message = if options.neighbours {
-            fetch_blocks(target, first..first.saturating_add(blocks))
-        } else {
+        let message = if options.scattered {
             fetch_blocks(target, (0..blocks).map(|_| random.u64(..target.blocks)))
+        } else {
+            fetch_blocks(target, first..first.saturating_add(blocks))
         };
         let begun = Instant::now();
         tally.change(|counts| counts.calls += 1);

@@ -21,7 +21,7 @@ const FRAMES_A_WRITE: u32 = 100;
 const RECONNECT_AFTER: Duration = Duration::from_millis(10);
 
 /// What is sent endlessly.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Kind {
     /// Whole requests, each cancelled at once (CVE-2023-44487).
     RapidReset,
@@ -42,18 +42,6 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// All kinds, each with its name on the command line.
-    pub const ALL: [(&'static str, Kind); 8] = [
-        ("rapid-reset", Kind::RapidReset),
-        ("reset-after-headers", Kind::ResetAfterHeaders),
-        ("settings", Kind::Settings),
-        ("ping", Kind::Ping),
-        ("continuation", Kind::Continuation),
-        ("headers", Kind::Headers),
-        ("empty-data", Kind::EmptyData),
-        ("http-headers", Kind::HttpHeaders),
-    ];
-
     /// Whether answers are read: some floods are worse if they are not.
     fn reads(self) -> bool {
         !matches!(self, Self::Settings | Self::Ping)
@@ -61,26 +49,17 @@ impl Kind {
 }
 
 /// Which flood, on how many connections.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, clap::Args)]
 pub struct Options {
     /// What is sent.
+    #[arg(value_enum)]
     pub kind: Kind,
     /// Connections.
+    #[arg(long, default_value_t = 8)]
     pub connections: usize,
-    /// Most frames per second and connection, so that the sender's own CPU use is known.
+    /// Most frames a second on each, so that the sender's own CPU use is known.
+    #[arg(long, default_value_t = 10_000)]
     pub frames_per_second: u32,
-}
-
-impl Options {
-    /// 8 connections with 10,000 frames a second each.
-    #[must_use]
-    pub fn new(kind: Kind) -> Self {
-        Self {
-            kind,
-            connections: 8,
-            frames_per_second: 10_000,
-        }
-    }
 }
 
 /// Runs the case. A connection that is closed is replaced at once.

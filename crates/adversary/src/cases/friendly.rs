@@ -12,22 +12,14 @@ use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
 
 /// Number of connections and their rate.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, clap::Args)]
 pub struct Options {
     /// Connections; every second one speaks HTTP/1.1, the others gRPC.
+    #[arg(long, default_value_t = 64)]
     pub connections: usize,
-    /// Interval between requests of a connection, each for one block.
-    pub every: Duration,
-}
-
-impl Default for Options {
-    /// 64 connections, one request a second on each.
-    fn default() -> Self {
-        Self {
-            connections: 64,
-            every: Duration::from_secs(1),
-        }
-    }
+    /// Milliseconds between the requests of a connection, each for one block.
+    #[arg(long, default_value_t = 1000)]
+    pub every_ms: u64,
 }
 
 /// Runs the case.
@@ -35,13 +27,14 @@ impl Default for Options {
 /// # Errors
 /// A task panicked.
 pub async fn run(target: &Target, options: &Options, hold: &Hold, tally: &Tally) -> io::Result<()> {
+    let every = Duration::from_millis(options.every_ms);
     let opening = Arc::new(Semaphore::new(OPENING_AT_A_TIME));
     each(options.connections, |number| {
-        let (target, options, hold, tally) = (target.clone(), options.clone(), hold.clone(), tally.clone());
+        let (target, hold, tally) = (target.clone(), hold.clone(), tally.clone());
         let opening = Arc::clone(&opening);
         async move {
             // Spread over the interval, so that not all ask at the same moment.
-            if !hold.pause(options.every.mul_f64(fastrand::f64())).await {
+            if !hold.pause(every.mul_f64(fastrand::f64())).await {
                 return;
             }
             again(&hold, true, || async {
@@ -59,9 +52,7 @@ pub async fn run(target: &Target, options: &Options, hold: &Hold, tally: &Tally)
                     Some(Err(error)) => tally.connect_failed(&error),
                     Some(Ok(mut client)) => {
                         tally.connected();
-                        while client.ask(&target, next(), &hold, &tally).await
-                            && hold.pause(options.every).await
-                        {}
+                        while client.ask(&target, next(), &hold, &tally).await && hold.pause(every).await {}
                         tally.disconnected();
                     }
                 }

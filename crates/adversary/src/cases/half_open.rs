@@ -6,6 +6,7 @@ use crate::hold::Hold;
 use crate::http1;
 use crate::tally::Tally;
 use crate::target::Target;
+use clap::ValueEnum;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +15,7 @@ use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 
 /// How far a connection gets.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Kind {
     /// To the HTTP port, nothing sent.
     Silent,
@@ -37,45 +38,23 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// All kinds, each with its name on the command line.
-    pub const ALL: [(&'static str, Kind); 9] = [
-        ("silent", Kind::Silent),
-        ("half-head", Kind::HalfHead),
-        ("slow-head", Kind::SlowHead),
-        ("half-body", Kind::HalfBody),
-        ("slow-body", Kind::SlowBody),
-        ("idle-http", Kind::IdleHttp),
-        ("half-preface", Kind::HalfPreface),
-        ("slow-preface", Kind::SlowPreface),
-        ("idle-http2", Kind::IdleHttp2),
-    ];
-
     fn is_for_grpc(self) -> bool {
         matches!(self, Self::HalfPreface | Self::SlowPreface | Self::IdleHttp2)
     }
 }
 
 /// Number of connections and what they do.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, clap::Args)]
 pub struct Options {
-    /// Total number of connections.
+    /// Connections in all.
+    #[arg(long, default_value_t = 10_000)]
     pub connections: usize,
-    /// What they do, in turn.
+    /// What they do, in turn, with commas between; all kinds if left out.
+    #[arg(long, value_enum, value_delimiter = ',')]
     pub kinds: Vec<Kind>,
-    /// Whether a connection that the daemon closes is reopened after a second.
-    pub reconnect: bool,
-}
-
-impl Default for Options {
-    /// 10,000 of all kinds, with reconnection.
-    fn default() -> Self {
-        let kinds = Kind::ALL.map(|(_, kind)| kind).to_vec();
-        Self {
-            connections: 10_000,
-            kinds,
-            reconnect: true,
-        }
-    }
+    /// Do not reconnect when the daemon closes a connection; otherwise after a second.
+    #[arg(long)]
+    pub once: bool,
 }
 
 /// Runs the case.
@@ -84,16 +63,16 @@ impl Default for Options {
 /// A task panicked.
 pub async fn run(target: &Target, options: &Options, hold: &Hold, tally: &Tally) -> io::Result<()> {
     let opening = Arc::new(Semaphore::new(OPENING_AT_A_TIME));
+    let kinds = match &options.kinds[..] {
+        [] => Kind::value_variants(),
+        kinds => kinds,
+    };
     each(options.connections, |number| {
-        let kind = options
-            .kinds
-            .get(number % options.kinds.len().max(1))
-            .copied()
-            .unwrap_or(Kind::Silent);
+        let kind = kinds[number % kinds.len()];
         let (target, options, hold) = (target.clone(), options.clone(), hold.clone());
         let (tally, opening) = (tally.clone(), Arc::clone(&opening));
         async move {
-            again(&hold, options.reconnect, || async {
+            again(&hold, !options.once, || async {
                 let address = if kind.is_for_grpc() {
                     target.grpc
                 } else {

@@ -12,25 +12,17 @@ use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 
 /// Number of callers and the block they ask for.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, clap::Args)]
 pub struct Options {
     /// Callers.
+    #[arg(long, default_value_t = 1000)]
     pub callers: usize,
     /// Connections that they share.
+    #[arg(long, default_value_t = 50)]
     pub connections: usize,
     /// The block.
+    #[arg(long, default_value_t = 0)]
     pub block: u64,
-}
-
-impl Default for Options {
-    /// 1,000 callers on 50 connections, the first block.
-    fn default() -> Self {
-        Self {
-            callers: 1000,
-            connections: 50,
-            block: 0,
-        }
-    }
 }
 
 /// Runs the case: connects, then asks once, all at the same moment. Ends when all are answered, or with the

@@ -16,23 +16,20 @@ use tokio::time::MissedTickBehavior;
 const AFTER_REFUSAL: Duration = Duration::from_millis(1);
 
 /// Rate of the reader, and the other principal.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, clap::Args)]
 pub struct Options {
     /// Requests a second.
+    #[arg(long, default_value_t = 1000.0)]
     pub rate: f64,
-    /// The other principal on the connection, if there is one.
-    pub beside: Option<Beside>,
-}
-
-/// Another principal.
-#[derive(Debug, Clone)]
-pub struct Beside {
-    /// Its token.
-    pub token: String,
+    /// Token of the other principal; left out, there is none.
+    #[arg(long)]
+    pub beside_token: Option<String>,
     /// Calls that it has in flight.
-    pub calls: usize,
-    /// Blocks per answer, at random places.
-    pub blocks: u64,
+    #[arg(long, default_value_t = 64)]
+    pub beside_calls: usize,
+    /// Blocks of each of its answers, at random places.
+    #[arg(long, default_value_t = 64)]
+    pub beside_blocks: u64,
 }
 
 /// Runs the case; returns what the reader got. The tally counts the other principal.
@@ -42,12 +39,12 @@ pub struct Beside {
 pub async fn run(target: &Target, options: &Options, hold: &Hold, tally: &Tally) -> io::Result<Figures> {
     let connection = Arc::new(Connection::open(target).await?);
     let mut others = JoinSet::new();
-    if let Some(beside) = &options.beside {
-        for call in 0..beside.calls {
-            let (connection, target, beside) = (Arc::clone(&connection), target.clone(), beside.clone());
+    if options.beside_token.is_some() {
+        for call in 0..options.beside_calls {
+            let (connection, target, options) = (Arc::clone(&connection), target.clone(), options.clone());
             let (hold, tally) = (hold.clone(), tally.clone());
             let seed = u64::try_from(call).unwrap_or(0);
-            others.spawn(async move { read_all(&connection, &target, &beside, seed, &hold, &tally).await });
+            others.spawn(async move { read_all(&connection, &target, &options, seed, &hold, &tally).await });
         }
     }
     let measured = Arc::new(Mutex::new(Measured::new()));
@@ -89,15 +86,18 @@ pub async fn run(target: &Target, options: &Options, hold: &Hold, tally: &Tally)
 async fn read_all(
     connection: &Connection,
     target: &Target,
-    beside: &Beside,
+    options: &Options,
     seed: u64,
     hold: &Hold,
     tally: &Tally,
 ) -> io::Result<()> {
-    let authorization = Target::authorization(Some(&beside.token))?;
+    let authorization = Target::authorization(options.beside_token.as_deref())?;
     let mut random = fastrand::Rng::with_seed(seed);
     while !hold.has_ended() {
-        let message = fetch_blocks(target, (0..beside.blocks).map(|_| random.u64(..target.blocks)));
+        let message = fetch_blocks(
+            target,
+            (0..options.beside_blocks).map(|_| random.u64(..target.blocks)),
+        );
         let begun = Instant::now();
         tally.change(|counts| counts.calls += 1);
         let called = connection.call_as(authorization.as_ref(), &message);

@@ -17,28 +17,20 @@ use tokio::task::JoinSet;
 const PART_BYTES: usize = 64 << 10;
 
 /// Number of calls and size of their bodies.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, clap::Args)]
 pub struct Options {
     /// gRPC connections.
+    #[arg(long, default_value_t = 64)]
     pub connections: usize,
     /// Calls on each, at the same time.
+    #[arg(long, default_value_t = 200)]
     pub calls: usize,
-    /// Bytes sent of each call's message.
+    /// Bytes of each call that are sent, of 4 MiB announced.
+    #[arg(long, default_value_t = (4 << 20) - 1)]
     pub body_bytes: usize,
     /// Announced length of the message.
+    #[arg(skip = 4_usize << 20)]
     pub announced_bytes: usize,
-}
-
-impl Default for Options {
-    /// 64 connections, 200 calls, 4 MiB minus one byte of 4 MiB.
-    fn default() -> Self {
-        Self {
-            connections: 64,
-            calls: 200,
-            body_bytes: (4 << 20) - 1,
-            announced_bytes: 4 << 20,
-        }
-    }
 }
 
 /// Runs the case.

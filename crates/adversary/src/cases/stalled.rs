@@ -18,51 +18,42 @@ const RECEIVE_BYTES: u32 = 16 << 10;
 /// How often an unread connection is checked for being open.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
+/// Read by a slow reader, a second.
+const SLOW_BYTES: usize = 1000;
+/// How often a creeping window grows.
+const CREEP_EVERY: Duration = Duration::from_millis(10);
+
 /// How a client fails to read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Manner {
     /// Windows are open, and nothing is read from the socket.
-    ReadsNothing,
-    /// Windows are open, and this many bytes a second are read.
-    ReadsSlowly {
-        /// Bytes a second.
-        bytes: usize,
-    },
+    Nothing,
+    /// Windows are open, and 1 KB a second is read.
+    Slowly,
     /// The socket is read, pings are answered, and streams have a window of zero.
     ZeroWindow,
-    /// As `ZeroWindow`, but each window grows by one byte each time.
-    CreepingWindow {
-        /// How often.
-        every: Duration,
-    },
+    /// The same, but each window grows by one byte every 10 ms.
+    CreepingWindow,
 }
 
 /// Number of clients and size of their answers.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, clap::Args)]
 pub struct Options {
     /// gRPC connections.
+    #[arg(long, default_value_t = 256)]
     pub connections: usize,
-    /// Calls on each.
+    /// Answers that each asks for.
+    #[arg(long, default_value_t = 5)]
     pub answers: u32,
-    /// Blocks per answer.
-    pub blocks: u64,
+    /// Blocks of each answer.
+    #[arg(long, default_value_t = 4096)]
+    pub answer_blocks: u64,
     /// How they fail to read.
+    #[arg(long, value_enum, default_value = "nothing")]
     pub manner: Manner,
-    /// Whether a connection that the daemon closes is reopened after a second.
-    pub reconnect: bool,
-}
-
-impl Default for Options {
-    /// 256 connections, five answers of 4096 blocks each, nothing read, with reconnection.
-    fn default() -> Self {
-        Self {
-            connections: 256,
-            answers: 5,
-            blocks: 4096,
-            manner: Manner::ReadsNothing,
-            reconnect: true,
-        }
-    }
+    /// Do not reconnect when the daemon closes a connection; otherwise after a second.
+    #[arg(long)]
+    pub once: bool,
 }
 
 /// Runs the case.
@@ -73,7 +64,7 @@ pub async fn run(target: &Target, options: &Options, hold: &Hold, tally: &Tally)
     each(options.connections, |_| {
         let (target, options, hold, tally) = (target.clone(), options.clone(), hold.clone(), tally.clone());
         async move {
-            again(&hold, options.reconnect, || async {
+            again(&hold, !options.once, || async {
                 let connect = target.connect_with(target.grpc, Some(RECEIVE_BYTES));
                 match hold.unless_ended(connect).await {
                     None => {}
@@ -96,12 +87,12 @@ pub async fn run(target: &Target, options: &Options, hold: &Hold, tally: &Tally)
 /// One connection, until the daemon closes it; returns how it ended.
 async fn stall(mut stream: TcpStream, target: &Target, options: &Options, tally: &Tally) -> String {
     let window = match options.manner {
-        Manner::ReadsNothing | Manner::ReadsSlowly { .. } => WINDOW_MAX,
-        Manner::ZeroWindow | Manner::CreepingWindow { .. } => 0,
+        Manner::Nothing | Manner::Slowly => WINDOW_MAX,
+        Manner::ZeroWindow | Manner::CreepingWindow => 0,
     };
     let mut out = Vec::new();
     put_opening(&mut out, window);
-    let message = fetch_blocks(target, 0..options.blocks.min(target.blocks));
+    let message = fetch_blocks(target, 0..options.answer_blocks.min(target.blocks));
     let streams = (0..options.answers).map(|call| call.saturating_mul(2).saturating_add(1));
     for stream in streams.clone() {
         put_call(&mut out, stream, FETCH_BLOCKS, &message);
@@ -112,15 +103,15 @@ async fn stall(mut stream: TcpStream, target: &Target, options: &Options, tally:
     tally.sent(out.len());
     tally.change(|counts| counts.calls = counts.calls.saturating_add(options.answers.into()));
     let closed = match options.manner {
-        Manner::ReadsNothing => nothing(&stream).await,
-        Manner::ReadsSlowly { bytes } => slowly(&mut stream, bytes, tally).await,
-        Manner::ZeroWindow => politely(&mut stream, None, tally).await,
-        Manner::CreepingWindow { every } => {
+        Manner::Nothing => nothing(&stream).await,
+        Manner::Slowly => slowly(&mut stream, tally).await,
+        Manner::ZeroWindow => politely(&mut stream, &[], tally).await,
+        Manner::CreepingWindow => {
             let mut grown = Vec::new();
             for stream in streams {
                 put(&mut grown, WINDOW_UPDATE, 0, stream, &1_u32.to_be_bytes());
             }
-            politely(&mut stream, Some((every, grown)), tally).await
+            politely(&mut stream, &grown, tally).await
         }
     };
     closed.unwrap_or_else(|error| ending(&error))
@@ -136,9 +127,9 @@ async fn nothing(stream: &TcpStream) -> io::Result<String> {
     }
 }
 
-async fn slowly(stream: &mut TcpStream, bytes: usize, tally: &Tally) -> io::Result<String> {
+async fn slowly(stream: &mut TcpStream, tally: &Tally) -> io::Result<String> {
     let mut looks = tokio::time::interval(Duration::from_secs(1));
-    let mut scrap = vec![0; bytes];
+    let mut scrap = vec![0; SLOW_BYTES];
     loop {
         looks.tick().await;
         match stream.read(&mut scrap).await? {
@@ -148,21 +139,16 @@ async fn slowly(stream: &mut TcpStream, bytes: usize, tally: &Tally) -> io::Resu
     }
 }
 
-/// Reads all frames and answers those that require it; sends window updates if requested.
-async fn politely(
-    stream: &mut TcpStream,
-    creep: Option<(Duration, Vec<u8>)>,
-    tally: &Tally,
-) -> io::Result<String> {
+/// Reads all frames and answers those that require it; sends the window updates `grown` again and again.
+async fn politely(stream: &mut TcpStream, grown: &[u8], tally: &Tally) -> io::Result<String> {
     let (reader, mut writer) = stream.split();
     let mut reader = tokio::io::BufReader::new(reader);
     let (replies, mut to_write) = tokio::sync::mpsc::channel::<Vec<u8>>(16);
     let write = async {
-        let mut ticks =
-            tokio::time::interval(creep.as_ref().map_or(Duration::from_secs(3600), |creep| creep.0));
+        let mut ticks = tokio::time::interval(CREEP_EVERY);
         loop {
             tokio::select! {
-                _ = ticks.tick() => if let Some((_, grown)) = &creep {
+                _ = ticks.tick(), if !grown.is_empty() => {
                     writer.write_all(grown).await?;
                     tally.sent(grown.len());
                 },

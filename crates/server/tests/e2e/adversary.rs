@@ -91,9 +91,9 @@ async fn readers_that_read_nothing_keep_nobody_out() {
         let options = cases::stalled::Options {
             connections: 64,
             answers: 4,
-            blocks: 1000,
-            manner: cases::stalled::Manner::ReadsNothing,
-            reconnect: false,
+            answer_blocks: 1000,
+            manner: cases::stalled::Manner::Nothing,
+            once: true,
         };
         during(
             &tally,
@@ -128,8 +128,8 @@ async fn half_open_connections_keep_nobody_out() {
         let target = target(&daemon, from);
         let options = cases::half_open::Options {
             connections: 300,
-            reconnect: false,
-            ..Default::default()
+            kinds: Vec::new(),
+            once: true,
         };
         during(
             &tally,
@@ -174,8 +174,9 @@ async fn a_herd_on_one_cold_block_is_one_read_a_shard() {
         let tally = Tally::default();
         let target = target(&daemon, "127.0.0.2");
         let options = cases::herd::Options {
+            callers: 1000,
+            connections: 50,
             block: 500,
-            ..Default::default()
         };
         during(
             &tally,
