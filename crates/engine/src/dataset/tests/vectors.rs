@@ -161,7 +161,7 @@ fn bad_records() {
         Layout::Ivecs,
         &words(&[1, 0, 2, 0]),
         "path",
-        &["of dimension 1", "ends with one of 2"],
+        &["of dimension 1", "has 2 at byte 8", "vector 1"],
     );
     refused_vectors(
         Layout::Fvecs,
@@ -176,6 +176,40 @@ fn bad_records() {
         "path",
         &["dimension 2000000"],
     );
+}
+
+/// Records of another dimension among records of `dim`, so placed that the file's length, its first and its last record
+/// fit `dim`: `odd` records of `odd_dim` after `before` of `dim`, which `after` follow. No element looks like a dimension.
+fn mixed([before, dim]: [usize; 2], [odd, odd_dim]: [usize; 2], after: usize) -> Vec<u8> {
+    let record = |dim: usize| {
+        let dimension = u32::try_from(dim).unwrap();
+        [vec![dimension], vec![1.5_f32.to_bits(); dim]].concat()
+    };
+    let records = |count, dim| record(dim).repeat(count);
+    words(&[records(before, dim), records(odd, odd_dim), records(after, dim)].concat())
+}
+
+/// A file of mixed dimensions whose length and ends fit one of them: refused, wherever the others lie. Records of 2 + 1
+/// words take the place of one of 5 + 1. In a file of up to 64 records each is checked, in a longer one 64, so that no run
+/// of a 63rd of the file is missed.
+#[test]
+fn mixed_dimensions() {
+    let parts = ["begins with a vector of dimension 5", "same"];
+    for before in 1..63 {
+        let bytes = mixed([before, 5], [2, 2], 63 - before);
+        refused_vectors(Layout::Fvecs, &bytes, "path", &parts);
+    }
+    let run = 1000_usize.div_ceil(63);
+    for before in (1..1000 - run).step_by(7) {
+        let bytes = mixed([before, 5], [2 * run, 2], 1000 - run - before);
+        refused_vectors(Layout::Ivecs, &bytes, "path", &parts);
+    }
+    for count in [1, 2, 63, 64, 65, 127, 1000] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = file(&dir, "same", &mixed([count, 5], [0, 2], 0));
+        let opened = Dataset::open(&spec(&[&path], vectors(Layout::Fvecs, None, None, 0))).unwrap();
+        assert_eq!(opened.count(), count as u64);
+    }
 }
 
 /// Files with a count: cut off, too long, empty, absurd; the size is checked to the byte.
