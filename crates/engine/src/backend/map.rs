@@ -13,6 +13,13 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use std::ffi::c_void;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// `vm.max_map_count` where it cannot be read: the kernel's default.
+const MAPPINGS_DEFAULT: u64 = 65_530;
+
+/// Files mapped by this process.
+static MAPPED: AtomicU64 = AtomicU64::new(0);
 
 /// A mapped file. Unmapped on drop.
 #[derive(Debug)]
@@ -34,7 +41,7 @@ impl Mapping {
     ///
     /// # Errors
     /// errno of `sigaction` for the guard, or of `mmap` (ENODEV: the file system cannot map; ENOMEM: no
-    /// address space, or `vm.max_map_count`).
+    /// address space, or too many mappings for `vm.max_map_count`).
     pub(crate) fn new(fd: BorrowedFd<'_>, length_bytes: u64) -> Result<Self, i32> {
         guard::install()?;
         // A length beyond the address space fails as mmap itself would.
@@ -45,8 +52,9 @@ impl Mapping {
                 length,
             });
         }
+        count_mapped()?;
         // SAFETY: no fixed address, so no existing mapping is replaced; the memory is never referenced by Rust.
-        let base = unsafe {
+        let mapped = unsafe {
             rustix::mm::mmap(
                 std::ptr::null_mut(),
                 length,
@@ -55,10 +63,11 @@ impl Mapping {
                 fd,
                 0,
             )
-        }
-        .map_err(rustix::io::Errno::raw_os_error)?;
-        let Some(base) = NonNull::new(base.cast::<u8>()) else {
-            return Err(libc::ENOMEM);
+        };
+        let base = mapped.map(|base| NonNull::new(base.cast::<u8>()));
+        let Ok(Some(base)) = base else {
+            MAPPED.fetch_sub(1, Ordering::Relaxed);
+            return Err(base.map_or_else(rustix::io::Errno::raw_os_error, |_| libc::ENOMEM));
         };
         let mapping = Self { base, length };
         // Without this advice a single random read fetched 7 MB (MEASURED). Failure is harmless.
@@ -171,12 +180,35 @@ impl Mapping {
     }
 }
 
+/// Counts one file more, of at most seven eighths of the mappings that a process may have. Without a mapping left for a
+/// stack no thread starts, and the allocator that gets none for its heap ends the process.
+///
+/// # Errors
+/// ENOMEM.
+fn count_mapped() -> Result<(), i32> {
+    static MOST: AtomicU64 = AtomicU64::new(0);
+    let before = MAPPED.fetch_add(1, Ordering::Relaxed);
+    if before < MOST.load(Ordering::Relaxed) {
+        return Ok(());
+    }
+    // Not known yet, or perhaps raised meanwhile.
+    let limit = ringfetch_host::View::real().number("proc/sys/vm/max_map_count");
+    let most = limit.unwrap_or(MAPPINGS_DEFAULT) / 8 * 7;
+    MOST.store(most, Ordering::Relaxed);
+    if before < most {
+        return Ok(());
+    }
+    MAPPED.fetch_sub(1, Ordering::Relaxed);
+    Err(libc::ENOMEM)
+}
+
 impl Drop for Mapping {
     fn drop(&mut self) {
         if self.length > 0 {
             // SAFETY: exactly the range that `new` mapped; nobody holds an address into it, since every copy borrows
             // the mapping.
             let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast::<c_void>(), self.length) };
+            MAPPED.fetch_sub(1, Ordering::Relaxed);
         }
     }
 }

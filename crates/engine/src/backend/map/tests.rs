@@ -49,6 +49,54 @@ fn what_cannot_be_mapped_is_an_errno() {
 }
 
 #[test]
+fn mapped_files_leave_room_for_threads() {
+    // Scenario: a process maps files until one is refused (alone, since that is felt by all of its threads). Expectation:
+    // ENOMEM; 256 threads start nevertheless; where a file is unmapped, another can be mapped.
+    const ALONE: &str = "RINGFETCH_MAPPINGS_TEST_CHILD";
+    if std::env::var_os(ALONE).is_none() {
+        let test = "backend::map::tests::mapped_files_leave_room_for_threads";
+        let mut alone = std::process::Command::new(std::env::current_exe().expect("own path"));
+        let ended = alone
+            .args(["--exact", test, "--nocapture"])
+            .env(ALONE, "")
+            .output();
+        let ended = ended.expect("child");
+        assert!(
+            ended.status.success(),
+            "{}",
+            String::from_utf8_lossy(&ended.stderr)
+        );
+        return;
+    }
+    let page = rustix::param::page_size() as u64;
+    let file = file_of(&pattern(1));
+    let mut mapped = Vec::new();
+    let refused = loop {
+        match Mapping::new(file.as_fd(), page) {
+            Ok(mapping) => mapped.push(mapping),
+            Err(errno) => break errno,
+        }
+    };
+    assert_eq!(refused, libc::ENOMEM);
+    let together = std::sync::Barrier::new(257);
+    std::thread::scope(|scope| {
+        for _ in 0..256 {
+            let thread = std::thread::Builder::new().spawn_scoped(scope, || {
+                together.wait();
+            });
+            if let Err(error) = thread {
+                // Those that wait at the barrier would wait for ever.
+                eprintln!("a thread is refused: {error}");
+                std::process::exit(1);
+            }
+        }
+        together.wait();
+    });
+    drop(mapped.pop());
+    assert!(Mapping::new(file.as_fd(), page).is_ok());
+}
+
+#[test]
 fn pages_are_aligned_outward() {
     // Scenario: extents inside one page, across two, past the end. Expectation: whole pages, clamped to the
     // mapping.
