@@ -18,12 +18,14 @@ pub use residency::resident_pages;
 use io_uring::{IoUring, opcode, types};
 use refusal::Seen;
 use rustix::io::Errno;
+use std::io::ErrorKind;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 /// Length of the trial read.
 const READ_BYTES: usize = 4096;
 /// Timeout of one operation; they take microseconds.
-const WAIT_SECONDS: u64 = 5;
+const WAIT: Duration = Duration::from_secs(5);
 
 /// Properties of io_uring here.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -126,20 +128,31 @@ fn completed(
             errno: libc::EBUSY,
         });
     }
-    let waited = if ring.params().is_feature_ext_arg() {
-        let limit = types::Timespec::new().sec(WAIT_SECONDS);
-        ring.submitter()
-            .submit_with_args(1, &types::SubmitArgs::new().timespec(&limit))
-    } else {
-        ring.submit_and_wait(1)
-    };
-    waited.map_err(|error| refused(step, &error))?;
-    match ring.completion().next() {
-        Some(completion) => Ok(completion.result()),
-        None => Err(UringRefusal::Other {
-            step,
-            errno: libc::ETIME,
-        }),
+    let deadline = Instant::now() + WAIT;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let waited = if ring.params().is_feature_ext_arg() {
+            let limit = types::Timespec::from(left);
+            ring.submitter()
+                .submit_with_args(1, &types::SubmitArgs::new().timespec(&limit))
+        } else {
+            ring.submit_and_wait(1)
+        };
+        if let Some(completion) = ring.completion().next() {
+            return Ok(completion.result());
+        }
+        match waited {
+            // A signal ends the wait: with what was submitted, or with EINTR if nothing was.
+            Ok(_) if !left.is_zero() => {}
+            Err(error) if error.kind() == ErrorKind::Interrupted && !left.is_zero() => {}
+            Ok(_) => {
+                return Err(UringRefusal::Other {
+                    step,
+                    errno: libc::ETIME,
+                });
+            }
+            Err(error) => return Err(refused(step, &error)),
+        }
     }
 }
 

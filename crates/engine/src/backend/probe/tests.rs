@@ -274,3 +274,27 @@ fn locked_memory_counts_once_a_ring() {
     assert_eq!(two, "Ok(())");
     assert_eq!(three, format!("Err(Some({}))", libc::ENOMEM));
 }
+
+#[test]
+fn a_signal_refuses_nothing() {
+    // Scenario: a thread that probes is interrupted by signals all the time, a thousand probes long. Expectation: the
+    // same answer as without.
+    use std::os::unix::thread::JoinHandleExt as _;
+    extern "C" fn nothing(_: std::ffi::c_int) {}
+    // SAFETY: the handler is async-signal-safe.
+    unsafe { libc::signal(libc::SIGUSR1, nothing as *const () as libc::sighandler_t) };
+    let label = || probe().err().as_ref().map(label_of);
+    let expected = label();
+    let probing = std::thread::spawn(move || {
+        (0..1000)
+            .map(|_| probe().err())
+            .collect::<Vec<Option<UringRefusal>>>()
+    });
+    while !probing.is_finished() {
+        // SAFETY: the thread is not joined yet.
+        unsafe { libc::pthread_kill(probing.as_pthread_t(), libc::SIGUSR1) };
+    }
+    for refusal in probing.join().expect("no panic") {
+        assert_eq!(refusal.as_ref().map(label_of), expected, "{refusal:?}");
+    }
+}
