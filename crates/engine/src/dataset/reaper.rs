@@ -5,6 +5,7 @@
 //! while the core serves its other connections. So a core only sends the remains to this thread.
 
 use std::any::Any;
+use std::io;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
@@ -26,22 +27,36 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// The name of the thread.
 const NAME: &str = "rf-reaper";
 
-/// The channel to the thread, which the first call starts and which lives as long as the process; `None` if
-/// it cannot be started.
+/// The channel to the thread, which lives as long as the process; `None` while it cannot be started.
 fn reaper() -> Option<&'static SyncSender<Remains>> {
-    static REAPER: OnceLock<Option<SyncSender<Remains>>> = OnceLock::new();
-    let start = || {
-        let (sender, remains) = sync_channel::<Remains>(WAITING_MAX);
-        let serve = move || remains.iter().for_each(drop);
-        match Builder::new().name(NAME.to_owned()).spawn(serve) {
-            Ok(_) => Some(sender),
-            Err(error) => {
-                tracing::warn!(%error, "no thread for closing files: they are closed where they are last used");
-                None
+    static REAPER: OnceLock<SyncSender<Remains>> = OnceLock::new();
+    started(&REAPER, |serve| {
+        Builder::new().name(NAME.to_owned()).spawn(serve).map(drop)
+    })
+}
+
+/// The channel in `reaper`, or to a thread that `start` starts now. Of two threads started at once, one ends.
+fn started(
+    reaper: &OnceLock<SyncSender<Remains>>,
+    start: impl FnOnce(Box<dyn FnOnce() + Send>) -> io::Result<()>,
+) -> Option<&SyncSender<Remains>> {
+    static WARNED: AtomicBool = AtomicBool::new(false);
+    if let Some(sender) = reaper.get() {
+        return Some(sender);
+    }
+    let (sender, remains) = sync_channel::<Remains>(WAITING_MAX);
+    match start(Box::new(move || remains.iter().for_each(drop))) {
+        Ok(()) => Some(reaper.get_or_init(|| sender)),
+        Err(error) => {
+            if !WARNED.swap(true, Ordering::Relaxed) {
+                tracing::warn!(
+                    %error,
+                    "no thread for closing files: until one can be started, they are closed where they are last used"
+                );
             }
+            None
         }
-    };
-    REAPER.get_or_init(start).as_ref()
+    }
 }
 
 /// Drops this on the thread. Does not block, unless [`WAITING_MAX`] others wait.
@@ -162,6 +177,24 @@ mod tests {
         });
         // The temporary file itself has one.
         assert_eq!(held.count(), 1);
+    }
+
+    #[test]
+    fn a_thread_that_is_refused_is_started_later() {
+        // Scenario: the system refuses the thread, then starts it. Expectation: no channel, then one to the thread, which
+        // drops what is sent.
+        let reaper = OnceLock::new();
+        let refused = started(&reaper, |_| Err(io::Error::from_raw_os_error(libc::EAGAIN)));
+        assert!(refused.is_none());
+        let start = |serve| Builder::new().name("later".to_owned()).spawn(serve).map(drop);
+        let (tell, told) = channel();
+        started(&reaper, start)
+            .unwrap()
+            .send(Box::new(Witness(tell)))
+            .unwrap();
+        let by = told.recv_timeout(Duration::from_secs(30)).unwrap();
+        assert_eq!(by.as_deref(), Some("later"));
+        started(&reaper, |_| panic!("it is there")).unwrap();
     }
 
     #[test]
