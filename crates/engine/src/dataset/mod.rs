@@ -341,10 +341,9 @@ struct OpenDataset {
 
 impl Drop for OpenDataset {
     fn drop(&mut self) {
-        // Files are closed by the reaper one by one; a cache may hold a million, so drop it there as well.
-        if let Some(objects) = self.objects.take() {
-            reaper::drop_later(Box::new(objects));
-        }
+        // The reaper closes files one by one; a dataset or its cache may hold a million, so drop them there as well.
+        let files = std::mem::take(&mut self.files);
+        reaper::drop_later(Box::new((files, self.objects.take())));
     }
 }
 

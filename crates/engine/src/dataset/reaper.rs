@@ -132,6 +132,15 @@ mod tests {
         }
     }
 
+    /// Holds up who drops it.
+    struct Stuck(Receiver<()>);
+
+    impl Drop for Stuck {
+        fn drop(&mut self) {
+            let _released = self.0.recv();
+        }
+    }
+
     fn watched(file: &OpenFile) -> Receiver<Option<String>> {
         let (tell, told) = channel();
         assert!(file.attached.set(Box::new(Witness(tell))).is_ok());
@@ -180,6 +189,42 @@ mod tests {
     }
 
     #[test]
+    fn a_dataset_of_many_files_is_closed_by_the_reaper() {
+        let _alone = alone();
+        // Scenario: the reaper is stuck, and has room for fewer remains than a dataset has files, when that is dropped.
+        // Expectation: the reaper closes every file.
+        const FILES: usize = 3000;
+        let mut descriptors = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+        descriptors.current = descriptors.maximum;
+        rustix::process::setrlimit(rustix::process::Resource::Nofile, descriptors).unwrap();
+        let named = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(named.path(), [1]).unwrap();
+        let spec = DatasetSpec {
+            name: "d".to_owned(),
+            paths: vec![named.path().to_owned(); FILES],
+            kind: KindSpec::Blocks {
+                block_bytes: 1,
+                partial_tail: PartialTail::Refuse,
+            },
+            direct_io: DirectIo::Off,
+        };
+        let dataset = Dataset::open(&spec).unwrap();
+        let (tell, told) = channel();
+        for file in dataset.files() {
+            assert!(file.attached.set(Box::new(Witness(tell.clone()))).is_ok());
+        }
+        let (release, released) = channel();
+        drop_later(Box::new(Stuck(released)));
+        (FILES / 2..WAITING_MAX).for_each(|_| drop_later(Box::new(())));
+        drop(dataset);
+        drop(release);
+        for _ in 0..FILES {
+            let by = told.recv_timeout(Duration::from_secs(30)).unwrap();
+            assert_eq!(by.as_deref(), Some(NAME));
+        }
+    }
+
+    #[test]
     fn a_thread_that_is_refused_is_started_later() {
         // Scenario: the system refuses the thread, then starts it. Expectation: no channel, then one to the thread, which
         // drops what is sent.
@@ -222,12 +267,6 @@ mod tests {
         let _alone = alone();
         // Scenario: the reaper is stuck in a close, and later comes out of it. Expectation: who waits for
         // descriptors gives up, and then gets them.
-        struct Stuck(Receiver<()>);
-        impl Drop for Stuck {
-            fn drop(&mut self) {
-                let _released = self.0.recv();
-            }
-        }
         let (release, released) = channel();
         drop_later(Box::new(Stuck(released)));
         assert!(!settles_within(Duration::from_millis(10)));
