@@ -30,6 +30,10 @@ pub const IN_FLIGHT_DESCRIPTORS_MAX: usize = 3 * 4096 * 2;
 /// Most opens in progress: each may hold two descriptors that the cache does not count yet.
 pub(super) const OPENS_MAX: usize = 64;
 
+/// After so many objects whose first block cannot be read none is tried any more to decide about direct I/O: a failing
+/// disk may take half a minute for each.
+const BROKEN_MAX: usize = 8;
+
 /// How many idle cached files are closed at a time when requests need descriptors, and how many are examined
 /// for that.
 const IDLE_FORGOTTEN: usize = 16;
@@ -260,23 +264,33 @@ fn try_direct(
             DirectFacts::buffered("off by configuration"),
         ));
     }
+    let mut broken = 0;
     let tried = listing::some_file(directory, |name| {
         let opened = directory.open_beneath(&name, OPEN_FLAGS);
         let opened = opened.map_err(FileError::from);
         match opened.and_then(|file| OpenFile::from_descriptor(file, options(direct_io, None))) {
             Err(FileError::Open(error)) if is_out_of_descriptors(&error) => {
-                Some((name, Err(FileError::Open(error))))
+                Some(Some((name, Err(FileError::Open(error)))))
             }
             // An object that is missing, unreadable or broken says nothing about the others.
-            Err(FileError::Open(_) | FileError::NotAFile(_) | FileError::TrialRead(_)) => None,
-            answer => Some((name, answer)),
+            Err(FileError::Open(_) | FileError::NotAFile(_)) => None,
+            Err(FileError::TrialRead(_)) => {
+                broken += 1;
+                (broken == BROKEN_MAX).then_some(None)
+            }
+            answer => Some(Some((name, answer))),
         }
     });
-    let Some((name, answer)) = tried else {
+    let Some((name, answer)) = tried.flatten() else {
+        let why = if broken > 0 {
+            "the objects that were tried cannot be read: check the device (the kernel log says more)"
+        } else {
+            "the directory has no object to try yet"
+        };
         // 4096 is the assumed alignment; each object has its own.
         let facts = DirectFacts {
             direct: true,
-            reason: "O_DIRECT is decided per object; the directory has no object to try yet".to_owned(),
+            reason: format!("O_DIRECT is decided per object; {why}"),
             offset_alignment_bytes: 4096,
             memory_alignment_bytes: 4096,
         };

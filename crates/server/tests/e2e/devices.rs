@@ -1,4 +1,4 @@
-//! Block devices and files beyond 4 GiB. Needs root and losetup.
+//! Block devices, files beyond 4 GiB, and a failing disk. Needs root, losetup and /dev/fuse.
 
 use crate::daemon::{Setup, backends};
 use crate::data::noise;
@@ -145,4 +145,40 @@ async fn files_beyond_4_gib_are_read_where_they_are() {
         assert!(answer.body == end, "{backend}");
         daemon.stop().await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs root and /dev/fuse"]
+async fn a_disk_that_fails_is_not_asked_about_every_object() {
+    // Scenario: a thousand objects on a disk that fails every read, which may take it half a minute each; later it reads
+    // again. Expectation: the dataset opens after a few reads, since objects may be read by another path; then they are.
+    use ringfetch_engine::config::DirectIo;
+    use ringfetch_engine::dataset::{Dataset, DatasetSpec, KindSpec};
+    let directory = tempfile::tempdir().unwrap();
+    let (source, mountpoint) = (directory.path().join("source"), directory.path().join("disk"));
+    std::fs::create_dir_all(&source).unwrap();
+    for number in 0..1000 {
+        std::fs::write(source.join(number.to_string()), [7; 4096]).unwrap();
+    }
+    let disk = slowdisk::SlowDisk::mount(slowdisk::Options::new(&source, &mountpoint)).unwrap();
+    disk.set(|disk| disk.error_every = 1).unwrap();
+    let spec = DatasetSpec {
+        name: "objects".to_owned(),
+        paths: vec![disk.path().to_owned()],
+        kind: KindSpec::Objects {
+            max_open_files: 8,
+            revalidate: std::time::Duration::ZERO,
+        },
+        direct_io: DirectIo::Preferred,
+    };
+    let dataset = Dataset::open(&spec).unwrap();
+    let failed = disk.reads().failed;
+    assert!(
+        (1..=64).contains(&failed),
+        "{failed} reads: {:?}",
+        dataset.direct()
+    );
+    assert!(dataset.object("7").await.is_err());
+    disk.set(|disk| disk.error_every = 0).unwrap();
+    assert_eq!(dataset.object("7").await.unwrap().length_bytes(), 4096);
 }
