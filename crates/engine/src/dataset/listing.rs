@@ -114,7 +114,7 @@ impl Level {
                 return Err(Errno::CANCELED);
             }
             let entry = entry?;
-            let Some(key) = key_of(directory, &prefix, &entry) else {
+            let Some(key) = key_of(directory, &prefix, &entry)? else {
                 continue;
             };
             if passed.is_some_and(|passed| key <= *passed) || !can_follow(&prefix, &key, after) {
@@ -138,21 +138,24 @@ impl Level {
 }
 
 /// `None` for anything but objects and directories, and for names that cannot be requested.
-fn key_of(directory: &Directory, prefix: &str, entry: &rustix::fs::DirEntry) -> Option<Key> {
-    let name = entry
-        .file_name()
-        .to_str()
-        .ok()
-        .filter(|name| !matches!(*name, "." | ".."))?;
+fn key_of(directory: &Directory, prefix: &str, entry: &rustix::fs::DirEntry) -> Result<Option<Key>, Errno> {
+    let name = entry.file_name().to_str().ok();
+    let Some(name) = name.filter(|name| !matches!(*name, "." | "..")) else {
+        return Ok(None);
+    };
     if prefix.len() + name.len() > NAME_BYTES_MAX {
-        return None;
+        return Ok(None);
     }
     let mut kind = entry.file_type();
     if kind == FileType::Unknown {
         // Some file systems do not report the type (readdir(3)).
-        kind = directory.stat_beneath(&format!("{prefix}{name}")).ok()?.0;
+        kind = match directory.stat_beneath(&format!("{prefix}{name}")) {
+            Ok((kind, _)) => kind,
+            Err(errno) if is_left_out(errno) => return Ok(None),
+            Err(errno) => return Err(errno),
+        };
     }
-    match kind {
+    Ok(match kind {
         FileType::RegularFile | FileType::Symlink => Some(name.to_owned()),
         FileType::Directory => Some(format!("{name}/")),
         FileType::Fifo
@@ -160,7 +163,7 @@ fn key_of(directory: &Directory, prefix: &str, entry: &rustix::fs::DirEntry) -> 
         | FileType::CharacterDevice
         | FileType::BlockDevice
         | FileType::Unknown => None,
-    }
+    })
 }
 
 /// Whether a file's name comes after `after`, or a directory can hold names that do: with `after` = `b/k`, of
@@ -185,7 +188,7 @@ pub(super) fn some_file<T>(directory: &Directory, mut look: impl FnMut(String) -
         };
         while let Some(Ok(entry)) = entries.read() {
             left = left.checked_sub(1)?;
-            let Some(key) = key_of(directory, &prefix, &entry) else {
+            let Ok(Some(key)) = key_of(directory, &prefix, &entry) else {
                 continue;
             };
             let name = format!("{prefix}{key}");

@@ -125,7 +125,14 @@ impl Objects {
         limit: usize,
         is_wanted: &dyn Fn() -> bool,
     ) -> Result<Vec<ObjectEntry>, Errno> {
-        listing::list(&self.directory, after, limit, is_wanted)
+        let list = || listing::list(&self.directory, after, limit, is_wanted);
+        match list() {
+            Err(Errno::MFILE | Errno::NFILE) => {
+                self.forget_half();
+                list()
+            }
+            result => result,
+        }
     }
 
     /// Opens a file, or confirms that the cached one is still current. Blocks.
