@@ -5,59 +5,99 @@ use ringfetch_engine::config::DirectIo;
 use ringfetch_engine::dataset::{Dataset, DatasetSpec, KindSpec};
 use ringfetch_engine::error::ReadError;
 use rustix::process::{Resource, getrlimit, setrlimit};
-use std::sync::Arc;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// The cache may hold far more than the process: it closes half of its files, and every object opens and is listed.
-/// Held files cannot be closed: then the object is unreadable with EMFILE, and readable again once they are dropped.
-#[tokio::test]
-async fn the_cache_gives_way() {
-    let dir = tempfile::tempdir().unwrap();
+/// Runs a test alone, since the limit is of the process.
+fn alone(test: impl AsyncFnOnce()) {
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    limit_descriptors(1024);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.unwrap().block_on(test());
+}
+
+fn limit_descriptors(most: u64) {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = Some(most);
+    setrlimit(Resource::Nofile, limit).unwrap();
+}
+
+/// A dataset of 200 objects of one byte, whose cache may hold far more than the process.
+fn dataset(dir: &Path) -> Arc<Dataset> {
     for index in 0..200 {
-        std::fs::write(dir.path().join(index.to_string()), b"x").unwrap();
+        std::fs::write(dir.join(index.to_string()), b"x").unwrap();
     }
     let spec = DatasetSpec {
         name: "objects".to_owned(),
-        paths: vec![dir.path().to_owned()],
+        paths: vec![dir.to_owned()],
         kind: KindSpec::Objects {
             max_open_files: 10_000,
             revalidate: Duration::from_secs(3600),
         },
         direct_io: DirectIo::Preferred,
     };
-    let dataset = Arc::new(Dataset::open(&spec).unwrap());
-    let mut limit = getrlimit(Resource::Nofile);
-    limit.current = Some(64);
-    setrlimit(Resource::Nofile, limit).unwrap();
+    Arc::new(Dataset::open(&spec).unwrap())
+}
 
-    // Objects take two descriptors each: of an odd number of free ones one would always remain.
-    let mut odd = Vec::new();
-    for _ in 0..2 {
-        for index in 0..200 {
-            let object = dataset.object(&index.to_string()).await;
-            assert_eq!(object.unwrap().length_bytes(), 1);
-            let listed = dataset.list_objects("", 1, &|| true);
-            assert_eq!(listed.unwrap().len(), 1, "with {index} objects opened");
+/// The cache of one dataset and other files have taken all descriptors when another dataset's first object is opened.
+/// Expectation: the cache gives way.
+#[test]
+fn the_cache_of_another_dataset_gives_way() {
+    alone(async || {
+        let [greedy_dir, modest_dir] = [(), ()].map(|()| tempfile::tempdir().unwrap());
+        let greedy = dataset(greedy_dir.path());
+        let modest = dataset(modest_dir.path());
+        limit_descriptors(64);
+        for index in 0..20 {
+            greedy.object(&index.to_string()).await.unwrap();
         }
-        odd.push(std::fs::File::open(dir.path()).unwrap());
-    }
-    let mut held = Vec::new();
-    let error = loop {
-        match dataset.object(&held.len().to_string()).await {
-            Ok(file) => held.push(file),
-            Err(error) => break error,
+        let mut others = Vec::new();
+        while let Ok(file) = std::fs::File::open(modest_dir.path()) {
+            others.push(file);
         }
-    };
-    assert!(held.len() >= 16, "{}", held.len());
-    let emfile = rustix::io::Errno::MFILE.raw_os_error();
-    assert_eq!(
-        error,
-        ReadError::ObjectUnreadable {
-            name: held.len().to_string(),
-            errno: emfile
+        assert_eq!(modest.object("0").await.unwrap().length_bytes(), 1);
+    });
+}
+
+/// The cache may hold far more than the process: it closes half of its files, and every object opens and is listed.
+/// Held files cannot be closed: then the object is unreadable with EMFILE, and readable again once they are dropped.
+#[test]
+fn the_cache_gives_way() {
+    alone(async || {
+        let dir = tempfile::tempdir().unwrap();
+        let dataset = dataset(dir.path());
+        limit_descriptors(64);
+        // Objects take two descriptors each: of an odd number of free ones one would always remain.
+        let mut odd = Vec::new();
+        for _ in 0..2 {
+            for index in 0..200 {
+                let object = dataset.object(&index.to_string()).await;
+                assert_eq!(object.unwrap().length_bytes(), 1);
+                let listed = dataset.list_objects("", 1, &|| true);
+                assert_eq!(listed.unwrap().len(), 1, "with {index} objects opened");
+            }
+            odd.push(std::fs::File::open(dir.path()).unwrap());
         }
-    );
-    let refused = held.len().to_string();
-    drop(held);
-    assert_eq!(dataset.object(&refused).await.unwrap().length_bytes(), 1);
+        let mut held = Vec::new();
+        let error = loop {
+            match dataset.object(&held.len().to_string()).await {
+                Ok(file) => held.push(file),
+                Err(error) => break error,
+            }
+        };
+        assert!(held.len() >= 16, "{}", held.len());
+        let emfile = rustix::io::Errno::MFILE.raw_os_error();
+        assert_eq!(
+            error,
+            ReadError::ObjectUnreadable {
+                name: held.len().to_string(),
+                errno: emfile
+            }
+        );
+        let refused = held.len().to_string();
+        drop(held);
+        assert_eq!(dataset.object(&refused).await.unwrap().length_bytes(), 1);
+    });
 }

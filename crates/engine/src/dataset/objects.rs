@@ -15,7 +15,7 @@ use lru::LruCache;
 use rustix::io::Errno;
 use std::num::NonZeroUsize;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
 
@@ -39,11 +39,16 @@ const BROKEN_MAX: usize = 8;
 const IDLE_FORGOTTEN: usize = 16;
 const IDLE_LOOKED_AT: usize = 1024;
 
+type Cache = Mutex<LruCache<Box<str>, Cached>>;
+
+/// The caches of all datasets, which share the descriptors of the process.
+static CACHES: Mutex<Vec<Weak<Cache>>> = Mutex::new(Vec::new());
+
 /// The files of one directory.
 #[derive(Debug)]
 pub(super) struct Objects {
     directory: Directory,
-    cache: Mutex<LruCache<Box<str>, Cached>>,
+    cache: Arc<Cache>,
     revalidate: Duration,
     options: OpenOptions,
     pub(super) opens: Arc<Semaphore>,
@@ -86,10 +91,15 @@ impl Objects {
             ));
         }
         let files = NonZeroUsize::new(max_open_files / each).unwrap_or(NonZeroUsize::MIN);
+        // `new` would allocate the whole table at once, for a limit that may never be reached.
+        let cache = Arc::new(Mutex::new(LruCache::sparse(files)));
+        let mut caches = CACHES.lock().unwrap_or_else(PoisonError::into_inner);
+        caches.retain(|cache| cache.strong_count() > 0);
+        caches.push(Arc::downgrade(&cache));
+        drop(caches);
         let objects = Self {
             directory,
-            // `new` would allocate the whole table at once, for a limit that may never be reached.
-            cache: Mutex::new(LruCache::sparse(files)),
+            cache,
             revalidate,
             options,
             opens: Arc::new(Semaphore::new(OPENS_MAX)),
@@ -126,13 +136,7 @@ impl Objects {
         is_wanted: &dyn Fn() -> bool,
     ) -> Result<Vec<ObjectEntry>, Errno> {
         let list = || listing::list(&self.directory, after, limit, is_wanted);
-        match list() {
-            Err(Errno::MFILE | Errno::NFILE) => {
-                self.forget_half();
-                list()
-            }
-            result => result,
-        }
+        self.give_way(list, |listed| matches!(listed, Err(Errno::MFILE | Errno::NFILE)))
     }
 
     /// Opens a file, or confirms that the cached one is still current. Blocks.
@@ -142,11 +146,11 @@ impl Objects {
             return Ok(file);
         }
         let began = Instant::now();
-        let result = match self.open_or_keep(name) {
-            Err(Failure::File(FileError::Open(error))) if is_out_of_descriptors(&error) => {
-                self.forget_half();
-                self.open_or_keep(name)
-            }
+        let open = || self.open_or_keep(name);
+        let opened = self.give_way(open, |opened| {
+            matches!(opened, Err(Failure::File(FileError::Open(error))) if is_out_of_descriptors(error))
+        });
+        let result = match opened {
             Err(Failure::Budget) => {
                 self.forget_idle();
                 self.open_or_keep(name)
@@ -202,18 +206,20 @@ impl Objects {
         Ok(Arc::new(file))
     }
 
-    /// Closes the less recently used half, except files held by reads, and waits until that is done.
-    fn forget_half(&self) {
-        let mut forgotten = Vec::new();
-        {
-            let mut cache = self.lock();
-            let keep = cache.len() / 2;
-            while cache.len() > keep {
-                forgotten.extend(cache.pop_lru());
-            }
+    /// Attempts something that needs descriptors. If there are none, closes half of the cached files and tries again; then
+    /// half of every dataset's.
+    fn give_way<T>(&self, attempt: impl Fn() -> T, is_out: impl Fn(&T) -> bool) -> T {
+        let mut result = attempt();
+        if is_out(&result) {
+            forget_half([Arc::clone(&self.cache)]);
+            result = attempt();
         }
-        drop(forgotten);
-        reaper::settle();
+        if is_out(&result) {
+            let caches = CACHES.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            forget_half(caches.iter().filter_map(Weak::upgrade));
+            result = attempt();
+        }
+        result
     }
 
     /// Closes some of the less recently used files that no read holds, and waits until that is done.
@@ -234,6 +240,20 @@ impl Objects {
         // Nothing panics while it holds the lock, and a cache cannot become inconsistent.
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Closes the less recently used half of each cache, except files held by reads, and waits until that is done.
+fn forget_half(caches: impl IntoIterator<Item = Arc<Cache>>) {
+    let mut forgotten = Vec::new();
+    for cache in caches {
+        let mut cache = cache.lock().unwrap_or_else(PoisonError::into_inner);
+        let keep = cache.len() / 2;
+        while cache.len() > keep {
+            forgotten.extend(cache.pop_lru());
+        }
+    }
+    drop(forgotten);
+    reaper::settle();
 }
 
 /// Why an object was not opened.
