@@ -1,5 +1,10 @@
-//! An objects dataset in a process that runs out of descriptors. Alone in its binary, since the limit is per
+//! Objects datasets in a process that runs out of descriptors. Alone in its binary, since the limit is per
 //! process.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test fails by panicking, outside of its own function too"
+)]
 
 use ringfetch_engine::config::DirectIo;
 use ringfetch_engine::dataset::{Dataset, DatasetSpec, KindSpec};
