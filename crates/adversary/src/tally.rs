@@ -180,10 +180,10 @@ pub(crate) fn count(map: &mut BTreeMap<String, u64>, key: &str) {
     *value = value.saturating_add(1);
 }
 
-/// An I/O error as a word.
+/// An I/O error as one of a bounded set of texts.
 pub(crate) fn cause(error: &io::Error) -> String {
     match error.raw_os_error() {
-        Some(errno) => format!("{:?}", rustix::io::Errno::from_raw_os_error(errno)),
+        Some(_) => error.to_string(),
         None => error.kind().to_string(),
     }
 }
@@ -221,6 +221,14 @@ mod tests {
             "{}",
             counts.refusal_max_ms
         );
+    }
+
+    #[test]
+    fn a_cause_is_a_text() {
+        // Scenario: an error of the system, and one that a library made. Expectation: words, without the fields of a type.
+        let refused = io::Error::from(rustix::io::Errno::CONNREFUSED);
+        assert_eq!(cause(&refused), "Connection refused (os error 111)");
+        assert_eq!(cause(&io::Error::other("of any length")), "other error");
     }
 
     #[test]

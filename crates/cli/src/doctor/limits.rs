@@ -176,12 +176,15 @@ fn threads(group: &Cgroup, needs: Needs) -> Finding {
 }
 
 fn mappings(view: &View, needs: Needs) -> Finding {
-    // Besides the files: code, heap and stacks, several mappings per thread.
-    let wanted = needs.paths + OBJECTS + 4 * (OTHER_THREADS + u64::from(needs.cores)) + 256;
+    let files = needs.paths + OBJECTS;
+    // Besides the files: code, heap and stacks, several mappings per thread. The daemon leaves an eighth for them.
+    let others = 4 * (OTHER_THREADS + u64::from(needs.cores)) + 256;
+    let wanted = files + others.max(files.div_ceil(7));
     match view.number::<u64>("proc/sys/vm/max_map_count") {
         Some(limit) if limit < wanted => MAPPINGS.warning(
             format!("vm.max_map_count is {limit}, {wanted} may be needed"),
-            "`sysctl vm.max_map_count=65530` (the kernel's default), or more",
+            // 65530 is the kernel's default.
+            format!("`sysctl vm.max_map_count={}`, or more", wanted.max(65_530)),
         ),
         Some(limit) => MAPPINGS.ok(format!("vm.max_map_count is {}", grouped(limit))),
         None => MAPPINGS.unknown_without("/proc"),
@@ -303,5 +306,18 @@ mod tests {
             let tree = Tree::new(&[("proc/sys/vm/max_map_count", limit)]);
             assert_eq!(mappings(&tree.view(), NEEDS).verdict, verdict);
         }
+        // Seven eighths of the default are fewer than these.
+        let tree = Tree::new(&[("proc/sys/vm/max_map_count", "65530\n")]);
+        let many = Needs {
+            paths: 32_400,
+            ..NEEDS
+        };
+        let few = mappings(&tree.view(), many);
+        assert_eq!(few.verdict, Verdict::Warning);
+        let wanted = format!(
+            "`sysctl vm.max_map_count={}`, or more",
+            (32_400 + OBJECTS).div_ceil(7) + 32_400 + OBJECTS
+        );
+        assert_eq!(few.remedy, Some(wanted));
     }
 }
