@@ -8,9 +8,8 @@
     reason = "a test fails by panicking, outside of its own function too"
 )]
 
-mod common;
+mod wait;
 
-use common::{WAIT, wait_until};
 use ringfetch_engine::batch::Batch;
 use ringfetch_engine::config::{BackendKind, DirectIo, EngineConfig, OnUnavailable, Placement};
 use ringfetch_engine::dataset::{Dataset, DatasetSpec, KindSpec, PartialTail};
@@ -21,6 +20,7 @@ use ringfetch_pattern as pattern;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Instant;
+use wait::{WAIT, wait_until};
 
 const BLOCKS: u64 = 1024;
 

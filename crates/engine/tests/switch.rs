@@ -7,9 +7,8 @@
     reason = "a test fails by panicking, outside of its own function too"
 )]
 
-mod common;
+mod wait;
 
-use common::{WAIT, wait_until};
 use ringfetch_engine::batch::Batch;
 use ringfetch_engine::config::{BackendKind, DirectIo, EngineConfig, OnUnavailable};
 use ringfetch_engine::dataset::{Dataset, DatasetSpec, KindSpec, PartialTail};
@@ -19,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Instant;
+use wait::{WAIT, wait_until};
 
 const SEED: u64 = 11;
 const FILE_BYTES: u64 = 8 << 20;

@@ -3,12 +3,12 @@
 //! A loop device whose backing file was truncated returns EIO for the lost part: a real device error on every
 //! path, including SIGBUS under a mapping.
 
-use crate::common::{WAIT, wait_until};
 use crate::harness::{Harness, VARIANTS, Variant, blocks_of, ranges_of};
 use crate::machine::{Device, machine};
 use crate::named;
 use crate::needs::Need;
 use crate::suite::Test;
+use crate::wait::{WAIT, wait_until};
 use ringfetch_engine::batch::Batch;
 use ringfetch_engine::config::{BackendKind, DirectIo};
 use ringfetch_engine::dataset::{Dataset, DatasetSpec, Dtype, KindSpec, Layout, PartialTail};

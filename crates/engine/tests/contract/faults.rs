@@ -1,11 +1,11 @@
 //! Faults that only the simulation can produce: short reads, errnos, stalls and reordering, by script or by
 //! seed.
 
-use crate::common::{WAIT, wait_until};
 use crate::harness::Answer;
 use crate::harness::{DEPTH, Harness, MAX_READ_BYTES, assert_answer, blocks_of, expected, ranges_of};
 use crate::named;
 use crate::suite::{Test, simulated};
+use crate::wait::{WAIT, wait_until};
 use ringfetch_engine::engine::SubmitOptions;
 use ringfetch_engine::error::ReadError;
 use ringfetch_engine::sim::{Fault, FaultPlan};

@@ -1,9 +1,9 @@
 //! Files of all kinds and files that change: objects, a file beyond 4 GiB, truncation, replacement.
 
-use crate::common::wait_until;
 use crate::harness::{Answer, Case, Harness, assert_answer, blocks_of, expected, ranges_of};
 use crate::named;
 use crate::suite::{Test, on_every_variant};
+use crate::wait::wait_until;
 use ringfetch_engine::batch::Batch;
 use ringfetch_engine::config::OBJECT_REVALIDATE_DEFAULT;
 use ringfetch_engine::dataset::{Dataset, KindSpec, OpenFile};

@@ -1,6 +1,5 @@
 //! Batches accepted, dropped, refused and drained: deadlines, dropped tickets, bounds, the end.
 
-use crate::common::{WAIT, wait_until};
 use crate::harness::VARIANTS;
 use crate::harness::{
     Answer, Case, DEPTH, Harness, MEMORY_BYTES, assert_answer, blocks_of, expected, ranges_of,
@@ -8,6 +7,7 @@ use crate::harness::{
 use crate::named;
 use crate::needs::Need;
 use crate::suite::{Test, on_every_variant};
+use crate::wait::{WAIT, wait_until};
 use ringfetch_engine::batch::Batch;
 use ringfetch_engine::config::{BackendKind, Placement};
 use ringfetch_engine::dataset::Dataset;

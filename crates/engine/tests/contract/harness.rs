@@ -2,8 +2,8 @@
 //!
 //! `fetch` submits from outside and from each core, and demands equal answers. Every wait has a deadline.
 
-use crate::common::{WAIT, wait_until};
 use crate::needs::Need;
+use crate::wait::{WAIT, wait_until};
 use prometheus::Registry;
 use ringfetch_engine::batch::{Batch, Fetched, Lengths};
 use ringfetch_engine::config::{BackendKind, DirectIo, EngineConfig, OnUnavailable, Placement};

@@ -1,8 +1,8 @@
 //! Devices and file systems of this machine, set up for one test and removed after it; or why that does not
 //! work here.
 
-use crate::common::WAIT;
 use crate::harness::temporary_directory;
+use crate::wait::WAIT;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};

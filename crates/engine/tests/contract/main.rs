@@ -15,12 +15,12 @@
     reason = "a test fails by panicking, outside of its own function too"
 )]
 
-#[path = "../common/mod.rs"]
-mod common;
 mod harness;
 mod machine;
 mod needs;
 mod suite;
+#[path = "../wait/mod.rs"]
+mod wait;
 
 mod devices;
 mod errors;

@@ -1,12 +1,12 @@
 //! Shared reads in flight, turns between callers, and control next to data: on the simulation, which decides
 //! when a read finishes.
 
-use crate::common::{WAIT, wait_until};
 use crate::harness::{
     Answer, DEPTH, Harness, MAX_READ_BYTES, VARIANTS, assert_answer, blocks_of, expected, ranges_of,
 };
 use crate::named;
 use crate::suite::{Test, simulated};
+use crate::wait::{WAIT, wait_until};
 use ringfetch_engine::dataset::Dataset;
 use ringfetch_engine::engine::{SubmitOptions, Ticket};
 use ringfetch_engine::error::ReadError;
