@@ -59,19 +59,30 @@ fn tracked(root: &Path) -> Option<Vec<String>> {
     let listing = String::from_utf8(output.stdout).ok()?;
     let paths: Vec<String> = listing
         .split('\0')
-        .filter(|p| !p.is_empty())
+        .filter(|path| {
+            !path.is_empty()
+                && !Path::new(path)
+                    .ancestors()
+                    .skip(1)
+                    .any(|above| is_cache(&root.join(above)))
+        })
         .map(str::to_owned)
         .collect();
     (output.status.success() && !paths.is_empty()).then_some(paths)
 }
 
+/// Whether it holds what can be made again: a build directory, whatever its name (<https://bford.info/cachedir/>).
+fn is_cache(directory: &Path) -> bool {
+    directory.join("CACHEDIR.TAG").is_file()
+}
+
 fn walk(root: &Path) -> Vec<String> {
-    const BUILT: [&str; 5] = ["target", ".git", "ringfetch-demo", ".venv", "__pycache__"];
+    const BUILT: [&str; 4] = [".git", "ringfetch-demo", ".venv", "__pycache__"];
     let mut paths = Vec::new();
     let mut directories = vec![root.to_path_buf()];
     while let Some(directory) = directories.pop() {
         for entry in std::fs::read_dir(&directory).into_iter().flatten().flatten() {
-            let is_built = BUILT.iter().any(|name| entry.file_name() == *name);
+            let is_built = BUILT.iter().any(|name| entry.file_name() == *name) || is_cache(&entry.path());
             match entry.file_type() {
                 Ok(kind) if kind.is_dir() && !is_built => directories.push(entry.path()),
                 Ok(kind) if kind.is_file() => {
@@ -117,4 +128,23 @@ pub(super) fn at_lines(source: &Source, lines: Vec<usize>, what: &str) -> Vec<St
         .into_iter()
         .map(|line| format!("{}:{line}: {what}", source.path))
         .collect()
+}
+
+/// Scenario: a tree with a build directory of another name than `target`. Expectation: its files are no sources,
+/// with and without git.
+#[test]
+fn a_build_directory_is_no_source() {
+    let root = tempfile::tempdir().unwrap();
+    std::fs::create_dir_all(root.path().join("build/debug")).unwrap();
+    for file in ["Cargo.toml", "build/CACHEDIR.TAG", "build/debug/generated.rs"] {
+        std::fs::write(root.path().join(file), "").unwrap();
+    }
+    assert_eq!(walk(root.path()), ["Cargo.toml"]);
+    let made = Command::new("git")
+        .args(["init", "--quiet"])
+        .arg(root.path())
+        .status()
+        .unwrap();
+    assert!(made.success());
+    assert_eq!(tracked(root.path()).unwrap(), ["Cargo.toml"]);
 }
