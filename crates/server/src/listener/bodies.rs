@@ -1,8 +1,9 @@
 //! Bodies that record their progress: requests as they are received, responses as they are sent.
 
 use std::convert::Infallible;
+use std::error::Error;
 use std::future::Future;
-use std::io::IoSlice;
+use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -78,9 +79,11 @@ impl Body for RequestBody {
             Poll::Ready(None) => this.exchange.mark_whole(),
             // hyper reports the end of the body next, which is none: the request is not whole, and the connection
             // closes.
-            Poll::Ready(Some(Err(_))) => {
+            Poll::Ready(Some(Err(error))) => {
                 this.comes_unasked = false;
-                this.exchange.mark_broken_off();
+                if !is_malformed(error) {
+                    this.exchange.mark_broken_off();
+                }
             }
         }
         polled
@@ -95,6 +98,17 @@ impl Body for RequestBody {
             .as_ref()
             .map_or_else(SizeHint::default, Incoming::size_hint)
     }
+}
+
+/// Whether a body is not framed as its head says. Other errors mean that the client left.
+fn is_malformed(error: &hyper::Error) -> bool {
+    let cause: Option<&io::Error> = error.source().and_then(<dyn Error>::downcast_ref);
+    cause.is_some_and(|cause| {
+        matches!(
+            cause.kind(),
+            io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData
+        )
+    })
 }
 
 /// Most bytes of an unread body that are read to keep its connection, and the longest wait for them: clients may

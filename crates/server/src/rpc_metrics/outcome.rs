@@ -58,15 +58,20 @@ impl Outcome {
         labels.get(self.code()).copied().unwrap_or("other")
     }
 
-    /// The outcome if the client did not get the whole response: CANCELLED or 499. A failure stays what it was.
-    pub(crate) fn unsent(self) -> Self {
+    /// The outcome if the client left: CANCELLED or 499.
+    pub(crate) fn abandoned(self) -> Self {
         let abandoned = if self.is_grpc() {
             GrpcMethod::ABANDONED
         } else {
             HttpOperation::ABANDONED
         };
+        Self::new(self.transport(), self.method(), abandoned)
+    }
+
+    /// The outcome if the client did not get the whole response. A failure stays what it was.
+    pub(crate) fn unsent(self) -> Self {
         match is_success(self.code_name()) {
-            true => Self::new(self.transport(), self.method(), abandoned),
+            true => self.abandoned(),
             false => self,
         }
     }

@@ -464,6 +464,19 @@ impl Narrow {
             .await
     }
 
+    /// Sends the head of a request, and resets it once the daemon has answered a later one.
+    pub(crate) async fn break_off(&mut self, path: &str, headers: &[(&str, &str)]) {
+        let mut later = Self {
+            sender: self.sender.clone(),
+            address: self.address,
+        };
+        tokio::select! {
+            biased;
+            held = self.ask_without_end(path, headers) => panic!("{:?}", held.head),
+            _later = later.ask_get("/livez") => {}
+        }
+    }
+
     async fn send(
         &mut self,
         method: Method,

@@ -36,7 +36,7 @@ pub(in crate::listener) struct Exchange {
     has_ended: AtomicBool,
     /// Some of its bytes were dropped instead of written.
     is_cut: AtomicBool,
-    /// The client reset the request before it was whole.
+    /// The client left before the request was whole.
     is_broken_off: AtomicBool,
     /// The packed [`Outcome`], if the request is one that metrics count.
     outcome: AtomicU32,
@@ -193,7 +193,7 @@ impl Exchange {
         self.has_ended.store(true, Ordering::Relaxed);
     }
 
-    /// Marks a request that its client reset before it was whole: cancelled, although its error is a response.
+    /// Marks a request whose client left before it was whole: cancelled, although its error is a response.
     pub(in crate::listener) fn mark_broken_off(&self) {
         self.is_broken_off.store(true, Ordering::Relaxed);
     }
@@ -280,7 +280,12 @@ impl Drop for Exchange {
         let progress = &*self.progress;
         let is_sent = self.has_ended.load(Ordering::Relaxed) && !self.is_cut.load(Ordering::Relaxed);
         let outcome = Outcome::unpack(self.outcome.load(Ordering::Relaxed));
-        let outcome = outcome.map(|outcome| if is_sent { outcome } else { outcome.unsent() });
+        let is_broken_off = self.is_broken_off.load(Ordering::Relaxed);
+        let outcome = outcome.map(|outcome| match is_sent {
+            _ if is_broken_off => outcome.abandoned(),
+            true => outcome,
+            false => outcome.unsent(),
+        });
         if let (Some(outcome), Some(rpc)) = (outcome, &progress.rpc) {
             rpc.count(outcome);
         }
@@ -298,7 +303,7 @@ impl Drop for Exchange {
         progress
             .read_bytes_at_end
             .store(progress.read_bytes(), Ordering::Relaxed);
-        if !self.has_answer.load(Ordering::Relaxed) || self.is_broken_off.load(Ordering::Relaxed) {
+        if !self.has_answer.load(Ordering::Relaxed) || is_broken_off {
             progress.cancelled.fetch_add(1, Ordering::Relaxed);
         }
         progress.open.fetch_sub(1, Ordering::Relaxed);

@@ -144,6 +144,48 @@ async fn a_response_that_its_client_leaves_is_not_ok() {
 }
 
 #[tokio::test]
+async fn an_upload_that_its_client_breaks_off_is_not_malformed() {
+    // Scenario: clients send the beginning of a batch; over HTTP/2 one resets it, over HTTP/1.1 one disconnects.
+    // Another sends what is no chunk. Expectation: 499 for the former in the log and the metric, 400 for the latter.
+    let daemon = long_files().start();
+    let path = "/v1/datasets/blocks/blocks:batchFetch";
+    let headers = [("content-type", "application/json"), ("x-request-id", "http2")];
+    let mut http2 = Narrow::connect(daemon.http, WINDOW_BYTES).await;
+    http2.break_off(path, &headers).await;
+    let begin = async |id: &str, framing: &str, beginning: &str| {
+        let mut stream = tokio::net::TcpStream::connect(daemon.http).await.unwrap();
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nhost: localhost\r\nx-request-id: {id}\r\nexpect: 100-continue\r\n\
+             content-type: application/json\r\n{framing}\r\n\r\n"
+        );
+        stream.write_all(head.as_bytes()).await.unwrap();
+        let mut goes_on = *b"HTTP/1.1 100 Continue\r\n\r\n";
+        stream.read_exact(&mut goes_on).await.unwrap();
+        stream.write_all(beginning.as_bytes()).await.unwrap();
+        stream
+    };
+    drop(begin("http1", "content-length: 15", "{").await);
+    let mut malformed = begin("malformed", "transfer-encoding: chunked", "zz\r\n").await;
+    let mut answer = String::new();
+    malformed.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 400 "), "{answer}");
+    for (id, code) in [("http2", "499"), ("http1", "499"), ("malformed", "400")] {
+        let line = &lines_of(&daemon, id, 1).await[0];
+        assert_eq!(
+            (&line["code"], &line["method"]),
+            (&json!(code), &json!("BatchFetchBlocks")),
+            "{line}"
+        );
+    }
+    counted(
+        &daemon,
+        &[("BatchFetchBlocks", "499", 2), ("BatchFetchBlocks", "400", 1)],
+    )
+    .await;
+    daemon.stop().await;
+}
+
+#[tokio::test]
 async fn a_response_that_a_revocation_cuts_short_is_not_ok() {
     // Scenario: a principal is removed while a response is sent to it. Expectation: its connection closes, and the
     // log has 499, in spite of its sampling.
