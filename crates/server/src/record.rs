@@ -308,9 +308,18 @@ pin_project! {
 }
 
 /// Starts a record for one request of the stream that is being polled, if that is recorded. `future` reports
-/// failures to [`note`].
-pub(crate) fn part<F>(started: Instant, id: u64, method: &'static str, future: F) -> RecordedPart<F> {
+/// failures to [`note`], and the dataset unless it is refused before that is known.
+pub(crate) fn part<F>(
+    started: Instant,
+    id: u64,
+    method: &'static str,
+    refused_dataset: Option<&str>,
+    future: F,
+) -> RecordedPart<F> {
     let record = CURRENT.with_borrow(|stream| stream.as_ref().map(|stream| stream.part(started, id, method)));
+    if let (Some(record), Some(name)) = (&record, refused_dataset) {
+        record.change(|facts| facts.set_dataset(name));
+    }
     RecordedPart { future, record }
 }
 

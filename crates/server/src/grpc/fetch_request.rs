@@ -2,7 +2,7 @@
 
 use super::convert;
 use super::encode::{ResponseFields, Tagged};
-use super::service::decode_into;
+use super::service::{decode_into, refused};
 use super::wire::{FieldValue, RepeatedField, longest_list, visit};
 use crate::error_status::ItemMessages;
 use crate::fetch::{FetchError, FetchResponse, Fetcher, Items, Kind, RequestContext, ScoreQuery, Scoring};
@@ -147,7 +147,7 @@ pub(super) struct Decoded<M: UnaryRequest> {
 }
 
 impl<M: UnaryRequest> Decoded<M> {
-    /// Decodes a message, as `decode` does.
+    /// Decodes a message, as `decode` does. Records the dataset of one that cannot be decoded.
     ///
     /// # Errors
     /// As `decode`.
@@ -158,7 +158,8 @@ impl<M: UnaryRequest> Decoded<M> {
         } else {
             None
         };
-        let message = decode_into(spare.unwrap_or_default(), bytes)?;
+        let message = decode_into(spare.unwrap_or_default(), &bytes);
+        let message = message.map_err(|status| refused(&bytes, status))?;
         Ok(Self { message, is_small })
     }
 }

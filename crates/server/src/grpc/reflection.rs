@@ -63,7 +63,7 @@ impl Call {
         let Some(message) = self.requests.next().await? else {
             return Ok(None);
         };
-        let request: ServerReflectionRequest = decode(message.clone())?;
+        let request: ServerReflectionRequest = decode(&message)?;
         let mut single = Request::new(Body::from(framed(&message)));
         *single.method_mut() = http::Method::POST;
         *single.uri_mut() = self.uri.clone();

@@ -10,12 +10,14 @@ use super::frame::FrameDecoder;
 use super::metadata;
 use super::read_object;
 use super::stream;
+use super::wire::dataset_in;
 use crate::caller::Connection;
 use crate::error_status;
 use crate::fetch::{FetchError, Fetcher, RequestContext, RequestMemory, timeout_at, within};
 use crate::http::refusal;
 use crate::lifecycle::Lifecycle;
 use crate::listener::{AnswerBody, FastPath, FrameParts, RequestBody, ResponseFuture};
+use crate::record::note_dataset;
 use crate::rpc_metrics::{CallTimer, GrpcMethod, RpcMetrics};
 use axum::body::Body;
 use bytes::Bytes;
@@ -184,10 +186,9 @@ impl<B: BytesBody> GrpcRequest<B> {
             let message =
                 message.unwrap_or_else(|| Err(to_status(fetcher.deadline_rejection(connection.as_ref()))))?;
             let items = fetcher.count_rejection(items_of::<C>(&message, items_max), connection.as_ref());
-            let items = items.map_err(to_status)?;
-            request_memory
-                .whole(message.len(), items.saturating_mul(C::ITEM_WEIGHT))
-                .map_err(to_status)?;
+            items
+                .and_then(|items| request_memory.whole(message.len(), items.saturating_mul(C::ITEM_WEIGHT)))
+                .map_err(|error| refused(&message, to_status(error)))?;
             let call = Decoded::<C>::of(message)?;
             let context = RequestContext {
                 arrived: Some(started),
@@ -276,10 +277,13 @@ impl<B: BytesBody> GrpcRequest<B> {
         let mut request_memory = RequestMemory::new(fetcher, connection.as_ref());
         let beginning = pin!(async {
             let message = read_one(&mut self.body, limits.request_bytes, &mut request_memory).await?;
-            request_memory
+            let request = request_memory
                 .whole(message.len(), 1)
-                .map_err(|error| error_status::to_status(&error, "message"))?;
-            read_object::begin(fetcher, connection.clone(), deadline, &decode(message)?).await
+                .map_err(|error| error_status::to_status(&error, "message"))
+                .and_then(|()| decode(&message))
+                .map_err(|status| refused(&message, status))?;
+            drop(message);
+            read_object::begin(fetcher, connection.clone(), deadline, &request).await
         });
         let begun = timeout_at(within(&limits, self.started, deadline), beginning).await;
         begun
@@ -422,14 +426,22 @@ pub(super) fn broken_off(error: &impl std::fmt::Display) -> Status {
 ///
 /// # Errors
 /// INVALID_ARGUMENT for the field `message`: not protobuf, or of another schema.
-pub(super) fn decode<M: Message + Default>(message: Bytes) -> Result<M, Status> {
+pub(super) fn decode<M: Message + Default>(message: &[u8]) -> Result<M, Status> {
     decode_into(M::default(), message)
 }
 
 /// As `decode`, into the memory of an empty message.
-pub(super) fn decode_into<M: Message>(mut decoded: M, message: Bytes) -> Result<M, Status> {
+pub(super) fn decode_into<M: Message>(mut decoded: M, message: &[u8]) -> Result<M, Status> {
     let decoding = decoded.merge(message);
     decoding.map(|()| decoded).map_err(|error| malformed(&error))
+}
+
+/// Records the dataset of a request that is refused with this status before it is decoded.
+pub(super) fn refused(message: &[u8], status: Status) -> Status {
+    if let Some(dataset) = dataset_in(message) {
+        note_dataset(dataset);
+    }
+    status
 }
 
 /// The status of a message that cannot be decoded.

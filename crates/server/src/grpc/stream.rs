@@ -18,7 +18,7 @@ use super::fetch_request::UnaryRequest;
 use super::frame::FrameDecoder;
 use super::read_object::trailers_of;
 use super::service::{decode, items_of, trailers_ok};
-use super::wire::{FieldValue, visit};
+use super::wire::{FieldValue, dataset_in, visit};
 use crate::caller::Connection;
 use crate::error_status;
 use crate::fetch::{FetchError, Fetcher, RequestContext, RequestMemory};
@@ -101,8 +101,13 @@ pub(super) fn respond(
     };
     // A refused request is not decoded, which would take the very memory that was refused.
     let request = match &checked {
-        Ok(_charge) => decode::<v1::FetchStreamRequest>(bytes)?,
+        Ok(_charge) => decode::<v1::FetchStreamRequest>(&bytes)?,
         Err(_refused) => v1::FetchStreamRequest::default(),
+    };
+    let refused_dataset = if checked.is_err() {
+        dataset_of(&bytes)
+    } else {
+        None
     };
     let own = match request.deadline_ms {
         0 => None,
@@ -131,7 +136,20 @@ pub(super) fn respond(
             Some(OneOf::Cancel(_)) | None => failed(id, &nothing_asked(), "request"),
         }
     };
-    Ok(record::part(arrived, id, method.name(), answer))
+    Ok(record::part(arrived, id, method.name(), refused_dataset, answer))
+}
+
+/// The dataset that a request of a stream names.
+fn dataset_of(message: &[u8]) -> Option<&str> {
+    let mut dataset = None;
+    visit(message, |tag, field| {
+        if let FieldValue::Bytes(call) = field
+            && tag != CANCEL_TAG
+        {
+            dataset = dataset_in(call);
+        }
+    });
+    dataset
 }
 
 /// The number of items in an encoded request, summed over its variants (protobuf keeps the last).
@@ -345,7 +363,7 @@ where
             if let Some(bytes) = self.decoder.next().map_err(|error| error.to_status())? {
                 let header = MessageHeader::of(&bytes);
                 if header.is_cancel {
-                    decode::<v1::FetchStreamRequest>(bytes)?;
+                    decode::<v1::FetchStreamRequest>(&bytes)?;
                     *cancels -= 1;
                     let in_flight = Pin::new(&mut self.in_flight);
                     in_flight

@@ -1,5 +1,5 @@
 //! Scans an encoded request for the number of items it lists, so that too many are refused before they are decoded into
-//! memory.
+//! memory; and a refused one for its dataset.
 
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 
@@ -40,6 +40,20 @@ pub(super) fn longest_list(message: &[u8], lists: &[RepeatedField]) -> usize {
         }
     });
     counts.into_iter().max().unwrap_or(0)
+}
+
+/// The field of each request that names its dataset.
+const DATASET_TAG: u32 = 1;
+
+/// The dataset that an encoded request names, as far as it can be read; for records of requests that are not decoded.
+pub(super) fn dataset_in(message: &[u8]) -> Option<&str> {
+    let mut dataset = None;
+    visit(message, |tag, field| {
+        if let (DATASET_TAG, FieldValue::Bytes(name)) = (tag, field) {
+            dataset = std::str::from_utf8(name).ok();
+        }
+    });
+    dataset
 }
 
 /// A field of a message.

@@ -48,6 +48,11 @@ fn frame(message: &impl Message) -> Bytes {
     wire::framed(&message.encode_to_vec())
 }
 
+/// A message with a byte too many.
+fn malformed(message: &impl Message) -> Bytes {
+    wire::framed(&[message.encode_to_vec(), vec![0xff]].concat())
+}
+
 /// A gRPC call with a request id, which the response must repeat.
 async fn call(daemon: &Daemon, id: &str, method: &str, body: Bytes) {
     let mut narrow = Narrow::connect(daemon.grpc, 8 << 20).await;
@@ -123,6 +128,10 @@ async fn each_request_by_every_road_leaves_a_line() {
             (fetch("ScoreVectors"), frame(&score())),
             (fetch("FetchBlocks"), frame(&wire::blocks("nothing", &[1]))),
             (fetch("FetchBlocks"), wire::framed(&[0xff, 0xff])),
+            (fetch("FetchBlocks"), malformed(&wire::blocks("joined", &[1]))),
+            (fetch("FetchBlocks"), frame(&wire::blocks("joined", &[0; 5000]))),
+            (fetch("ScoreVectors"), malformed(&score())),
+            (fetch("ReadObject"), malformed(&whole)),
             (fetch("Nonsense"), Bytes::new()),
             (
                 "DatasetService/ListDatasets".into(),
@@ -131,7 +140,7 @@ async fn each_request_by_every_road_leaves_a_line() {
         ];
         let one = fs::metadata(daemon.path("objects/one")).unwrap().len();
         let dataset = |name: &str| Value::from(name);
-        let expected: [Said<'_>; 10] = [
+        let expected: [Said<'_>; 14] = [
             ("FetchBlocks", dataset("joined"), 2, 0, 6000, "OK"),
             ("FetchVectors", dataset("npy-f32"), 2, 1, 400, "OK"),
             ("FetchRanges", dataset("joined"), 2, 0, 8, "OK"),
@@ -140,6 +149,10 @@ async fn each_request_by_every_road_leaves_a_line() {
             ("ScoreVectors", dataset("npy-f32"), 3, 0, 1200, "OK"),
             ("FetchBlocks", dataset("nothing"), 0, 0, 0, "NOT_FOUND"),
             ("FetchBlocks", Value::Null, 0, 0, 0, "INVALID_ARGUMENT"),
+            ("FetchBlocks", dataset("joined"), 0, 0, 0, "INVALID_ARGUMENT"),
+            ("FetchBlocks", dataset("joined"), 0, 0, 0, "RESOURCE_EXHAUSTED"),
+            ("ScoreVectors", dataset("npy-f32"), 0, 0, 0, "INVALID_ARGUMENT"),
+            ("ReadObject", dataset("objects"), 0, 0, 0, "INVALID_ARGUMENT"),
             ("other", Value::Null, 0, 0, 0, "UNIMPLEMENTED"),
             ("ListDatasets", Value::Null, 0, 0, 0, "OK"),
         ];
@@ -324,7 +337,7 @@ async fn a_stream_leaves_a_line_a_batch_and_one_of_its_own() {
     call(&daemon, "refused", "FetchService/FetchStream", frame(&refused)).await;
     let mut found = lines_of(&daemon, "refused", 2).await;
     found.sort_by_key(|line| line["batch"].as_u64().unwrap_or(u64::MAX));
-    let expected: Said<'_> = ("FetchVectors", Value::Null, 0, 0, 0, "RESOURCE_EXHAUSTED");
+    let expected: Said<'_> = ("FetchVectors", dataset("npy-f32"), 0, 0, 0, "RESOURCE_EXHAUSTED");
     assert_eq!((said(&found[0]), &found[0]["batch"]), (expected, &json!(8)));
 
     let (requests, received) = tokio::sync::mpsc::unbounded_channel();

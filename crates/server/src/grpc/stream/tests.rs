@@ -56,7 +56,7 @@ fn stream(
     let start = {
         let begun = begun.clone();
         move |message: StreamRequest| {
-            let request = decode::<v1::FetchStreamRequest>(message.bytes)?;
+            let request = decode::<v1::FetchStreamRequest>(&message.bytes)?;
             let (sender, receiver) = oneshot::channel();
             begun.0.lock().unwrap().insert(request.id, sender);
             Ok(async move { receiver.await.map_err(|_| Status::internal("given up")) })
