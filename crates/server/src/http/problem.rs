@@ -5,6 +5,8 @@
 //! `crate::error_status` maps errors of reads; only problems specific to HTTP are defined here.
 
 use axum::body::Body;
+use axum::extract::path::ErrorKind;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{FromRequestParts, Path};
 use axum::response::{IntoResponse, Response};
 use http::header::{self, HeaderName};
@@ -271,9 +273,20 @@ where
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
         match Path::<T>::from_request_parts(parts, state).await {
             Ok(Path(value)) => Ok(Self(value)),
-            Err(rejection) => Err(Problem::malformed("path", rejection.body_text())),
+            Err(rejection) => Err(undecodable(&rejection)),
         }
     }
+}
+
+fn undecodable(rejection: &PathRejection) -> Problem {
+    if let PathRejection::FailedToDeserializePathParams(failed) = rejection
+        && let ErrorKind::InvalidUtf8InPathParam { key } = failed.kind()
+    {
+        // As other errors call it.
+        let field = if key == "name" { "dataset" } else { key };
+        return Problem::malformed(field, "is not UTF-8: percent-encode the bytes of its UTF-8 form");
+    }
+    Problem::malformed("path", rejection.body_text())
 }
 
 #[cfg(test)]

@@ -50,6 +50,10 @@ async fn a_request_that_is_wrong_as_a_whole_is_told_so_over_http() {
         None,
         &["`..` part"],
     );
+    for (path, field) in [("objects/objects/%ff", "object"), ("%ff/bytes", "dataset")] {
+        let answer = get(&format!("/v1/datasets/{path}")).await;
+        answer.is_problem(400, "malformed", Some(field), &["UTF-8", "percent-encode"]);
+    }
     get("/v1/datasets/blocks/blocks/300").await.is_problem(
         404,
         "index-out-of-range",
