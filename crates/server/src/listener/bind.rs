@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::Path;
 
-use ringfetch_command::part_file::write_whole;
+use ringfetch_command::part_file::{PartFile, write_whole};
 use rustix::io::Errno;
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::TcpListener;
@@ -31,16 +31,25 @@ pub struct Addresses {
 }
 
 impl Addresses {
+    /// Checks whether they can be written to a file. Leaves nothing.
+    ///
+    /// # Errors
+    /// A directory; a pipe, whose reader the start would wait for; errors of making a file there.
+    pub fn check(path: &Path) -> io::Result<()> {
+        match path.metadata() {
+            Ok(found) if found.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
+            Ok(found) if found.file_type().is_fifo() => Err(io::Error::other(
+                "is a pipe, which may have no reader: name a file",
+            )),
+            Ok(_) | Err(_) => PartFile::beside(path).map(drop),
+        }
+    }
+
     /// Writes them as JSON, atomically.
     ///
     /// # Errors
-    /// Errors of writing the file; a pipe, whose reader the start would wait for.
+    /// Errors of writing the file.
     pub fn write(&self, path: &Path) -> io::Result<()> {
-        if path.metadata().is_ok_and(|found| found.file_type().is_fifo()) {
-            return Err(io::Error::other(
-                "is a pipe, which may have no reader: name a file",
-            ));
-        }
         write_whole(path, &serde_json::to_vec(self)?)
     }
 }
@@ -224,10 +233,11 @@ mod tests {
             http: any,
             admin: None,
         };
-        let refused = addresses.write(&pipe).unwrap_err();
+        let refused = Addresses::check(&pipe).unwrap_err();
         assert!(refused.to_string().contains("is a pipe"), "{refused}");
         let link = directory.path().join("link");
         std::os::unix::fs::symlink("/dev/null", &link).unwrap();
+        Addresses::check(&link).unwrap();
         addresses.write(&link).unwrap();
         assert!(link.metadata().unwrap().file_type().is_char_device());
     }

@@ -163,6 +163,21 @@ fn too_few_descriptors_for_a_dataset_are_the_hosts_refusal() {
 }
 
 #[test]
+fn an_addresses_file_that_cannot_be_written_is_told_before_a_port_is_bound() {
+    // Scenario: --addresses-file in a directory that is missing, and as the name of a directory; and a dataset whose file
+    // is missing. Expectation: exit code 2, both mistakes, and no port.
+    let setup = Setup::new("pread").dataset(&["{name: a, kind: blocks, block_bytes: 4096, path: gone.bin}"]);
+    setup.file("directory/file", b"x");
+    for (name, why) in [("gone/addresses", "No such file"), ("directory", "directory")] {
+        let path = setup.path(name);
+        let path = path.to_str().unwrap();
+        let run = setup.run(&["--addresses-file", path]);
+        run.with(2, &["--addresses-file", path, why, "gone.bin: does not exist"]);
+        assert!(!run.said.contains("listening"), "{}", run.said);
+    }
+}
+
+#[test]
 fn mistakes_in_the_configuration_are_told_all_at_once() {
     // Scenario: an unknown key in a dataset, one on the command line, a wrong word, a number out of range, a
     // size with an ambiguous unit, a limit that contradicts another. Expectation: exit code 2, each with its
