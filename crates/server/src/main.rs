@@ -482,7 +482,7 @@ async fn serve(
         anyhow::bail!("{reason}");
     }
     if !drained.is_clean() {
-        let timeout_ms = drain_timeout.as_millis();
+        let timeout_ms = u64::try_from(drain_timeout.as_millis()).unwrap_or(u64::MAX);
         let (connections, reads) = (drained.connections, drained.reads);
         tracing::error!(
             connections,

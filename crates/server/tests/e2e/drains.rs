@@ -352,7 +352,8 @@ async fn a_client_that_does_not_read_cannot_hold_the_daemon() {
     // aborted.
     for &backend in backends() {
         let (setup, _) = plain_blocks(Setup::new(backend), 1024);
-        let mut daemon = setup.set("shutdown.drain_timeout_ms", "500").start();
+        let setup = setup.set("shutdown.drain_timeout_ms", "500");
+        let mut daemon = setup.set("log.format", "json").start();
         let mut narrow = Narrow::connect(daemon.grpc, 65_535).await;
         let held = narrow
             .call("FetchRanges", &[], &wire::ranges("blocks", &[(0, 3 << 20)]))
@@ -363,6 +364,7 @@ async fn a_client_that_does_not_read_cannot_hold_the_daemon() {
         daemon.ends_with(1).await;
         assert!(begun.elapsed().as_secs() < 10, "{backend}: {:?}", begun.elapsed());
         daemon.logged(&["shutdown.drain_timeout_ms (500) passed with 1 connections open"]);
+        daemon.logged(&["the drain aborted", "\"timeout_ms\":500,"]);
     }
 }
 
