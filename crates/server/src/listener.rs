@@ -30,6 +30,7 @@ use std::time::{Duration, Instant};
 
 use axum::Router;
 use prometheus::{IntCounterVec, IntGauge, IntGaugeVec, Opts};
+use ringfetch_engine::dataset::close_cached_objects;
 use ringfetch_engine::engine::Engine;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpStream};
@@ -368,8 +369,10 @@ impl Listener {
                         let transport = self.server.transport;
                         tracing::warn!(transport, %error, "cannot accept connections; is the limit of open files too low?");
                     }
-                    // Frees a descriptor for the next connection.
-                    self.connections.evict();
+                    // Frees descriptors for the next connections: open files are reopened, clients reconnect.
+                    if !close_cached_objects() {
+                        self.connections.evict();
+                    }
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                     continue;
                 }

@@ -18,7 +18,7 @@ mod trial;
 
 pub use file::OpenFile;
 pub(crate) use file::bytes_before;
-pub use objects::IN_FLIGHT_DESCRIPTORS_MAX;
+pub use objects::{IN_FLIGHT_DESCRIPTORS_MAX, close_cached_objects};
 
 use crate::config::DirectIo;
 use crate::error::ReadError;

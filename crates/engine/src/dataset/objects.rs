@@ -212,11 +212,12 @@ impl Objects {
         let mut result = attempt();
         if is_out(&result) {
             forget_half([Arc::clone(&self.cache)]);
+            reaper::settle();
             result = attempt();
         }
         if is_out(&result) {
-            let caches = CACHES.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            forget_half(caches.iter().filter_map(Weak::upgrade));
+            close_cached_objects();
+            reaper::settle();
             result = attempt();
         }
         result
@@ -242,8 +243,15 @@ impl Objects {
     }
 }
 
-/// Closes the less recently used half of each cache, except files held by reads, and waits until that is done.
-fn forget_half(caches: impl IntoIterator<Item = Arc<Cache>>) {
+/// Closes the less recently used half of every dataset's cached objects soon, except those held by reads, for others that
+/// need descriptors. Returns whether there were any.
+pub fn close_cached_objects() -> bool {
+    let caches = CACHES.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    forget_half(caches.iter().filter_map(Weak::upgrade))
+}
+
+/// Closes the less recently used half of each cache, except files held by reads. Returns whether there were any.
+fn forget_half(caches: impl IntoIterator<Item = Arc<Cache>>) -> bool {
     let mut forgotten = Vec::new();
     for cache in caches {
         let mut cache = cache.lock().unwrap_or_else(PoisonError::into_inner);
@@ -252,8 +260,7 @@ fn forget_half(caches: impl IntoIterator<Item = Arc<Cache>>) {
             forgotten.extend(cache.pop_lru());
         }
     }
-    drop(forgotten);
-    reaper::settle();
+    !forgotten.is_empty()
 }
 
 /// Why an object was not opened.

@@ -2,7 +2,7 @@
 //! recovers.
 
 use crate::backlog::{Load, batch, slow};
-use crate::daemon::{Daemon, Setup, backends, eventually_async};
+use crate::daemon::{Daemon, PATIENCE, Setup, any_backend, backends, eventually_async};
 use crate::data::plain_blocks;
 use crate::wire::{self, Answer, Held, Narrow};
 use bytes::Bytes;
@@ -259,5 +259,41 @@ async fn what_is_refused_for_its_text_or_its_number_is_counted_as_such() {
     // Four streams, the list, the watch.
     assert_eq!(refused("grpc"), 6);
     assert!(refused("http") >= 1);
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn connections_get_the_descriptors_of_cached_objects() {
+    // Scenario: the cache of objects has taken all descriptors. Then more clients connect than there are free ones, and
+    // none reads its response. Expectation: all get one, and no connection is closed for another.
+    const DESCRIPTORS: u64 = 200;
+    const OBJECTS: u64 = 300;
+    let (setup, _) = plain_blocks(Setup::new(any_backend()), 16);
+    for index in 0..OBJECTS {
+        setup.file(&format!("objects/{index}"), b"x");
+    }
+    let limit = format!("--nofile={DESCRIPTORS}");
+    let daemon = setup
+        .dataset(&["name: objects", "kind: objects", "path: objects"])
+        .set("engine.direct_io", "off")
+        .through(&["prlimit", &limit])
+        .start();
+    let http = daemon.http_client();
+    for index in 0..OBJECTS {
+        let object = http.get(&format!("/v1/datasets/objects/objects/{index}")).await;
+        assert_eq!(object.status, 200, "{object:?}");
+    }
+    let open = daemon.sum("process_open_fds", &[]).await;
+    let mut held = Vec::new();
+    for _ in 0..DESCRIPTORS - open + 8 {
+        let mut narrow = Narrow::connect(daemon.http, 0).await;
+        let asked = narrow.ask_get("/v1/datasets/blocks/blocks/3");
+        let answered = tokio::time::timeout(PATIENCE, asked).await;
+        held.push((answered.expect("a response"), narrow));
+    }
+    let evicted = [("reason", "evicted")];
+    let closed = daemon.sum("ringfetch_connections_closed_total", &evicted).await;
+    assert_eq!(closed, 0);
+    drop(held);
     daemon.stop().await;
 }
