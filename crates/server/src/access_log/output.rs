@@ -74,7 +74,11 @@ impl Output {
     fn open_again(&mut self) {
         let Some(path) = &self.path else { return };
         match append_to(path) {
-            Ok(file) => (self.file, self.is_torn) = (file, false),
+            Ok(file) => {
+                // Unless it is a new one.
+                self.is_torn &= file.metadata().is_ok_and(|found| found.len() > 0);
+                self.file = file;
+            }
             Err(problem) => {
                 tracing::warn!(path = %path.display(), problem, "the access log cannot be reopened; still writing to the old file");
             }
@@ -251,6 +255,27 @@ mod tests {
         assert_eq!(whole + output.dropped.get(), 200);
         assert!(text.ends_with("x\nafter\n"));
         assert_eq!(text.lines().count() as u64, whole + 2);
+    }
+
+    #[test]
+    fn a_line_that_was_cut_off_is_ended_in_a_file_that_is_opened_again() {
+        // Scenario: a line is cut off, and the file is opened again: the same one, then a new one. Expectation: the line
+        // is ended in the same one; the new one begins with its first line.
+        let directory = tempfile::tempdir().unwrap();
+        let [path, renamed] = ["log", "log.1"].map(|name| directory.path().join(name));
+        std::fs::write(&path, "cut").unwrap();
+        let mut output = output(&path);
+        let mut write_again = |line: &[u8]| {
+            output.is_torn = true;
+            output.reopen.store(true, Ordering::Relaxed);
+            output.write_all(line).unwrap();
+            output.flush().unwrap();
+        };
+        write_again(b"same\n");
+        std::fs::rename(&path, &renamed).unwrap();
+        write_again(b"new\n");
+        let written = [renamed, path].map(|path| std::fs::read_to_string(path).unwrap());
+        assert_eq!(written, ["cut\nsame\n", "new\n"]);
     }
 
     fn drain(reader: &mut impl io::Read, most: usize) -> Vec<u8> {
