@@ -412,6 +412,7 @@ pub(crate) fn escaped(name: &str) -> String {
 }
 
 /// An HTTP/2 connection on which responses wait in the daemon: it may send at most `window_bytes` unread.
+#[derive(Clone)]
 pub(crate) struct Narrow {
     sender: hyper::client::conn::http2::SendRequest<BoxBody<Bytes, Infallible>>,
     address: SocketAddr,
@@ -466,10 +467,7 @@ impl Narrow {
 
     /// Sends the head of a request, and resets it once the daemon has answered a later one.
     pub(crate) async fn break_off(&mut self, path: &str, headers: &[(&str, &str)]) {
-        let mut later = Self {
-            sender: self.sender.clone(),
-            address: self.address,
-        };
+        let mut later = self.clone();
         tokio::select! {
             biased;
             held = self.ask_without_end(path, headers) => panic!("{:?}", held.head),
