@@ -224,7 +224,10 @@ async fn read_body(
         .next_frame(&mut body, first.len() + all.capacity())
         .await?
     {
-        let frame = frame.map_err(|error| Problem::malformed("body", format!("it broke off: {error}")))?;
+        let frame = frame.map_err(|_broken_off| {
+            let remedy = "send as many bytes as Content-Length says, or whole chunks";
+            Problem::malformed("body", format!("is cut off, or malformed: {remedy}"))
+        })?;
         let Ok(piece) = frame.into_data() else { continue };
         if first.len() + all.len() + piece.len() > most {
             return Err(too_large());

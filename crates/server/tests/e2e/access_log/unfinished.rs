@@ -169,6 +169,7 @@ async fn an_upload_that_its_client_breaks_off_is_not_malformed() {
     let mut answer = String::new();
     malformed.read_to_string(&mut answer).await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 400 "), "{answer}");
+    assert!(answer.contains("whole chunks"), "{answer}");
     for (id, code) in [("http2", "499"), ("http1", "499"), ("malformed", "400")] {
         let line = &lines_of(&daemon, id, 1).await[0];
         assert_eq!(
