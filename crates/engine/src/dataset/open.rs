@@ -13,6 +13,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+/// Most files of one dataset that an error names.
+const FAILURES_NAMED_MAX: usize = 8;
+
 /// Makes the errors of one dataset.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ErrorContext<'a> {
@@ -216,6 +219,39 @@ fn blocks(
     Ok((Kind::Blocks { block_bytes, count }, length_bytes - remainder))
 }
 
+/// A file with something to serve, and why direct I/O is refused where it is.
+fn open_file(
+    path: &Path,
+    options: OpenOptions,
+    context: ErrorContext<'_>,
+) -> Result<(OpenFile, Option<String>), OpenError> {
+    let opened = OpenFile::open_path(path, options).map_err(|error| file_problem(path, error, context))?;
+    if opened.0.length_bytes() == 0 {
+        let shown = path.display();
+        return Err(context.field(
+            "path",
+            format!("{shown} is empty: there is nothing to serve; write it first, or leave it out"),
+        ));
+    }
+    Ok(opened)
+}
+
+/// Nothing, or one error that names all files that did not open, of very many the first ones.
+fn all_opened(failures: Vec<OpenError>) -> Result<(), OpenError> {
+    let more = failures.len().saturating_sub(FAILURES_NAMED_MAX);
+    let mut named = failures.into_iter().take(FAILURES_NAMED_MAX);
+    let Some(mut error) = named.next() else {
+        return Ok(());
+    };
+    for next in named {
+        error.problem = format!("{}; {}", error.problem, next.problem);
+    }
+    if more > 0 {
+        error.problem = format!("{}; and {more} more", error.problem);
+    }
+    Err(error)
+}
+
 fn open_files(
     spec: &DatasetSpec,
     context: ErrorContext<'_>,
@@ -227,23 +263,21 @@ fn open_files(
     };
     let mut files = Vec::with_capacity(spec.paths.len());
     let mut refusal = None;
+    let mut failures = Vec::new();
     for path in &spec.paths {
-        let (file, reason) =
-            OpenFile::open_path(path, options).map_err(|error| file_problem(path, error, context))?;
-        if file.length_bytes() == 0 {
-            return Err(context.field(
-                "path",
-                format!(
-                    "{} is empty: there is nothing to serve; write it first, or leave it out",
-                    path.display()
-                ),
-            ));
+        match open_file(path, options, context) {
+            Ok((file, reason)) => {
+                if let Some(reason) = reason {
+                    refusal.get_or_insert_with(|| refusal_reason(path, &reason));
+                }
+                files.push(file);
+            }
+            // The same for all further ones.
+            Err(error) if error.is_refused_by_host => return Err(error),
+            Err(error) => failures.push(error),
         }
-        if let Some(reason) = reason {
-            refusal.get_or_insert_with(|| refusal_reason(path, &reason));
-        }
-        files.push(file);
     }
+    all_opened(failures)?;
     let facts = match (spec.direct_io, refusal) {
         (DirectIo::Off, _) => DirectFacts::buffered("off by configuration"),
         (DirectIo::Preferred | DirectIo::Required, Some(reason)) => {

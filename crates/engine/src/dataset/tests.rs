@@ -185,6 +185,26 @@ fn paths_that_are_no_files() {
     );
 }
 
+/// Several files of a dataset that cannot be opened: all are named at once, and of very many the first ones.
+#[test]
+fn every_bad_path_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let good = file(&dir, "good", &[0; 512]);
+    let missing: Vec<PathBuf> = (0..20).map(|i| dir.path().join(format!("no-{i:02}"))).collect();
+    let three = [&missing[0], &good, dir.path(), &missing[1]].map(AsRef::<Path>::as_ref);
+    refused(
+        &spec(&three, blocks(512, REFUSE)),
+        "path",
+        &["no-00: does not exist", "is a directory", "no-01: does not exist"],
+    );
+    let many: Vec<&Path> = missing.iter().map(PathBuf::as_path).collect();
+    refused(
+        &spec(&many, blocks(512, REFUSE)),
+        "path",
+        &["no-07: does not exist", "; and 12 more"],
+    );
+}
+
 /// A file that the daemon's user may not read: the error says so, with the remedy. (Root reads everything:
 /// switch to user nobody.)
 #[test]
