@@ -44,6 +44,10 @@ pub(crate) fn ask(listen: SocketAddr, tls: Option<&TlsConfig>) -> Result<String,
     ) {
         (true, Some("200")) => Ok(format!("ready: {scheme}://{address}/readyz")),
         (true, _) => Err(not_ready(&format!("the response is {status_line:?}"))),
+        // RFC 8446 section 5.1: the type of a record that is an alert.
+        (false, _) if answer.starts_with('\u{15}') => Err(not_ready(
+            "this port has TLS; name the daemon's configuration, which has it, with --config",
+        )),
         (false, _) => Err(not_ready(
             "the response is not HTTP/1.1; http.listen must be the daemon's HTTP address, not that of gRPC",
         )),
@@ -122,6 +126,10 @@ mod tests {
         let (address, _server) = answering("\0\0\x06\x04\0\0\0\0\0\0\x05\0\0@\0");
         let line = ask(address, None).expect_err("gRPC");
         assert!(line.contains("http.listen") && !line.contains("\\u{"), "{line}");
+        // A port with TLS answers with an alert: version 3.3, 2 bytes, fatal, decode_error.
+        let (address, _server) = answering("\x15\x03\x03\0\x02\x02\x32");
+        let line = ask(address, None).expect_err("TLS");
+        assert!(line.contains("TLS") && line.contains("--config"), "{line}");
     }
 
     #[test]
