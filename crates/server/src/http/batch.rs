@@ -28,9 +28,11 @@ use std::time::{Duration, Instant};
 
 /// Fetches blocks.
 #[utoipa::path(post, path = "/v1/datasets/{name}/blocks:batchFetch", tag = "data",
-    operation_id = "BatchFetchBlocks", params(("name" = String, Path, description = "The dataset, of kind blocks.")),
+    operation_id = "BatchFetchBlocks", params(("name" = String, Path, description = "The dataset, of kind blocks."),
+        ("If-Match" = Option<String>, Header)),
     request_body = BlocksBatch, responses((status = 200, description = "The items.", content(
-        ("application/octet-stream"), (super::batch_response::BatchResponse = "application/json")))))]
+        ("application/octet-stream"), (super::batch_response::BatchResponse = "application/json"))),
+        (status = 412, description = "If-Match names other versions of the dataset.")))]
 pub(super) async fn blocks(
     State(app): State<Arc<AppState>>,
     PathParams(name): PathParams<String>,
@@ -41,9 +43,11 @@ pub(super) async fn blocks(
 
 /// Fetches vectors.
 #[utoipa::path(post, path = "/v1/datasets/{name}/vectors:batchFetch", tag = "data",
-    operation_id = "BatchFetchVectors", params(("name" = String, Path, description = "The dataset, of kind vectors.")),
+    operation_id = "BatchFetchVectors", params(("name" = String, Path, description = "The dataset, of kind vectors."),
+        ("If-Match" = Option<String>, Header)),
     request_body = VectorsBatch, responses((status = 200, description = "The items.", content(
-        ("application/octet-stream"), (super::batch_response::BatchResponse = "application/json")))))]
+        ("application/octet-stream"), (super::batch_response::BatchResponse = "application/json"))),
+        (status = 412, description = "If-Match names other versions of the dataset.")))]
 pub(super) async fn vectors(
     State(app): State<Arc<AppState>>,
     PathParams(name): PathParams<String>,
@@ -55,9 +59,11 @@ pub(super) async fn vectors(
 /// Fetches byte ranges.
 #[utoipa::path(post, path = "/v1/datasets/{name}/ranges:batchFetch", tag = "data",
     operation_id = "BatchFetchRanges",
-    params(("name" = String, Path, description = "The dataset, of kind blocks or vectors.")),
+    params(("name" = String, Path, description = "The dataset, of kind blocks or vectors."),
+        ("If-Match" = Option<String>, Header)),
     request_body = RangesBatch, responses((status = 200, description = "The items.", content(
-        ("application/octet-stream"), (super::batch_response::BatchResponse = "application/json")))))]
+        ("application/octet-stream"), (super::batch_response::BatchResponse = "application/json"))),
+        (status = 412, description = "If-Match names other versions of the dataset.")))]
 pub(super) async fn ranges(
     State(app): State<Arc<AppState>>,
     PathParams(name): PathParams<String>,

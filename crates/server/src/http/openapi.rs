@@ -32,7 +32,7 @@ use utoipa::{OpenApi as _, PartialSchema as _};
 struct Document;
 
 /// Headers of a batch as bytes, which say how to split them (`super::batch_response`), and whether each is a number.
-const BATCH_HEADERS: [(&str, bool, &str); 8] = [
+const BATCH_HEADERS: [(&str, bool, &str); 7] = [
     ("Ringfetch-Items", true, "Number of requested items."),
     (
         "Ringfetch-Errors",
@@ -56,11 +56,6 @@ const BATCH_HEADERS: [(&str, bool, &str); 8] = [
     ),
     ("Ringfetch-Dim", true, "Elements per vector; only for vectors."),
     ("Ringfetch-Dtype", false, "Element type; only for vectors."),
-    (
-        "ETag",
-        false,
-        "The dataset's version, also in the JSON form; not for objects.",
-    ),
 ];
 
 /// Names of the security schemes.
@@ -135,6 +130,9 @@ fn complete(mut document: OpenApi) -> OpenApi {
                 response.headers.insert(name.to_owned(), header.build());
             }
         }
+        for operation in item.get.iter_mut().chain(item.post.iter_mut()) {
+            add_version(operation);
+        }
         item.head = item.get.as_ref().map(head_of);
     }
     document
@@ -153,6 +151,23 @@ fn add_problem(operation: &mut Operation, status: &str, description: &str) {
         .responses
         .responses
         .insert(status.to_owned(), RefOr::T(response));
+}
+
+/// The version in the responses of an operation that has a condition on it.
+fn add_version(operation: &mut Operation) {
+    let mut parameters = operation.parameters.iter().flatten();
+    if !parameters.any(|one| one.name == "If-Match") {
+        return;
+    }
+    for (status, response) in &mut operation.responses.responses {
+        if let RefOr::T(response) = response
+            && matches!(&status[..], "200" | "206" | "304" | "412")
+        {
+            let header = HeaderBuilder::new().schema(String::schema());
+            let header = header.description(Some("The version, a strong tag."));
+            response.headers.insert("ETag".to_owned(), header.build());
+        }
+    }
 }
 
 /// The same operation without bodies. Range does not apply to HEAD, so there is no partial response.
@@ -289,6 +304,31 @@ mod tests {
             let pointer = reference.strip_prefix('#').unwrap();
             assert!(document.pointer(pointer).is_some(), "{reference}");
         }
+    }
+
+    #[test]
+    fn every_read_has_its_version() {
+        // All reads: the condition on the version, its refusal, and the version of what is read. Each object of a batch
+        // has a version of its own instead.
+        let document = parsed();
+        let mut reads = 0;
+        for (path, item) in document["paths"].as_object().unwrap() {
+            for (method, operation) in item.as_object().unwrap() {
+                if operation["tags"] != json!(["data"]) {
+                    continue;
+                }
+                let is_versioned = !path.ends_with("/objects:batchFetch");
+                let parameters = operation["parameters"].as_array().unwrap();
+                let condition = parameters.iter().any(|one| one["name"] == "If-Match");
+                assert_eq!(condition, is_versioned, "{method} {path}");
+                let responses = &operation["responses"];
+                assert_eq!(responses["412"].is_object(), is_versioned, "{method} {path}");
+                let tag = &responses["200"]["headers"]["ETag"];
+                assert_eq!(tag.is_object(), is_versioned, "{method} {path}");
+                reads += 1;
+            }
+        }
+        assert_eq!(reads, 13);
     }
 
     #[test]

@@ -78,8 +78,10 @@ pub(super) struct ScoreResult {
 
 /// Scores vectors.
 #[utoipa::path(post, path = "/v1/datasets/{name}/vectors:score", tag = "data", operation_id = "ScoreVectors",
-    params(("name" = String, Path, description = "The dataset, of kind vectors.")), request_body = ScoreRequest,
-    responses((status = 200, description = "The best candidates.", body = ScoreResponse)))]
+    params(("name" = String, Path, description = "The dataset, of kind vectors."),
+        ("If-Match" = Option<String>, Header)), request_body = ScoreRequest,
+    responses((status = 200, description = "The best candidates.", body = ScoreResponse),
+        (status = 412, description = "If-Match names other versions of the dataset.")))]
 pub(super) async fn score(
     State(app): State<Arc<AppState>>,
     PathParams(name): PathParams<String>,
