@@ -143,7 +143,26 @@ def scores(_results, _flips):
         yield f"| `{name}`: {title(name, row)} | {row['peer']['name']} | {sides(row, 'reads_per_second')} | {result} |"
 
 
-PARTS = {part.__name__: part for part in (comparison, flips, cpu, depth, memory, misses, scores)}
+def beside(results, names):
+    """What a feature costs: a daemon with it, and one without."""
+    yield "| with / without | reads/s | CPU us/read |"
+    yield "|---|--:|--:|"
+    for name in names:
+        row = results["rows"][name]
+        yield f"| {title(name, row)} | {sides(row, 'reads_per_second')} | {sides(row, 'cpu_us', 1)} |"
+
+
+def access(results, _flips):
+    """The cost of a token in each request, and of an access log."""
+    yield from beside(results, ("token-1", "token-64", "log-64"))
+
+
+def tls(results, _flips):
+    """The cost of TLS."""
+    yield from beside(results, ("tls-1", "tls-64", "tls-64k"))
+
+
+PARTS = {part.__name__: part for part in (comparison, flips, cpu, depth, memory, misses, scores, access, tls)}
 
 
 def filled(text, results, flips_run):
