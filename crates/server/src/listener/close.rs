@@ -203,4 +203,25 @@ mod tests {
         assert_eq!(CloseDecision::of(0), None);
         assert_eq!(CloseDecision::of(0x7f), None);
     }
+
+    #[test]
+    fn the_handbook_has_a_remedy_for_every_reason_in_the_log() {
+        // Scenario: the handbook's row of the line that closed connections are logged with. Expectation: it names each
+        // reason that is logged, and no other.
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/OPERATIONS.md");
+        let handbook = std::fs::read_to_string(path).unwrap();
+        let row = handbook
+            .lines()
+            .find(|line| line.starts_with("| `connections were closed"))
+            .unwrap();
+        let remedies = row.split(" | ").last().unwrap();
+        for reason in CloseReason::ALL {
+            let name = reason.as_str();
+            // `head, body: the remedy`
+            let mut named = remedies
+                .split(' ')
+                .filter_map(|word| word.strip_suffix([',', ':']));
+            assert_eq!(named.any(|word| word == name), !reason.is_ordinary(), "{name}");
+        }
+    }
 }
