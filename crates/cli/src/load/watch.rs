@@ -119,7 +119,11 @@ impl Monitor {
                     }
                     pacer.stop();
                 }
-                _ = ticks.tick() => self.report_interval(&mut run, load_threads, pacer)?,
+                now = ticks.tick() => {
+                    if !is_last(now, pacer.end(), self.interval) {
+                        self.report_interval(&mut run, load_threads, pacer)?;
+                    }
+                }
             }
         }
         let after = self.snapshot(&mut unknown);
@@ -213,10 +217,40 @@ impl Monitor {
     }
 }
 
+/// Whether an interval that ends `now` goes on to the last response: the few responses after the window come within
+/// milliseconds, and would be a line of their own, with a rate that nobody drove.
+fn is_last(now: Instant, end: Option<Instant>, interval: Duration) -> bool {
+    end.is_some_and(|end| {
+        let apart = now.max(end).saturating_duration_since(now.min(end));
+        apart <= interval / 2
+    })
+}
+
 /// A measurement in progress.
 struct Run {
     line: indicatif::ProgressBar,
     total: Tally,
     /// The end of the last interval.
     last: Instant,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_interval_at_the_end_of_the_window_takes_the_rest_with_it() {
+        // Intervals of 2 s that end at, up to half of one before and after, and further from the end; and without an end.
+        let interval = Duration::from_secs(2);
+        let end = Instant::now() + Duration::from_secs(60);
+        let second = Duration::from_secs(1);
+        for last in [end - second, end, end + second] {
+            assert!(is_last(last, Some(end), interval), "{last:?}");
+            assert!(!is_last(last, None, interval));
+        }
+        let tick = Duration::from_millis(1);
+        for other in [end - second - tick, end + second + tick] {
+            assert!(!is_last(other, Some(end), interval), "{other:?}");
+        }
+    }
 }
