@@ -326,7 +326,7 @@ fn conditions_set_the_exit_code() {
         let error = failure(None, &format!("{run} {flag} /nonexistent/file"), 1);
         assert!(error.contains(&format!("{flag} /nonexistent/file: ")), "{error}");
     }
-    let open = "load --dataset blocks --batch 1 --seconds 0.05 --warmup-seconds 0";
+    let open = "load --dataset blocks --batch 1 --seconds 0.3 --warmup-seconds 0";
     let report = json_with(
         server,
         &format!("{open} --rate 64 --step-to-knee --objective max=1us"),
