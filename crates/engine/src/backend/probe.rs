@@ -19,6 +19,7 @@ use io_uring::{IoUring, opcode, types};
 use refusal::Seen;
 use rustix::io::Errno;
 use std::io::ErrorKind;
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -51,20 +52,15 @@ pub fn probe() -> Result<UringFacts, UringRefusal> {
     one("a no-op", &mut ring, &opcode::Nop::new().build(), libc::ENOSYS)?;
 
     let file = file_in_memory()?;
-    // Leaked if an operation failed, since one that timed out may still write to it.
-    let mut memory = std::mem::ManuallyDrop::new(vec![0_u8; READ_BYTES]);
+    // Leaked if the read failed, since one that timed out may still write to it.
+    let mut memory = ManuallyDrop::new(vec![0_u8; READ_BYTES]);
     let fd = types::Fd(file.as_raw_fd());
     let length = u32::try_from(READ_BYTES).unwrap_or(0);
     let plain = opcode::Read::new(fd, memory.as_mut_ptr(), length).build();
     let read = one("a read", &mut ring, &plain, libc::EINVAL)?;
     check_bytes("a read", read, &memory)?;
-    let registered_buffers = registered_read(&mut ring, fd, &mut memory);
+    let registered_buffers = registered_read(&mut ring, fd, ManuallyDrop::into_inner(memory));
     let features = features_of(&ring);
-    // The ring is closed first, which ends the kernel's use of the memory.
-    drop(ring);
-    if registered_buffers.is_ok() {
-        drop(std::mem::ManuallyDrop::into_inner(memory));
-    }
 
     Ok(UringFacts {
         kernel_release: kernel_release(),
@@ -75,23 +71,28 @@ pub fn probe() -> Result<UringFacts, UringRefusal> {
 }
 
 /// Registers the memory, reads into it, unregisters it.
-fn registered_read(ring: &mut IoUring, fd: types::Fd, memory: &mut [u8]) -> Result<(), String> {
+fn registered_read(ring: &mut IoUring, fd: types::Fd, mut memory: Vec<u8>) -> Result<(), String> {
     const STEP: &str = "a read into registered memory";
     memory.fill(0);
     let vector = libc::iovec {
         iov_base: memory.as_mut_ptr().cast(),
         iov_len: memory.len(),
     };
-    // SAFETY: the memory outlives the ring (`probe` drops the ring first), and it is unregistered below.
+    // SAFETY: the memory is freed below, after it was unregistered and if nothing is written to it any more.
     unsafe { ring.submitter().register_buffers(&[vector]) }
         .map_err(|error| refused("registering memory", &error).to_string())?;
+    // As above.
+    let mut memory = ManuallyDrop::new(memory);
     let length = u32::try_from(memory.len()).unwrap_or(0);
     let fixed = opcode::ReadFixed::new(fd, memory.as_mut_ptr(), length, 0).build();
     let outcome = one(STEP, ring, &fixed, libc::EINVAL)
-        .and_then(|read| check_bytes(STEP, read, memory))
+        .and_then(|read| check_bytes(STEP, read, &memory))
         .map_err(|refusal| refusal.to_string());
     // Closing the ring unregisters too, so a failure here loses nothing.
     let _ = ring.submitter().unregister_buffers();
+    if outcome.is_ok() {
+        drop(ManuallyDrop::into_inner(memory));
+    }
     outcome
 }
 

@@ -6,9 +6,9 @@
 
 use std::any::Any;
 use std::io;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
@@ -27,34 +27,58 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// The name of the thread.
 const NAME: &str = "rf-reaper";
 
+/// How long no thread is started after one was refused.
+const REFUSED: Duration = Duration::from_secs(1);
+
 /// The channel to the thread, which lives as long as the process; `None` while it cannot be started.
 fn reaper() -> Option<&'static SyncSender<Remains>> {
-    static REAPER: OnceLock<SyncSender<Remains>> = OnceLock::new();
-    started(&REAPER, |serve| {
+    static REAPER: Reaper = Reaper::new();
+    REAPER.started(Instant::now, |serve| {
         Builder::new().name(NAME.to_owned()).spawn(serve).map(drop)
     })
 }
 
-/// The channel in `reaper`, or to a thread that `start` starts now. Of two threads started at once, one ends.
-fn started(
-    reaper: &OnceLock<SyncSender<Remains>>,
-    start: impl FnOnce(Box<dyn FnOnce() + Send>) -> io::Result<()>,
-) -> Option<&SyncSender<Remains>> {
-    static WARNED: AtomicBool = AtomicBool::new(false);
-    if let Some(sender) = reaper.get() {
-        return Some(sender);
+/// The thread, started when it is first needed.
+struct Reaper {
+    sender: OnceLock<SyncSender<Remains>>,
+    /// When it was last refused. Held while it is started.
+    refused: Mutex<Option<Instant>>,
+}
+
+impl Reaper {
+    const fn new() -> Self {
+        Self {
+            sender: OnceLock::new(),
+            refused: Mutex::new(None),
+        }
     }
-    let (sender, remains) = sync_channel::<Remains>(WAITING_MAX);
-    match start(Box::new(move || remains.iter().for_each(drop))) {
-        Ok(()) => Some(reaper.get_or_init(|| sender)),
-        Err(error) => {
-            if !WARNED.swap(true, Ordering::Relaxed) {
-                tracing::warn!(
-                    %error,
-                    "no thread for closing files: until one can be started, they are closed where they are last used"
-                );
+
+    /// The channel to the thread, which `start` starts unless it was refused just now.
+    fn started(
+        &self,
+        now: impl FnOnce() -> Instant,
+        start: impl FnOnce(Box<dyn FnOnce() + Send>) -> io::Result<()>,
+    ) -> Option<&SyncSender<Remains>> {
+        if let Some(sender) = self.sender.get() {
+            return Some(sender);
+        }
+        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = now();
+        if self.sender.get().is_some() || refused.is_some_and(|at| now < at + REFUSED) {
+            return self.sender.get();
+        }
+        let (sender, remains) = sync_channel::<Remains>(WAITING_MAX);
+        match start(Box::new(move || remains.iter().for_each(drop))) {
+            Ok(()) => Some(self.sender.get_or_init(|| sender)),
+            Err(error) => {
+                if refused.replace(now).is_none() {
+                    tracing::warn!(
+                        %error,
+                        "no thread for closing files: until one can be started, they are closed where they are last used"
+                    );
+                }
+                None
             }
-            None
         }
     }
 }
@@ -113,7 +137,7 @@ mod tests {
     use crate::config::DirectIo;
     use crate::dataset::{Dataset, DatasetSpec, KindSpec, OpenFile, PartialTail};
     use std::sync::mpsc::{Receiver, Sender, channel};
-    use std::sync::{Mutex, MutexGuard, PoisonError};
+    use std::sync::MutexGuard;
 
     /// One of these tests fills the queue, so that the other's file would be closed by its caller.
     static ALONE: Mutex<()> = Mutex::new(());
@@ -226,20 +250,25 @@ mod tests {
 
     #[test]
     fn a_thread_that_is_refused_is_started_later() {
-        // Scenario: the system refuses the thread, then starts it. Expectation: no channel, then one to the thread, which
-        // drops what is sent.
-        let reaper = OnceLock::new();
-        let refused = started(&reaper, |_| Err(io::Error::from_raw_os_error(libc::EAGAIN)));
-        assert!(refused.is_none());
+        // Scenario: the system refuses the thread; it is needed again at once, and a second later, when it starts.
+        // Expectation: no channel, twice, without another attempt; then one to the thread, which drops what is sent.
+        let (reaper, begin) = (Reaper::new(), Instant::now());
+        let at = |pause: Duration| move || begin + pause;
+        let refuse = |_| Err(io::Error::from_raw_os_error(libc::EAGAIN));
+        assert!(reaper.started(at(Duration::ZERO), refuse).is_none());
+        let again = reaper.started(at(REFUSED / 2), |_| panic!("no sooner than after a second"));
+        assert!(again.is_none());
         let start = |serve| Builder::new().name("later".to_owned()).spawn(serve).map(drop);
         let (tell, told) = channel();
-        started(&reaper, start)
+        reaper
+            .started(at(REFUSED), start)
             .unwrap()
             .send(Box::new(Witness(tell)))
             .unwrap();
         let by = told.recv_timeout(Duration::from_secs(30)).unwrap();
         assert_eq!(by.as_deref(), Some("later"));
-        started(&reaper, |_| panic!("it is there")).unwrap();
+        let there = reaper.started(at(REFUSED), |_| panic!("it is there"));
+        assert!(there.is_some());
     }
 
     #[test]

@@ -140,13 +140,12 @@ fn limit(resource: rustix::process::Resource, to: u64) {
     rustix::process::setrlimit(resource, to).expect("a lower limit is always allowed");
 }
 
-/// Installs a filter for this thread like a container's profile: io_uring_setup fails with `errno`, all else
-/// is allowed.
-fn deny_uring(errno: i32) {
+/// Installs a filter for this thread like a container's profile: `call` fails with `errno`, all else is allowed.
+fn deny(call: libc::c_long, errno: i32) {
     let load = u16::try_from(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS).expect("a code");
     let jump = u16::try_from(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K).expect("a code");
     let ret = u16::try_from(libc::BPF_RET | libc::BPF_K).expect("a code");
-    let setup = u32::try_from(libc::SYS_io_uring_setup).expect("a number");
+    let call = u32::try_from(call).expect("a number");
     let answer = libc::SECCOMP_RET_ERRNO | errno.cast_unsigned();
     let mut filter = [
         // The number of the system call is at offset 0 of seccomp_data.
@@ -160,7 +159,7 @@ fn deny_uring(errno: i32) {
             code: jump,
             jt: 0,
             jf: 1,
-            k: setup,
+            k: call,
         },
         libc::sock_filter {
             code: ret,
@@ -199,7 +198,7 @@ fn a_seccomp_filter_is_recognised() {
     // (Podman's). Expectation: both are reported as seccomp and name the profile, unless a sysctl, which
     // comes first, forbids io_uring here.
     if let Some(role) = role() {
-        deny_uring(role.parse().expect("an errno"));
+        deny(libc::SYS_io_uring_setup, role.parse().expect("an errno"));
         return print_probe();
     }
     let expected = match probe() {
@@ -254,6 +253,26 @@ fn a_memlock_limit_is_recognised() {
         "{label}: {message}"
     );
     assert!(message.contains(&expected.1), "{message}");
+}
+
+#[test]
+fn a_probe_keeps_no_memory() {
+    // Scenario: a child that may register no memory probes 2000 times. Expectation: it has grown by less than half a page
+    // for each.
+    if role().is_some() {
+        deny(libc::SYS_io_uring_register, libc::EPERM);
+        let resident = || {
+            let statm = std::fs::read_to_string("/proc/self/statm").expect("statm");
+            let pages = statm.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok());
+            pages.expect("a number")
+        };
+        let _warm = probe();
+        let before = resident();
+        (0..2000).for_each(|_| drop(probe()));
+        return println!("\nlabel={}\nmessage=", resident().saturating_sub(before));
+    }
+    let (grown, _) = run_child("a_probe_keeps_no_memory", "child");
+    assert!(grown.parse::<u64>().expect("pages") < 1000, "{grown} pages");
 }
 
 #[test]
