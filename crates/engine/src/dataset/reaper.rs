@@ -136,8 +136,8 @@ mod tests {
     use super::*;
     use crate::config::DirectIo;
     use crate::dataset::{Dataset, DatasetSpec, KindSpec, OpenFile, PartialTail};
-    use std::sync::mpsc::{Receiver, Sender, channel};
     use std::sync::MutexGuard;
+    use std::sync::mpsc::{Receiver, Sender, channel};
 
     /// One of these tests fills the queue, so that the other's file would be closed by its caller.
     static ALONE: Mutex<()> = Mutex::new(());

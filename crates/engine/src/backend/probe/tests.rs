@@ -263,7 +263,10 @@ fn a_probe_keeps_no_memory() {
         deny(libc::SYS_io_uring_register, libc::EPERM);
         let resident = || {
             let statm = std::fs::read_to_string("/proc/self/statm").expect("statm");
-            let pages = statm.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok());
+            let pages = statm
+                .split(' ')
+                .nth(1)
+                .and_then(|pages| pages.parse::<u64>().ok());
             pages.expect("a number")
         };
         let _warm = probe();
