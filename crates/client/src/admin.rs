@@ -7,8 +7,8 @@ use crate::status::{Backend, FromWire, Reloaded, Status, Switched};
 use ringfetch_proto::v1 as wire;
 
 /// A client of the daemon's admin listener. What changes something is sent once and never retried, since the
-/// answer to a second call would say that nothing has changed: after `Transport` and `DeadlineExceeded` it
-/// may have been done.
+/// answer to a second call would say that nothing has changed: after `DeadlineExceeded`, and after `Transport`
+/// with `sent`, it may have been done.
 #[derive(Debug, Clone)]
 pub struct AdminClient {
     client: Client,

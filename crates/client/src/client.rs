@@ -332,8 +332,13 @@ impl Client {
         };
         let (lease, response, body) = self.core.pool.call(avoid, head).await?;
         let outcome = exchange(response, body, message, self.core.max_answer_bytes).await;
-        if outcome.as_ref().is_err_and(Error::is_retryable) {
+        if let Err(error) = &outcome
+            && error.is_retryable()
+        {
             avoid.add(&lease);
+            if error.code().is_some() {
+                lease.refused(error.retry_after());
+            }
         }
         outcome
     }

@@ -11,13 +11,15 @@ use http::uri::{Authority, PathAndQuery, Scheme};
 use socket2::{SockRef, TcpKeepalive};
 use std::fmt;
 use std::future::poll_fn;
+use std::io;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, BufReader};
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, lookup_host};
 use tokio::sync::oneshot;
 
 /// 256 KiB frames: h2 writes a frame with one writev, and the default of 16 KiB costs the server 16 times as many
@@ -40,7 +42,7 @@ const PONG_WITHIN: Duration = Duration::from_secs(10);
 pub(crate) trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
 
-type Opened = Pin<Box<dyn Future<Output = std::io::Result<Box<dyn Io>>> + Send>>;
+type Opened = Pin<Box<dyn Future<Output = io::Result<Box<dyn Io>>> + Send>>;
 
 /// How to open a byte stream to an endpoint.
 #[derive(Clone)]
@@ -53,7 +55,7 @@ impl Dial {
     pub(crate) fn with<F, Fut, S>(connector: F) -> Self
     where
         F: Fn() -> Fut + Send + Sync + 'static,
-        Fut: Future<Output = std::io::Result<S>> + Send + 'static,
+        Fut: Future<Output = io::Result<S>> + Send + 'static,
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
         Self::With(Arc::new(move || {
@@ -166,7 +168,9 @@ impl Endpoint {
                     self.speak(stream, calls).await
                 }
                 Dial::Tcp => {
-                    let stream = TcpStream::connect(&self.address)
+                    let found = lookup_host(&self.address).await;
+                    let found: Vec<SocketAddr> = found.map_err(|error| self.unreachable(&error))?.collect();
+                    let stream = connect(&found, self.connect_timeout)
                         .await
                         .map_err(|error| self.unreachable(&error))?;
                     let keepalive = TcpKeepalive::new().with_time(TCP_KEEPALIVE);
@@ -182,7 +186,7 @@ impl Endpoint {
         tokio::time::timeout(self.connect_timeout, opened)
             .await
             .unwrap_or_else(|_| {
-                Err(Error::transport(format!(
+                Err(Error::unreachable(format!(
                     "{}: no connection within {:?}",
                     self.address, self.connect_timeout
                 )))
@@ -205,8 +209,24 @@ impl Endpoint {
     }
 
     fn unreachable(&self, error: &dyn fmt::Display) -> Error {
-        Error::transport(format!("{}: {error}", self.address))
+        Error::unreachable(format!("{}: {error}", self.address))
     }
+}
+
+/// Connects to the first address of a name that accepts. Each but the last one has an even share of the time: one that
+/// does not answer must not take all of it.
+async fn connect(addresses: &[SocketAddr], within: Duration) -> io::Result<TcpStream> {
+    let count = u32::try_from(addresses.len()).unwrap_or(u32::MAX);
+    let Some((last, others)) = addresses.split_last() else {
+        return Err(io::Error::other("the name has no address"));
+    };
+    for address in others {
+        let connected = tokio::time::timeout(within / count, TcpStream::connect(address));
+        if let Ok(Ok(stream)) = connected.await {
+            return Ok(stream);
+        }
+    }
+    TcpStream::connect(last).await
 }
 
 /// Speaks HTTP/2 and waits for the peer's settings, since whatever listens on a port accepts connections, or
@@ -269,5 +289,27 @@ async fn watch(mut pings: h2::PingPong, calls: Arc<AtomicUsize>, silent: oneshot
             let _ = silent.send(());
             return;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use socket2::{Domain, Socket, Type};
+
+    #[tokio::test(start_paused = true)]
+    async fn an_address_that_does_not_answer_leaves_time_for_the_next() {
+        // Scenario: a name with two addresses: one that answers no connection, since its backlog is full, and one that
+        // accepts. Expected: a connection to the second.
+        let full = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        full.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+        full.listen(0).unwrap();
+        let silent = full.local_addr().unwrap().as_socket().unwrap();
+        let _waits = std::net::TcpStream::connect(silent).unwrap();
+        let good = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let good = good.local_addr().unwrap();
+        let (both, within) = ([silent, good], Duration::from_secs(5));
+        let connected = tokio::time::timeout(within, connect(&both, within));
+        assert_eq!(connected.await.unwrap().unwrap().peer_addr().unwrap(), good);
     }
 }

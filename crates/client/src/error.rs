@@ -24,6 +24,8 @@ pub enum Error {
     Transport {
         /// The causes, outermost first.
         message: String,
+        /// Whether a request was sent: then the server may have received it, and done what it asks for.
+        sent: bool,
     },
     /// The call's timeout passed on the client's side. Whether the server did the reads is unknown.
     #[error("no answer within the timeout; raise it, or send less at once")]
@@ -161,10 +163,10 @@ impl Error {
         }
     }
 
-    pub(crate) fn transport(message: impl Into<String>) -> Self {
-        Self::Transport {
-            message: message.into(),
-        }
+    /// A connection that could not be opened, so that nothing was sent.
+    pub(crate) fn unreachable(message: String) -> Self {
+        let sent = false;
+        Self::Transport { message, sent }
     }
 
     /// The error in the head of an answer, if any: a gRPC status, or the HTTP status or the type of the answer of a
@@ -246,6 +248,7 @@ impl Error {
 impl From<h2::Error> for Error {
     /// A connection or stream that ended before its answer did.
     fn from(error: h2::Error) -> Self {
-        Self::transport(error.to_string())
+        let (message, sent) = (error.to_string(), true);
+        Self::Transport { message, sent }
     }
 }

@@ -1,7 +1,7 @@
-//! The connections: some to each endpoint, of which the least busy is chosen. An unreachable endpoint is
-//! skipped for a while if there is another one. Invariants: a lease counts on its connection as long as it
-//! lives; a connection is opened once at a time, to the end even if its callers leave, and callers that wait
-//! for it share its failure.
+//! The connections: some to each endpoint, of which the least busy is chosen. An unreachable endpoint is skipped for a
+//! while if there is another one, and so is one that refuses calls. Invariants: a lease counts on its connection as long
+//! as it lives; a connection is opened once at a time, to the end even if its callers leave, and callers that wait for it
+//! share its failure.
 
 use crate::connection::Endpoint;
 use crate::error::Error;
@@ -17,7 +17,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
-/// How long an unreachable endpoint is skipped.
+/// How long an unreachable endpoint is skipped, and at most one that refuses calls.
 const DOWN: Duration = Duration::from_secs(1);
 
 /// A place for a connection.
@@ -31,10 +31,39 @@ struct Slot {
     is_open: AtomicBool,
     /// Until when the endpoint counts as unreachable; shared by its slots.
     down_until: Arc<Mutex<Option<Instant>>>,
+    /// Until when others are better, since it refused a call; likewise.
+    refuses_until: Arc<Refusal>,
     state: Mutex<State>,
     /// Held while the connection is opened.
     dialling: Arc<tokio::sync::Mutex<()>>,
     failures: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Refusal {
+    /// Whether there is one, as far as is known: a call reads this alone.
+    is_set: AtomicBool,
+    until: Mutex<Option<Instant>>,
+}
+
+impl Refusal {
+    fn set(&self, until: Instant) {
+        let mut known = self.until.lock().unwrap_or_else(PoisonError::into_inner);
+        *known = (*known).max(Some(until));
+        self.is_set.store(true, Ordering::Relaxed);
+    }
+
+    fn holds(&self) -> bool {
+        if !self.is_set.load(Ordering::Relaxed) {
+            return false;
+        }
+        let until = *self.until.lock().unwrap_or_else(PoisonError::into_inner);
+        let holds = until.is_some_and(|until| Instant::now() < until);
+        if !holds {
+            self.is_set.store(false, Ordering::Relaxed);
+        }
+        holds
+    }
 }
 
 #[derive(Debug, Default)]
@@ -71,18 +100,19 @@ impl Avoid {
 impl Pool {
     /// This many connections to each endpoint; at least one of both.
     pub(crate) fn new(endpoints: &[Endpoint], connections: usize) -> Self {
-        let place = |endpoint: &Endpoint| (Arc::new(endpoint.clone()), Arc::default());
+        let place = |endpoint: &Endpoint| (Arc::new(endpoint.clone()), Arc::default(), Arc::default());
         let endpoints: Vec<_> = endpoints.iter().map(place).collect();
         // Alternates endpoints within each round, so that turns go around the endpoints.
         let slots = (0..connections)
             .flat_map(|_| endpoints.iter().enumerate())
-            .map(|(number, (endpoint, down_until))| {
+            .map(|(number, (endpoint, down_until, refuses_until))| {
                 Arc::new(Slot {
                     endpoint: Arc::clone(endpoint),
                     number,
                     outstanding: Arc::default(),
                     is_open: AtomicBool::new(false),
                     down_until: Arc::clone(down_until),
+                    refuses_until: Arc::clone(refuses_until),
                     state: Mutex::default(),
                     dialling: Arc::default(),
                     failures: AtomicU64::new(0),
@@ -135,7 +165,8 @@ impl Pool {
             let opened = Box::pin(lease.slot.sender()).await;
             let error = match opened {
                 Ok(mut sender) => {
-                    let (response, body) = sender.send_request(head(&lease.slot.endpoint), false)?;
+                    let begun = sender.send_request(head(&lease.slot.endpoint), false);
+                    let (response, body) = begun.map_err(|error| Error::unreachable(error.to_string()))?;
                     return Ok((lease, response, body));
                 }
                 Err(error) => error,
@@ -148,8 +179,8 @@ impl Pool {
         }
     }
 
-    /// The connection with the fewest leases; those of an unreachable endpoint come last, and those to be avoided before
-    /// them. Under contention it may only be close to the fewest: the counts are read without a lock.
+    /// The connection with the fewest leases; those of an unreachable endpoint come last, those to be avoided before them,
+    /// and those of one that refuses calls before these: it is always the least busy. Under contention it may only be close to the fewest: the counts are read without a lock.
     pub(crate) fn lease(&self, avoid: &Avoid) -> Lease<'_> {
         let count = self.slots.len();
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
@@ -158,13 +189,14 @@ impl Pool {
             (
                 slot.is_down(),
                 is_avoided,
+                slot.refuses_until.holds(),
                 slot.outstanding.load(Ordering::Relaxed),
             )
         };
         let mut best = &self.slots[turn % count];
         let mut best_rank = rank(best);
         for step in 1..count {
-            if best_rank == (false, false, 0) {
+            if best_rank == (false, false, false, 0) {
                 break;
             }
             let slot = &self.slots[turn.wrapping_add(step) % count];
@@ -282,6 +314,14 @@ impl Drop for Opening {
 #[derive(Debug)]
 pub(crate) struct Lease<'a> {
     slot: &'a Arc<Slot>,
+}
+
+impl Lease<'_> {
+    /// Its endpoint has refused a call, with this hint of when to retry.
+    pub(crate) fn refused(&self, hint: Option<Duration>) {
+        let pause = hint.map_or(DOWN, |hint| hint.min(DOWN));
+        self.slot.refuses_until.set(Instant::now() + pause);
+    }
 }
 
 impl Drop for Lease<'_> {

@@ -411,7 +411,10 @@ impl Drop for FailOnDrop {
 async fn read(core: Arc<Core>, options: CallOptions, shared: Arc<Shared>) {
     let shared = FailOnDrop(shared);
     let failure = match serve(&core, &options, &shared.0).await {
-        Ok(()) => Error::transport("the server ended the stream"),
+        Ok(()) => Error::Transport {
+            message: "the server ended the stream".to_owned(),
+            sent: true,
+        },
         Err(error) => error,
     };
     shared.0.fail(failure);

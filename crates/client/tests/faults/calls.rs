@@ -213,14 +213,14 @@ async fn calls_in_flight_are_bounded() {
 #[tokio::test(start_paused = true)]
 async fn a_connection_that_fails_is_told_apart_and_made_again() {
     // Scenario: every connection is refused; two are refused and the third is accepted. Expected: a transport
-    // error without a gRPC code after five attempts; blocks.
+    // error without a gRPC code, and that nothing was sent, after five attempts; blocks.
     let fake = Fake::new();
     let error = fake
         .client_with(builder(), |_| true)
         .fetch_blocks("d", &[1])
         .await
         .unwrap_err();
-    assert!(matches!(error, Error::Transport { .. }), "{error:?}");
+    assert!(matches!(error, Error::Transport { sent: false, .. }), "{error:?}");
     assert_eq!(
         (error.code(), error.label(), fake.calls()),
         (None, "TRANSPORT", 0)
@@ -238,7 +238,7 @@ async fn a_connection_that_fails_is_told_apart_and_made_again() {
 #[tokio::test(start_paused = true)]
 async fn what_changes_something_is_sent_once() {
     // Scenario: a server that takes each request and hangs up; every call of an admin client. Expected: a
-    // transport error; one request for each call that changes something, five for the one that only asks.
+    // transport error that says that it was sent; one request for each call that changes something, five for the one that only asks.
     let requests = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&requests);
     let client = builder().connect_lazy_with(move || {
@@ -255,7 +255,7 @@ async fn what_changes_something_is_sent_once() {
     let admin = &AdminClient::from(client.unwrap());
     let count = async |call: Pin<&mut dyn Future<Output = Result<(), Error>>>| {
         let error = call.await.unwrap_err();
-        assert!(matches!(error, Error::Transport { .. }), "{error:?}");
+        assert!(matches!(error, Error::Transport { sent: true, .. }), "{error:?}");
         requests.swap(0, Ordering::SeqCst)
     };
     let reload = pin!(async { admin.reload().await.map(drop) });
