@@ -2,7 +2,7 @@
 //! daemon serves.
 
 use crate::args::Global;
-use crate::daemon::{admin, admin_failure};
+use crate::daemon::{admin, admin_failure, change_failure};
 use crate::outcome::Failure;
 use crate::sink;
 use crate::table::Table;
@@ -38,6 +38,9 @@ enum Switch {
         dataset: String,
     },
 }
+
+/// How to see whether a switch was made.
+const LOOK: &str = "`ringfetch backend` shows which backends read now";
 
 fn backends() -> impl TypedValueParser<Value = Backend> {
     PossibleValuesParser::new(Backend::ALL.map(Backend::as_str)).try_map(|word| word.parse::<Backend>())
@@ -102,7 +105,7 @@ fn dataset_json(dataset: &DatasetStatus) -> Value {
 
 async fn set(global: &Global, backend: Backend, dataset: Option<&str>) -> Result<(), Failure> {
     let switched = admin(global)?.set_backend(backend, dataset).await;
-    let switched = switched.map_err(admin_failure(global))?;
+    let switched = switched.map_err(change_failure(global, LOOK))?;
     let (what, backend, previous) = (dataset.unwrap_or("engine"), switched.backend, switched.previous);
     let mut text = format!("{what}: {backend} (was: {previous}); until the next reload\n");
     if !switched.datasets_with_own.is_empty() {
@@ -114,7 +117,7 @@ async fn set(global: &Global, backend: Backend, dataset: Option<&str>) -> Result
 
 async fn clear(global: &Global, dataset: &str) -> Result<(), Failure> {
     let switched = admin(global)?.clear_backend(dataset).await;
-    let switched = switched.map_err(admin_failure(global))?;
+    let switched = switched.map_err(change_failure(global, LOOK))?;
     let (backend, previous) = (switched.backend, switched.previous);
     let text = format!("{dataset}: {backend}, the engine's (was: {previous}); until the next reload\n");
     print(global, Some(dataset), &switched, &text)

@@ -41,6 +41,11 @@ pub(crate) fn grpc_failure(global: &Global) -> impl Fn(Error) -> Failure + Copy 
     |error| Failure::call(&error, "grpc", &global.grpc)
 }
 
+/// Reports a failed call to the admin port that changes something; `look`: how to see whether it did.
+pub(crate) fn change_failure(global: &Global, look: &str) -> impl Fn(Error) -> Failure {
+    move |error| Failure::change(&error, &global.admin, look)
+}
+
 /// Reports a failed call to the admin port.
 pub(crate) fn admin_failure(global: &Global) -> impl Fn(Error) -> Failure + Copy {
     |error| Failure::call(&error, "admin", &global.admin)

@@ -1,7 +1,7 @@
 //! `ringfetch datasets`, `status` and `log-level`: what the daemon reports about itself, as tables or JSON.
 
 use crate::args::Global;
-use crate::daemon::{admin, admin_failure, client, grpc_failure};
+use crate::daemon::{admin, admin_failure, change_failure, client, grpc_failure};
 use crate::outcome::Failure;
 use crate::quantity::{grouped, latency, rate, size};
 use crate::reload;
@@ -27,7 +27,8 @@ pub(crate) async fn datasets(global: &Global) -> Result<(), Failure> {
 
 pub(crate) async fn log_level(global: &Global, filter: &str) -> Result<(), Failure> {
     let previous = admin(global)?.set_log_level(filter).await;
-    let previous = previous.map_err(admin_failure(global))?;
+    let look = "run it again: that changes nothing if it was";
+    let previous = previous.map_err(change_failure(global, look))?;
     let value = json!({ "filter": filter, "previous": previous });
     sink::print(global.json, &value, |out| {
         writeln!(out, "log filter: {filter} (was: {previous})")

@@ -1,6 +1,6 @@
 //! How a command ends: its message on stderr, and the exit code.
 
-use crate::connect::remedy;
+use crate::connect::{known_remedy, remedy};
 use ringfetch_client::{Code, Error};
 use std::io::{self, Write as _};
 use std::process::ExitCode;
@@ -76,6 +76,27 @@ impl Failure {
             | Error::Invalid { .. }
             | _ => Self::Failed(error.to_string()),
         }
+    }
+
+    /// A failed call to the admin address `url` that changes something: without an answer, it may have done so. `look`
+    /// says how to see that.
+    pub(crate) fn change(error: &Error, url: &str, look: &str) -> Self {
+        let problem = match error {
+            // A known cause kept the request from the daemon.
+            Error::Transport {
+                message, sent: true, ..
+            } if known_remedy(message).is_none() => {
+                format!("the connection to {url} ended before the answer ({message})")
+            }
+            Error::DeadlineExceeded => "no answer within --timeout".to_owned(),
+            Error::Transport { .. }
+            | Error::Status(_)
+            | Error::Protocol { .. }
+            | Error::StreamBroken { .. }
+            | Error::Invalid { .. }
+            | _ => return Self::call(error, "admin", url),
+        };
+        Self::Failed(format!("{problem}: it may have been done; {look}"))
     }
 }
 

@@ -1,14 +1,16 @@
 //! `ringfetch reload`: makes the daemon read its configuration file again, and reports the result.
 
 use crate::args::Global;
-use crate::daemon::{admin, admin_failure};
+use crate::daemon::{admin, change_failure};
 use crate::outcome::Failure;
 use crate::sink;
 use ringfetch_client::{ConfigChange, LastReload, Reloaded};
 use std::io::Write as _;
 
 pub(crate) async fn run(global: &Global) -> Result<(), Failure> {
-    let reloaded = admin(global)?.reload().await.map_err(admin_failure(global))?;
+    let reloaded = admin(global)?.reload().await;
+    let look = "`ringfetch status` shows the last reload";
+    let reloaded = reloaded.map_err(change_failure(global, look))?;
     sink::print(global.json, &reloaded, |out| {
         let lines = lines(&reloaded);
         if lines.is_empty() {

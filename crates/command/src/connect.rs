@@ -43,10 +43,16 @@ const REMEDIES: [(&str, &str); 11] = [
     ),
 ];
 
+/// The remedy, if the message names the cause.
+pub fn known_remedy(message: &str) -> Option<&'static str> {
+    let found = REMEDIES.iter().find(|(part, _)| message.contains(part));
+    found.map(|(_, remedy)| *remedy)
+}
+
 /// The remedy for a connection to `url`, given by `--{flag}`, that failed with this message.
 pub fn remedy(message: &str, flag: &str, url: &str) -> String {
-    if let Some((_, remedy)) = REMEDIES.iter().find(|(part, _)| message.contains(part)) {
-        return (*remedy).to_owned();
+    if let Some(remedy) = known_remedy(message) {
+        return remedy.to_owned();
     }
     // TLS 1.3 is complete for the client before the server has checked its certificate, and a request sent
     // then may fail before the alert is read.

@@ -3,6 +3,8 @@
 use crate::server::{Flaw, start};
 use crate::{assert_fields, failure, stdout};
 use serde_json::json;
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener};
 
 #[test]
 fn backends_are_shown_set_and_cleared() {
@@ -65,4 +67,47 @@ fn a_reload_lists_its_changes() {
     let flawed = start(Flaw::OVERLOADED);
     let error = failure(Some(flawed), "reload", 1);
     assert!(error.contains("INVALID_ARGUMENT: engine.bakend"), "{error}");
+}
+
+/// Takes each request, and hangs up without an answer.
+fn start_silent() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for connection in listener.incoming() {
+            let mut connection = connection.unwrap();
+            // Empty SETTINGS; then the preface, and frames up to the request's DATA (RFC 9113).
+            connection.write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0]).unwrap();
+            connection.read_exact(&mut [0; 24]).unwrap();
+            let mut head = [0; 9];
+            while head[3] != 0 || head[8] == 0 {
+                connection.read_exact(&mut head).unwrap();
+                let length = usize::from(head[1]) << 8 | usize::from(head[2]);
+                connection.read_exact(&mut vec![0; length]).unwrap();
+            }
+        }
+    });
+    address
+}
+
+#[test]
+fn a_change_without_an_answer_may_have_been_made() {
+    // Scenario: a daemon that takes each request and hangs up; no daemon. Expected: every command that changes something
+    // says that it may have, and how to see it; then that nothing is there.
+    let silent = start_silent();
+    for (args, look) in [
+        ("reload", "`ringfetch status`"),
+        ("backend set mmap", "`ringfetch backend`"),
+        ("backend clear --dataset blocks", "`ringfetch backend`"),
+        ("log-level info", "run it again"),
+    ] {
+        let error = failure(Some(silent), args, 1);
+        assert!(
+            error.contains("it may have been done") && error.contains(look) && !error.contains("reach"),
+            "{args}: {error}"
+        );
+        let gone = "127.0.0.1:1".parse().unwrap();
+        let error = failure(Some(gone), args, 1);
+        assert!(error.contains("is ringfetchd there?"), "{args}: {error}");
+    }
 }
