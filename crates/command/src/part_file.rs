@@ -27,10 +27,10 @@ impl PartFile {
     /// errno.
     pub fn beside(path: &Path) -> io::Result<Self> {
         let found = fs::metadata(path).ok();
-        if found
-            .as_ref()
-            .is_some_and(|found| !found.is_file() && !found.is_dir())
-        {
+        if found.as_ref().is_some_and(fs::Metadata::is_dir) {
+            return Err(io::ErrorKind::IsADirectory.into());
+        }
+        if found.as_ref().is_some_and(|found| !found.is_file()) {
             return Ok(Self {
                 target: Target::Special(File::options().write(true).open(path)?),
                 path: path.to_owned(),
@@ -104,8 +104,8 @@ mod tests {
 
     #[test]
     fn a_file_that_cannot_be_named_is_not_left_behind() {
-        // Scenario: a new file, one that replaces it, and one whose name is a directory's. Expected: the
-        // bytes; an error and no partial file.
+        // Scenario: a new file, one that replaces it, and one whose name is a directory's. Expected: the bytes; an error
+        // before anything is written, and no partial file.
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("a");
         write_whole(&path, b"one").unwrap();
@@ -113,7 +113,7 @@ mod tests {
         assert_eq!(fs::read(&path).unwrap(), b"two");
         let taken = directory.path().join("b");
         fs::create_dir_all(taken.join("c")).unwrap();
-        assert!(write_whole(&taken, b"x").is_err());
+        assert!(PartFile::beside(&taken).is_err());
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 2);
     }
 

@@ -2,7 +2,7 @@
 
 use crate::outcome::Failure;
 use rustix::time::{ClockId, clock_gettime};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Another process on this machine.
 #[derive(Debug, Clone, Copy)]
@@ -32,6 +32,7 @@ impl Process {
 /// CPU times at one moment.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Snapshot {
+    at: Instant,
     own: Duration,
     server: Option<Duration>,
 }
@@ -53,7 +54,13 @@ impl Snapshot {
     pub(crate) fn own() -> Self {
         let own = clock_gettime(ClockId::ProcessCPUTime);
         let own = Duration::try_from(own).unwrap_or_default();
-        Self { own, server: None }
+        let (at, server) = (Instant::now(), None);
+        Self { at, own, server }
+    }
+
+    /// Time since an earlier moment.
+    pub(crate) fn since(&self, before: &Self) -> Duration {
+        self.at.saturating_duration_since(before.at)
     }
 
     /// CPU time of this process since an earlier moment, all threads, user and system.

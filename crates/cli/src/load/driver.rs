@@ -11,6 +11,7 @@ use crate::connect::remedy;
 use crate::outcome::Failure;
 use ringfetch_pace::Alarm;
 use ringfetch_pace::{Gate, Pacer};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -22,8 +23,8 @@ const TICK: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub(super) struct LoadThreads {
     threads: Vec<Thread>,
-    /// One message from each thread for each measurement; ends when all threads have.
-    pub(super) done: mpsc::Receiver<Result<(), RequestError>>,
+    /// One report from each thread when it is connected, and for each measurement.
+    reports: mpsc::Receiver<Result<(), Failure>>,
 }
 
 #[derive(Debug)]
@@ -42,10 +43,10 @@ impl LoadThreads {
         let connections = args.connections();
         // A thread without a connection or a slot would only idle.
         let count = args.threads.min(connections).min(args.outstanding);
-        let (ready, done) = mpsc::channel(1024);
+        let (report, reports) = mpsc::channel(1024);
         let mut load_threads = Self {
             threads: Vec::new(),
-            done,
+            reports,
         };
         for thread in 0..count {
             let (measure, measurements) = mpsc::channel(1);
@@ -59,24 +60,27 @@ impl LoadThreads {
                 seed: args.choice_seed,
                 workload: Arc::clone(workload),
                 recorder: Arc::clone(&recorder),
-                ready: ready.clone(),
+                report: report.clone(),
                 measurements,
             };
-            // Nobody waits for its end: it may have requests in flight that nobody wants any more.
-            std::thread::Builder::new()
-                .name(format!("load-{thread}"))
-                .spawn(move || driver.run())?;
+            spawn(thread, report.clone(), move || driver.run())?;
             load_threads.threads.push(Thread { measure, recorder });
         }
-        drop(ready);
         for _ in 0..count {
-            match load_threads.done.recv().await {
-                Some(Ok(())) => {}
-                Some(Err(refused)) => return Err(unreachable(endpoints, &refused)),
-                None => return Err(Failure::Failed("a load thread failed to start".to_owned())),
-            }
+            load_threads.done().await?;
         }
         Ok(load_threads)
+    }
+
+    /// Waits until one of them has connected or made a measurement.
+    ///
+    /// # Errors
+    /// Why it cannot connect, or that it panicked.
+    ///
+    /// # Cancel safety
+    /// Loses no report.
+    pub(super) async fn done(&mut self) -> Result<(), Failure> {
+        self.reports.recv().await.unwrap_or_else(|| Err(panicked()))
     }
 
     /// Number of threads.
@@ -87,7 +91,7 @@ impl LoadThreads {
     /// Starts a measurement on all threads.
     pub(super) async fn measure(&self, pacer: &Arc<Pacer>) {
         for thread in &self.threads {
-            // A thread that has ended is noticed when its message does not arrive.
+            // A thread that has panicked has reported it.
             let _ = thread.measure.send(Arc::clone(pacer)).await;
         }
     }
@@ -95,6 +99,27 @@ impl LoadThreads {
     pub(super) fn recorders(&self) -> impl Iterator<Item = &Recorder> {
         self.threads.iter().map(|thread| &*thread.recorder)
     }
+}
+
+/// Starts a thread, whose panic is reported: the others go on, and the run would wait for it. Nobody waits for its end: it
+/// may have requests in flight that nobody wants any more.
+fn spawn(
+    thread: u32,
+    report: mpsc::Sender<Result<(), Failure>>,
+    work: impl FnOnce() + Send + 'static,
+) -> std::io::Result<()> {
+    let work = move || {
+        if catch_unwind(AssertUnwindSafe(work)).is_err() {
+            // The receiver is gone if another thread has failed.
+            let _ = report.blocking_send(Err(panicked()));
+        }
+    };
+    let name = format!("load-{thread}");
+    std::thread::Builder::new().name(name).spawn(work).map(drop)
+}
+
+fn panicked() -> Failure {
+    Failure::Failed("a load thread panicked".to_owned())
 }
 
 fn unreachable(endpoints: &Endpoints, refused: &RequestError) -> Failure {
@@ -130,7 +155,7 @@ struct Driver {
     seed: u64,
     workload: Arc<Workload>,
     recorder: Arc<Recorder>,
-    ready: mpsc::Sender<Result<(), RequestError>>,
+    report: mpsc::Sender<Result<(), Failure>>,
     measurements: mpsc::Receiver<Arc<Pacer>>,
 }
 
@@ -138,11 +163,13 @@ impl Driver {
     fn run(self) {
         match tokio::runtime::Builder::new_current_thread().enable_all().build() {
             Ok(runtime) => runtime.block_on(self.drive()),
-            // The receiver is gone if another thread has failed.
-            Err(error) => drop(
-                self.ready
-                    .blocking_send(Err(RequestError::transport(error.to_string()))),
-            ),
+            Err(error) => {
+                let refused = RequestError::transport(error.to_string());
+                // The receiver is gone if another thread has failed.
+                let _ = self
+                    .report
+                    .blocking_send(Err(unreachable(&self.endpoints, &refused)));
+            }
         }
     }
 
@@ -151,11 +178,11 @@ impl Driver {
         let transport = match transport {
             Ok(transport) => transport,
             Err(error) => {
-                let _ = self.ready.send(Err(error)).await;
+                let _ = self.report.send(Err(unreachable(&self.endpoints, &error))).await;
                 return;
             }
         };
-        let _ = self.ready.send(Ok(())).await;
+        let _ = self.report.send(Ok(())).await;
         // A timer that is due before those of all calls: whenever a timer becomes the earliest one, as each
         // call's does while few are in flight, tokio wakes its thread by a system call and polls for events
         // once more in vain.
@@ -181,7 +208,7 @@ impl Driver {
                 Alarm::precise(),
             );
             run_slots(Arc::clone(&context), pacer, gate, self.slots, seed).await;
-            let _ = self.ready.send(Ok(())).await;
+            let _ = self.report.send(Ok(())).await;
         }
     }
 }
@@ -202,7 +229,8 @@ async fn run_slots(context: Arc<ThreadContext>, pacer: Arc<Pacer>, gate: Gate, s
         let (context, pacer, gate) = (Arc::clone(&context), Arc::clone(&pacer), Arc::clone(&gate));
         tasks.spawn(async move { run_slot(slot, random, &context, &pacer, &gate).await });
     }
-    while tasks.join_next().await.is_some() {}
+    // Panics if one of them did.
+    tasks.join_all().await;
 }
 
 /// Keeps one request in flight.
@@ -247,6 +275,41 @@ mod tests {
     use ringfetch_pace::{Arrivals, Ramp};
     use std::time::Duration;
     use tokio::time::Instant;
+
+    #[tokio::test]
+    async fn a_thread_that_panics_ends_the_run() {
+        // Scenario: two threads: a slot of one panics, the other one goes on. Expected: a failure that says so.
+        let (report, reports) = mpsc::channel(2);
+        let mut load_threads = LoadThreads {
+            threads: Vec::new(),
+            reports,
+        };
+        let other = report.clone();
+        spawn(0, report, || {
+            let context = ThreadContext {
+                transport: Transport::Fake(Fake {
+                    takes: Duration::MAX,
+                    stall: None,
+                }),
+                workload: Arc::new(Workload::of_blocks(1)),
+                recorder: Arc::default(),
+            };
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_time()
+                .build();
+            runtime.unwrap().block_on(async {
+                let pacer = Arc::new(Pacer::new(Instant::now(), ms(0), Ok(ms(1)), None));
+                let gate = Gate::new(Arc::clone(&pacer), 0, 1, 3, Alarm::Coarse);
+                run_slots(Arc::new(context), pacer, gate, 2, 3).await;
+            });
+        })
+        .unwrap();
+        let Err(Failure::Failed(problem)) = load_threads.done().await else {
+            panic!("no failure");
+        };
+        assert_eq!(problem, "a load thread panicked");
+        drop(other);
+    }
 
     #[test]
     fn shares_are_even_and_whole() {

@@ -69,7 +69,7 @@ pub(crate) async fn run(global: &Global, args: &Load) -> Result<(), Failure> {
     };
     require::check_available(args.require.iter().chain(&args.objective), measured)?;
     let files = HistogramFiles::create(hgrm, hdr)?;
-    let series = csv.map(series::Series::create).transpose()?;
+    let series = csv.map(series::Series::open).transpose()?;
     let workload = Arc::new(workload::resolve(&client(global)?, global, args).await?);
     let http_transport = args.transport == TransportArg::Http;
     let http = args.http.clone().unwrap_or_else(|| HTTP_DEFAULT.to_owned());
@@ -84,6 +84,7 @@ pub(crate) async fn run(global: &Global, args: &Load) -> Result<(), Failure> {
         timeout: global.timeout,
     };
     let load_threads = LoadThreads::start(args, &endpoints, &workload).await?;
+    let series = series.map(series::Series::begin).transpose()?;
     let mut test = LoadTest {
         args,
         monitor: Monitor {

@@ -191,9 +191,11 @@ impl Report {
         let elapsed = end.saturating_duration_since(pacer.measure_from());
         let seconds = elapsed.as_secs_f64();
         let rate = |count: f64| if seconds > 0.0 { count / seconds } else { 0.0 };
-        let cpu = |used: f64| Cpu::new(used, rate(used), tally.reads);
-        let own_cpu = cpu(after.own_since(&before).as_secs_f64());
-        let by_pid = after.server_since(&before).map(|used| cpu(used.as_secs_f64()));
+        // Not those of the window: that may have ended before its last request, or have been stopped before it began.
+        let between = after.since(&before).as_secs_f64().max(1e-9);
+        let cpu = |used: Duration| Cpu::new(used.as_secs_f64(), used.as_secs_f64() / between, tally.reads);
+        let own_cpu = cpu(after.own_since(&before));
+        let by_pid = after.server_since(&before).map(cpu);
         let server_cpu = by_pid.or_else(|| server.as_ref().map(Cpu::of_server));
         let open_loop = rates.map(|rates| {
             // Arrivals fall in the window; the last requests may have ended later.

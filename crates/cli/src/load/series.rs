@@ -19,12 +19,28 @@ pub(crate) struct Series {
 }
 
 impl Series {
-    pub(crate) fn create(path: &Path) -> Result<Self, Failure> {
-        let file = File::create(path).map_err(|error| failed(path, &error))?;
-        let mut out = BufWriter::new(file);
-        writeln!(out, "{HEADER}").map_err(|error| failed(path, &error))?;
+    /// Opens the file. What is in it stays until [`Self::begin`].
+    pub(crate) fn open(path: &Path) -> Result<Self, Failure> {
+        let opened = File::options()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(path);
+        let out = BufWriter::new(opened.map_err(|error| failed(path, &error))?);
         let path = path.to_owned();
         Ok(Self { path, out })
+    }
+
+    /// Empties the file, for the lines to come.
+    pub(crate) fn begin(mut self) -> Result<Self, Failure> {
+        let file = self.out.get_ref();
+        let emptied = match file.metadata() {
+            Ok(found) if found.is_file() => file.set_len(0),
+            found => found.map(drop),
+        };
+        let begun = emptied.and_then(|()| writeln!(self.out, "{HEADER}"));
+        begun.map_err(|error| failed(&self.path, &error))?;
+        Ok(self)
     }
 
     /// One interval that ended `at` into the window. `intended`: arrivals per second in an open loop.

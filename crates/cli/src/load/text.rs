@@ -6,29 +6,35 @@ use crate::outcome::Failure;
 use crate::quantity::{grouped, latency, rate, size};
 use crate::sink;
 use crate::table::Table;
+use ringfetch_command::part_file::PartFile;
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Writes the report to stdout, for people or as JSON.
 pub(super) fn print(report: &Report, json: bool) -> Result<(), Failure> {
     sink::print(json, report, |out| write(report, out))
 }
 
-/// A file that a flag names, opened before anything is sent: a path that cannot be written costs no run.
+/// A file that a flag names, opened before anything is sent: a path that cannot be written costs no run. What is there
+/// stays until there is a result.
 #[derive(Debug)]
 struct Output {
     flag: &'static str,
-    path: PathBuf,
-    file: File,
+    part: PartFile,
 }
 
 impl Output {
     fn create(flag: &'static str, path: &Path) -> Result<Self, Failure> {
-        let file = File::create(path).map_err(|error| failed(flag, path, &error))?;
-        let path = path.to_owned();
-        Ok(Self { flag, path, file })
+        let part = PartFile::beside(path).map_err(|error| failed(flag, path, &error))?;
+        Ok(Self { flag, part })
+    }
+
+    fn write(self, text: &[u8]) -> Result<(), Failure> {
+        let Self { flag, mut part } = self;
+        let path = part.path().to_owned();
+        let written = part.write_all(text).and_then(|()| part.finish());
+        written.map_err(|error| failed(flag, &path, &error))
     }
 }
 
@@ -71,11 +77,7 @@ impl HistogramFiles {
         report.latency().write_hgrm(&mut hgrm)?;
         let hdr = report.latency_histogram.clone().unwrap_or_default() + "\n";
         for (output, text) in [(self.hgrm, hgrm), (self.hdr, hdr.into_bytes())] {
-            let Some(Output { flag, path, mut file }) = output else {
-                continue;
-            };
-            file.write_all(&text)
-                .map_err(|error| failed(flag, &path, &error))?;
+            output.map_or(Ok(()), |output| output.write(&text))?;
         }
         Ok(())
     }

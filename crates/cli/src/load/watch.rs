@@ -108,10 +108,10 @@ impl Monitor {
         let mut running = load_threads.threads();
         while running > 0 {
             tokio::select! {
-                message = load_threads.done.recv() => match message {
-                    Some(_) => running -= 1,
-                    None => return Err(Failure::Failed("a load thread panicked".to_owned())),
-                },
+                done = load_threads.done() => {
+                    done?;
+                    running -= 1;
+                }
                 () = self.stop.next() => {
                     if pacer.is_stopped() {
                         let problem = "stopped a second time, while requests were in flight";

@@ -81,6 +81,13 @@ fn load_measures_what_it_read_and_checks_it() {
     );
     assert_eq!(report["latency_us"], Value::Null);
     assert_eq!(report["request_errors"]["RESOURCE_EXHAUSTED"], 60);
+    // A window that is over before anything is read: the CPU's time is not that of the window.
+    let report = json_with(
+        server,
+        "load --dataset blocks --seconds 1ns --warmup-seconds 0",
+        1,
+    );
+    assert!(report["own_cpu"]["cores"].as_f64() < Some(1000.0), "{report}");
     assert!(failure(Some(server), "load --dataset objects --range-bytes 10", 2).contains("--range-bytes"));
     let server = start(Flaw::NONE);
     let error = failure(Some(server), "load --dataset blocks --range-bytes 1GiB", 2);
@@ -322,9 +329,25 @@ fn conditions_set_the_exit_code() {
         let error = failure(None, &format!("{run} --require {condition}"), 2);
         assert!(error.contains(flags), "{error}");
     }
+    // A file that cannot be written costs no run, and a run without a result costs no file.
+    let old = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(&old, "old").unwrap();
+    let gone = "127.0.0.1:1".parse().unwrap();
     for flag in ["--hgrm", "--hdr", "--csv"] {
-        let error = failure(None, &format!("{run} {flag} /nonexistent/file"), 1);
-        assert!(error.contains(&format!("{flag} /nonexistent/file: ")), "{error}");
+        for path in ["/nonexistent/file", "/"] {
+            let error = failure(None, &format!("{run} {flag} {path}"), 1);
+            assert!(error.contains(&format!("{flag} {path}: ")), "{error}");
+        }
+        let error = failure(Some(gone), &format!("{run} {flag} {}", word(&old)), 1);
+        assert!(error.contains("is ringfetchd there?"), "{error}");
+        assert_eq!(std::fs::read_to_string(&old).unwrap(), "old", "{flag}");
+        stdout(server, &format!("{run} {flag} {}", word(&old)));
+        let new = std::fs::read_to_string(&old).unwrap();
+        assert!(
+            !new.starts_with("old") && new.lines().count() > 0,
+            "{flag}: {new}"
+        );
+        std::fs::write(&old, "old").unwrap();
     }
     let open = "load --dataset blocks --batch 1 --seconds 0.3 --warmup-seconds 0";
     let report = json_with(
