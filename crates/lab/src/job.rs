@@ -278,6 +278,15 @@ impl Job {
         self.totals.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Bytes that a device without a cache above it would have read: the page cache reads whole pages.
+    pub(crate) fn due_bytes(&self) -> u64 {
+        let totals = self.totals();
+        match self.is_direct() {
+            true => totals.counts.bytes,
+            false => totals.counts.paged_bytes,
+        }
+    }
+
     /// The result of the step.
     ///
     /// # Errors
@@ -335,9 +344,9 @@ pub(crate) struct Lane {
 
 impl Lane {
     /// Counts a finished read whose bytes are not here.
-    pub(crate) fn counted(&mut self, bytes: usize, start: impl Into<Start>) {
+    pub(crate) fn counted(&mut self, offset: u64, bytes: usize, start: impl Into<Start>) {
         let Start { due, sent } = start.into();
-        self.counts.read(bytes, due.elapsed(), sent.elapsed());
+        self.counts.read(offset, bytes, due.elapsed(), sent.elapsed());
     }
 
     /// Checks the scores of all of a query's candidates.
@@ -352,7 +361,7 @@ impl Lane {
 
     /// Counts a finished read and checks its bytes. The reads of a query follow each other.
     pub(crate) fn done(&mut self, read: &ReadAt, start: impl Into<Start>, data: &[u8]) {
-        self.counted(data.len(), start);
+        self.counted(read.offset, data.len(), start);
         let (got, wanted, at) = (data.len(), read.length, read.offset);
         if got != wanted {
             return self
@@ -417,7 +426,7 @@ mod tests {
     #[test]
     fn a_step_ends_after_its_reads_and_counts_them() {
         // Scenario: ten reads of 512 bytes requested, before and after the clock starts. Expected: none, then
-        // ten a page apart; the figures match.
+        // ten a page apart; the figures match. Through the page cache, ten pages are due.
         let (_directory, job) = job(Amount::Reads(10));
         assert_eq!(job.next(), None);
         job.begin();
@@ -430,6 +439,7 @@ mod tests {
             lane.done(&read, started, &data);
         }
         drop(lane);
+        assert_eq!(job.due_bytes(), 10 * 4096);
         let sample = job.outcome().unwrap();
         assert_eq!((sample.reads, sample.bytes), (10, 5120));
         assert!(sample.min_us <= sample.mean_us && sample.p99_us <= sample.max_us);

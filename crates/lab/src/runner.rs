@@ -192,7 +192,7 @@ impl Runner<'_> {
                     "daemon" => after.by_anybody(&before),
                     _ => after.since(&before),
                 };
-                approximate(read) / approximate(sample.bytes.max(1))
+                approximate(read) / approximate(job.due_bytes().max(1))
             });
         Ok(sample)
     }

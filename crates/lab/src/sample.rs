@@ -5,6 +5,7 @@ use ringfetch_command::quantity::approximate;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
+const PAGE_BYTES: u64 = 4096;
 /// Limits that latencies are counted against: 2^n ms, from 1 ms to 64 ms.
 pub(crate) const OVER_LIMITS: usize = 7;
 
@@ -33,7 +34,8 @@ pub struct Sample {
     pub depth_achieved: f64,
     /// CPU time of this process per read, user and system (getrusage(2)).
     pub cpu_us_per_read: f64,
-    /// Bytes that the device read, as a share of the bytes requested. `None`: there are no device counters.
+    /// Bytes that the device read, as a share of the bytes requested, or of the pages that these lie in where reads go
+    /// through the page cache. `None`: there are no device counters.
     pub device_share: Option<f64>,
     /// The share of the data in the page cache before the step. `None`: the kernel does not report it.
     pub resident_before: Option<f64>,
@@ -92,7 +94,9 @@ pub(crate) fn seconds(sample: &Sample) -> f64 {
 #[derive(Debug)]
 pub(crate) struct Counts {
     reads: u64,
-    bytes: u64,
+    pub(crate) bytes: u64,
+    /// Bytes of the pages that they lie in.
+    pub(crate) paged_bytes: u64,
     waited: Duration,
     in_flight: Duration,
     latency: Option<Histogram<u32>>,
@@ -103,6 +107,7 @@ impl Counts {
         Self {
             reads: 0,
             bytes: 0,
+            paged_bytes: 0,
             waited: Duration::ZERO,
             in_flight: Duration::ZERO,
             // Three digits are valid, and it grows by itself.
@@ -110,10 +115,13 @@ impl Counts {
         }
     }
 
-    /// Counts a read: its latency, and the part of it after it was sent.
-    pub(crate) fn read(&mut self, bytes: usize, latency: Duration, in_flight: Duration) {
+    /// Counts a read: where its bytes lie, its latency, and the part of that after it was sent.
+    pub(crate) fn read(&mut self, offset: u64, bytes: usize, latency: Duration, in_flight: Duration) {
         self.reads += 1;
         self.bytes += bytes as u64;
+        // 3072 bytes from 3072 lie in two pages.
+        let end = offset.saturating_add(bytes as u64);
+        self.paged_bytes += end.div_ceil(PAGE_BYTES).saturating_sub(offset / PAGE_BYTES) * PAGE_BYTES;
         self.waited += latency;
         self.in_flight += in_flight;
         if let Some(histogram) = &mut self.latency {
@@ -125,6 +133,7 @@ impl Counts {
     pub(crate) fn add(&mut self, other: &Self) {
         self.reads += other.reads;
         self.bytes += other.bytes;
+        self.paged_bytes += other.paged_bytes;
         self.waited += other.waited;
         self.in_flight += other.in_flight;
         if let (Some(all), Some(latency)) = (&mut self.latency, &other.latency) {
@@ -185,7 +194,7 @@ mod tests {
         // depth of 0.1, and latencies that include the wait, their mean between the shortest and the longest.
         let mut counts = Counts::none();
         for _ in 0..10 {
-            counts.read(1, Duration::from_millis(1010), Duration::from_millis(10));
+            counts.read(0, 1, Duration::from_millis(1010), Duration::from_millis(10));
         }
         let sample = counts
             .sample(Duration::from_secs(1), Duration::ZERO, Some(0))

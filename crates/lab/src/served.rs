@@ -3,7 +3,7 @@
 use crate::args::OfDaemon;
 use crate::error::LabError;
 use crate::job::ReadAt;
-use crate::material::open;
+use crate::material::{DataFile, open};
 use procfs::process::Process;
 use ringfetch_client::{
     AdminClient, Backend, Builder, ByteRange, Client, Code, Dataset, DatasetStatus, Error, Kind, Metric,
@@ -133,9 +133,19 @@ impl Served {
         format!("--dataset: {shown}: this study needs {file}{how}")
     }
 
-    /// Refuses a file that does not begin and end as the dataset does.
-    pub(crate) fn check_is(&self, path: &Path) -> Result<(), LabError> {
-        let (all, file) = (self.dataset.length_bytes, open(path)?);
+    /// Refuses a file that is not as long as the dataset, or does not begin and end as it does.
+    pub(crate) fn check_is(&self, data: &DataFile) -> Result<(), LabError> {
+        let (path, all) = (&data.path, self.dataset.length_bytes);
+        let unlike = || {
+            let (path, shown) = (path.display(), self.shown());
+            LabError::Usage(format!("--path: {path} is not the file of {shown}"))
+        };
+        // Part of a block at its end may not be served.
+        let rest = data.length_bytes.checked_sub(all).ok_or_else(unlike)?;
+        if rest > u64::from(self.dataset.block_bytes.saturating_sub(1)) {
+            return Err(unlike());
+        }
+        let file = open(path)?;
         let length = all.min(COMPARED_BYTES);
         let ends = [0, all - length].map(|offset| ByteRange::new(offset, length));
         let answer = wait("server", &self.url, async {
@@ -147,9 +157,7 @@ impl Served {
             let mut found = vec![0; served.len()];
             let read = file.read_exact_at(&mut found, end.offset);
             if read.is_err() || found != *served {
-                let (path, shown) = (path.display(), self.shown());
-                let problem = format!("--path: {path} is not the file of {shown}");
-                return Err(LabError::Usage(problem));
+                return Err(unlike());
             }
         }
         Ok(())
@@ -271,7 +279,7 @@ impl Flip {
         let (admin, dataset) = (&self.admin, &self.dataset);
         self.set(self.had).map(drop).map_err(|error| {
             LabError::Failed(format!(
-                "{error}; the daemon still has the last backend: \
+                "{error}; the daemon may still have the last backend: \
                  ringfetch backend {by_hand} --dataset {dataset} --admin {admin}"
             ))
         })
@@ -304,22 +312,26 @@ fn wait<T>(option: &str, url: &str, call: impl Future<Output = Result<T, Error>>
 }
 
 fn told(option: &str, url: &str, error: &Error) -> LabError {
-    if let Error::Transport { message, .. } = error {
-        let remedy = remedy(message, option, url);
-        let problem = format!("--{option}: cannot reach {url} ({message}); {remedy}");
-        return LabError::Failed(problem);
+    let problem = format!("--{option}: {url}: {error}");
+    match error {
+        Error::Transport {
+            message, sent: false, ..
+        } => {
+            let remedy = remedy(message, option, url);
+            LabError::Failed(format!("--{option}: cannot reach {url} ({message}); {remedy}"))
+        }
+        Error::Transport { .. } | Error::DeadlineExceeded => LabError::Failed(problem),
+        // Does not show the address: it may have a password.
+        Error::Invalid {
+            field: "url",
+            problem,
+            ..
+        } => LabError::Usage(format!("--{option}: {problem}")),
+        _ if error.code() == Some(Code::NotFound) => LabError::Usage(format!("--dataset: {url}: {error}")),
+        Error::Status(_)
+        | Error::Protocol { .. }
+        | Error::StreamBroken { .. }
+        | Error::Invalid { .. }
+        | _ => LabError::Usage(problem),
     }
-    if error.code() == Some(Code::NotFound) {
-        return LabError::Usage(format!("--dataset: {url}: {error}"));
-    }
-    // Does not show the address: it may have a password.
-    if let Error::Invalid {
-        field: "url",
-        problem,
-        ..
-    } = error
-    {
-        return LabError::Usage(format!("--{option}: {problem}"));
-    }
-    LabError::Usage(format!("--{option}: {url}: {error}"))
 }

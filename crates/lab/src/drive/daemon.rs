@@ -64,7 +64,8 @@ async fn slots(
             }
         });
     }
-    while all.join_next().await.is_some() {}
+    // Panics if one of them did.
+    all.join_all().await;
 }
 
 async fn slot(job: &Arc<Job>, served: &Served, client: &Client, gate: Option<&Gate>) -> Result<(), String> {
@@ -84,7 +85,7 @@ async fn slot(job: &Arc<Job>, served: &Served, client: &Client, gate: Option<&Ga
                 return Err(error.to_string());
             }
             for read in &reads {
-                lane.counted(read.length, started);
+                lane.counted(read.offset, read.length, started);
             }
             lane.ranking(query, ranking.best.iter().map(|(_, score)| *score).collect());
             continue;
@@ -93,7 +94,7 @@ async fn slot(job: &Arc<Job>, served: &Served, client: &Client, gate: Option<&Ga
         for (read, item) in reads.iter().zip(answer.items().iter()) {
             let data = item.map_err(|error| format!("--server: {error}"))?;
             if read.length == 0 {
-                lane.counted(data.len(), started);
+                lane.counted(0, data.len(), started);
             } else {
                 lane.done(read, started, &data);
             }

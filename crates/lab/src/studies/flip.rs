@@ -34,7 +34,7 @@ pub(crate) fn plan(args: &FlipArgs, clients: &Clients, admin: &str) -> Result<St
     let count = load(&mut served, args.trace.as_deref())?;
     let flip = Flip::prepare(clients, admin, &served.dataset.name)?;
     if let (1, Some(file)) = (flip.files, material.files.first()) {
-        served.check_is(&file.path)?;
+        served.check_is(file)?;
     }
     study.measure = Measure::Flipped(flip);
     let load = match &args.trace {

@@ -264,14 +264,16 @@ async fn a_daemon_gets_back_the_backend_that_it_had() {
         .refused(&format!("{flip} --trace DIR/beyond"), "--trace")
         .await;
     assert!(beyond.contains("line 2"), "{beyond}");
-    // It ends differently.
-    fs::write(bed.path("other"), [vec![7; (2 << 20) - 1], vec![8]].concat()).unwrap();
-    let other = flip.replacen("DIR/data", "DIR/other", 1);
-    let other = bed.refused(&other, "--path: ").await;
-    assert!(
-        other.contains("other is not the file of data of http://"),
-        "{other}"
-    );
+    // It ends differently; it goes on; it is shorter.
+    for (last, length) in [(8, 2 << 20), (7, 4 << 20), (7, 1 << 20)] {
+        fs::write(bed.path("other"), [vec![7; length - 1], vec![last]].concat()).unwrap();
+        let other = flip.replacen("DIR/data", "DIR/other", 1);
+        let other = bed.refused(&other, "--path: ").await;
+        assert!(
+            other.contains("other is not the file of data of http://"),
+            "{other}"
+        );
+    }
 
     let (daemon, mmap) = (bed.daemon.as_ref().unwrap(), ringfetch_proto::v1::Backend::Mmap);
     crate::flip::set(daemon, mmap, Some("data")).await.unwrap();
