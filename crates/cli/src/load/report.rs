@@ -408,11 +408,21 @@ impl Report {
         let share = |part: u64, whole: u64| approximate(part) / approximate(whole.max(1));
         let latency = self.latency();
         let arrivals = self.open_loop.as_ref().map(|open| open.arrivals);
+        let missed = self.open_loop.as_ref().map_or(0, |open| open.missed);
+        // Arrivals that were never sent count as slower than all others.
+        let never = |figure: Option<f64>| figure.map(|ns| if missed > 0 { f64::INFINITY } else { ns });
         match figure {
+            Figure::Percentile(percentile) if missed > 0 => {
+                let sent = latency.count();
+                // With 500 missed, p50 of 1500 is p75 of the 1000 that were sent.
+                let of_sent = percentile * approximate(sent + missed) / approximate(sent.max(1));
+                let known = latency.percentile(of_sent.min(100.0));
+                if of_sent > 100.0 { never(known) } else { known }
+            }
             Figure::Percentile(percentile) => latency.percentile(percentile),
             Figure::LatencyMin => latency.min_ns().map(approximate),
-            Figure::LatencyMean => latency.mean_ns(),
-            Figure::LatencyMax => latency.max_ns().map(approximate),
+            Figure::LatencyMean => never(latency.mean_ns()),
+            Figure::LatencyMax => never(latency.max_ns().map(approximate)),
             Figure::Errors => Some(approximate(self.errors)),
             // Share of failed requests or of failed items, whichever is worse.
             Figure::ErrorShare => {

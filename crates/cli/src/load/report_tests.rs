@@ -84,5 +84,27 @@ fn conditions_hold_or_say_what_was_measured() {
         assert_eq!(unmet(&result, condition), Some(format!("{condition}: {problem}")));
     }
     assert!(unmet(&report(&Durations::default()), "p99<1s").is_some());
+    // Of 1500 arrivals a third was never sent: the slowest third.
+    result.open_loop = Some(OpenLoop {
+        arrivals_kind: Arrivals::Constant,
+        rate_from: 1500.0,
+        rate_to: 1500.0,
+        arrivals: 1500,
+        intended_per_second: 1500.0,
+        missed: 500,
+        missed_per_second: 500.0,
+        late: 0,
+        lateness_us: None,
+    });
+    let never = "it is unknown, and longer than any: arrivals were never sent";
+    for (condition, problem) in [
+        ("p50<700us", "it is 750 us"),
+        ("p99<1h", never),
+        ("mean<1h", never),
+        ("max<1h", never),
+    ] {
+        assert_eq!(unmet(&result, condition), Some(format!("{condition}: {problem}")));
+    }
+    assert_eq!(unmet(&result, "p66<1ms"), None);
     assert_eq!(Requirement::parse_objective("p99=5ms").unwrap().text(), "p99=5ms");
 }

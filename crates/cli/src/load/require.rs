@@ -202,6 +202,9 @@ fn parse_figure(name: &str, value: &str) -> Result<(Figure, Unit, f64), String> 
 impl Unit {
     fn show(self, got: f64) -> String {
         match self {
+            Self::Nanoseconds if got.is_infinite() => {
+                "unknown, and longer than any: arrivals were never sent".to_owned()
+            }
             Self::Nanoseconds => latency(got),
             Self::Count => format!("{got:.0}"),
             Self::Share => format!("{:.4} %", got * 100.0),
