@@ -40,7 +40,7 @@ enum Switch {
 }
 
 /// How to see whether a switch was made.
-const LOOK: &str = "`ringfetch backend` shows which backends read now";
+pub(crate) const LOOK: &str = "`ringfetch backend` shows which backends read now";
 
 fn backends() -> impl TypedValueParser<Value = Backend> {
     PossibleValuesParser::new(Backend::ALL.map(Backend::as_str)).try_map(|word| word.parse::<Backend>())

@@ -1,6 +1,7 @@
 //! `ringfetch lab`: runs the studies of ringfetch-lab; Ctrl-C, SIGTERM and SIGHUP stop them, twice at once.
 
 use crate::args::Global;
+use crate::backend::LOOK;
 use crate::daemon;
 use crate::outcome::Failure;
 use crate::sink::Sink;
@@ -23,6 +24,7 @@ pub(crate) async fn run(global: &Global, command: LabCommand) -> Result<(), Fail
         command_line: shlex::try_join(line.iter().map(String::as_str)).unwrap_or_else(|_| line.join(" ")),
     };
     let signals = StopSignals::catch()?;
+    let switches = matches!(command, LabCommand::Flip(_));
     let lab = Lab { command };
     let study = tokio::task::spawn_blocking(move || {
         let mut out = Sink::open(None)?;
@@ -33,5 +35,12 @@ pub(crate) async fn run(global: &Global, command: LabCommand) -> Result<(), Fail
             LabError::Refused(problem) | LabError::Failed(problem) => Failure::Failed(problem),
         })
     });
-    signals.end_in_order(study, &stop).await?
+    let ended = signals.end_in_order(study, &stop).await;
+    ended.map_err(|failure| match failure {
+        // It was not put back.
+        Failure::Failed(problem) if switches => Failure::Failed(format!(
+            "{problem}; the daemon may have another backend now: {LOOK}"
+        )),
+        failure @ (Failure::Usage(_) | Failure::Failed(_) | Failure::Condition(_)) => failure,
+    })?
 }

@@ -57,7 +57,7 @@ fn a_second_signal_waits_for_no_request() {
 #[test]
 fn a_second_signal_waits_for_no_step_of_a_study() {
     // Scenario: a daemon that says nothing; two signals once the study has connected. Expected: it ends with
-    // exit code 1 and one line that says why; it does not wait for the daemon.
+    // exit code 1 and one line that says why, and how to see the daemon's backend; it does not wait for the daemon.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", silent.local_addr().unwrap());
     let directory = tempfile::tempdir().unwrap();
@@ -81,6 +81,7 @@ fn a_second_signal_waits_for_no_step_of_a_study() {
     let error = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{error}");
     assert!(error.starts_with("ringfetch: stopped a second time, "), "{error}");
+    assert!(error.contains("`ringfetch backend` shows"), "{error}");
 }
 
 #[test]

@@ -5,8 +5,9 @@ use crate::job::Job;
 use crate::served::Served;
 use ringfetch_client::Client;
 use ringfetch_pace::Gate;
-use std::sync::{Arc, Barrier};
+use std::sync::Arc;
 use std::time::Duration;
+use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 
 const THREADS_MAX: usize = 4;
@@ -19,29 +20,24 @@ pub(crate) fn drive(job: &Arc<Job>) -> Result<(), String> {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     let depth = job.setup.depth.max(1);
     let threads = (cpus / 2).clamp(1, THREADS_MAX).min(depth);
-    let ready = Barrier::new(threads);
+    // All are connected before the clock starts.
+    let connected = (0..threads).map(|_| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(|error| error.to_string())?;
+        let client = runtime.block_on(served.connect(TIMEOUT));
+        client
+            .map(|client| (runtime, client))
+            .map_err(|error| error.to_string())
+    });
+    let connected: Vec<(Runtime, Client)> = connected.collect::<Result<_, String>>()?;
+    job.begin_daemon();
     std::thread::scope(|scope| {
-        for thread in 0..threads {
-            let (served, ready) = (&served, &ready);
-            let share = depth / threads + usize::from(thread < depth % threads);
-            scope.spawn(move || {
-                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-                let client = runtime.map_err(|error| error.to_string()).and_then(|runtime| {
-                    let client = runtime.block_on(served.connect(TIMEOUT));
-                    client
-                        .map(|client| (runtime, client))
-                        .map_err(|error| error.to_string())
-                });
-                // Every thread must reach the barrier, even one that failed to connect.
-                ready.wait();
-                match client {
-                    Ok((runtime, client)) => {
-                        job.begin_daemon();
-                        runtime.block_on(slots(job, served, &client, share, (thread, threads)));
-                    }
-                    Err(problem) => job.fail(problem),
-                }
-            });
+        for (thread, (runtime, client)) in connected.into_iter().enumerate() {
+            let (served, share) = (&served, depth / threads + usize::from(thread < depth % threads));
+            let drive = move || runtime.block_on(slots(job, served, &client, share, (thread, threads)));
+            if let Err(error) = std::thread::Builder::new().spawn_scoped(scope, drive) {
+                job.fail(format!("cannot start {threads} threads: {error}"));
+            }
         }
     });
     Ok(())
