@@ -78,6 +78,9 @@ impl Global {
         let text = input_file::read_text(path, INPUT_BYTES_MAX).map_err(|error| wrong(&error))?;
         match text.trim() {
             "" => Err(wrong(&"it is empty")),
+            token if token.contains(char::is_control) => {
+                Err(wrong(&"it has more than one line, or control characters"))
+            }
             token => Ok(Some(Token(token.to_owned()))),
         }
     }
