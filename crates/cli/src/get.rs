@@ -8,7 +8,7 @@ use crate::format;
 use crate::outcome::Failure;
 use crate::sink::{Sink, print_json};
 use bytes::Bytes;
-use ringfetch_client::{ByteRange, Client, Code, Dtype, ItemError, Items, ObjectPart};
+use ringfetch_client::{ByteRange, Client, Code, Dtype, ItemError, Items, ObjectPart, Request};
 use serde_json::{Value, json};
 use std::io::Write as _;
 
@@ -104,8 +104,7 @@ enum ToEnd {
     LastPart,
 }
 
-/// Fetches `length` bytes from `offset`; `None`: to the object's end. What is long comes in parts, of an object's one
-/// version.
+/// Fetches `length` bytes from `offset`; `None`: to the object's end. What is long comes in parts, of one version.
 async fn fetch_range(
     client: &Client,
     global: &Global,
@@ -123,19 +122,19 @@ async fn fetch_range(
             (None, ToEnd::InParts) => Some(PART_BYTES),
             (None, ToEnd::AtOnce | ToEnd::LastPart) => None,
         };
-        let items = match object {
+        let wanted = match object {
             None => {
-                client
-                    .fetch_ranges(dataset, &[ByteRange::new(offset, part.unwrap_or(0))])
-                    .await
+                let range = ByteRange::new(offset, part.unwrap_or(0));
+                Request::ranges(dataset, [range]).if_match(&version)
             }
             Some(name) => {
                 let mut wanted = ObjectPart::new(name, offset, part);
                 wanted.if_match.clone_from(&version);
-                client.fetch_objects(dataset, &[wanted]).await
+                Request::objects(dataset, [wanted])
             }
         };
-        let items = items.map_err(grpc_failure(global))?;
+        let answer = client.fetch(wanted).await.map_err(grpc_failure(global))?;
+        let items = answer.items();
         let bytes = match items.get(0) {
             Ok(bytes) => bytes,
             Err(error) => {
@@ -147,9 +146,12 @@ async fn fetch_range(
                 continue;
             }
         };
-        if let Some(etag) = items.etags().first() {
-            version.clone_from(etag);
-        }
+        // Of the object, or of the dataset.
+        items
+            .etags()
+            .first()
+            .map_or(items.etag(), String::as_str)
+            .clone_into(&mut version);
         match printer.format {
             Format::Hex => format::hex_dump(&mut printer.sink, offset, &bytes)?,
             Format::Raw => printer.sink.write_all(&bytes)?,

@@ -1,6 +1,6 @@
 //! Reads and scores: what comes out, and what cannot be read.
 
-use crate::server::{Flaw, LONG_OBJECT, LONG_OBJECT_BYTES, SEED, start};
+use crate::server::{Flaw, LONG_OBJECT, LONG_OBJECT_BYTES, REPLACED, SEED, start};
 use crate::{assert_fields, failure, json, ringfetch, stdout, stream, word};
 use ringfetch_engine::dataset::Dtype;
 use ringfetch_pattern as pattern;
@@ -159,4 +159,15 @@ fn what_cannot_be_read_is_named_once_and_fails() {
     );
     assert!(error.contains("--grpc"), "{error}");
     assert!(failure(Some(nobody), "status", 1).contains("--admin"));
+}
+
+#[test]
+fn a_long_range_is_of_one_version() {
+    // Scenario: a range that comes in parts, of a dataset that is replaced between them. Expected: a failure that says
+    // so, and no file.
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("out");
+    let args = format!("get range {REPLACED} 0 5MiB --out {}", word(&path));
+    let error = failure(Some(start(Flaw::NONE)), &args, 1);
+    assert!(error.contains("FAILED_PRECONDITION") && !path.exists(), "{error}");
 }

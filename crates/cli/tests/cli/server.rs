@@ -104,6 +104,9 @@ pub(crate) fn start_for(authorization: Option<&'static str>, flaw: Flaw) -> Sock
     started.recv().unwrap()
 }
 
+/// A dataset of 5 MiB that no listing has, and that is replaced after each request.
+pub(crate) const REPLACED: &str = "replaced";
+
 /// An object that no listing has, and that is longer than a response may be.
 pub(crate) const LONG_OBJECT: &str = "long";
 pub(crate) const LONG_OBJECT_BYTES: u64 = (5 << 20) + 1;
@@ -295,6 +298,19 @@ impl Server {
     }
 
     fn fetch_ranges(self, request: wire::FetchRangesRequest) -> Result<wire::FetchRangesResponse, Status> {
+        if request.dataset == REPLACED {
+            let etag = format!("v{}", request.offsets[0]);
+            if ![&etag, ""].contains(&request.if_match.as_str()) {
+                return Err(Status::failed_precondition("it was replaced"));
+            }
+            let length = u32::try_from(request.lengths[0]).unwrap();
+            return Ok(wire::FetchRangesResponse {
+                lengths: vec![length],
+                data: vec![0; length as usize].into(),
+                etag,
+                ..Default::default()
+            });
+        }
         let ranges = request.offsets.iter().zip(&request.lengths);
         let (lengths, errors, data) =
             self.batch(ranges.map(|(offset, length)| self.range(*offset, *length)))?;
@@ -369,7 +385,14 @@ impl Server {
 
     fn get_dataset(self, request: wire::GetDatasetRequest) -> Result<wire::GetDatasetResponse, Status> {
         let name = request.name;
-        let dataset = datasets().into_iter().find(|dataset| dataset.name == name);
+        let replaced = wire::Dataset {
+            name: REPLACED.to_owned(),
+            kind: wire::Kind::Blocks.into(),
+            length_bytes: 5 << 20,
+            ..Default::default()
+        };
+        let mut all = datasets().into_iter().chain([replaced]);
+        let dataset = all.find(|dataset| dataset.name == name);
         let missing = || Status::not_found(format!("dataset: there is no dataset {name:?}"));
         let dataset = Some(dataset.ok_or_else(missing)?);
         Ok(wire::GetDatasetResponse { dataset })
