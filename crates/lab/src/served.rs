@@ -229,7 +229,7 @@ pub(crate) struct Flip {
     /// Files that make up the dataset; 0 for objects.
     pub(crate) files: u32,
     /// The dataset's own backend; `None`: it used the engine's.
-    had: Option<Backend>,
+    pub(crate) had: Option<Backend>,
     flipped: AtomicBool,
 }
 

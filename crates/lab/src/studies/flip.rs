@@ -36,6 +36,8 @@ pub(crate) fn plan(args: &FlipArgs, clients: &Clients, admin: &str) -> Result<St
     if let (1, Some(file)) = (flip.files, material.files.first()) {
         served.check_is(file)?;
     }
+    // If a run was killed, the backend of its last step must not pass for this.
+    let own = flip.had.map_or("none", Backend::as_str);
     study.measure = Measure::Flipped(flip);
     let load = match &args.trace {
         Some(trace) => format!("{}, {count} entries in order", trace.display()),
@@ -45,6 +47,7 @@ pub(crate) fn plan(args: &FlipArgs, clients: &Clients, admin: &str) -> Result<St
     study.settings = vec![
         pair("daemon", served.shown()),
         pair("etag", &served.dataset.etag),
+        pair("own backend", own),
         pair("load", load),
         pair("batch", args.batch),
         pair("in flight", args.in_flight),

@@ -79,7 +79,9 @@ impl Bed {
                 address.unwrap_or_else(|| "127.0.0.1:1".to_owned())
             )
         };
-        let out = self.path(&format!("out-{}", fs::read_dir(self.path("")).unwrap().count()));
+        // A run that goes on has the directory of the last one.
+        let number = fs::read_dir(self.path("")).unwrap().count() - usize::from(words.contains("--resume"));
+        let out = self.path(&format!("out-{number}"));
         let (directory, server) = (self.path("").display().to_string(), of(|daemon| daemon.grpc));
         let named = |word: &str| word.replace("DIR", &directory).replace("SERVER", &server);
         let words = words.split_ascii_whitespace().map(named);
@@ -231,8 +233,9 @@ async fn reads_in_process_cost_no_cpu_time_of_the_daemon() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_daemon_gets_back_the_backend_that_it_had() {
     // Scenario: a study of two backends, with random items and with a trace at a rate; one that is stopped in
-    // its second step; one of a dataset with its own backend, at a directory; a trace that goes past the end; another file
-    // than the dataset's. Expectation: a verdict; each time the original backend afterwards; errors that name the option.
+    // its second step, and continued when the dataset has a backend of its own; one of such a dataset, at a directory; a
+    // trace that goes past the end; other files than the dataset's. Expectation: a verdict; each time the original backend
+    // afterwards; errors that name the option, or what has changed.
     let mut bed = Bed::new();
     fs::write(bed.path("data"), vec![7; 2 << 20]).unwrap();
     fs::write(bed.path("trace"), "3\n1\n511\n").unwrap();
@@ -260,6 +263,14 @@ async fn a_daemon_gets_back_the_backend_that_it_had() {
     let stopped = bed.run(&slow, true).await.unwrap_err();
     assert!(stopped.contains("stopped after 1 of 4 steps"), "{stopped}");
     assert_eq!(read_by().await, before);
+    // As if it had been killed: the daemon has the backend of a step.
+    let (daemon, mmap) = (bed.daemon.as_ref().unwrap(), ringfetch_proto::v1::Backend::Mmap);
+    crate::flip::set(daemon, mmap, Some("data")).await.unwrap();
+    let resumed = bed.run(&format!("{slow} --resume"), true).await.unwrap_err();
+    assert!(
+        resumed.contains("has own backend: none; this one has mmap"),
+        "{resumed}"
+    );
     let beyond = bed
         .refused(&format!("{flip} --trace DIR/beyond"), "--trace")
         .await;
@@ -275,8 +286,6 @@ async fn a_daemon_gets_back_the_backend_that_it_had() {
         );
     }
 
-    let (daemon, mmap) = (bed.daemon.as_ref().unwrap(), ringfetch_proto::v1::Backend::Mmap);
-    crate::flip::set(daemon, mmap, Some("data")).await.unwrap();
     let report = bed.report(&flip.replacen("DIR/data", "DIR", 1)).await;
     assert_eq!(read_by().await, (mmap, true));
     // How long the data of a directory or a device are is not known, and not 0 B.
