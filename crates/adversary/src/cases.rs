@@ -10,6 +10,7 @@ pub mod partial_bodies;
 pub mod stalled;
 
 use crate::hold::Hold;
+use crate::tally::Tally;
 use std::future::Future;
 use std::io;
 use std::time::Duration;
@@ -30,18 +31,42 @@ where
     for number in 0..connections {
         tasks.spawn(task(number));
     }
+    all(&mut tasks).await
+}
+
+/// Waits for all tasks.
+async fn all(tasks: &mut JoinSet<()>) -> io::Result<()> {
     while let Some(ended) = tasks.join_next().await {
         ended.map_err(io::Error::other)?;
     }
     Ok(())
 }
 
-/// Repeats `once`, each time with a new connection, until the hold ends, or runs it only once.
-async fn again<Fut: Future<Output = ()>>(hold: &Hold, reconnect: bool, mut once: impl FnMut() -> Fut) {
+/// Connects, and counts the connection while `attack` has it. Once, or with a pause to reconnect after, until the hold
+/// ends.
+async fn again<C, Connect, Attack>(
+    hold: &Hold,
+    tally: &Tally,
+    reconnect_after: Option<Duration>,
+    connect: impl Fn() -> Connect,
+    attack: impl Fn(C) -> Attack,
+) where
+    Connect: Future<Output = io::Result<C>>,
+    Attack: Future<Output = ()>,
+{
     loop {
-        once().await;
-        if !reconnect || !hold.pause(RECONNECT_AFTER).await {
-            return;
+        match hold.unless_ended(connect()).await {
+            None => {}
+            Some(Err(error)) => tally.connect_failed(&error),
+            Some(Ok(connection)) => {
+                tally.connected();
+                attack(connection).await;
+                tally.disconnected();
+            }
+        }
+        match reconnect_after {
+            Some(pause) if hold.pause(pause).await => {}
+            Some(_) | None => return,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! gRPC calls over the `h2` crate, for clients that follow the protocol but misuse it.
 
 use crate::frames::grpc_message;
-use crate::tally::cause;
+use crate::tally::{Tally, cause};
 use crate::target::Target;
 use bytes::Bytes;
 use h2::RecvStream;
@@ -11,6 +11,7 @@ use prost::Message as _;
 use ringfetch_client::Code;
 use ringfetch_proto::v1::FetchBlocksRequest;
 use std::io;
+use std::time::Duration;
 use tokio::task::JoinHandle;
 
 pub(crate) const FETCH_BLOCKS: &str = "/ringfetch.v1.FetchService/FetchBlocks";
@@ -27,10 +28,25 @@ pub(crate) enum Ended {
     Broken(String),
 }
 
+impl Ended {
+    /// Counts a call that has ended after this time.
+    pub(crate) fn count(&self, after: Duration, tally: &Tally) {
+        match self {
+            Self::Answered(data) => {
+                tally.received(data.len());
+                tally.answered(after);
+            }
+            Self::Refused(code) => tally.refused(code, Some(after)),
+            Self::Broken(how) => tally.closed(how),
+        }
+    }
+}
+
 /// A connection; its task ends with it.
 pub(crate) struct Connection {
     pub(crate) sender: SendRequest<Bytes>,
-    authorization: Option<HeaderValue>,
+    /// Of the target.
+    pub(crate) authorization: Option<HeaderValue>,
     task: JoinHandle<()>,
 }
 

@@ -6,6 +6,7 @@ use crate::grpc::{Connection, Ended, fetch_blocks};
 use crate::hold::Hold;
 use crate::tally::Tally;
 use crate::target::Target;
+use http::HeaderValue;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -55,9 +56,20 @@ pub async fn run(target: &Target, options: &Options, hold: &Hold, tally: &Tally)
                     let seed = u64::try_from(caller * 65_537 + call).unwrap_or(0);
                     let (connection, target) = (Arc::clone(&connection), target.clone());
                     let (options, hold, tally) = (options.clone(), hold.clone(), tally.clone());
-                    calls.spawn(
-                        async move { fetch(&connection, &target, &options, seed, &hold, &tally).await },
-                    );
+                    calls.spawn(async move {
+                        let mut random = fastrand::Rng::with_seed(seed);
+                        let blocks = options.answer_blocks.min(target.blocks);
+                        let message = || {
+                            let first = random.u64(..=target.blocks.saturating_sub(blocks));
+                            if options.scattered {
+                                fetch_blocks(&target, (0..blocks).map(|_| random.u64(..target.blocks)))
+                            } else {
+                                fetch_blocks(&target, first..first.saturating_add(blocks))
+                            }
+                        };
+                        let authorization = connection.authorization.as_ref();
+                        fetch(&connection, authorization, message, &hold, &tally).await;
+                    });
                 }
                 while calls.join_next().await.is_some() {}
                 tally.disconnected();
@@ -69,38 +81,28 @@ pub async fn run(target: &Target, options: &Options, hold: &Hold, tally: &Tally)
 }
 
 /// Makes one call after the other until the connection breaks.
-async fn fetch(
+pub(super) async fn fetch(
     connection: &Connection,
-    target: &Target,
-    options: &Options,
-    seed: u64,
+    authorization: Option<&HeaderValue>,
+    mut message: impl FnMut() -> Vec<u8>,
     hold: &Hold,
     tally: &Tally,
 ) {
-    let mut random = fastrand::Rng::with_seed(seed);
-    let blocks = options.answer_blocks.min(target.blocks);
     loop {
-        let first = random.u64(..=target.blocks.saturating_sub(blocks));
-        let message = if options.scattered {
-            fetch_blocks(target, (0..blocks).map(|_| random.u64(..target.blocks)))
-        } else {
-            fetch_blocks(target, first..first.saturating_add(blocks))
-        };
+        let message = message();
         let begun = Instant::now();
         tally.change(|counts| counts.calls += 1);
-        match hold.unless_ended(connection.call(&message)).await {
-            None => return,
-            Some(Ended::Answered(data)) => {
-                tally.received(data.len());
-                tally.answered(begun.elapsed());
-            }
-            Some(Ended::Refused(code)) => {
-                tally.refused(&code, Some(begun.elapsed()));
-                if !hold.pause(AFTER_REFUSAL).await {
-                    return;
-                }
-            }
-            Some(Ended::Broken(how)) => return tally.closed(&how),
+        let Some(ended) = hold
+            .unless_ended(connection.call_as(authorization, &message))
+            .await
+        else {
+            return;
+        };
+        ended.count(begun.elapsed(), tally);
+        match ended {
+            Ended::Answered(_) => {}
+            Ended::Refused(_) if hold.pause(AFTER_REFUSAL).await => {}
+            Ended::Refused(_) | Ended::Broken(_) => return,
         }
     }
 }

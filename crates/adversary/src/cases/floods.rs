@@ -1,6 +1,6 @@
 //! Frames that cost the sender little and the receiver much.
 
-use super::each;
+use super::{again, each};
 use crate::frames::{
     CANCEL, CONTINUATION, DATA, END_HEADERS, END_STREAM, FRAME_BYTES_MAX, GOAWAY, HEADERS, PING, RST_STREAM,
     SETTINGS, ending, goaway, grpc_fields, grpc_message, put, put_fields, put_opening, read_frame,
@@ -70,27 +70,19 @@ pub async fn run(target: &Target, options: &Options, hold: &Hold, tally: &Tally)
     each(options.connections, |_| {
         let (target, options, hold, tally) = (target.clone(), options.clone(), hold.clone(), tally.clone());
         async move {
+            let (target, options, hold, tally) = (&target, &options, &hold, &tally);
             let address = if options.kind == Kind::HttpHeaders {
                 target.http
             } else {
                 target.grpc
             };
-            loop {
-                match hold.unless_ended(target.connect(address)).await {
-                    None => return,
-                    Some(Err(error)) => tally.connect_failed(&error),
-                    Some(Ok(stream)) => {
-                        tally.connected();
-                        if let Some(how) = hold.unless_ended(flood(stream, &target, &options, &tally)).await {
-                            tally.closed(&how);
-                        }
-                        tally.disconnected();
-                    }
+            let connect = || target.connect(address);
+            again(hold, tally, Some(RECONNECT_AFTER), connect, |stream| async move {
+                if let Some(how) = hold.unless_ended(flood(stream, target, options, tally)).await {
+                    tally.closed(&how);
                 }
-                if !hold.pause(RECONNECT_AFTER).await {
-                    return;
-                }
-            }
+            })
+            .await;
         }
     })
     .await

@@ -1,6 +1,6 @@
 //! As many connections as an attack has, from clients that behave: the control run.
 
-use super::{OPENING_AT_A_TIME, again, each};
+use super::{OPENING_AT_A_TIME, RECONNECT_AFTER, again, each};
 use crate::grpc::{Connection, Ended, fetch_blocks};
 use crate::hold::Hold;
 use crate::http1;
@@ -33,31 +33,24 @@ pub async fn run(target: &Target, options: &Options, hold: &Hold, tally: &Tally)
         let (target, hold, tally) = (target.clone(), hold.clone(), tally.clone());
         let opening = Arc::clone(&opening);
         async move {
+            let (target, hold, tally) = (&target, &hold, &tally);
             // Spread over the interval, so that not all ask at the same moment.
             if !hold.pause(every.mul_f64(fastrand::f64())).await {
                 return;
             }
-            again(&hold, true, || async {
-                let next = || fastrand::u64(..target.blocks);
-                let connected = async {
-                    let _permit = opening.acquire().await;
-                    if number % 2 == 0 {
-                        target.connect(target.http).await.map(Client::Http)
-                    } else {
-                        Connection::open(&target).await.map(Client::Grpc)
-                    }
-                };
-                match hold.unless_ended(connected).await {
-                    None => {}
-                    Some(Err(error)) => tally.connect_failed(&error),
-                    Some(Ok(mut client)) => {
-                        tally.connected();
-                        while client.ask(&target, next(), &hold, &tally).await && hold.pause(every).await {}
-                        tally.disconnected();
-                    }
+            let next = move || fastrand::u64(..target.blocks);
+            let connect = || async {
+                let _permit = opening.acquire().await;
+                if number % 2 == 0 {
+                    target.connect(target.http).await.map(Client::Http)
+                } else {
+                    Connection::open(target).await.map(Client::Grpc)
                 }
-            })
-            .await;
+            };
+            let ask = |mut client: Client| async move {
+                while client.ask(target, next(), hold, tally).await && hold.pause(every).await {}
+            };
+            again(hold, tally, Some(RECONNECT_AFTER), connect, ask).await;
         }
     })
     .await
@@ -83,21 +76,10 @@ impl Client {
                 Self::Grpc(connection) => connection.call(&fetch_blocks(target, [block])).await,
             }
         };
-        match hold.unless_ended(asked).await {
-            None => false,
-            Some(Ended::Answered(data)) => {
-                tally.received(data.len());
-                tally.answered(begun.elapsed());
-                true
-            }
-            Some(Ended::Refused(code)) => {
-                tally.refused(&code, Some(begun.elapsed()));
-                true
-            }
-            Some(Ended::Broken(how)) => {
-                tally.closed(&how);
-                false
-            }
-        }
+        let Some(ended) = hold.unless_ended(asked).await else {
+            return false;
+        };
+        ended.count(begun.elapsed(), tally);
+        !matches!(ended, Ended::Broken(_))
     }
 }

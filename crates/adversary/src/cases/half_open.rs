@@ -1,6 +1,6 @@
 //! Connections that never complete a request: half heads, half bodies, one byte a second, idle.
 
-use super::{OPENING_AT_A_TIME, again, each};
+use super::{OPENING_AT_A_TIME, RECONNECT_AFTER, again, each};
 use crate::frames::{PREFACE, ending, put_opening, wait_politely};
 use crate::hold::Hold;
 use crate::http1;
@@ -72,27 +72,19 @@ pub async fn run(target: &Target, options: &Options, hold: &Hold, tally: &Tally)
         let (target, options, hold) = (target.clone(), options.clone(), hold.clone());
         let (tally, opening) = (tally.clone(), Arc::clone(&opening));
         async move {
-            again(&hold, !options.once, || async {
-                let address = if kind.is_for_grpc() {
-                    target.grpc
-                } else {
-                    target.http
-                };
-                let connect = async {
-                    let _permit = opening.acquire().await;
-                    target.connect(address).await
-                };
-                match hold.unless_ended(connect).await {
-                    None => {}
-                    Some(Err(error)) => tally.connect_failed(&error),
-                    Some(Ok(stream)) => {
-                        tally.connected();
-                        stay(stream, kind, &target, &hold, &tally).await;
-                        tally.disconnected();
-                    }
-                }
-            })
-            .await;
+            let (target, hold, tally) = (&target, &hold, &tally);
+            let address = if kind.is_for_grpc() {
+                target.grpc
+            } else {
+                target.http
+            };
+            let reconnect_after = (!options.once).then_some(RECONNECT_AFTER);
+            let connect = || async {
+                let _permit = opening.acquire().await;
+                target.connect(address).await
+            };
+            let attack = |stream| stay(stream, kind, target, hold, tally);
+            again(hold, tally, reconnect_after, connect, attack).await;
         }
     })
     .await

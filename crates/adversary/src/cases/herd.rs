@@ -56,17 +56,14 @@ pub async fn run(target: &Target, options: &Options, hold: &Hold, tally: &Tally)
                 calls.spawn(async move {
                     tally.change(|counts| counts.calls += 1);
                     let begun = Instant::now();
-                    match connection.call(&message).await {
-                        Ended::Answered(data) => {
-                            tally.received(data.len());
-                            if *first_answer.get_or_init(|| data.clone()) != data {
-                                tally.change(|counts| counts.answers_wrong += 1);
-                            }
-                            tally.answered(begun.elapsed());
-                        }
-                        Ended::Refused(code) => tally.refused(&code, Some(begun.elapsed())),
-                        Ended::Broken(how) => tally.closed(&how),
+                    let ended = connection.call(&message).await;
+                    let after = begun.elapsed();
+                    if let Ended::Answered(data) = &ended
+                        && first_answer.get_or_init(|| data.clone()) != data
+                    {
+                        tally.change(|counts| counts.answers_wrong += 1);
                     }
+                    ended.count(after, &tally);
                 });
             }
             hold.unless_ended(async { while calls.join_next().await.is_some() {} })

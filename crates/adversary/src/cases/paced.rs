@@ -1,6 +1,7 @@
 //! A reader of single blocks at a steady rate on one connection, measured. On the same connection, as through
 //! a proxy, another principal may read as much as it gets.
 
+use super::{all, big_answers};
 use crate::grpc::{Connection, Ended, fetch_blocks};
 use crate::hold::Hold;
 use crate::tally::Tally;
@@ -11,9 +12,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
-
-/// Pause of the other principal after a refusal.
-const AFTER_REFUSAL: Duration = Duration::from_millis(1);
 
 /// Rate of the reader, and the other principal.
 #[derive(Debug, Clone, clap::Args)]
@@ -39,12 +37,16 @@ pub struct Options {
 pub async fn run(target: &Target, options: &Options, hold: &Hold, tally: &Tally) -> io::Result<Figures> {
     let connection = Arc::new(Connection::open(target).await?);
     let mut others = JoinSet::new();
-    if options.beside_token.is_some() {
+    if let Some(authorization) = Target::authorization(options.beside_token.as_deref())? {
         for call in 0..options.beside_calls {
-            let (connection, target, options) = (Arc::clone(&connection), target.clone(), options.clone());
-            let (hold, tally) = (hold.clone(), tally.clone());
-            let seed = u64::try_from(call).unwrap_or(0);
-            others.spawn(async move { read_all(&connection, &target, &options, seed, &hold, &tally).await });
+            let (connection, target, blocks) =
+                (Arc::clone(&connection), target.clone(), options.beside_blocks);
+            let (hold, tally, authorization) = (hold.clone(), tally.clone(), authorization.clone());
+            let mut random = fastrand::Rng::with_seed(u64::try_from(call).unwrap_or(0));
+            others.spawn(async move {
+                let message = || fetch_blocks(&target, (0..blocks).map(|_| random.u64(..target.blocks)));
+                big_answers::fetch(&connection, Some(&authorization), message, &hold, &tally).await;
+            });
         }
     }
     let measured = Arc::new(Mutex::new(Measured::new()));
@@ -70,52 +72,11 @@ pub async fn run(target: &Target, options: &Options, hold: &Hold, tally: &Tally)
             ended.map_err(io::Error::other)?;
         }
     }
-    while let Some(ended) = asked.join_next().await {
-        ended.map_err(io::Error::other)?;
-    }
-    while let Some(ended) = others.join_next().await {
-        ended.map_err(io::Error::other)??;
-    }
+    all(&mut asked).await?;
+    all(&mut others).await?;
     let measured = std::mem::replace(
         &mut *measured.lock().unwrap_or_else(PoisonError::into_inner),
         Measured::new(),
     );
     Ok(measured.figures(Duration::ZERO))
-}
-
-async fn read_all(
-    connection: &Connection,
-    target: &Target,
-    options: &Options,
-    seed: u64,
-    hold: &Hold,
-    tally: &Tally,
-) -> io::Result<()> {
-    let authorization = Target::authorization(options.beside_token.as_deref())?;
-    let mut random = fastrand::Rng::with_seed(seed);
-    while !hold.has_ended() {
-        let message = fetch_blocks(
-            target,
-            (0..options.beside_blocks).map(|_| random.u64(..target.blocks)),
-        );
-        let begun = Instant::now();
-        tally.change(|counts| counts.calls += 1);
-        let called = connection.call_as(authorization.as_ref(), &message);
-        match hold.unless_ended(called).await {
-            None => {}
-            Some(Ended::Answered(data)) => {
-                tally.received(data.len());
-                tally.answered(begun.elapsed());
-            }
-            Some(Ended::Refused(code)) => {
-                tally.refused(&code, Some(begun.elapsed()));
-                hold.pause(AFTER_REFUSAL).await;
-            }
-            Some(Ended::Broken(how)) => {
-                tally.closed(&how);
-                return Ok(());
-            }
-        }
-    }
-    Ok(())
 }

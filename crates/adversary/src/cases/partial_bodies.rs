@@ -52,12 +52,9 @@ pub async fn run(target: &Target, options: &Options, hold: &Hold, tally: &Tally)
                 let (sender, options, tally) = (connection.sender.clone(), options.clone(), tally.clone());
                 calls.spawn(async move {
                     let begun = Instant::now();
-                    match call(sender, &options, &tally).await {
-                        Ok(Ended::Answered(_)) => tally.answered(begun.elapsed()),
-                        Ok(Ended::Refused(code)) => tally.refused(&code, Some(begun.elapsed())),
-                        Ok(Ended::Broken(how)) => tally.closed(&how),
-                        Err(error) => tally.closed(&how(&error)),
-                    }
+                    let called = call(sender, &options, &tally).await;
+                    let ended = called.unwrap_or_else(|error| Ended::Broken(how(&error)));
+                    ended.count(begun.elapsed(), &tally);
                 });
             }
             hold.unless_ended(async { while calls.join_next().await.is_some() {} })

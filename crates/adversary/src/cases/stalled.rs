@@ -1,6 +1,6 @@
 //! Clients that request large answers and do not read them.
 
-use super::{again, each};
+use super::{RECONNECT_AFTER, again, each};
 use crate::frames::{
     Reaction, WINDOW_MAX, WINDOW_UPDATE, ending, put, put_call, put_opening, react, read_frame,
 };
@@ -64,18 +64,12 @@ pub async fn run(target: &Target, options: &Options, hold: &Hold, tally: &Tally)
     each(options.connections, |_| {
         let (target, options, hold, tally) = (target.clone(), options.clone(), hold.clone(), tally.clone());
         async move {
-            again(&hold, !options.once, || async {
-                let connect = target.connect_with(target.grpc, Some(RECEIVE_BYTES));
-                match hold.unless_ended(connect).await {
-                    None => {}
-                    Some(Err(error)) => tally.connect_failed(&error),
-                    Some(Ok(stream)) => {
-                        tally.connected();
-                        if let Some(how) = hold.unless_ended(stall(stream, &target, &options, &tally)).await {
-                            tally.closed(&how);
-                        }
-                        tally.disconnected();
-                    }
+            let (target, options, hold, tally) = (&target, &options, &hold, &tally);
+            let reconnect_after = (!options.once).then_some(RECONNECT_AFTER);
+            let connect = || target.connect_with(target.grpc, Some(RECEIVE_BYTES));
+            again(hold, tally, reconnect_after, connect, |stream| async move {
+                if let Some(how) = hold.unless_ended(stall(stream, target, options, tally)).await {
+                    tally.closed(&how);
                 }
             })
             .await;
