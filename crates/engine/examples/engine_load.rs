@@ -138,15 +138,12 @@ fn main() -> Result<(), Failure> {
         return Ok(());
     }
     let options = Options::parse(arguments)?;
-    let dataset = Arc::new(Dataset::open(&DatasetSpec {
-        name: "file".to_owned(),
-        paths: vec![(&options.path).into()],
-        kind: KindSpec::Blocks {
-            block_bytes: options.block_bytes,
-            partial_tail: PartialTail::Ignore,
-        },
-        direct_io: DirectIo::Preferred,
-    })?);
+    let kind = KindSpec::Blocks {
+        block_bytes: options.block_bytes,
+        partial_tail: PartialTail::Ignore,
+    };
+    let spec = DatasetSpec::new("file", &options.path, kind, DirectIo::Preferred);
+    let dataset = Arc::new(Dataset::open(&spec)?);
     let engine = Engine::start(&options.config)?;
     let measure_from = Instant::now() + options.warmup;
     let until = measure_from + options.seconds;

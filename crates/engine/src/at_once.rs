@@ -172,20 +172,12 @@ mod tests {
     use super::*;
     use crate::backend::residency::trust;
     use crate::config::DirectIo;
-    use crate::dataset::{DatasetSpec, KindSpec, PartialTail};
+    use crate::dataset::{DatasetSpec, KindSpec};
 
     const BLOCKS: u64 = 64;
 
     fn dataset(path: &std::path::Path) -> Arc<Dataset> {
-        let spec = DatasetSpec {
-            name: "blocks".to_owned(),
-            paths: vec![path.to_owned()],
-            kind: KindSpec::Blocks {
-                block_bytes: 4096,
-                partial_tail: PartialTail::Refuse,
-            },
-            direct_io: DirectIo::Off,
-        };
+        let spec = DatasetSpec::new("blocks", path, KindSpec::blocks(4096), DirectIo::Off);
         Arc::new(Dataset::open(&spec).unwrap())
     }
 

@@ -315,15 +315,8 @@ mod tests {
                 Arc::new(OpenFile::open(&path, DirectIo::Off).unwrap())
             })
             .collect();
-        let spec = DatasetSpec {
-            name: "objects".to_owned(),
-            paths: vec![dir.path().to_owned()],
-            kind: KindSpec::Objects {
-                max_open_files: 8,
-                revalidate: Duration::ZERO,
-            },
-            direct_io: DirectIo::Off,
-        };
+        let kind = KindSpec::objects(8, Duration::ZERO);
+        let spec = DatasetSpec::new("objects", dir.path(), kind, DirectIo::Off);
         let mut batch = Batch::new(Arc::new(Dataset::open(&spec).unwrap()), 0);
         let order: Vec<usize> = (0..100).map(|number| number * number % 5).chain(0..5).collect();
         for &file in &order {

@@ -34,15 +34,8 @@ fn dataset(dir: &Path) -> Arc<Dataset> {
     for index in 0..200 {
         std::fs::write(dir.join(index.to_string()), b"x").unwrap();
     }
-    let spec = DatasetSpec {
-        name: "objects".to_owned(),
-        paths: vec![dir.to_owned()],
-        kind: KindSpec::Objects {
-            max_open_files: 10_000,
-            revalidate: Duration::from_secs(3600),
-        },
-        direct_io: DirectIo::Preferred,
-    };
+    let kind = KindSpec::objects(10_000, Duration::from_secs(3600));
+    let spec = DatasetSpec::new("objects", dir, kind, DirectIo::Preferred);
     Arc::new(Dataset::open(&spec).unwrap())
 }
 

@@ -12,7 +12,7 @@ mod wait;
 
 use ringfetch_engine::batch::Batch;
 use ringfetch_engine::config::{BackendKind, DirectIo, EngineConfig, OnUnavailable, Placement};
-use ringfetch_engine::dataset::{Dataset, DatasetSpec, KindSpec, PartialTail};
+use ringfetch_engine::dataset::{Dataset, DatasetSpec, KindSpec};
 use ringfetch_engine::engine::{Engine, SubmitOptions};
 use ringfetch_engine::error::ReadError;
 use ringfetch_engine::sim::{Fault, FaultPlan, SimControl};
@@ -58,15 +58,8 @@ fn world() -> World {
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
     let path = directory.path().join("blocks");
     pattern::write_blocks(&path, 4, BLOCKS * 4096, &mut |_| true).expect("write");
-    let dataset = Dataset::open(&DatasetSpec {
-        name: "shutdown".to_owned(),
-        paths: vec![path],
-        kind: KindSpec::Blocks {
-            block_bytes: 4096,
-            partial_tail: PartialTail::Refuse,
-        },
-        direct_io: DirectIo::Required,
-    });
+    let spec = DatasetSpec::new("shutdown", path, KindSpec::blocks(4096), DirectIo::Required);
+    let dataset = Dataset::open(&spec);
     World {
         _directory: directory,
         dataset: Arc::new(dataset.expect("open")),

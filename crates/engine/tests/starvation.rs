@@ -11,7 +11,7 @@
 
 use ringfetch_engine::batch::Batch;
 use ringfetch_engine::config::{BackendKind, DirectIo, EngineConfig, OnUnavailable};
-use ringfetch_engine::dataset::{Dataset, DatasetSpec, KindSpec, PartialTail};
+use ringfetch_engine::dataset::{Dataset, DatasetSpec, KindSpec};
 use ringfetch_engine::engine::{Engine, SubmitOptions};
 use ringfetch_pattern as pattern;
 use std::cell::Cell;
@@ -125,15 +125,8 @@ fn workload(file: &Path, busy: bool) {
     };
     config.uring.queue_depth = DEPTH;
     let engine = Engine::start(&config).expect("io_uring");
-    let dataset = Dataset::open(&DatasetSpec {
-        name: "starvation".to_owned(),
-        paths: vec![file.to_owned()],
-        kind: KindSpec::Blocks {
-            block_bytes: 4096,
-            partial_tail: PartialTail::Refuse,
-        },
-        direct_io: DirectIo::Required,
-    });
+    let spec = DatasetSpec::new("starvation", file, KindSpec::blocks(4096), DirectIo::Required);
+    let dataset = Dataset::open(&spec);
     let dataset = Arc::new(dataset.expect("open"));
     let (tell, told) = mpsc::channel();
     let inside = engine.clone();

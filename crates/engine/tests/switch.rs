@@ -11,7 +11,7 @@ mod wait;
 
 use ringfetch_engine::batch::Batch;
 use ringfetch_engine::config::{BackendKind, DirectIo, EngineConfig, OnUnavailable};
-use ringfetch_engine::dataset::{Dataset, DatasetSpec, KindSpec, PartialTail};
+use ringfetch_engine::dataset::{Dataset, DatasetSpec, KindSpec};
 use ringfetch_engine::engine::{Engine, SubmitOptions};
 use ringfetch_pattern as pattern;
 use std::path::{Path, PathBuf};
@@ -45,15 +45,7 @@ fn file(directory: &Path) -> PathBuf {
 }
 
 fn open(name: &str, path: &Path) -> Arc<Dataset> {
-    let spec = DatasetSpec {
-        name: name.to_owned(),
-        paths: vec![path.to_owned()],
-        kind: KindSpec::Blocks {
-            block_bytes: BLOCK_BYTES,
-            partial_tail: PartialTail::Refuse,
-        },
-        direct_io: DirectIo::Preferred,
-    };
+    let spec = DatasetSpec::new(name, path, KindSpec::blocks(BLOCK_BYTES), DirectIo::Preferred);
     Arc::new(Dataset::open(&spec).expect("a dataset"))
 }
 

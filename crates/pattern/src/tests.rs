@@ -134,18 +134,13 @@ fn go_on(_: u64) -> bool {
 }
 
 fn open(path: &Path, layout: Layout, dim: Option<u32>, dtype: Option<Dtype>) -> Dataset {
-    Dataset::open(&DatasetSpec {
-        name: "made".to_owned(),
-        paths: vec![path.to_owned()],
-        kind: KindSpec::Vectors {
-            layout,
-            dim,
-            dtype,
-            header_bytes: 0,
-        },
-        direct_io: DirectIo::Preferred,
-    })
-    .unwrap()
+    let kind = KindSpec::Vectors {
+        layout,
+        dim,
+        dtype,
+        header_bytes: 0,
+    };
+    Dataset::open(&DatasetSpec::new("made", path, kind, DirectIo::Preferred)).unwrap()
 }
 
 /// Every layout and element type: a written file opens with the right shape, configured or not, and every

@@ -5,7 +5,7 @@ use ringfetch_engine::batch::Batch;
 use ringfetch_engine::bench_hooks::{Counters, plan_reads};
 use ringfetch_engine::buffer::Arena;
 use ringfetch_engine::config::DirectIo;
-use ringfetch_engine::dataset::{Dataset, DatasetSpec, KindSpec, PartialTail};
+use ringfetch_engine::dataset::{Dataset, DatasetSpec, KindSpec};
 use ringfetch_engine::geometry::{Extent, VectorGrid, block_extent, vector_extent};
 use std::hint::black_box;
 use std::sync::Arc;
@@ -19,15 +19,8 @@ pub(crate) fn pieces() -> Result<Vec<Piece>, Box<dyn std::error::Error>> {
     let program = std::env::current_exe()?;
     let file = tempfile::NamedTempFile::new_in(program.parent().ok_or("a program without a directory")?)?;
     file.as_file().set_len(FILE_BYTES)?;
-    let dataset = Arc::new(Dataset::open(&DatasetSpec {
-        name: "data".to_owned(),
-        paths: vec![file.path().to_owned()],
-        kind: KindSpec::Blocks {
-            block_bytes: 4096,
-            partial_tail: PartialTail::Ignore,
-        },
-        direct_io: DirectIo::Preferred,
-    })?);
+    let spec = DatasetSpec::new("data", file.path(), KindSpec::blocks(4096), DirectIo::Preferred);
+    let dataset = Arc::new(Dataset::open(&spec)?);
     let mut random = fastrand::Rng::with_seed(1);
     let blocks: Vec<u64> = (0..BATCH).map(|_| random.u64(..dataset.count())).collect();
     let offsets: Vec<u64> = (0..BATCH).map(|_| random.u64(..FILE_BYTES - 100)).collect();

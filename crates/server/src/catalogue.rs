@@ -132,32 +132,18 @@ fn identity_of(path: &Path) -> Option<(u64, u64)> {
 mod tests {
     use super::*;
     use ringfetch_engine::config::DirectIo;
-    use ringfetch_engine::dataset::{KindSpec, PartialTail};
+    use ringfetch_engine::dataset::KindSpec;
     use std::fs;
     use std::path::PathBuf;
     use std::time::Duration;
 
     fn blocks(name: &str, path: PathBuf, block_bytes: u32) -> DatasetSpec {
-        DatasetSpec {
-            name: name.to_owned(),
-            paths: vec![path],
-            kind: KindSpec::Blocks {
-                block_bytes,
-                partial_tail: PartialTail::Refuse,
-            },
-            direct_io: DirectIo::Off,
-        }
+        DatasetSpec::new(name, path, KindSpec::blocks(block_bytes), DirectIo::Off)
     }
 
     fn objects(path: PathBuf) -> DatasetSpec {
-        let kind = KindSpec::Objects {
-            max_open_files: 8,
-            revalidate: Duration::ZERO,
-        };
-        DatasetSpec {
-            kind,
-            ..blocks("objects", path, 1)
-        }
+        let kind = KindSpec::objects(8, Duration::ZERO);
+        DatasetSpec::new("objects", path, kind, DirectIo::Off)
     }
 
     fn names(words: &[&str]) -> Vec<String> {

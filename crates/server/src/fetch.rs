@@ -507,15 +507,8 @@ pub(crate) mod tests {
 
     /// The objects of a directory.
     pub(crate) fn objects_of(directory: &std::path::Path) -> Arc<Dataset> {
-        let spec = DatasetSpec {
-            name: "objects".to_owned(),
-            paths: vec![directory.to_owned()],
-            kind: KindSpec::Objects {
-                max_open_files: 16,
-                revalidate: Duration::from_secs(60),
-            },
-            direct_io: DirectIo::Off,
-        };
+        let kind = KindSpec::objects(16, Duration::from_secs(60));
+        let spec = DatasetSpec::new("objects", directory, kind, DirectIo::Off);
         Arc::new(Dataset::open(&spec).unwrap())
     }
 

@@ -394,7 +394,7 @@ mod tests {
     use super::*;
     use ringfetch_engine::batch::Batch;
     use ringfetch_engine::config::{DirectIo, EngineConfig};
-    use ringfetch_engine::dataset::{Dataset, DatasetSpec, KindSpec, PartialTail};
+    use ringfetch_engine::dataset::{Dataset, DatasetSpec, KindSpec};
     use ringfetch_engine::engine::SubmitOptions;
     use ringfetch_engine::error::ReadError;
     use ringfetch_engine::sim::{Fault, FaultPlan, SimControl};
@@ -447,15 +447,7 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("blocks");
         std::fs::write(&path, [7; 4096]).expect("a file");
-        let spec = DatasetSpec {
-            name: "b".to_owned(),
-            paths: vec![path],
-            kind: KindSpec::Blocks {
-                block_bytes: 4096,
-                partial_tail: PartialTail::Refuse,
-            },
-            direct_io: DirectIo::Off,
-        };
+        let spec = DatasetSpec::new("b", path, KindSpec::blocks(4096), DirectIo::Off);
         let dataset = Arc::new(Dataset::open(&spec).expect("a dataset"));
         let control = SimControl::from_environment();
         control.set_faults(FaultPlan {

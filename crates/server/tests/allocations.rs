@@ -8,7 +8,7 @@
 
 use ringfetch_client::Client;
 use ringfetch_engine::config::{BackendKind, DirectIo, EngineConfig};
-use ringfetch_engine::dataset::{Dataset, DatasetSpec, KindSpec, PartialTail};
+use ringfetch_engine::dataset::{Dataset, DatasetSpec, KindSpec};
 use ringfetch_engine::engine::Engine;
 use ringfetch_server::config::Limits;
 use ringfetch_server::fetch::Fetcher;
@@ -69,15 +69,7 @@ fn serve() -> (impl Sized, std::net::SocketAddr) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("blocks");
     std::fs::write(&path, vec![7; 1 << 20]).unwrap();
-    let spec = DatasetSpec {
-        name: "b".to_owned(),
-        paths: vec![path],
-        kind: KindSpec::Blocks {
-            block_bytes: 4096,
-            partial_tail: PartialTail::Refuse,
-        },
-        direct_io: DirectIo::Preferred,
-    };
+    let spec = DatasetSpec::new("b", path, KindSpec::blocks(4096), DirectIo::Preferred);
     let dataset = Arc::new(Dataset::open(&spec).unwrap());
     let config = EngineConfig {
         backend: BackendKind::Uring,

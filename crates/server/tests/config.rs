@@ -333,17 +333,9 @@ datasets:
         header_bytes: 0,
     };
     assert_eq!(datasets[1].kind, fvecs);
-    let raw = KindSpec::Vectors {
-        layout: Layout::Raw,
-        dim: Some(3),
-        dtype: Some(Dtype::F16),
-        header_bytes: 1024,
-    };
+    let raw = KindSpec::raw_vectors(3, Dtype::F16, 1024);
     assert_eq!(datasets[2].kind, raw);
-    let objects = KindSpec::Objects {
-        max_open_files: 5,
-        revalidate: std::time::Duration::ZERO,
-    };
+    let objects = KindSpec::objects(5, std::time::Duration::ZERO);
     assert_eq!(datasets[3].kind, objects);
 }
 

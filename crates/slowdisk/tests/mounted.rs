@@ -5,7 +5,7 @@
 
 use ringfetch_engine::batch::Batch;
 use ringfetch_engine::config::{BackendKind, DirectIo, EngineConfig, OnUnavailable};
-use ringfetch_engine::dataset::{Dataset, DatasetSpec, KindSpec, PartialTail};
+use ringfetch_engine::dataset::{Dataset, DatasetSpec, KindSpec};
 use ringfetch_engine::engine::{Engine, SubmitOptions};
 use slowdisk::{Options, Outcome, Parameters, SlowDisk};
 use std::fs::{self, File};
@@ -266,15 +266,7 @@ fn engine(backend: BackendKind) -> Engine {
 
 fn dataset(path: &Path, direct_io: DirectIo) -> Arc<Dataset> {
     let block_bytes = u32::try_from(BLOCK).expect("small");
-    let spec = DatasetSpec {
-        name: "slow".to_owned(),
-        paths: vec![path.to_owned()],
-        kind: KindSpec::Blocks {
-            block_bytes,
-            partial_tail: PartialTail::Refuse,
-        },
-        direct_io,
-    };
+    let spec = DatasetSpec::new("slow", path, KindSpec::blocks(block_bytes), direct_io);
     Arc::new(Dataset::open(&spec).expect("a dataset"))
 }
 

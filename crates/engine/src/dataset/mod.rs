@@ -200,6 +200,34 @@ pub enum KindSpec {
     },
 }
 
+impl KindSpec {
+    /// Blocks that take up all of the files.
+    pub const fn blocks(block_bytes: u32) -> Self {
+        Self::Blocks {
+            block_bytes,
+            partial_tail: PartialTail::Refuse,
+        }
+    }
+
+    /// Vectors that are nothing but their elements, one after the other.
+    pub const fn raw_vectors(dim: u32, dtype: Dtype, header_bytes: u64) -> Self {
+        Self::Vectors {
+            layout: Layout::Raw,
+            dim: Some(dim),
+            dtype: Some(dtype),
+            header_bytes,
+        }
+    }
+
+    /// Files below a directory.
+    pub const fn objects(max_open_files: usize, revalidate: Duration) -> Self {
+        Self::Objects {
+            max_open_files,
+            revalidate,
+        }
+    }
+}
+
 /// A dataset as configured.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DatasetSpec {
@@ -211,6 +239,18 @@ pub struct DatasetSpec {
     pub kind: KindSpec,
     /// Whether reads bypass the page cache.
     pub direct_io: DirectIo,
+}
+
+impl DatasetSpec {
+    /// A dataset in one file, or of one directory.
+    pub fn new(name: &str, path: impl Into<PathBuf>, kind: KindSpec, direct_io: DirectIo) -> Self {
+        Self {
+            name: name.to_owned(),
+            paths: vec![path.into()],
+            kind,
+            direct_io,
+        }
+    }
 }
 
 /// Why a dataset cannot be opened. The message names the path, the field and the remedy.

@@ -135,7 +135,7 @@ pub(super) fn settles_within(limit: Duration) -> bool {
 mod tests {
     use super::*;
     use crate::config::DirectIo;
-    use crate::dataset::{Dataset, DatasetSpec, KindSpec, OpenFile, PartialTail};
+    use crate::dataset::{Dataset, DatasetSpec, KindSpec, OpenFile};
     use std::sync::MutexGuard;
     use std::sync::mpsc::{Receiver, Sender, channel};
 
@@ -184,16 +184,7 @@ mod tests {
         let by = told.recv_timeout(Duration::from_secs(30)).unwrap();
         assert_eq!(by.as_deref(), Some(NAME));
 
-        let kind = KindSpec::Blocks {
-            block_bytes: 4096,
-            partial_tail: PartialTail::Refuse,
-        };
-        let spec = DatasetSpec {
-            name: "d".to_owned(),
-            paths: vec![named.path().to_owned()],
-            kind,
-            direct_io: DirectIo::Preferred,
-        };
+        let spec = DatasetSpec::new("d", named.path(), KindSpec::blocks(4096), DirectIo::Preferred);
         let dataset = Dataset::open(&spec).unwrap();
         let told = watched(&dataset.files()[0]);
         drop(dataset);
@@ -226,10 +217,7 @@ mod tests {
         let spec = DatasetSpec {
             name: "d".to_owned(),
             paths: vec![named.path().to_owned(); FILES],
-            kind: KindSpec::Blocks {
-                block_bytes: 1,
-                partial_tail: PartialTail::Refuse,
-            },
+            kind: KindSpec::blocks(1),
             direct_io: DirectIo::Off,
         };
         let dataset = Dataset::open(&spec).unwrap();

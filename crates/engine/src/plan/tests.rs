@@ -5,7 +5,7 @@ use super::model::execute;
 use super::{Place, Plan, PlanRules, plan};
 use crate::batch::Batch;
 use crate::config::DirectIo;
-use crate::dataset::{Dataset, DatasetSpec, KindSpec, PartialTail};
+use crate::dataset::{Dataset, DatasetSpec, KindSpec};
 use proptest::prelude::*;
 use std::sync::{Arc, LazyLock};
 
@@ -31,10 +31,7 @@ static WORLD: LazyLock<World> = LazyLock::new(|| {
     let dataset = Dataset::open(&DatasetSpec {
         name: "model".to_owned(),
         paths,
-        kind: KindSpec::Blocks {
-            block_bytes: 1,
-            partial_tail: PartialTail::Refuse,
-        },
+        kind: KindSpec::blocks(1),
         direct_io: DirectIo::Off,
     })
     .unwrap()

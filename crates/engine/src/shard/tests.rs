@@ -7,7 +7,7 @@ use crate::batch::Item;
 use crate::batch::{Batch, Fetched};
 use crate::buffer::Arena;
 use crate::config::{BackendKind, DirectIo};
-use crate::dataset::{Dataset, DatasetSpec, KindSpec, PartialTail};
+use crate::dataset::{Dataset, DatasetSpec, KindSpec};
 use crate::error::ReadError;
 use crate::plan::{PlanRules, plan};
 use std::future::poll_fn;
@@ -34,15 +34,8 @@ impl World {
         let file = tempfile::NamedTempFile::new().expect("a file");
         let bytes: Vec<u8> = (0..=250).cycle().take(file_bytes).collect();
         std::fs::write(file.path(), bytes).expect("write");
-        let dataset = Dataset::open(&DatasetSpec {
-            name: "data".to_owned(),
-            paths: vec![file.path().to_owned()],
-            kind: KindSpec::Blocks {
-                block_bytes: 1,
-                partial_tail: PartialTail::Refuse,
-            },
-            direct_io: DirectIo::Off,
-        });
+        let spec = DatasetSpec::new("data", file.path(), KindSpec::blocks(1), DirectIo::Off);
+        let dataset = Dataset::open(&spec);
         let control = SimControl::new(1);
         let (mailbox, inbox) = inbox();
         let metrics = ShardMetrics::new(0, BackendKind::Sim, depth);

@@ -11,7 +11,7 @@ use crate::suite::Test;
 use crate::wait::{WAIT, wait_until};
 use ringfetch_engine::batch::Batch;
 use ringfetch_engine::config::{BackendKind, DirectIo};
-use ringfetch_engine::dataset::{Dataset, DatasetSpec, Dtype, KindSpec, Layout, PartialTail};
+use ringfetch_engine::dataset::{Dataset, DatasetSpec, Dtype, KindSpec};
 use ringfetch_engine::engine::SubmitOptions;
 use ringfetch_engine::error::ReadError;
 use ringfetch_pattern as pattern;
@@ -70,24 +70,11 @@ fn reads_are_right_on(variant: Variant, sector_bytes: u32) {
     harness.expect_ranges(&dataset, &model, &[((4 << 20) - 700, 700)]);
     drop(dataset);
 
-    let vectors = KindSpec::Vectors {
-        layout: Layout::Raw,
-        dim: Some(1024),
-        dtype: Some(Dtype::F32),
-        header_bytes: 4096,
-    };
+    let vectors = KindSpec::raw_vectors(1024, Dtype::F32, 4096);
     let dataset = harness.open(vectors, &[device.path()]);
     assert_eq!(dataset.count(), 1023, "{}", harness.name());
     drop(dataset);
-    let uneven = DatasetSpec {
-        name: "uneven".to_owned(),
-        paths: vec![device.path().to_owned()],
-        kind: KindSpec::Blocks {
-            block_bytes: 3000,
-            partial_tail: PartialTail::Refuse,
-        },
-        direct_io: variant.direct_io,
-    };
+    let uneven = DatasetSpec::new("uneven", device.path(), KindSpec::blocks(3000), variant.direct_io);
     let error = Dataset::open(&uneven).expect_err("3000 does not divide the length");
     assert_eq!(error.field, "block_bytes", "{error}");
     harness.finish();
@@ -221,12 +208,7 @@ fn memory_that_a_driver_gets_wrong_is_not_used(variant: Variant) {
     harness.expect_ranges(&dataset, &model, &[((4 << 20) - 700, 700)]);
     drop(dataset);
 
-    let kind = KindSpec::Vectors {
-        layout: Layout::Raw,
-        dim: Some(768),
-        dtype: Some(Dtype::F32),
-        header_bytes: 1024,
-    };
+    let kind = KindSpec::raw_vectors(768, Dtype::F32, 1024);
     let dataset = harness.open(kind, &[device.path()]);
     let vectors: Vec<usize> = (0..64).chain([1000, 3, 999, 1001, 1]).collect();
     let items: Vec<_> = vectors

@@ -22,10 +22,7 @@ struct Objects<'a> {
 
 impl<'a> Objects<'a> {
     fn open(harness: &'a Harness, directory: &Path) -> Self {
-        let kind = KindSpec::Objects {
-            max_open_files: 8,
-            revalidate: OBJECT_REVALIDATE_DEFAULT,
-        };
+        let kind = KindSpec::objects(8, OBJECT_REVALIDATE_DEFAULT);
         let dataset = harness.open(kind, &[directory]);
         Self { harness, dataset }
     }

@@ -239,12 +239,7 @@ fn vectors_of_3072_bytes(harness: &Harness) {
         let elements = std::fs::read(&path).expect("read");
         let header = vec![0xAA; usize::try_from(header_bytes).expect("small")];
         std::fs::write(&path, [header, elements].concat()).expect("write");
-        let kind = KindSpec::Vectors {
-            layout: Layout::Raw,
-            dim: Some(768),
-            dtype: Some(Dtype::F32),
-            header_bytes,
-        };
+        let kind = KindSpec::raw_vectors(768, Dtype::F32, header_bytes);
         let dataset = harness.open(kind, &[&path]);
         expect_vectors(harness, &dataset, 6, 768, &[199, 0, 1, 2, 3, 100, 98, 99, 0]);
     }

@@ -149,7 +149,7 @@ fn push_object(
 mod tests {
     use super::*;
     use ringfetch_engine::config::DirectIo;
-    use ringfetch_engine::dataset::{DatasetSpec, Dtype, KindSpec, Layout, PartialTail};
+    use ringfetch_engine::dataset::{DatasetSpec, Dtype, KindSpec};
 
     #[test]
     fn an_index_past_the_end_is_out_of_range_however_long_its_item_would_be() {
@@ -158,27 +158,16 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("data");
         std::fs::write(&path, [7; 1024]).unwrap();
-        let blocks = KindSpec::Blocks {
-            block_bytes: 512,
-            partial_tail: PartialTail::Refuse,
-        };
-        let vectors = KindSpec::Vectors {
-            layout: Layout::Raw,
-            dim: Some(512),
-            dtype: Some(Dtype::U8),
-            header_bytes: 0,
-        };
         let max = ResponseMax::of_any(511);
         for (kind, items, what) in [
-            (blocks, Items::Blocks(&[1, 2]), "block"),
-            (vectors, Items::Vectors(&[1, 2]), "vector"),
+            (KindSpec::blocks(512), Items::Blocks(&[1, 2]), "block"),
+            (
+                KindSpec::raw_vectors(512, Dtype::U8, 0),
+                Items::Vectors(&[1, 2]),
+                "vector",
+            ),
         ] {
-            let spec = DatasetSpec {
-                name: "d".to_owned(),
-                paths: vec![path.clone()],
-                kind,
-                direct_io: DirectIo::Off,
-            };
+            let spec = DatasetSpec::new("d", &path, kind, DirectIo::Off);
             let batch = plan(&Arc::new(Dataset::open(&spec).unwrap()), &items, max);
             let errors: Vec<&ReadError> = batch.errors().iter().map(|failed| &failed.error).collect();
             let past_the_end = ReadError::IndexOutOfRange {

@@ -162,15 +162,8 @@ async fn a_disk_that_fails_is_not_asked_about_every_object() {
     }
     let disk = slowdisk::SlowDisk::mount(slowdisk::Options::new(&source, &mountpoint)).unwrap();
     disk.set(|disk| disk.error_every = 1).unwrap();
-    let spec = DatasetSpec {
-        name: "objects".to_owned(),
-        paths: vec![disk.path().to_owned()],
-        kind: KindSpec::Objects {
-            max_open_files: 8,
-            revalidate: std::time::Duration::ZERO,
-        },
-        direct_io: DirectIo::Preferred,
-    };
+    let kind = KindSpec::objects(8, std::time::Duration::ZERO);
+    let spec = DatasetSpec::new("objects", disk.path(), kind, DirectIo::Preferred);
     let dataset = Dataset::open(&spec).unwrap();
     let failed = disk.reads().failed;
     assert!(

@@ -7,7 +7,7 @@ use axum::response::Response;
 use http::{Method, Request, header};
 use http_body_util::BodyExt as _;
 use ringfetch_engine::config::{BackendKind, DirectIo, EngineConfig};
-use ringfetch_engine::dataset::{DatasetSpec, Dtype, KindSpec, Layout, PartialTail};
+use ringfetch_engine::dataset::{DatasetSpec, Dtype, KindSpec};
 use ringfetch_engine::engine::Engine;
 use ringfetch_proto::v1::dataset_service_client::DatasetServiceClient;
 use ringfetch_proto::v1::fetch_service_client::FetchServiceClient;
@@ -73,40 +73,13 @@ fn catalogue(directory: &Path) -> Catalogue {
     std::fs::write(path("objects/a/long"), data(5 * MIB + 17, 1)).unwrap();
     std::fs::write(path("objects/one"), b"x").unwrap();
     std::fs::write(path("objects/empty"), b"").unwrap();
+    let objects = KindSpec::objects(8, Duration::ZERO);
     let datasets = [
-        (
-            "b",
-            "blocks",
-            KindSpec::Blocks {
-                block_bytes: 4096,
-                partial_tail: PartialTail::Refuse,
-            },
-        ),
-        (
-            "v",
-            "vectors",
-            KindSpec::Vectors {
-                layout: Layout::Raw,
-                dim: Some(4),
-                dtype: Some(Dtype::F32),
-                header_bytes: 0,
-            },
-        ),
-        (
-            "o",
-            "objects",
-            KindSpec::Objects {
-                max_open_files: 8,
-                revalidate: Duration::ZERO,
-            },
-        ),
+        ("b", "blocks", KindSpec::blocks(4096)),
+        ("v", "vectors", KindSpec::raw_vectors(4, Dtype::F32, 0)),
+        ("o", "objects", objects),
     ];
-    let specs = datasets.map(|(name, file, kind)| DatasetSpec {
-        name: name.to_owned(),
-        paths: vec![path(file)],
-        kind,
-        direct_io: DirectIo::Off,
-    });
+    let specs = datasets.map(|(name, file, kind)| DatasetSpec::new(name, path(file), kind, DirectIo::Off));
     Catalogue::open(&specs).unwrap()
 }
 

@@ -10,15 +10,8 @@ use tempfile::TempDir;
 const LONG: Duration = Duration::from_secs(3600);
 
 fn spec(path: &Path, max_open_files: usize, revalidate: Duration) -> DatasetSpec {
-    DatasetSpec {
-        name: "objects".to_owned(),
-        paths: vec![path.to_owned()],
-        kind: KindSpec::Objects {
-            max_open_files,
-            revalidate,
-        },
-        direct_io: DirectIo::Preferred,
-    }
+    let kind = KindSpec::objects(max_open_files, revalidate);
+    DatasetSpec::new("objects", path, kind, DirectIo::Preferred)
 }
 
 fn open(dir: &TempDir, max_open_files: usize, revalidate: Duration) -> Arc<Dataset> {

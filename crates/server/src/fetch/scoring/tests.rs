@@ -3,7 +3,7 @@
 use super::*;
 use futures_util::FutureExt as _;
 use ringfetch_engine::config::{DirectIo, EngineConfig, PlanConfig};
-use ringfetch_engine::dataset::{Dataset, DatasetSpec, Dtype, KindSpec, Layout};
+use ringfetch_engine::dataset::{Dataset, DatasetSpec, Dtype, KindSpec};
 use ringfetch_engine::engine::Engine;
 use ringfetch_engine::sim::SimControl;
 use std::future::Future as _;
@@ -28,17 +28,8 @@ fn rig(vectors: &[Vec<f32>]) -> Rig {
         .flat_map(|value| value.to_le_bytes())
         .collect();
     std::fs::write(&path, bytes).unwrap();
-    let spec = DatasetSpec {
-        name: "v".to_owned(),
-        paths: vec![path],
-        kind: KindSpec::Vectors {
-            layout: Layout::Raw,
-            dim: Some(vectors[0].len().try_into().unwrap()),
-            dtype: Some(Dtype::F32),
-            header_bytes: 0,
-        },
-        direct_io: DirectIo::Off,
-    };
+    let kind = KindSpec::raw_vectors(vectors[0].len().try_into().unwrap(), Dtype::F32, 0);
+    let spec = DatasetSpec::new("v", path, kind, DirectIo::Off);
     let config = EngineConfig {
         pin: false,
         plan: PlanConfig {
