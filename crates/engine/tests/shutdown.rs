@@ -278,10 +278,7 @@ fn a_shard_that_panics_answers_everybody() {
     let engine =
         Engine::start_sim(&config(BackendKind::Sim, Placement::SameThread), &control).expect("start");
     control.hold();
-    control.set_faults(FaultPlan {
-        script: vec![Fault::None, Fault::Panic],
-        ..FaultPlan::default()
-    });
+    control.set_faults(FaultPlan::script(&[Fault::None, Fault::Panic]));
     let submit = |seed| engine.submit(batch(&world.dataset, seed, 12).1, SubmitOptions::default());
     let tickets: Vec<_> = (0..3).map(|seed| submit(seed).expect("accepted")).collect();
     drop(submit(3));

@@ -399,10 +399,7 @@ fn every_shard_of_two_backends_gives_signs_of_life(first: BackendKind) {
     drain(&engine);
 
     let control = SimControl::from_environment();
-    control.set_faults(FaultPlan {
-        script: vec![Fault::Stall, Fault::Panic],
-        ..FaultPlan::default()
-    });
+    control.set_faults(FaultPlan::script(&[Fault::Stall, Fault::Panic]));
     let engine = Engine::start_sim(&config(BackendKind::Sim), &control).expect("an engine");
     let stalled = engine
         .submit(batch(&dataset, &[1]), SubmitOptions::default())

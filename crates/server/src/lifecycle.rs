@@ -450,10 +450,7 @@ mod tests {
         let spec = DatasetSpec::new("b", path, KindSpec::blocks(4096), DirectIo::Off);
         let dataset = Arc::new(Dataset::open(&spec).expect("a dataset"));
         let control = SimControl::from_environment();
-        control.set_faults(FaultPlan {
-            script: vec![Fault::Panic],
-            ..FaultPlan::default()
-        });
+        control.set_faults(FaultPlan::script(&[Fault::Panic]));
         let engine = Engine::start_sim(&EngineConfig::default(), &control).expect("an engine");
         let lifecycle = Lifecycle::new();
         let watch = tokio::spawn(watch_engine(engine.clone(), lifecycle.clone()));

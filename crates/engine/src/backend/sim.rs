@@ -243,6 +243,14 @@ impl State {
 }
 
 impl FaultPlan {
+    /// These fates for the first attempts, and no fault after them.
+    pub fn script(fates: &[Fault]) -> Self {
+        Self {
+            script: fates.to_vec(),
+            ..Self::default()
+        }
+    }
+
     fn by_chance(&self, length: u32, random: &mut fastrand::Rng) -> Fault {
         let short = if length > 1 {
             Fault::Short {

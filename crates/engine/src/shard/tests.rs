@@ -315,10 +315,9 @@ fn an_attempt_that_starts_again_takes_back_what_it_does_not_return() {
         } else {
             Fault::Errno(libc::EIO)
         };
-        world.control.set_faults(FaultPlan {
-            script: vec![Fault::Short { bytes: 700 }, second],
-            ..FaultPlan::default()
-        });
+        world
+            .control
+            .set_faults(FaultPlan::script(&[Fault::Short { bytes: 700 }, second]));
         world.control.hold();
         let _owner = world.send(&[(8192, 4096)], |batch| batch.plan.reads[0].alignment = 512);
         assert!(world.poll().is_pending());

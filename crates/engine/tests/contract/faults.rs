@@ -11,14 +11,6 @@ use ringfetch_engine::error::ReadError;
 use ringfetch_engine::sim::{Fault, FaultPlan};
 use std::time::{Duration, Instant};
 
-/// A plan with these fates for the first attempts, and no fault after them.
-fn script(fates: &[Fault]) -> FaultPlan {
-    FaultPlan {
-        script: fates.to_vec(),
-        ..FaultPlan::default()
-    }
-}
-
 fn device(errno: i32, offset: u64, length: u64) -> ReadError {
     ReadError::Device {
         errno,
@@ -59,7 +51,7 @@ fn a_read_that_arrives_byte_by_byte() {
     // Scenario: every attempt at a read, including the last, returns at most 100 bytes. Expectation: the
     // bytes, in as many attempts as that takes.
     let (harness, control, dataset, model) = Harness::simulated(10_000, 1);
-    control.set_faults(script(&[Fault::Short { bytes: 100 }; 500]));
+    control.set_faults(FaultPlan::script(&[Fault::Short { bytes: 100 }; 500]));
     harness.expect_ranges(&dataset, &model, &[(3, 2000)]);
     harness.finish();
 }
@@ -75,7 +67,7 @@ fn interrupted_attempts_are_made_again() {
         Fault::Short { bytes: 1000 },
         Fault::Errno(libc::EINTR),
     ];
-    control.set_faults(script(&interrupted));
+    control.set_faults(FaultPlan::script(&interrupted));
     let answer = harness.fetch_outside(ranges_of(&dataset, &[(5, 5000)]), options());
     assert_answer(
         &answer.expect("an answer"),
@@ -83,7 +75,7 @@ fn interrupted_attempts_are_made_again() {
         "interrupted",
     );
     for errno in [libc::EINTR, libc::EAGAIN] {
-        control.set_faults(script(&[Fault::Errno(errno); 1000]));
+        control.set_faults(FaultPlan::script(&[Fault::Errno(errno); 1000]));
         let answer = harness.fetch_outside(ranges_of(&dataset, &[(5, 5000)]), options());
         assert_answer(
             &answer.expect("an answer"),
@@ -105,10 +97,14 @@ fn a_device_error_is_the_items_own() {
         Err(device(libc::EIO, 40_000, 4000)),
         Ok(&model[80_000..84_000]),
     ]);
-    control.set_faults(script(&[Fault::None, Fault::Errno(libc::EIO), Fault::None]));
+    control.set_faults(FaultPlan::script(&[
+        Fault::None,
+        Fault::Errno(libc::EIO),
+        Fault::None,
+    ]));
     assert_answer(&answer().expect("an answer"), &wanted, "EIO");
     let short = Fault::Short { bytes: 1000 };
-    control.set_faults(script(&[
+    control.set_faults(FaultPlan::script(&[
         Fault::None,
         short,
         Fault::None,
@@ -127,7 +123,7 @@ fn a_failed_merged_read_is_tried_item_by_item() {
     for bad in [None, Some(0), Some(4), Some(9)] {
         let mut fates = vec![eio];
         fates.extend((0..10).map(|item| if bad == Some(item) { eio } else { Fault::None }));
-        control.set_faults(script(&fates));
+        control.set_faults(FaultPlan::script(&fates));
         let answer = harness.fetch_outside(blocks_of(&dataset, &blocks), SubmitOptions::default());
         let items: Vec<_> = (0..10)
             .map(|item| match bad {
@@ -162,7 +158,7 @@ fn items_that_share_bytes_do_not_spoil_each_other() {
                 fates.extend((0..ranges.len()).map(|read| if bad == read { eio } else { Fault::None }));
                 control.set_faults(FaultPlan {
                     reorder,
-                    ..script(&fates)
+                    ..FaultPlan::script(&fates)
                 });
                 let batch = ranges_of(&dataset, ranges);
                 let answer = harness.fetch_outside(batch, SubmitOptions::default());
@@ -197,7 +193,7 @@ fn an_early_end_of_file_is_truncation() {
         answer.expect("an answer")
     };
     harness.truncate(&harness.path("file"), 2500);
-    control.set_faults(script(&[Fault::Short { bytes: 1700 }]));
+    control.set_faults(FaultPlan::script(&[Fault::Short { bytes: 1700 }]));
     assert_answer(
         &fetch(&[(0, 1000), (1000, 1000), (2000, 1000), (3000, 1000)]),
         &expected(&[
@@ -218,9 +214,9 @@ fn a_read_that_never_advances_fails() {
     // bytes, and an I/O error.
     let (harness, control, dataset, model) = Harness::simulated(100_000, 1);
     let nothing = Fault::Short { bytes: 0 };
-    control.set_faults(script(&[nothing, nothing]));
+    control.set_faults(FaultPlan::script(&[nothing, nothing]));
     harness.expect_ranges(&dataset, &model, &[(5, 5000)]);
-    control.set_faults(script(&[nothing; 1000]));
+    control.set_faults(FaultPlan::script(&[nothing; 1000]));
     let answer = harness.fetch_outside(ranges_of(&dataset, &[(5, 5000)]), SubmitOptions::default());
     let failed = expected(&[Err(device(libc::EIO, 5, 5000))]);
     assert_answer(&answer.expect("an answer"), &failed, "nothing");
@@ -234,7 +230,7 @@ fn an_item_in_two_reads_has_one_error() {
     harness.truncate(&harness.path("file"), 0);
     let (end, eio) = (Fault::None, Fault::Errno(libc::EIO));
     for fates in [[end, eio], [eio, end]] {
-        control.set_faults(script(&fates));
+        control.set_faults(FaultPlan::script(&fates));
         let length = MAX_READ_BYTES as usize + 1000;
         let answer = harness.fetch_outside(ranges_of(&dataset, &[(0, length)]), SubmitOptions::default());
         assert_answer(
@@ -278,7 +274,7 @@ fn a_stalled_read_holds_up_no_other() {
     // Scenario: the first read of a batch stalls; further batches come and go. Expectation: they are answered
     // at once, the stalled one when it is released.
     let (harness, control, dataset, model) = Harness::simulated(100_000, 1);
-    control.set_faults(script(&[Fault::Stall]));
+    control.set_faults(FaultPlan::script(&[Fault::Stall]));
     let batch = ranges_of(&dataset, &[(0, 100), (50_000, 100)]);
     let mut stalled = harness.submit(batch, SubmitOptions::default()).expect("accepted");
     for number in 0..50 {
@@ -378,7 +374,7 @@ fn memory_in_flight_is_not_reused() {
     // Scenario: a batch's reads are held and its ticket is dropped; batches that take all other memory come
     // and go, then the held reads write to their memory. Expectation: no other batch's bytes change.
     let (harness, control, dataset, model) = Harness::simulated(6 << 20, 1);
-    control.set_faults(script(&[Fault::Stall; 4]));
+    control.set_faults(FaultPlan::script(&[Fault::Stall; 4]));
     let batch = ranges_of(&dataset, &[(0, 4 * MAX_READ_BYTES as usize)]);
     let ticket = harness.submit(batch, SubmitOptions::default()).expect("accepted");
     assert!(control.wait_started(4, WAIT));

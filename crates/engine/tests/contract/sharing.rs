@@ -16,13 +16,6 @@ use std::time::{Duration, Instant};
 
 const CALLERS: usize = 1000;
 
-fn script(fates: &[Fault]) -> FaultPlan {
-    FaultPlan {
-        script: fates.to_vec(),
-        ..FaultPlan::default()
-    }
-}
-
 /// A new caller.
 fn caller(harness: &Harness, id: u64) -> SubmitOptions {
     SubmitOptions {
@@ -80,7 +73,7 @@ fn a_thousand_callers_of_one_block_cost_one_read() {
         }
         let wanted = expected(&[wanted]);
         let before = control.started_total();
-        control.set_faults(script(&fates));
+        control.set_faults(FaultPlan::script(&fates));
         let tickets = herd(&harness, &control, &dataset, 7);
         control.release_all();
         for ticket in tickets {
@@ -116,7 +109,7 @@ fn a_merged_read_that_fails_is_repeated_once_for_all() {
     // fails as a whole. Expectation: one further read of each block for all, with its error or its bytes.
     let (harness, control, dataset, model) = Harness::simulated(100 * 4096, 4096);
     let eio = Fault::Errno(libc::EIO);
-    control.set_faults(script(&[eio, eio, Fault::None]));
+    control.set_faults(FaultPlan::script(&[eio, eio, Fault::None]));
     control.hold();
     let tickets: Vec<Ticket> = (0..CALLERS as u64)
         .map(|id| {
@@ -152,7 +145,7 @@ fn parts_of_a_read_in_flight_are_shared() {
     for fails in [false, true] {
         let (harness, control, dataset, model) = Harness::simulated(1 << 20, 1);
         if fails {
-            control.set_faults(script(&[Fault::Errno(libc::EIO)]));
+            control.set_faults(FaultPlan::script(&[Fault::Errno(libc::EIO)]));
         }
         control.hold();
         let submit = |ranges: &[(usize, usize)]| {

@@ -224,10 +224,7 @@ async fn a_call_of_any_service_ends_at_its_deadline() {
     let dataset = v1::GetDatasetRequest {
         name: "blocks".to_owned(),
     };
-    let objects = v1::ListObjectsRequest {
-        dataset: "objects".to_owned(),
-        ..Default::default()
-    };
+    let objects = wire::listing("objects");
     let methods = [
         (
             daemon.grpc,

@@ -176,10 +176,7 @@ async fn listings_of_one_caller_leave_room_for_others() {
             listings.spawn(async move { http.get("/v1/datasets/large/objects").await });
         }
         let refused = listings.join_next().await.unwrap().unwrap();
-        let request = v1::ListObjectsRequest {
-            dataset: "small".into(),
-            ..Default::default()
-        };
+        let request = wire::listing("small");
         let status = daemon.datasets().await.list_objects(request).await.err();
         let http = daemon.http_client_from(other);
         let served = http.get("/v1/datasets/small/objects").await;
@@ -212,10 +209,7 @@ async fn a_listing_ends_at_its_deadline() {
     let daemon = setup
         .dataset(&["name: large", "kind: objects", "path: large"])
         .start();
-    let request = v1::ListObjectsRequest {
-        dataset: "large".into(),
-        ..Default::default()
-    };
+    let request = wire::listing("large");
     let mut narrow = Narrow::connect(daemon.grpc, 1 << 20).await;
     let headers = [
         ("content-type", "application/grpc"),

@@ -4,7 +4,6 @@ use crate::daemon::{AS_NOBODY, Daemon, Setup};
 use crate::data::plain_blocks;
 use crate::reload::{hang_up, reload, reloads};
 use crate::wire;
-use ringfetch_proto::v1;
 use rustix::process::{Resource, getrlimit};
 use std::process::Command;
 use tonic::{Code, Status};
@@ -23,10 +22,7 @@ fn set_threads_max(daemon: &Daemon, most: &str) {
 }
 
 async fn list(daemon: &Daemon) -> Result<usize, Status> {
-    let request = v1::ListObjectsRequest {
-        dataset: "objects".to_owned(),
-        ..Default::default()
-    };
+    let request = wire::listing("objects");
     let listed = daemon.datasets().await.list_objects(request).await;
     listed.map(|listed| listed.into_inner().objects.len())
 }

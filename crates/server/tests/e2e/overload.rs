@@ -6,7 +6,6 @@ use crate::daemon::{Daemon, PATIENCE, Setup, any_backend, backends, eventually_a
 use crate::data::plain_blocks;
 use crate::wire::{self, Answer, Held, Narrow};
 use bytes::Bytes;
-use ringfetch_proto::v1;
 use ringfetch_proto::v1::fetch_stream_request::Request;
 use serde_json::json;
 use tonic::{Code, Status};
@@ -222,10 +221,7 @@ async fn what_is_refused_for_its_text_or_its_number_is_counted_as_such() {
     }
     let http = daemon.http_client();
     assert_eq!(http.get("/v1/datasets/objects/objects").await.status, 429);
-    let list = v1::ListObjectsRequest {
-        dataset: "objects".to_owned(),
-        ..Default::default()
-    };
+    let list = wire::listing("objects");
     let listed = daemon.datasets().await.list_objects(list).await;
     check(&listed.unwrap_err(), "this caller");
     drop(holding);

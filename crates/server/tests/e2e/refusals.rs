@@ -214,10 +214,7 @@ async fn a_request_that_is_wrong_as_a_whole_is_told_so_over_grpc() {
         Some("name"),
         &["\"nothing\""],
     );
-    let request = v1::ListObjectsRequest {
-        dataset: "blocks".to_owned(),
-        ..Default::default()
-    };
+    let request = wire::listing("blocks");
     let status = datasets.list_objects(request).await.unwrap_err();
     check(
         &status,

@@ -217,6 +217,14 @@ pub(crate) fn objects(dataset: &str, names: &[&str]) -> v1::FetchObjectsRequest 
     }
 }
 
+/// A request for the first page of a dataset's objects.
+pub(crate) fn listing(dataset: &str) -> v1::ListObjectsRequest {
+    v1::ListObjectsRequest {
+        dataset: dataset.to_owned(),
+        ..Default::default()
+    }
+}
+
 /// A request for a whole object, in parts.
 pub(crate) fn object(dataset: &str, name: &str) -> v1::ReadObjectRequest {
     v1::ReadObjectRequest {

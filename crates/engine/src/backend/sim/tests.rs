@@ -130,10 +130,7 @@ fn a_stalled_attempt_is_held_alone() {
     // others are reported, and nothing is left in flight or held.
     let sample = Sample::new(3000);
     let control = SimControl::new(4);
-    control.set_faults(FaultPlan {
-        script: vec![Fault::None, Fault::Stall],
-        ..FaultPlan::default()
-    });
+    control.set_faults(FaultPlan::script(&[Fault::None, Fault::Stall]));
     let mut backend = SimBackend::new(&control);
     let mut reads: Vec<Read> = (0..3).map(|number| Read::new(number * 1000, 1000)).collect();
     for (slot, read) in reads.iter_mut().enumerate() {

@@ -372,10 +372,7 @@ fn text_requests() -> [TextRequest; 4] {
     let past_the_end = vec![1 << 20; 4096];
     let blocks = wire::blocks("blocks", &past_the_end);
     let streamed = wire::on_stream(1, OneOf::Blocks(blocks.clone()));
-    let listed = v1::ListObjectsRequest {
-        dataset: "objects".to_owned(),
-        ..Default::default()
-    };
+    let listed = wire::listing("objects");
     let json = json!({"indices": past_the_end}).to_string();
     [
         (

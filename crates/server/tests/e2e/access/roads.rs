@@ -79,10 +79,7 @@ pub(super) async fn grpc_roads(daemon: &Daemon, token: &str, dataset: &str) -> V
     let name = || dataset.to_owned();
     let score = || wire::best(dataset, vec![0.0; 4], vec![1]);
     let object = wire::object(dataset, "a");
-    let list = v1::ListObjectsRequest {
-        dataset: name(),
-        ..Default::default()
-    };
+    let list = wire::listing(dataset);
     let mut statuses: Vec<Option<Status>> = vec![
         fetch
             .fetch_blocks(with(token, wire::blocks(dataset, &[1])))
