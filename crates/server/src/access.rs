@@ -17,12 +17,12 @@ pub(crate) use rate::OverRate;
 
 use crate::caller::Connection;
 use crate::config::{AccessConfig, Anonymous};
-use crate::key_file::{FileError, LastProblem, Numbered, ReadOrder, watch};
+use crate::key_file::{FileError, Numbered, Rereads, watch};
 use crate::record;
 use arc_swap::ArcSwap;
 use http::{HeaderMap, header};
 use metrics::ByPrincipal;
-use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
+use prometheus::Registry;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -61,10 +61,7 @@ struct Inner {
     /// Whether client certificates are verified.
     has_client_ca: bool,
     table: ArcSwap<Table>,
-    order: ReadOrder,
-    problem: LastProblem,
-    loads: IntCounterVec,
-    loaded: [IntCounter; 2],
+    rereads: Rereads,
     /// Requests of clients without a principal.
     anonymous_requests: AtomicU64,
 }
@@ -92,22 +89,19 @@ impl Access {
         };
         let table = Table::read(path, has_client_ca, None)?.ok_or_else(unchanged)?;
         table.set_limits();
-        let loads = Opts::new(
+        // The name is a constant that the crate accepts, which a test checks.
+        let rereads = Rereads::new(
             "ringfetch_access_loads_total",
             "Loads of a changed principals file, by result. After a failure the old file stays in force.",
-        );
-        // The name and the label are constants that the crate accepts, which a test checks.
-        let loads = IntCounterVec::new(loads, &["result"]).map_err(|_| unchanged())?;
+        )
+        .map_err(|_| unchanged())?;
         Ok(Some(Self {
             inner: Arc::new(Inner {
                 path: path.clone(),
                 anonymous: config.anonymous,
                 has_client_ca,
                 table: ArcSwap::from_pointee(table),
-                order: ReadOrder::default(),
-                problem: LastProblem::default(),
-                loaded: ["ok", "failed"].map(|result| loads.with_label_values(&[result])),
-                loads,
+                rereads,
                 anonymous_requests: AtomicU64::new(0),
             }),
         }))
@@ -118,7 +112,7 @@ impl Access {
     /// # Errors
     /// A name is already registered.
     pub fn register_metrics(&self, registry: &Registry) -> Result<(), prometheus::Error> {
-        registry.register(Box::new(self.inner.loads.clone()))?;
+        self.inner.rereads.register_metrics(registry)?;
         registry.register(Box::new(ByPrincipal::new(self.clone())?))
     }
 
@@ -182,27 +176,23 @@ impl Access {
     /// # Errors
     /// The file cannot be used; then nothing has changed.
     pub fn read(&self) -> Result<Option<RenewedPrincipals>, FileError> {
-        let read = self.inner.order.read(|| {
+        let read = self.inner.rereads.read(|| {
             let active = self.inner.table.load();
             Table::read(&self.inner.path, self.inner.has_client_ca, Some(&active))
         });
-        if read.is_err() {
-            let [_, failed] = &self.inner.loaded;
-            failed.inc();
-        }
         read.map(|table| table.map(RenewedPrincipals))
     }
 
     /// Checks later requests against this file. Closes connections that use a line that is removed or
     /// changed.
     pub fn install(&self, RenewedPrincipals(table): RenewedPrincipals) {
-        self.inner.order.install(table, |table| self.replace(table));
+        self.inner.rereads.install(table, |table| self.replace(table));
     }
 
-    fn replace(&self, table: Table) {
+    fn replace(&self, table: Table) -> bool {
         // A reload and the watch may both have read it.
         if self.inner.table.load().is_same(&table) {
-            return;
+            return false;
         }
         let table = Arc::new(table);
         table.set_limits();
@@ -212,10 +202,9 @@ impl Access {
             grant.revoke();
             revoked += 1;
         }
-        let [ok, _] = &self.inner.loaded;
-        ok.inc();
         let path = self.inner.path.display();
         tracing::info!(%path, lines = table.grants().count(), revoked, "principals replaced");
+        true
     }
 
     /// Watches the file and installs it when it changes. Never returns.
@@ -227,7 +216,7 @@ impl Access {
     }
 
     fn renew(&self) {
-        let renewed = self.inner.problem.check(self.read(), |problem| {
+        let renewed = self.inner.rereads.check(self.read(), |problem| {
             tracing::error!(%problem, "the principals file cannot be used; the old one stays in force");
         });
         renewed.into_iter().for_each(|renewed| self.install(renewed));
@@ -254,30 +243,6 @@ fn bearer_token(headers: &HeaderMap) -> Result<Option<&[u8]>, Denied> {
 mod tests {
     use super::*;
     use http::HeaderValue;
-
-    #[test]
-    fn what_was_read_earlier_does_not_replace_what_was_read_later() {
-        // Scenario: the file is read, changes, and is read again; the second read is installed, then the
-        // first. Expectation: the second stays, so that a token revoked by a reload does not come back.
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("principals");
-        let write =
-            |digit: &str| std::fs::write(&path, format!("a sha256:{} *\n", digit.repeat(64))).unwrap();
-        write("1");
-        let config = AccessConfig {
-            principals: Some(path.clone()),
-            anonymous: Anonymous::Nobody,
-        };
-        let access = Access::load(&config, false).unwrap().unwrap();
-        let [first, second] = ["2", "3"].map(|digit| {
-            write(digit);
-            access.read().unwrap().unwrap()
-        });
-        access.install(second);
-        let in_force = access.inner.table.load_full();
-        access.install(first);
-        assert!(Arc::ptr_eq(&in_force, &access.inner.table.load_full()));
-    }
 
     /// A user of a grant that needs no closing.
     #[derive(Debug)]

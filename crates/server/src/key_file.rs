@@ -1,5 +1,6 @@
 //! Files with credentials and keys: read whole, within a size limit, and again when they change.
 
+use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
 use ringfetch_engine::blocking::BlockingPool;
 use rustix::fs::{Mode, OFlags};
 use std::fmt;
@@ -108,14 +109,75 @@ pub(crate) fn open_regular(path: &Path) -> io::Result<Option<File>> {
     Ok(file.metadata()?.is_file().then_some(file))
 }
 
-/// The last problem found, so that each is logged once.
-#[derive(Debug, Default)]
-pub(crate) struct LastProblem(Mutex<Option<FileError>>);
+/// Files that are read again when they change, by a reload and by the watch. The later read may be installed first: what was
+/// read earlier must not replace it, since that may be what somebody has just revoked.
+#[derive(Debug)]
+pub(crate) struct Rereads {
+    /// Held while files are read; counts the reads.
+    reads: Mutex<u64>,
+    /// The number of the read that is in force. Not held during a read: a file system that hangs delays no installation.
+    in_force: Mutex<u64>,
+    /// The last problem found, so that each is logged once.
+    problem: Mutex<Option<FileError>>,
+    loads: IntCounterVec,
+    ok: IntCounter,
+    failed: IntCounter,
+}
 
-impl LastProblem {
+/// What a read returned. Later reads have higher numbers.
+#[derive(Debug)]
+pub(crate) struct Numbered<T> {
+    read: T,
+    number: u64,
+}
+
+impl Rereads {
+    /// With a name and a help text for the counter of loads.
+    pub(crate) fn new(counter: &str, help: &str) -> Result<Self, prometheus::Error> {
+        let loads = IntCounterVec::new(Opts::new(counter, help), &["result"])?;
+        Ok(Self {
+            reads: Mutex::new(0),
+            in_force: Mutex::new(0),
+            problem: Mutex::new(None),
+            ok: loads.with_label_values(&["ok"]),
+            failed: loads.with_label_values(&["failed"]),
+            loads,
+        })
+    }
+
+    pub(crate) fn register_metrics(&self, registry: &Registry) -> Result<(), prometheus::Error> {
+        registry.register(Box::new(self.loads.clone()))
+    }
+
+    /// Reads, one caller at a time. `None`: what is in force is unchanged.
+    pub(crate) fn read<T>(
+        &self,
+        read: impl FnOnce() -> Result<Option<T>, FileError>,
+    ) -> Result<Option<Numbered<T>>, FileError> {
+        let mut reads = lock(&self.reads);
+        *reads += 1;
+        let number = *reads;
+        let changed = read().inspect_err(|_| self.failed.inc())?;
+        if changed.is_none() {
+            *lock(&self.in_force) = number;
+        }
+        Ok(changed.map(|read| Numbered { read, number }))
+    }
+
+    /// Installs what was read, unless something that was read later is in force. `install` returns whether it has.
+    pub(crate) fn install<T>(&self, Numbered { read, number }: Numbered<T>, install: impl FnOnce(T) -> bool) {
+        let mut in_force = lock(&self.in_force);
+        if number > *in_force {
+            *in_force = number;
+            if install(read) {
+                self.ok.inc();
+            }
+        }
+    }
+
     /// The successful result of a read. Calls `log` for a problem that differs from the previous one.
     pub(crate) fn check<T>(&self, read: Result<Option<T>, FileError>, log: fn(&FileError)) -> Option<T> {
-        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = lock(&self.problem);
         match read {
             Ok(changed) => {
                 *last = None;
@@ -132,51 +194,8 @@ impl LastProblem {
     }
 }
 
-/// The order in which files were read. A reload and the watch both read them, and the later read may be installed first:
-/// what was read earlier must not replace it, since that may be what somebody has just revoked.
-#[derive(Debug, Default)]
-pub(crate) struct ReadOrder {
-    /// Held while files are read; counts the reads.
-    reads: Mutex<u64>,
-    /// The number of the read that is in force. Not held during a read: a file system that hangs delays no installation.
-    in_force: Mutex<u64>,
-}
-
-/// What a read returned. Later reads have higher numbers.
-#[derive(Debug)]
-pub(crate) struct Numbered<T> {
-    read: T,
-    number: u64,
-}
-
-impl ReadOrder {
-    /// Reads, one caller at a time. `None`: what is in force is unchanged.
-    pub(crate) fn read<T, E>(
-        &self,
-        read: impl FnOnce() -> Result<Option<T>, E>,
-    ) -> Result<Option<Numbered<T>>, E> {
-        let mut reads = lock(&self.reads);
-        *reads += 1;
-        let number = *reads;
-        let changed = read()?.map(|read| Numbered { read, number });
-        if changed.is_none() {
-            *lock(&self.in_force) = number;
-        }
-        Ok(changed)
-    }
-
-    /// Installs what was read, unless something that was read later is in force.
-    pub(crate) fn install<T>(&self, Numbered { read, number }: Numbered<T>, install: impl FnOnce(T)) {
-        let mut in_force = lock(&self.in_force);
-        if number > *in_force {
-            *in_force = number;
-            install(read);
-        }
-    }
-}
-
-fn lock(number: &Mutex<u64>) -> MutexGuard<'_, u64> {
-    number.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The threads for that: one for each kind of file.
@@ -225,20 +244,27 @@ mod tests {
     }
 
     #[test]
-    fn what_was_read_earlier_does_not_replace_what_is_as_it_was_later() {
+    fn what_was_read_earlier_does_not_replace_what_was_read_later() {
         // Scenario: a file that has changed is read; it changes back, and is read again, unchanged; the first read is
-        // installed. Expectation: it is not; a later read is.
-        let order = ReadOrder::default();
-        let read = |content| order.read(|| Ok::<_, ()>(content)).unwrap();
+        // installed. Then it changes twice, and the second read is installed before the first. Expectation: what was read
+        // last is in force, so that a token revoked by a reload does not come back.
+        let rereads = Rereads::new("loads_total", "loads").unwrap();
+        let read = |content| rereads.read(|| Ok(content)).unwrap();
         let installed = |numbered| {
             let mut content = None;
-            order.install(numbered, |read: char| content = Some(read));
+            rereads.install(numbered, |read: char| {
+                content = Some(read);
+                true
+            });
             content
         };
         let earlier = read(Some('a')).unwrap();
         assert!(read(None).is_none());
         assert_eq!(installed(earlier), None);
-        assert_eq!(installed(read(Some('b')).unwrap()), Some('b'));
+        let [second, third] = ['b', 'c'].map(|content| read(Some(content)).unwrap());
+        assert_eq!(installed(third), Some('c'));
+        assert_eq!(installed(second), None);
+        assert_eq!(rereads.ok.get(), 1);
     }
 
     #[test]
@@ -249,9 +275,9 @@ mod tests {
             LOGGED.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         };
         let problem = || KeyFile::read("k", Path::new("/nonexistent")).map(|_| Some(()));
-        let last = LastProblem::default();
+        let rereads = Rereads::new("loads_total", "loads").unwrap();
         for read in [problem(), problem(), Ok(Some(())), problem()] {
-            last.check(read, log);
+            rereads.check(read, log);
         }
         assert_eq!(LOGGED.load(std::sync::atomic::Ordering::Relaxed), 2);
     }

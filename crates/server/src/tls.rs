@@ -7,7 +7,7 @@
 //! the certificate that it came from.
 
 use crate::config::{ClientCertificates, TlsConfig, TlsVersion};
-use crate::key_file::{FileError, KeyFile, LastProblem, Numbered, ReadOrder, watch};
+use crate::key_file::{FileError, KeyFile, Numbered, Rereads, watch};
 use arc_swap::ArcSwap;
 use prometheus::{Gauge, IntCounter, IntCounterVec, Opts, Registry};
 use ring::digest::{Context, SHA256};
@@ -297,16 +297,13 @@ pub struct Tls {
 struct Inner {
     config: TlsConfig,
     active: ArcSwap<Active>,
-    order: ReadOrder,
-    problem: LastProblem,
+    rereads: Rereads,
     metrics: Metrics,
 }
 
 #[derive(Debug)]
 struct Metrics {
     handshakes: IntCounterVec,
-    loads: [IntCounter; 2],
-    load_count: IntCounterVec,
     expires: Gauge,
 }
 
@@ -316,15 +313,8 @@ impl Metrics {
             "ringfetch_tls_handshakes_total",
             "TLS handshakes that ended, by result.",
         );
-        let loads = Opts::new(
-            "ringfetch_tls_loads_total",
-            "Loads of changed certificates, keys and authorities, by result. After a failure the old ones stay in force.",
-        );
-        let load_count = IntCounterVec::new(loads, &["result"])?;
         Ok(Self {
             handshakes: IntCounterVec::new(handshakes, &["transport", "result"])?,
-            loads: ["ok", "failed"].map(|result| load_count.with_label_values(&[result])),
-            load_count,
             expires: Gauge::new(
                 "ringfetch_tls_certificate_expiry_timestamp_seconds",
                 "When the certificate in force expires, seconds since 1970.",
@@ -353,13 +343,17 @@ impl Tls {
         let active = Active::read(config, None)?.ok_or_else(unchanged)?;
         // The names and labels are constants that the crate accepts, which a test checks.
         let metrics = Metrics::new().map_err(|_| unchanged())?;
+        let rereads = Rereads::new(
+            "ringfetch_tls_loads_total",
+            "Loads of changed certificates, keys and authorities, by result. After a failure the old ones stay in force.",
+        )
+        .map_err(|_| unchanged())?;
         metrics.expires.set(active.expires);
         Ok(Self {
             inner: Arc::new(Inner {
                 config: config.clone(),
                 active: ArcSwap::from_pointee(active),
-                order: ReadOrder::default(),
-                problem: LastProblem::default(),
+                rereads,
                 metrics,
             }),
         })
@@ -370,14 +364,9 @@ impl Tls {
     /// # Errors
     /// A name is taken in this registry.
     pub fn register_metrics(&self, registry: &Registry) -> Result<(), prometheus::Error> {
-        let Metrics {
-            handshakes,
-            load_count,
-            expires,
-            ..
-        } = &self.inner.metrics;
+        let Metrics { handshakes, expires } = &self.inner.metrics;
+        self.inner.rereads.register_metrics(registry)?;
         registry.register(Box::new(handshakes.clone()))?;
-        registry.register(Box::new(load_count.clone()))?;
         registry.register(Box::new(expires.clone()))
     }
 
@@ -409,30 +398,25 @@ impl Tls {
     /// # Errors
     /// A file cannot be used; then nothing has changed.
     pub fn read(&self) -> Result<Option<Renewed>, FileError> {
-        let read = self.inner.order.read(|| {
+        let read = self.inner.rereads.read(|| {
             let unless = self.inner.active.load().digest;
             Active::read(&self.inner.config, Some(unless))
         });
-        if read.is_err() {
-            let [_, failed] = &self.inner.metrics.loads;
-            failed.inc();
-        }
         read.map(|active| active.map(Renewed))
     }
 
     /// Later handshakes use these files.
     pub fn install(&self, Renewed(active): Renewed) {
-        self.inner.order.install(active, |active| self.replace(active));
+        self.inner.rereads.install(active, |active| self.replace(active));
     }
 
-    fn replace(&self, active: Active) {
+    fn replace(&self, active: Active) -> bool {
         let expires = active.expires;
         self.inner.active.store(Arc::new(active));
-        let Metrics { loads: [ok, _], .. } = &self.inner.metrics;
-        ok.inc();
         self.inner.metrics.expires.set(expires);
         let certificate = self.inner.config.certificate.display();
         tracing::info!(%certificate, expires, "TLS certificate, key and authorities replaced");
+        true
     }
 
     /// Watches the files and installs them when they change. Never returns.
@@ -444,7 +428,7 @@ impl Tls {
     }
 
     fn renew(&self) {
-        let renewed = self.inner.problem.check(self.read(), |problem| {
+        let renewed = self.inner.rereads.check(self.read(), |problem| {
             tracing::error!(%problem, "the TLS files cannot be used; the old ones stay in force");
         });
         renewed.into_iter().for_each(|renewed| self.install(renewed));
@@ -478,38 +462,6 @@ pub(crate) fn names_of(certificate: &CertificateDer<'_>) -> Vec<String> {
 mod tests {
     use super::*;
     use rcgen::{CertificateParams, DnType, KeyPair, SanType};
-
-    #[test]
-    fn what_was_read_earlier_does_not_replace_what_was_read_later() {
-        // Scenario: the files change, are read, change and are read again; the second read is installed, then the first.
-        // Expectation: the second stays.
-        let directory = tempfile::tempdir().unwrap();
-        let [certificate, key] = ["chain", "key"].map(|name| directory.path().join(name));
-        let write = || {
-            let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
-            std::fs::write(&certificate, made.cert.pem()).unwrap();
-            std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
-        };
-        write();
-        let config = TlsConfig {
-            certificate: certificate.clone(),
-            key: key.clone(),
-            client_ca: None,
-            client_certificates: ClientCertificates::Optional,
-            min_version: TlsVersion::Tls13,
-            ports: None,
-            handshakes: 1,
-        };
-        let tls = Tls::load(&config).unwrap();
-        let [first, second] = [(); 2].map(|()| {
-            write();
-            tls.read().unwrap().unwrap()
-        });
-        tls.install(second);
-        let in_force = tls.inner.active.load().digest;
-        tls.install(first);
-        assert_eq!(in_force, tls.inner.active.load().digest);
-    }
 
     #[test]
     fn a_common_name_is_never_taken_for_an_alternative_name() {
