@@ -5,12 +5,12 @@
 //! again; files of the same names without the marker are an error. The bytes are those of `pattern` with seed
 //! [`SEED`], so any client can check them.
 
-use std::fmt::Write as _;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use indicatif::{BinaryBytes, ProgressBar, ProgressStyle};
+use ringfetch_command::table::Table;
 use ringfetch_engine::config::BackendKind;
 use ringfetch_engine::dataset::{Dataset, Dtype, Kind, Layout};
 use ringfetch_engine::engine::BackendStatus;
@@ -198,7 +198,8 @@ fn make(directory: &Path, total_bytes: u64) -> std::io::Result<()> {
 
 /// Printed once the demo serves: datasets, backend and reason, and commands to paste.
 pub fn greeting(datasets: &[Arc<Dataset>], backend: &BackendStatus, addresses: &Addresses) -> String {
-    let mut rows = vec![["dataset", "kind", "count", "size", "backend", "direct"].map(str::to_owned)];
+    let mut table = Table::new(&[]);
+    table.row(["dataset", "kind", "count", "size", "backend", "direct"]);
     for dataset in datasets {
         let size = || BinaryBytes(dataset.length_bytes()).to_string();
         let (kind, count, size) = match dataset.kind() {
@@ -217,7 +218,7 @@ pub fn greeting(datasets: &[Arc<Dataset>], backend: &BackendStatus, addresses: &
         // mmap always reads through the page cache.
         let direct = dataset.direct().direct && backend.backend != BackendKind::Mmap;
         let direct = if direct { "yes" } else { "no" };
-        rows.push([
+        table.row([
             dataset.name().to_owned(),
             kind,
             count,
@@ -226,8 +227,6 @@ pub fn greeting(datasets: &[Arc<Dataset>], backend: &BackendStatus, addresses: &
             direct.to_owned(),
         ]);
     }
-    let mut out = String::from("\n");
-    out.push_str(&table(&rows));
     let Addresses { grpc, http, admin } = addresses;
     // The command line has the default address built in.
     let grpc_flag = if grpc.port() == GRPC_PORT {
@@ -241,9 +240,9 @@ pub fn greeting(datasets: &[Arc<Dataset>], backend: &BackendStatus, addresses: &
     } else {
         BackendKind::Mmap
     };
-    let _infallible = write!(
-        out,
+    format!(
         "
+{table}
 backend  {}: {}
 gRPC     {grpc}
 HTTP     http://{http}/ (open it in a browser for live status)
@@ -258,43 +257,12 @@ To run the other engine:
   RINGFETCH__ENGINE__BACKEND={other} cargo run --release
 ",
         backend.backend, backend.reason
-    );
-    out
-}
-
-/// Columns as wide as their widest cell, two spaces between them.
-fn table<const COLUMNS: usize>(rows: &[[String; COLUMNS]]) -> String {
-    let width = |column: usize| {
-        rows.iter()
-            .map(|row| row[column].chars().count())
-            .max()
-            .unwrap_or(0)
-    };
-    let widths: [usize; COLUMNS] = std::array::from_fn(width);
-    let mut out = String::new();
-    for row in rows {
-        let cells: Vec<String> = row
-            .iter()
-            .zip(widths)
-            .map(|(cell, width)| format!("{cell:width$}"))
-            .collect();
-        out.push_str(cells.join("  ").trim_end());
-        out.push('\n');
-    }
-    out
+    )
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn columns_are_aligned() {
-        // Scenario: cells of different widths. Expectation: the cells of a column are aligned, with no
-        // trailing blanks.
-        let rows = [["a", "kind"], ["longer", "x"]].map(|row| row.map(str::to_owned));
-        assert_eq!(table(&rows), "a       kind\nlonger  x\n");
-    }
 
     #[test]
     fn files_of_others_are_left_alone() {

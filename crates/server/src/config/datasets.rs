@@ -85,7 +85,7 @@ pub(super) fn read(walk: &Walk, node: Option<Node>, around: &EntryContext<'_>) -
             walk.report(
                 "datasets",
                 content.describe(),
-                "allowed: a list of datasets, each beginning with `-`".to_owned(),
+                "allowed: a list of datasets, each beginning with `-`",
                 source,
             );
             return Datasets::default();
@@ -93,12 +93,7 @@ pub(super) fn read(walk: &Walk, node: Option<Node>, around: &EntryContext<'_>) -
         None => (Vec::new(), Source::Default),
     };
     if items.is_empty() {
-        walk.report(
-            "datasets",
-            "there are none".to_owned(),
-            missing.to_owned(),
-            source,
-        );
+        walk.report("datasets", "there are none", missing, source);
     }
     let mut first_of_name: BTreeMap<String, usize> = BTreeMap::new();
     let (mut specs, mut backends) = Datasets::default();
@@ -116,7 +111,7 @@ pub(super) fn read(walk: &Walk, node: Option<Node>, around: &EntryContext<'_>) -
             Some(first) => walk.report(
                 &format!("datasets[{index}].name"),
                 format!("is {name:?}, and so is datasets[{first}].name"),
-                "give each dataset a name of its own".to_owned(),
+                "give each dataset a name of its own",
                 source.clone(),
             ),
             None => {
@@ -140,12 +135,7 @@ fn entry(
 ) -> Option<(DatasetSpec, Option<BackendKind>)> {
     let walk = section.walk();
     let required = |section: &Section<'_>, name: &str, remedy: &str| {
-        walk.report(
-            &section.key(name),
-            "is missing".to_owned(),
-            remedy.to_owned(),
-            source.clone(),
-        );
+        walk.report(&section.key(name), "is missing", remedy, source.clone());
     };
     if !section.has("name") {
         required(&section, "name", NAME_ALLOWED);
@@ -193,7 +183,7 @@ fn entry(
             walk.report(
                 &section.key(key),
                 problem,
-                "leave it out, or change kind".to_owned(),
+                "leave it out, or change kind",
                 node.source,
             );
         }
@@ -250,7 +240,7 @@ fn paths(
             walk.report(
                 &section.key("paths"),
                 problem,
-                "give path or paths, not both".to_owned(),
+                "give path or paths, not both",
                 node.source,
             );
             return None;
@@ -258,22 +248,12 @@ fn paths(
         (None, None) => {
             let remedy =
                 "name a file or device (several as a list: paths), or for objects a directory".to_owned();
-            walk.report(
-                &section.key("path"),
-                "is missing".to_owned(),
-                remedy,
-                source.clone(),
-            );
+            walk.report(&section.key("path"), "is missing", remedy, source.clone());
             return None;
         }
     };
     if nodes.is_empty() {
-        walk.report(
-            &key,
-            "is empty".to_owned(),
-            "name at least one file".to_owned(),
-            source,
-        );
+        walk.report(&key, "is empty", "name at least one file", source);
         return None;
     }
     if kind == Some(KindName::Objects) && nodes.len() > 1 {
@@ -281,7 +261,7 @@ fn paths(
         walk.report(
             &key,
             problem,
-            "a dataset of kind objects is one directory".to_owned(),
+            "a dataset of kind objects is one directory",
             source,
         );
         return None;
@@ -316,7 +296,7 @@ fn paths(
                 "allowed: the path of a file, device or directory (quote it if YAML would not read it as text)",
             ),
         };
-        walk.report(&key, problem, remedy.to_owned(), node.source);
+        walk.report(&key, problem, remedy, node.source);
     }
     if paths.len() < count {
         return None;
@@ -339,8 +319,8 @@ fn blocks(section: &mut Section<'_>, source: &Source, around: &EntryContext<'_>)
     if !given {
         walk.report(
             &key,
-            "is missing".to_owned(),
-            "give the block length in bytes, such as 4KiB".to_owned(),
+            "is missing",
+            "give the block length in bytes, such as 4KiB",
             source.clone(),
         );
     }
@@ -361,7 +341,7 @@ fn fits_an_answer(walk: &Walk, key: &str, what: &str, bytes: u64, around: &Entry
         "limits.response_bytes",
         bytes > most,
         problem,
-        "raise limits.response_bytes".to_owned(),
+        "raise limits.response_bytes",
     );
 }
 
@@ -405,7 +385,7 @@ fn layout(section: &mut Section<'_>, paths: Option<&[PathBuf]>, source: &Source)
         "cannot be derived from the file's suffix; allowed: {}",
         Layout::ALL.map(Layout::as_str).join(", ")
     );
-    walk.report(&key, "is missing".to_owned(), remedy, source.clone());
+    walk.report(&key, "is missing", remedy, source.clone());
     None
 }
 
@@ -442,12 +422,7 @@ fn vectors(
             ),
         ] {
             if !given {
-                walk.report(
-                    &section.key(name),
-                    "is missing".to_owned(),
-                    remedy.to_owned(),
-                    source.clone(),
-                );
+                walk.report(&section.key(name), "is missing", remedy, source.clone());
             }
         }
     } else if header_given {
@@ -455,7 +430,7 @@ fn vectors(
         walk.report(
             &section.key("header_bytes"),
             problem,
-            "leave it out".to_owned(),
+            "leave it out",
             source.clone(),
         );
     }
@@ -466,7 +441,7 @@ fn vectors(
         walk.report(
             &section.key("dtype"),
             problem,
-            "leave it out, or change layout".to_owned(),
+            "leave it out, or change layout",
             source.clone(),
         );
     }

@@ -180,7 +180,7 @@ fn ports_differ(walk: &Walk, listeners: [(&str, Option<SocketAddr>); 3]) {
                 other_key,
                 same,
                 problem,
-                "give each listener a port of its own".to_owned(),
+                "give each listener a port of its own",
             );
         }
     }
@@ -247,7 +247,7 @@ fn engine(mut section: Section<'_>) -> (EngineConfig, DirectIo) {
         "engine.plan.max_read",
         merge_gap > max_read,
         format!("is {merge_gap} bytes, and one read has at most {max_read} (engine.plan.max_read)"),
-        "lower it: a gap that large is never bridged".to_owned(),
+        "lower it: a gap that large is never bridged",
     );
     walk.report_conflict(
         "engine.plan.max_read",
@@ -256,7 +256,7 @@ fn engine(mut section: Section<'_>) -> (EngineConfig, DirectIo) {
         format!(
             "is {max_read} bytes, and all reads together have {memory_budget_bytes} (engine.memory_budget)"
         ),
-        "lower it, or raise engine.memory_budget".to_owned(),
+        "lower it, or raise engine.memory_budget",
     );
     let plan = PlanConfig {
         merge_gap_bytes: u32::try_from(merge_gap).unwrap_or(default.plan.merge_gap_bytes),

@@ -124,12 +124,7 @@ pub(super) fn merge(inputs: &Inputs, demo: Value, problems: &mut Vec<Problem>) -
         Base::File(path) => {
             let source = Source::File(path.clone());
             let value = read(path).map_err(|(problem, remedy)| {
-                Problems(vec![Problem {
-                    key: "config".to_owned(),
-                    problem,
-                    remedy,
-                    source: source.clone(),
-                }])
+                Problems(vec![Problem::new("config", problem, remedy, source.clone())])
             })?;
             convert(value, "", &source, problems)
         }
@@ -139,12 +134,9 @@ pub(super) fn merge(inputs: &Inputs, demo: Value, problems: &mut Vec<Problem>) -
         Content::Section(_) => {}
         Content::Null => root.content = Content::Section(Vec::new()),
         Content::Bool(_) | Content::Number(_) | Content::Text(_) | Content::List(_) => {
-            problems.push(Problem {
-                key: "config".to_owned(),
-                problem: root.content.describe(),
-                remedy: "the file is a mapping of keys, such as `engine:`".to_owned(),
-                source: root.source.clone(),
-            });
+            let remedy = "the file is a mapping of keys, such as `engine:`";
+            let problem = root.content.describe();
+            problems.push(Problem::new("config", problem, remedy, root.source.clone()));
             root.content = Content::Section(Vec::new());
         }
     }
@@ -159,12 +151,7 @@ pub(super) fn merge(inputs: &Inputs, demo: Value, problems: &mut Vec<Problem>) -
         let source = Source::Environment(name.to_owned());
         match value.to_str() {
             Some(text) => set(&mut root, &key, text, source, problems),
-            None => problems.push(Problem {
-                key,
-                problem: "is not UTF-8".to_owned(),
-                remedy: "write it in UTF-8".to_owned(),
-                source,
-            }),
+            None => problems.push(Problem::new(key, "is not UTF-8", "write it in UTF-8", source)),
         }
     }
     for flag in &inputs.flags {
@@ -229,27 +216,17 @@ fn convert(value: Value, path: &str, source: &Source, problems: &mut Vec<Problem
                     let node = convert(value, &join(path, &key), source, problems);
                     section.push((key, node));
                 } else {
-                    problems.push(Problem {
-                        key: if path.is_empty() {
-                            "config".to_owned()
-                        } else {
-                            path.to_owned()
-                        },
-                        problem: format!("has a key that is not text: {}", plain(&key)),
-                        remedy: "keys are words".to_owned(),
-                        source: source.clone(),
-                    });
+                    let place = if path.is_empty() { "config" } else { path };
+                    let problem = format!("has a key that is not text: {}", plain(&key));
+                    problems.push(Problem::new(place, problem, "keys are words", source.clone()));
                 }
             }
             Content::Section(section)
         }
         Value::Tagged(tagged) => {
-            problems.push(Problem {
-                key: path.to_owned(),
-                problem: format!("has the YAML tag {}", tagged.tag),
-                remedy: "write the value without a tag".to_owned(),
-                source: source.clone(),
-            });
+            let problem = format!("has the YAML tag {}", tagged.tag);
+            let remedy = "write the value without a tag";
+            problems.push(Problem::new(path, problem, remedy, source.clone()));
             return convert(tagged.value, path, source, problems);
         }
     };
@@ -274,12 +251,7 @@ pub(super) fn join(path: &str, key: &str) -> String {
 /// Sets one key from a scalar. Text that is not a YAML scalar (`[::1]:7410` would be a list) is used as it
 /// is.
 fn set(root: &mut Node, key: &str, text: &str, source: Source, problems: &mut Vec<Problem>) {
-    let complaint = |problem: &str, remedy: &str| Problem {
-        key: key.to_owned(),
-        problem: problem.to_owned(),
-        remedy: remedy.to_owned(),
-        source: source.clone(),
-    };
+    let complaint = |problem: &str, remedy: &str| Problem::new(key, problem, remedy, source.clone());
     let parts: Vec<&str> = key.split('.').collect();
     if parts.iter().any(|part| part.is_empty()) {
         return problems.push(complaint(
@@ -309,12 +281,9 @@ fn set(root: &mut Node, key: &str, text: &str, source: Source, problems: &mut Ve
         && let Some((_, section)) = entries.iter_mut().find(|(name, _)| name == top)
         && !matches!(section.content, Content::Null | Content::Section(_))
     {
-        problems.push(Problem {
-            key: (*top).to_owned(),
-            problem: section.content.describe(),
-            remedy: section_allowed(top, &section.content),
-            source: section.source.clone(),
-        });
+        let remedy = section_allowed(top, &section.content);
+        let problem = section.content.describe();
+        problems.push(Problem::new(*top, problem, remedy, section.source.clone()));
         section.content = Content::Section(Vec::new());
     }
     let mut node = root;

@@ -196,12 +196,10 @@ fn single_underscores(inputs: &Inputs, known: &BTreeSet<String>) -> Vec<Problem>
             continue;
         }
         if let Some((key, variable)) = layers::variable_meant(name, known) {
-            problems.push(Problem {
-                key: key.to_owned(),
-                problem: "is not set by a name with single underscores".to_owned(),
-                remedy: format!("the variable is {variable}"),
-                source: Source::Environment(name.to_owned()),
-            });
+            let problem = "is not set by a name with single underscores";
+            let remedy = format!("the variable is {variable}");
+            let source = Source::Environment(name.to_owned());
+            problems.push(Problem::new(key, problem, remedy, source));
         }
     }
     problems

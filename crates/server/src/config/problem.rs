@@ -43,6 +43,22 @@ pub struct Problem {
     pub source: Source,
 }
 
+impl Problem {
+    pub(super) fn new(
+        key: impl Into<String>,
+        problem: impl Into<String>,
+        remedy: impl Into<String>,
+        source: Source,
+    ) -> Self {
+        Self {
+            key: key.into(),
+            problem: problem.into(),
+            remedy: remedy.into(),
+            source,
+        }
+    }
+}
+
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(

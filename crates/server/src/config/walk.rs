@@ -56,13 +56,15 @@ impl Walk {
         }
     }
 
-    pub(super) fn report(&self, key: &str, problem: String, remedy: String, source: Source) {
-        self.found.borrow_mut().problems.push(Problem {
-            key: key.to_owned(),
-            problem,
-            remedy,
-            source,
-        });
+    pub(super) fn report(
+        &self,
+        key: &str,
+        problem: impl Into<String>,
+        remedy: impl Into<String>,
+        source: Source,
+    ) {
+        let problem = Problem::new(key, problem, remedy, source);
+        self.found.borrow_mut().problems.push(problem);
     }
 
     /// Reports a contradiction between two keys at `key`, unless one of them already has a problem.
@@ -71,8 +73,8 @@ impl Walk {
         key: &str,
         with: &str,
         conflicts: bool,
-        problem: String,
-        remedy: String,
+        problem: impl Into<String>,
+        remedy: impl Into<String>,
     ) {
         let found = self.found.borrow();
         if !conflicts
@@ -136,12 +138,7 @@ impl Walk {
                 Some((_, variable)) => format!("the variable is {variable}"),
                 None => suggest(&key, &known),
             };
-            problems.push(Problem {
-                key,
-                problem: "is not a key here".to_owned(),
-                remedy,
-                source,
-            });
+            problems.push(Problem::new(key, "is not a key here", remedy, source));
         }
         (problems, settings, known)
     }
