@@ -23,6 +23,7 @@ mod metrics;
 mod plan;
 mod planned_batch;
 mod routing;
+pub mod series;
 mod shard;
 pub mod share;
 mod start;

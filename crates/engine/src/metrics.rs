@@ -10,37 +10,11 @@ pub(crate) use collector::{EngineCollector, MetricsRegistry};
 
 use crate::config::BackendKind;
 use crate::engine::Totals;
+use crate::series::{DURATION_BOUNDS_NS, HistogramTotal, float};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
-
-/// Upper bounds of the duration histograms, nanoseconds: 1-2-5 from 1 us to 10 s (TRAPS 27: the library's default
-/// begins at 5 ms, far above a device).
-const DURATION_BOUNDS_NS: [u64; 22] = [
-    1_000,
-    2_000,
-    5_000,
-    10_000,
-    20_000,
-    50_000,
-    100_000,
-    200_000,
-    500_000,
-    1_000_000,
-    2_000_000,
-    5_000_000,
-    10_000_000,
-    20_000_000,
-    50_000_000,
-    100_000_000,
-    200_000_000,
-    500_000_000,
-    1_000_000_000,
-    2_000_000_000,
-    5_000_000_000,
-    10_000_000_000,
-];
 
 /// Upper bounds of the counting histograms (queue depth, batch items): powers of two.
 const COUNT_BOUNDS: [u64; 14] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192];
@@ -119,13 +93,6 @@ impl<const N: usize> LocalHistogram<N> {
 /// Duration in whole nanoseconds, saturating.
 pub(crate) fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
-}
-
-#[derive(Debug, Default)]
-struct HistogramTotal {
-    buckets: Vec<u64>,
-    count: u64,
-    sum: u64,
 }
 
 /// Results of a read, the closed set of the `result` label: `ReadError::label` and these two.
@@ -369,20 +336,10 @@ pub(crate) fn totals(shards: &[Arc<ShardMetrics>], mut read: ReadTotals) -> Tota
     let mut cumulative = 0;
     for (bound, count) in DURATION_BOUNDS_NS.iter().zip(&time.buckets) {
         cumulative += count;
-        totals.total_seconds.push((seconds(*bound), cumulative));
+        totals.total_seconds.push((float(*bound) / 1e9, cumulative));
     }
     totals.total_seconds.push((f64::INFINITY, time.count));
     totals
-}
-
-#[expect(clippy::cast_precision_loss, reason = "53 bits of nanoseconds are 104 days")]
-fn seconds(nanoseconds: u64) -> f64 {
-    nanoseconds as f64 / 1e9
-}
-
-#[expect(clippy::cast_precision_loss, reason = "Prometheus counts in f64")]
-fn float(value: u64) -> f64 {
-    value as f64
 }
 
 #[cfg(test)]

@@ -10,9 +10,10 @@ use crate::fetch::{Fetcher, StorageInfo};
 use crate::grpc::{self, convert};
 use crate::lifecycle::Lifecycle;
 use crate::reconfigure::Reconfigurer;
-use crate::rpc_metrics::{RpcMetrics, as_f64};
+use crate::rpc_metrics::RpcMetrics;
 use crate::telemetry::Telemetry;
 use ringfetch_engine::engine::Totals;
+use ringfetch_engine::series::float;
 use ringfetch_proto::v1;
 use ringfetch_proto::v1::admin_service_server::{AdminService, AdminServiceServer};
 use std::collections::VecDeque;
@@ -145,7 +146,7 @@ impl Samples {
         if window.is_zero() {
             return Rates::default();
         }
-        let per_second = |now: u64, then: u64| as_f64(now.saturating_sub(then)) / window.as_secs_f64();
+        let per_second = |now: u64, then: u64| float(now.saturating_sub(then)) / window.as_secs_f64();
         Rates {
             reads_per_second: per_second(now.reads, oldest.reads),
             bytes_per_second: per_second(now.bytes, oldest.bytes),

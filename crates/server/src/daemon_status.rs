@@ -6,11 +6,11 @@
 
 use crate::fetch::{DatasetInfo, Fetcher, StorageInfo, backend_word};
 use crate::lifecycle::State;
-use crate::rpc_metrics::as_f64;
 use prometheus::Registry;
 use prometheus::proto::{LabelPair, Metric, MetricFamily};
 use ringfetch_engine::config::BackendKind;
 use ringfetch_engine::engine::{BackendStatus, ShardStatus};
+use ringfetch_engine::series::float;
 use serde::Serialize;
 use std::collections::HashMap;
 use std::time::{Duration, Instant, SystemTime};
@@ -267,8 +267,8 @@ impl DurationView {
         if self.count == 0 {
             return 0.0;
         }
-        let rank = as_f64(self.count) * quantile;
-        let bucket = self.buckets.iter().find(|bucket| as_f64(bucket.count) >= rank);
+        let rank = float(self.count) * quantile;
+        let bucket = self.buckets.iter().find(|bucket| float(bucket.count) >= rank);
         bucket.and_then(|bucket| bucket.le_us).unwrap_or(f64::INFINITY)
     }
 }

@@ -16,7 +16,8 @@ mod outcome;
 
 use crate::record;
 use prometheus::core::{Collector, Desc};
-use prometheus::proto::{Bucket, Counter, Histogram, LabelPair, Metric, MetricFamily, MetricType};
+use prometheus::proto::{MetricFamily, MetricType};
+use ringfetch_engine::series::{DURATION_BOUNDS_NS, Family, HistogramTotal};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -26,22 +27,6 @@ use self::labels::{GRPC_CODES, HTTP_CLIENT_LEFT, HTTP_CODES, grpc_code_index, ht
 pub use self::labels::{GrpcMethod, HttpOperation, grpc_code_name};
 pub(crate) use self::labels::{grpc_method_of, http_code_name, is_common_service};
 pub(crate) use self::outcome::{Collected, Outcome, collect, cut_short, is_success, replaced};
-
-/// Upper bucket bounds in nanoseconds, 1 us to 10 s in steps of 1-2-5: the default buckets of Prometheus
-/// start at 5 ms, longer than nearly everything measured here (TRAPS 27).
-const BOUNDS_NS: [u64; 22] = {
-    let mut bounds = [0; 22];
-    let mut decade = 1_000;
-    let mut index = 0;
-    while index < 22 {
-        bounds[index] = decade * [1, 2, 5][index % 3];
-        if index % 3 == 2 {
-            decade *= 10;
-        }
-        index += 1;
-    }
-    bounds
-};
 
 const GRPC: usize = 0;
 const HTTP: usize = 1;
@@ -58,7 +43,7 @@ const SLOTS: usize = 32;
 struct Counts {
     codes: [AtomicU64; CODES_MAX],
     /// The last one is for values above every bound.
-    buckets: [AtomicU64; BOUNDS_NS.len() + 1],
+    buckets: [AtomicU64; DURATION_BOUNDS_NS.len() + 1],
     sum_ns: AtomicU64,
 }
 
@@ -66,7 +51,7 @@ impl Counts {
     const fn new() -> Self {
         Self {
             codes: [const { AtomicU64::new(0) }; CODES_MAX],
-            buckets: [const { AtomicU64::new(0) }; BOUNDS_NS.len() + 1],
+            buckets: [const { AtomicU64::new(0) }; DURATION_BOUNDS_NS.len() + 1],
             sum_ns: AtomicU64::new(0),
         }
     }
@@ -305,7 +290,7 @@ impl Inner {
     fn time(&self, transport: usize, method: usize, elapsed: Duration) {
         let counts = &self.slots[slot_of_thread()][transport][method];
         let elapsed_ns = u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX);
-        let bucket = BOUNDS_NS.partition_point(|bound| *bound < elapsed_ns);
+        let bucket = DURATION_BOUNDS_NS.partition_point(|bound| *bound < elapsed_ns);
         counts.buckets[bucket].fetch_add(1, Ordering::Relaxed);
         counts.sum_ns.fetch_add(elapsed_ns, Ordering::Relaxed);
     }
@@ -317,77 +302,37 @@ impl Inner {
             .sum()
     }
 
-    fn series(&self) -> (Vec<Metric>, Vec<Metric>) {
-        let (mut requests, mut durations) = (Vec::new(), Vec::new());
+    fn families(&self) -> [Family; 2] {
+        let family = |desc: &Desc, kind| Family::new(&desc.fq_name, &desc.help, kind);
+        let mut requests = family(&self.requests, MetricType::COUNTER);
+        let mut durations = family(&self.duration, MetricType::HISTOGRAM);
         for (transport, methods, codes) in [
             (GRPC, GrpcMethod::LABELS, &GRPC_CODES[..]),
             (HTTP, HttpOperation::LABELS, &HTTP_CODES[..]),
         ] {
-            for (method, method_label) in methods.iter().enumerate() {
-                // `LabelPair`s in the order of their names, as the encoder and the registry expect.
-                let labels = vec![
-                    label("method", method_label),
-                    label("transport", TRANSPORTS[transport]),
-                ];
+            for (method, name) in methods.iter().enumerate() {
+                // In the order of their names, as the encoder and the registry expect.
+                let labels = [("method", *name), ("transport", TRANSPORTS[transport])];
                 for (code, code_label) in codes.iter().enumerate() {
                     let count = self.sum(transport, method, |counts| &counts.codes[code]);
                     if count > 0 {
-                        let mut with_code = vec![label("code", code_label)];
-                        with_code.extend(labels.iter().cloned());
-                        let mut counter = Counter::default();
-                        counter.set_value(as_f64(count));
-                        let mut metric = Metric::from_label(with_code);
-                        metric.set_counter(counter);
-                        requests.push(metric);
+                        requests.counter(&[("code", *code_label), labels[0], labels[1]], count);
                     }
                 }
-                if let Some(histogram) = self.histogram(transport, method) {
-                    let mut metric = Metric::from_label(labels);
-                    metric.set_histogram(histogram);
-                    durations.push(metric);
+                let sum = |bucket: usize| self.sum(transport, method, |counts| &counts.buckets[bucket]);
+                let buckets: Vec<u64> = (0..DURATION_BOUNDS_NS.len()).map(sum).collect();
+                let total = HistogramTotal {
+                    count: buckets.iter().sum::<u64>() + sum(buckets.len()),
+                    buckets,
+                    sum: self.sum(transport, method, |counts| &counts.sum_ns),
+                };
+                if total.count > 0 {
+                    durations.histogram(&labels, &total, &DURATION_BOUNDS_NS, 1e9);
                 }
             }
         }
-        (requests, durations)
+        [requests, durations]
     }
-
-    /// `None` while nothing has been counted.
-    fn histogram(&self, transport: usize, method: usize) -> Option<Histogram> {
-        let mut cumulative = 0;
-        let mut buckets = Vec::with_capacity(BOUNDS_NS.len());
-        for (index, bound_ns) in BOUNDS_NS.iter().enumerate() {
-            cumulative += self.sum(transport, method, |counts| &counts.buckets[index]);
-            let mut bucket = Bucket::default();
-            bucket.set_cumulative_count(cumulative);
-            bucket.set_upper_bound(as_f64(*bound_ns) / 1e9);
-            buckets.push(bucket);
-        }
-        let count = cumulative + self.sum(transport, method, |counts| &counts.buckets[BOUNDS_NS.len()]);
-        if count == 0 {
-            return None;
-        }
-        let mut histogram = Histogram::default();
-        histogram.set_bucket(buckets);
-        histogram.set_sample_count(count);
-        histogram.set_sample_sum(as_f64(self.sum(transport, method, |counts| &counts.sum_ns)) / 1e9);
-        Some(histogram)
-    }
-}
-
-fn label(name: &str, value: &str) -> LabelPair {
-    let mut pair = LabelPair::default();
-    pair.set_name(name.to_owned());
-    pair.set_value(value.to_owned());
-    pair
-}
-
-/// A count as a float; exact below 2^53.
-#[expect(
-    clippy::cast_precision_loss,
-    reason = "counts beyond 2^53 lose their last digits, as in every exporter"
-)]
-pub(crate) fn as_f64(value: u64) -> f64 {
-    value as f64
 }
 
 impl Collector for RpcMetrics {
@@ -396,23 +341,8 @@ impl Collector for RpcMetrics {
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        let (requests, durations) = self.inner.series();
-        let families = [
-            (&self.inner.requests, MetricType::COUNTER, requests),
-            (&self.inner.duration, MetricType::HISTOGRAM, durations),
-        ];
-        // The registry refuses a family without series.
-        let filled = families.into_iter().filter(|(_, _, series)| !series.is_empty());
-        filled
-            .map(|(desc, kind, series)| {
-                let mut family = MetricFamily::default();
-                family.set_name(desc.fq_name.clone());
-                family.set_help(desc.help.clone());
-                family.set_field_type(kind);
-                family.set_metric(series);
-                family
-            })
-            .collect()
+        let families = self.inner.families().into_iter();
+        families.filter_map(Family::finish).collect()
     }
 }
 
@@ -482,7 +412,7 @@ mod tests {
 
     #[test]
     fn every_method_and_code_has_its_label() {
-        // The tables have every method and code; bounds go from 1 us to 10 s.
+        // The tables have every method and code.
         assert_eq!(GrpcMethod::LABELS[GrpcMethod::Other as usize], "other");
         assert_eq!(HttpOperation::LABELS[HttpOperation::Other as usize], "other");
         assert_eq!(HTTP_CODES[HTTP_CLIENT_LEFT], "499");
@@ -493,7 +423,6 @@ mod tests {
             HTTP_CODES[http_code_index(::http::StatusCode::IM_A_TEAPOT)],
             "other"
         );
-        assert_eq!((BOUNDS_NS[0], BOUNDS_NS[21]), (1_000, 10_000_000_000));
     }
 
     #[test]

@@ -18,7 +18,7 @@ use tracing_subscriber::{EnvFilter, Layer, fmt, reload};
 
 use crate::config::{LogConfig, LogFormat};
 use crate::log_output::LogOutput;
-use crate::rpc_metrics::as_f64;
+use ringfetch_engine::series::float;
 
 type FilterHandle = reload::Handle<EnvFilter, tracing_subscriber::Registry>;
 
@@ -226,7 +226,7 @@ impl Process {
             self.cpu_seconds.inc_by(difference);
         }
         let limit = getrlimit(Resource::Nofile).current;
-        self.max_fds.set(limit.map_or(f64::INFINITY, as_f64));
+        self.max_fds.set(limit.map_or(f64::INFINITY, float));
         if let Ok(entries) = std::fs::read_dir("/proc/self/fd") {
             // One of them is the descriptor of the directory that is being read.
             self.open_fds.set(signed(entries.count().saturating_sub(1)));
@@ -267,7 +267,7 @@ impl Collector for Process {
 fn started() -> Option<f64> {
     let ticks = procfs::process::Process::myself().ok()?.stat().ok()?.starttime;
     let since_boot = seconds(clock_gettime(ClockId::Boottime));
-    let age = since_boot - as_f64(ticks) / as_f64(rustix::param::clock_ticks_per_second());
+    let age = since_boot - float(ticks) / float(rustix::param::clock_ticks_per_second());
     Some(now() - age)
 }
 

@@ -3,15 +3,13 @@
 //! Names and labels are public (docs/METRICS.md). Labels are closed sets: never an offset, a client or a
 //! path.
 
-use super::{
-    COUNT_BOUNDS, DURATION_BOUNDS_NS, DatasetCounters, HistogramTotal, RESULT_OK, ReadTotals, ShardMetrics,
-    float, totals,
-};
+use super::{COUNT_BOUNDS, DatasetCounters, RESULT_OK, ReadTotals, ShardMetrics, totals};
 use crate::engine::{BackendStatus, Totals};
 use crate::routing::RoutingTable;
+use crate::series::{DURATION_BOUNDS_NS, Family, HistogramTotal, float};
 use arc_swap::ArcSwap;
 use prometheus::core::{Collector, Desc};
-use prometheus::proto::{Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily, MetricType};
+use prometheus::proto::{MetricFamily, MetricType};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
@@ -211,73 +209,6 @@ impl EngineCollector {
     }
 }
 
-struct Family(MetricFamily);
-
-impl Family {
-    fn new(name: &str, kind: MetricType) -> Self {
-        let help = HELP
-            .iter()
-            .find(|(known, _)| *known == name)
-            .map_or("", |(_, help)| help);
-        let mut family = MetricFamily::default();
-        family.set_name(name.to_owned());
-        family.set_help(help.to_owned());
-        family.set_field_type(kind);
-        Self(family)
-    }
-
-    fn push(&mut self, labels: &[(&str, &str)], fill: impl FnOnce(&mut Metric)) {
-        let labels = labels
-            .iter()
-            .map(|(name, value)| {
-                let mut pair = LabelPair::default();
-                pair.set_name((*name).to_owned());
-                pair.set_value((*value).to_owned());
-                pair
-            })
-            .collect();
-        let mut metric = Metric::from_label(labels);
-        fill(&mut metric);
-        self.0.mut_metric().push(metric);
-    }
-
-    fn counter(&mut self, labels: &[(&str, &str)], value: u64) {
-        self.push(labels, |metric| {
-            let mut counter = Counter::default();
-            counter.set_value(float(value));
-            metric.set_counter(counter);
-        });
-    }
-
-    fn gauge(&mut self, labels: &[(&str, &str)], value: f64) {
-        self.push(labels, |metric| {
-            let mut gauge = Gauge::default();
-            gauge.set_value(value);
-            metric.set_gauge(gauge);
-        });
-    }
-
-    /// With `parts` of what is counted to the exported unit. A division, because 1000 * 1e-9 is 0.0000010000000000000002,
-    /// a label that no query would have.
-    fn histogram(&mut self, labels: &[(&str, &str)], total: &HistogramTotal, bounds: &[u64], parts: f64) {
-        self.push(labels, |metric| {
-            let mut histogram = Histogram::default();
-            let mut cumulative = 0;
-            let buckets = bounds.iter().zip(&total.buckets).map(|(bound, count)| {
-                cumulative += count;
-                let mut bucket = Bucket::default();
-                bucket.set_upper_bound(float(*bound) / parts);
-                bucket.set_cumulative_count(cumulative);
-                bucket
-            });
-            histogram.set_bucket(buckets.collect());
-            histogram.set_sample_count(total.count);
-            histogram.set_sample_sum(float(total.sum) / parts);
-            metric.set_histogram(histogram);
-        });
-    }
-}
-
 impl Collector for EngineCollector {
     fn desc(&self) -> Vec<&Desc> {
         self.descriptions.iter().collect()
@@ -292,23 +223,27 @@ impl Collector for EngineCollector {
             .unwrap_or_else(PoisonError::into_inner);
         self.metrics.drop_unused(&mut dropped);
         drop(dropped);
-        let mut reads = Family::new("ringfetch_reads_total", COUNTER);
-        let mut bytes = Family::new("ringfetch_read_bytes_total", COUNTER);
-        let mut duration = Family::new("ringfetch_read_duration_seconds", HISTOGRAM);
-        let mut dataset_duration = Family::new("ringfetch_dataset_read_duration_seconds", HISTOGRAM);
-        let mut in_flight = Family::new("ringfetch_in_flight_reads", GAUGE);
-        let mut depth = Family::new("ringfetch_queue_depth", HISTOGRAM);
-        let mut limit = Family::new("ringfetch_queue_depth_limit", GAUGE);
-        let mut queued = Family::new("ringfetch_queued_reads", GAUGE);
-        let mut items = Family::new("ringfetch_batch_items", HISTOGRAM);
-        let mut device_reads = Family::new("ringfetch_device_reads_total", COUNTER);
-        let mut device_bytes = Family::new("ringfetch_device_read_bytes_total", COUNTER);
-        let mut resident = Family::new("ringfetch_resident_reads_total", COUNTER);
-        let mut joined = Family::new("ringfetch_joined_reads_total", COUNTER);
-        let mut submissions = Family::new("ringfetch_submissions_total", COUNTER);
-        let mut failures = Family::new("ringfetch_shard_failures_total", COUNTER);
-        let mut info = Family::new("ringfetch_backend_info", GAUGE);
-        let mut dataset_info = Family::new("ringfetch_dataset_backend_info", GAUGE);
+        let family = |name, kind| {
+            let help = HELP.iter().find(|(known, _)| *known == name);
+            Family::new(name, help.map_or("", |(_, help)| help), kind)
+        };
+        let mut reads = family("ringfetch_reads_total", COUNTER);
+        let mut bytes = family("ringfetch_read_bytes_total", COUNTER);
+        let mut duration = family("ringfetch_read_duration_seconds", HISTOGRAM);
+        let mut dataset_duration = family("ringfetch_dataset_read_duration_seconds", HISTOGRAM);
+        let mut in_flight = family("ringfetch_in_flight_reads", GAUGE);
+        let mut depth = family("ringfetch_queue_depth", HISTOGRAM);
+        let mut limit = family("ringfetch_queue_depth_limit", GAUGE);
+        let mut queued = family("ringfetch_queued_reads", GAUGE);
+        let mut items = family("ringfetch_batch_items", HISTOGRAM);
+        let mut device_reads = family("ringfetch_device_reads_total", COUNTER);
+        let mut device_bytes = family("ringfetch_device_read_bytes_total", COUNTER);
+        let mut resident = family("ringfetch_resident_reads_total", COUNTER);
+        let mut joined = family("ringfetch_joined_reads_total", COUNTER);
+        let mut submissions = family("ringfetch_submissions_total", COUNTER);
+        let mut failures = family("ringfetch_shard_failures_total", COUNTER);
+        let mut info = family("ringfetch_backend_info", GAUGE);
+        let mut dataset_info = family("ringfetch_dataset_backend_info", GAUGE);
 
         let mut by_result: BTreeMap<(String, BackendKindOrd, &str), u64> = BTreeMap::new();
         let mut by_dataset: BTreeMap<(String, BackendKindOrd), u64> = BTreeMap::new();
@@ -427,8 +362,7 @@ impl Collector for EngineCollector {
             dataset_info,
         ]
         .into_iter()
-        .map(|family| family.0)
-        .filter(|family| !family.get_metric().is_empty())
+        .filter_map(Family::finish)
         .collect()
     }
 }
@@ -474,27 +408,5 @@ mod tests {
         let totals = registry.totals();
         assert_eq!((totals.reads, totals.read_bytes), (DATASETS, 7 * DATASETS));
         assert_eq!(shard.datasets.lock().unwrap().len(), 0);
-    }
-
-    #[test]
-    fn bounds_are_decimal_numbers_as_queries_write_them() {
-        // Scenario: the bounds of a histogram of durations as text, which is their label. Expectation: 1, 2 and 5 times
-        // powers of ten, without the errors of binary fractions.
-        let mut family = Family::new("ringfetch_read_duration_seconds", MetricType::HISTOGRAM);
-        let total = HistogramTotal {
-            buckets: vec![0; DURATION_BOUNDS_NS.len()],
-            ..HistogramTotal::default()
-        };
-        family.histogram(&[], &total, &DURATION_BOUNDS_NS, 1e9);
-        let buckets = family.0.get_metric()[0].get_histogram().get_bucket();
-        let found: Vec<String> = buckets
-            .iter()
-            .map(|bucket| bucket.upper_bound().to_string())
-            .collect();
-        let expected = (0..buckets.len()).map(|index| {
-            let text = format!("{}e{}", [1, 2, 5][index % 3], index.cast_signed() / 3 - 6);
-            text.parse::<f64>().unwrap().to_string()
-        });
-        assert_eq!(found, expected.collect::<Vec<_>>());
     }
 }
