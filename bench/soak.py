@@ -122,21 +122,37 @@ class Soak:
 
     # Operations for the faults.
 
-    def admin_failed(self, what, status, text, begun):
-        code = {"GONE"} if status is None else {soak_load.GRPC_CODES.get(status, str(status))}
-        codes = {"CONNECT", "BROKEN"} if status is None else code
+    def _admin_failed(self, what, status, text, begun):
+        codes = {"CONNECT", "BROKEN"} if status is None else {soak_load.GRPC_CODES.get(status, str(status))}
         self.judge.error(what, types.SimpleNamespace(name="admin"), codes, begun, time.monotonic(), text)
 
     def admin_call(self, method, message=b""):
         begun = time.monotonic()
         status, text = self.daemon.admin(method, message)
         if status != 0:
-            self.admin_failed(method, status, text, begun)
+            self._admin_failed(method, status, text, begun)
         return status == 0
 
     def reload(self):
         self.daemon.write_config()
         return self.admin_call("Reload")
+
+    def reload_until(self, until):
+        """Reloads until it succeeds: a failing disk may prevent it for now. False: it did not by then."""
+        while not self.reload():
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.1)
+        return True
+
+    def reload_mistake(self, what, config=None):
+        """Checks that a configuration, or a file that it names, is refused."""
+        begun = time.monotonic()
+        status, text = self.daemon.reload(config)
+        if status == 0:
+            self.judge.violation("mistake accepted", what)
+        elif status not in (3, 9):
+            self._admin_failed("Reload of a mistake", status, text, begun)
 
     def hang_up(self):
         """Sends SIGHUP, and waits until the daemon has handled it, or has ended."""

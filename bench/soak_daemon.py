@@ -175,16 +175,17 @@ class Daemon:
     def get(self, path, timeout_s=5.0, credential=None):
         """(status, body) of a GET over a new connection; without a `credential`, with the operator's token."""
         credential = credential or Credential("token", self.principals.operator)
-        context = self.client_context(credential=credential)
-        host, port = self.addresses["http"]
-        connection = (http.client.HTTPSConnection(host, port, timeout=timeout_s, context=context) if context
-                      else http.client.HTTPConnection(host, port, timeout=timeout_s))
-        try:
+        with contextlib.closing(self.http_connection(credential, timeout_s)) as connection:
             connection.request("GET", path, headers=credential.headers())
             response = connection.getresponse()
             return response.status, response.read()
-        finally:
-            connection.close()
+
+    def http_connection(self, credential, timeout_s):
+        """A connection to the HTTP port, over TLS if the credential or the daemon has it; not opened yet."""
+        context, (host, port) = self.client_context(credential=credential), self.addresses["http"]
+        if context:
+            return http.client.HTTPSConnection(host, port, timeout=timeout_s, context=context)
+        return http.client.HTTPConnection(host, port, timeout=timeout_s)
 
     def answers(self, path):
         try:
@@ -221,8 +222,8 @@ class Daemon:
         finally:
             connection.close()
 
-    def set_backend(self, backend, dataset=None):
-        return self.admin("SetBackend", field(1, BACKENDS[backend]) + (field(2, dataset) if dataset else b""))
+    def set_backend(self, backend):
+        return self.admin("SetBackend", field(1, BACKENDS[backend]))
 
     def reload(self, config=None):
         """Writes the configuration (a new one, if given) and makes the daemon read it."""

@@ -28,6 +28,8 @@ ATTACKER = "127.0.0.2"
 # In addition to the bound of resident memory: room for file pages, which count against the limit.
 CGROUP_CACHE_BYTES = 12 << 20
 PHASE_SECONDS = (6, 12)
+# How long a reload that must succeed is repeated.
+RELOAD_SECONDS = 10
 
 # `restarts`: it ends and starts the daemon; at most one such fault at a time. `needs`: requirements on the machine.
 Fault = collections.namedtuple("Fault", "name act restarts needs")
@@ -135,12 +137,7 @@ def bad_reload(soak, chance, until):
     while sleep(until, chance.uniform(0.1, 1.0)):
         with daemon.config_lock:
             bad = chance.choice(mistakes(daemon.config))
-            begun = time.monotonic()
-            status, text = daemon.reload(bad)
-            if status == 0:
-                soak.judge.violation("mistake accepted", f"{json.dumps(bad)[-300:]}")
-            elif status not in (3, 9):
-                soak.admin_failed("Reload of a mistake", status, text, begun)
+            soak.reload_mistake(json.dumps(bad)[-300:], bad)
             soak.reload()
 
 
@@ -153,8 +150,7 @@ def replace(soak, chance, until):
             with daemon.config_lock, swap.history.change(swap.history.newest + 1):
                 swap.write(swap.history.now)
                 # Until a reload succeeds, the old version may be answered.
-                while not soak.reload() and time.monotonic() < until + MARGIN_S + DEADLINE_S:
-                    time.sleep(0.1)
+                soak.reload_until(until + RELOAD_SECONDS)
             continue
         name = chance.choice(list(objects.objects))
         history = objects.objects[name]
@@ -178,10 +174,7 @@ def truncate(soak, chance, until):
         sleep(until, until - time.monotonic())
         with cut.history.change(cut.history.newest + 1):
             cut.write(cut.history.now)
-            for _ in range(100):
-                if soak.reload():
-                    break
-                time.sleep(0.1)
+            soak.reload_until(time.monotonic() + RELOAD_SECONDS)
         cut.cut_until = time.monotonic()
 
 
@@ -450,12 +443,7 @@ def certificates(soak, chance, until):
                 with contextlib.suppress(OSError, ssl.SSLError):
                     shown = soak.daemon.presented_certificate()
                 made.path("server.pem").write_text(bad)
-                begun = time.monotonic()
-                status, text = soak.daemon.reload()
-                if status == 0:
-                    soak.judge.violation("mistake accepted", f"a certificate file of {bad[:40]!r}")
-                elif status not in (3, 9):
-                    soak.admin_failed("Reload of a bad certificate", status, text, begun)
+                soak.reload_mistake(f"a certificate file of {bad[:40]!r}")
                 with contextlib.suppress(OSError, ssl.SSLError):
                     if shown and soak.daemon.presented_certificate() != shown:
                         soak.judge.violation("certificate", "another one is shown after a refused reload")
@@ -478,15 +466,6 @@ def refused_and_let_in(soak, refused, let_in):
             soak.judge.violation("credential", f"HTTP {status} to a certificate of {let_in.value} by another authority")
 
 
-def _in_force(soak, until):
-    """Reloads the principals. False: which credentials are in force is unknown for now."""
-    while not soak.reload():
-        if time.monotonic() > until + MARGIN_S + DEADLINE_S:
-            return False
-        time.sleep(0.1)
-    return True
-
-
 def rotate(soak, chance, until, kind):
     """Rotates credentials of this kind, or revokes them while clients use them; checks that invalid principals files are
     refused."""
@@ -496,27 +475,22 @@ def rotate(soak, chance, until, kind):
         with daemon.config_lock:
             if chance.random() < 0.3:
                 principals.write(chance.choice(principals.mistakes()))
-                begun = time.monotonic()
-                status, text = daemon.reload()
-                if status == 0:
-                    soak.judge.violation("mistake accepted", "a file of principals")
-                elif status not in (3, 9):
-                    soak.admin_failed("Reload of bad principals", status, text, begun)
+                soak.reload_mistake("a file of principals")
                 principals.write()
-                _in_force(soak, until)
+                soak.reload_until(until + RELOAD_SECONDS)
                 continue
             old, new = principals.credential(kind), principals.make(kind)
             if chance.random() < 0.5:
                 # Rotation: for a while both are accepted.
                 principals.accept(old, new)
-                if not _in_force(soak, until):
-                    continue
+                if not soak.reload_until(until + RELOAD_SECONDS):
+                    continue  # Which credentials are in force is unknown for now.
                 principals.use(new)
                 sleep(until, chance.uniform(0, 0.5))
             # Requests in flight with the old one are cut off.
             with soak.faults.window(fault, cut_off, set(soak.datasets), after_s=1.0), contextlib.ExitStack() as longer:
                 principals.accept(new)
-                known = _in_force(soak, until)
+                known = soak.reload_until(until + RELOAD_SECONDS)
                 principals.use(new)
                 soak.tell(f"{fault}: {old.value} is out, {new.value} in")
                 if known:

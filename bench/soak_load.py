@@ -217,11 +217,8 @@ class HttpClient:
     transport = "http"
 
     def __init__(self, daemon, by_certificate):
-        host, port = daemon.addresses["http"]
         self.open, self.principals, self.credential = True, daemon.principals, daemon.credential(by_certificate)
-        context, wait_s = daemon.client_context(credential=self.credential), DEADLINE_S + MARGIN_S
-        self.connection = (http.client.HTTPSConnection(host, port, timeout=wait_s, context=context) if context
-                           else http.client.HTTPConnection(host, port, timeout=wait_s))
+        self.connection = daemon.http_connection(self.credential, DEADLINE_S + MARGIN_S)
         self.made = time.monotonic()
         self.connection.connect()
 

@@ -175,11 +175,8 @@ class Connection:
         self._send(head + body)
         return stream
 
-    def send(self, stream, message, end=False):
-        self._send(frame(DATA, END_STREAM if end else 0, stream, b"\0" + struct.pack(">I", len(message)) + message))
-
-    def finish(self, stream):
-        self._send(frame(DATA, END_STREAM, stream))
+    def send(self, stream, message):
+        self._send(frame(DATA, 0, stream, b"\0" + struct.pack(">I", len(message)) + message))
 
     def cancel(self, stream):
         self.streams.pop(stream, None)
