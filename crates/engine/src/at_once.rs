@@ -16,7 +16,8 @@ use crate::config::BackendKind;
 use crate::dataset::{Dataset, OpenFile, WeakDataset};
 use crate::metrics::{DatasetCounters, ShardMetrics, nanoseconds};
 use crate::share::Share;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use crate::sync::lock;
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 /// Longest item with `mmap`: a longer copy is worth going to a thread of its own.
@@ -107,7 +108,7 @@ impl CoreReads {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }
 

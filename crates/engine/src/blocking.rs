@@ -3,6 +3,7 @@
 //! Not the blocking pool of tokio: where the system refuses a thread and there is none, it panics in the caller and keeps
 //! the call, with the memory and the permits that it holds, until some later call gets a thread.
 
+use crate::sync::lock;
 use std::collections::VecDeque;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -122,7 +123,7 @@ impl BlockingPool {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         // No call is made under the lock.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 

@@ -21,10 +21,11 @@ use crate::routing::{BackendRoute, RoutingTable};
 use crate::shard::{Control, Mailbox, SendError};
 use crate::share::{Account, Budget, CallerAccount, Charge, Refused, Share};
 use crate::start::{self, Cores, ShardGroup, Sim, Starter};
+use crate::sync::lock;
 use arc_swap::ArcSwap;
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, TryLockError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::{oneshot, watch};
@@ -246,7 +247,7 @@ impl Engine {
         Fut: Future<Output = ()> + 'static,
     {
         let job: Task = Box::new(move || Box::pin(task()));
-        let cores = self.inner.cores.lock().unwrap_or_else(PoisonError::into_inner);
+        let cores = lock(&self.inner.cores);
         let core = cores.commands.get(core);
         core.is_some_and(|core| core.send(CoreCommand::Task(job)).is_ok())
     }
@@ -507,13 +508,7 @@ impl Engine {
         inner.draining.store(true, Ordering::Relaxed);
         let until = tokio::time::Instant::from_std(deadline);
         // No switch starts after this; a running one completes first.
-        drop(
-            inner
-                .alarm_raised
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .take(),
-        );
+        drop(lock(&inner.alarm_raised).take());
         while matches!(inner.switching.try_lock(), Err(TryLockError::WouldBlock)) && Instant::now() < deadline
         {
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -527,13 +522,8 @@ impl Engine {
         for shard in shards() {
             let _ended = tokio::time::timeout_at(until, shard.inbox.closed()).await;
         }
-        inner
-            .cores
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .commands
-            .clear();
-        let mut threads = std::mem::take(&mut *inner.threads.lock().unwrap_or_else(PoisonError::into_inner));
+        lock(&inner.cores).commands.clear();
+        let mut threads = std::mem::take(&mut *lock(&inner.threads));
         // Threads end within microseconds of their last read; joining blocks, so poll them.
         while threads.iter().any(|thread| !thread.is_finished()) && Instant::now() < deadline {
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -578,7 +568,7 @@ impl Inner {
     }
 
     fn groups(&self) -> Vec<Arc<ShardGroup>> {
-        self.groups.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.groups).clone()
     }
 
     fn choose_shard<'a>(&self, group: &'a ShardGroup) -> Option<&'a ShardHandle> {

@@ -27,6 +27,7 @@ pub mod series;
 mod shard;
 pub mod share;
 mod start;
+pub mod sync;
 
 pub use backend::probe;
 #[cfg(any(test, feature = "sim"))]

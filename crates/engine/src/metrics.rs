@@ -11,9 +11,10 @@ pub(crate) use collector::{EngineCollector, MetricsRegistry};
 use crate::config::BackendKind;
 use crate::engine::Totals;
 use crate::series::{DURATION_BOUNDS_NS, HistogramTotal, float};
+use crate::sync::lock;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Upper bounds of the counting histograms (queue depth, batch items): powers of two.
@@ -120,12 +121,7 @@ impl DatasetCounters {
 
     pub(crate) fn count_failed(&self, label: &'static str, reads: u64) {
         if reads > 0 {
-            *self
-                .failed
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .entry(label)
-                .or_default() += reads;
+            *lock(&self.failed).entry(label).or_default() += reads;
         }
     }
 }
@@ -223,7 +219,7 @@ impl ShardMetrics {
     /// The counters of a dataset's reads by one backend on this shard, created on first use. A dataset that
     /// is reopened continues its counters.
     pub(crate) fn dataset(&self, name: &str, backend: BackendKind) -> Arc<DatasetCounters> {
-        let mut datasets = self.datasets.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut datasets = lock(&self.datasets);
         let known = datasets
             .iter()
             .find(|known| known.backend == backend && known.dataset == name);
@@ -303,7 +299,7 @@ pub(crate) struct ReadTotals {
 
 impl ReadTotals {
     pub(crate) fn add(&mut self, counters: &DatasetCounters) {
-        let failed = counters.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        let failed = lock(&counters.failed);
         let failed: u64 = failed.values().sum();
         self.reads += counters.ok.load(Ordering::Relaxed) + failed;
         self.errors += failed;
@@ -318,12 +314,7 @@ pub(crate) fn totals(shards: &[Arc<ShardMetrics>], mut read: ReadTotals) -> Tota
         for per_backend in &shard.backends {
             per_backend.total_time.merge_into(&mut time);
         }
-        for dataset in shard
-            .datasets
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .iter()
-        {
+        for dataset in lock(&shard.datasets).iter() {
             read.add(dataset);
         }
     }

@@ -11,12 +11,13 @@ use output::Output;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
 use prometheus::{IntCounterVec, Opts, Registry};
+use ringfetch_engine::sync::lock;
 use serde::{Serialize, Serializer};
 use std::cell::RefCell;
 use std::io::Write as _;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 use tracing_appender::non_blocking::{ErrorCounter, NonBlocking, NonBlockingBuilder, WorkerGuard};
 
@@ -233,7 +234,7 @@ impl Collector for Dropped {
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        let _one_at_a_time = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one_at_a_time = lock(&self.reading);
         let counter = self.counters.with_label_values(&["queue"]);
         counter.inc_by((self.queue.dropped_lines() as u64).saturating_sub(counter.get()));
         self.counters.collect()

@@ -14,11 +14,12 @@ use crate::rpc_metrics::RpcMetrics;
 use crate::telemetry::Telemetry;
 use ringfetch_engine::engine::Totals;
 use ringfetch_engine::series::float;
+use ringfetch_engine::sync::lock;
 use ringfetch_proto::v1;
 use ringfetch_proto::v1::admin_service_server::{AdminService, AdminServiceServer};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tonic::service::RoutesBuilder;
 use tonic::{Request, Response, Status};
@@ -91,10 +92,7 @@ impl Admin {
                 ticks.tick().await;
                 let Some(samples) = samples.upgrade() else { return };
                 let sample = Sample::of(Instant::now(), &engine.totals());
-                samples
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .push(sample);
+                lock(&samples).push(sample);
             }
         });
     }
@@ -200,11 +198,7 @@ impl AdminService for Admin {
             reads: taken.totals.reads_total,
             bytes: taken.totals.read_bytes_total,
         };
-        let rates = self
-            .samples
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .rates(now);
+        let rates = lock(&self.samples).rates(now);
         Ok(Response::new(v1::GetStatusResponse {
             version: taken.version.to_owned(),
             uptime_ms: taken.uptime_ms,

@@ -9,10 +9,11 @@ use crate::config::Limits;
 use ringfetch_engine::dataset::IN_FLIGHT_DESCRIPTORS_MAX;
 use ringfetch_engine::engine::Engine;
 use ringfetch_engine::share::{Account, Budget, CallerAccount, CallerShare, Share};
+use ringfetch_engine::sync::lock;
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 /// Hosts are assigned a network of this size (RFC 6177), so all addresses in it are one caller.
 const IPV6_PREFIX_BITS: u32 = 64;
@@ -195,7 +196,7 @@ impl Callers {
     }
 
     fn caller(&self, key: CallerKey) -> Arc<Caller> {
-        let mut known = self.inner.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = lock(&self.inner.known);
         if let Some(caller) = known.get(&key).and_then(Weak::upgrade) {
             return caller;
         }
@@ -237,7 +238,7 @@ impl Drop for Caller {
         let (Some(key), Some(callers)) = (self.key, self.callers.upgrade()) else {
             return;
         };
-        let mut known = callers.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = lock(&callers.known);
         // The caller may have connected again meanwhile.
         if known.get(&key).is_some_and(|caller| caller.strong_count() == 0) {
             known.remove(&key);
@@ -323,7 +324,7 @@ impl Connection {
         closing: &Arc<C>,
     ) -> Option<Arc<Self>> {
         let is_granted = |form: &Self| form.grant.as_ref().is_some_and(|in_use| in_use.is_of(grant));
-        let mut forms = self.forms.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut forms = lock(&self.forms);
         if let Some(latest) = forms.latest.as_ref().filter(|latest| is_granted(latest)) {
             return Some(Arc::clone(latest));
         }

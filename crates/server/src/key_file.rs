@@ -2,12 +2,13 @@
 
 use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
 use ringfetch_engine::blocking::BlockingPool;
+use ringfetch_engine::sync::lock;
 use rustix::fs::{Mode, OFlags};
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 /// How often the files are read again.
@@ -192,10 +193,6 @@ impl Rereads {
             }
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The threads for that: one for each kind of file.

@@ -5,11 +5,12 @@
 //! counted, and the count is written as soon as there is room again. A thread and a queue would lose the last
 //! lines of a crash.
 
+use ringfetch_engine::sync::lock;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::io;
 use std::os::fd::AsFd;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::SystemTime;
 use tracing_subscriber::fmt::MakeWriter;
 
@@ -148,7 +149,7 @@ impl<'a, F: AsFd + 'a> MakeWriter<'a> for LogOutput<F> {
     fn make_writer(&'a self) -> Self::Writer {
         Line {
             output: self,
-            state: self.state.lock().unwrap_or_else(PoisonError::into_inner),
+            state: lock(&self.state),
         }
     }
 }

@@ -24,8 +24,9 @@ use retire::RetiredDatasets;
 use ringfetch_engine::blocking::BlockingPool;
 use ringfetch_engine::config::BackendKind;
 use ringfetch_engine::engine::{BackendStatus, StartError};
+use ringfetch_engine::sync::lock;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError};
@@ -340,8 +341,4 @@ pub fn start_own_backends(fetcher: &Fetcher, config: &Config) -> Result<(), Star
         }
     }
     Ok(())
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -13,6 +13,7 @@ use crate::{admin, grpc};
 use http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode, header};
 use pin_project_lite::pin_project;
 use ringfetch_engine::batch::Fetched;
+use ringfetch_engine::sync::lock;
 use std::cell::RefCell;
 use std::future::Future;
 use std::net::IpAddr;
@@ -188,7 +189,7 @@ fn request_id(headers: &HeaderMap) -> String {
 
 impl Record {
     fn change(&self, change: impl FnOnce(&mut Facts)) {
-        change(&mut self.facts.lock().unwrap_or_else(PoisonError::into_inner));
+        change(&mut lock(&self.facts));
     }
 
     /// The head of the response is ready. Adds the request id to it.
@@ -220,7 +221,7 @@ impl Record {
 
     /// The record of one request of this stream.
     fn part(&self, started: Instant, id: u64, method: &'static str) -> Arc<Self> {
-        let facts = self.facts.lock().unwrap_or_else(PoisonError::into_inner);
+        let facts = lock(&self.facts);
         let parent_id = facts.span_id;
         let facts = Facts {
             trace: facts.trace.map(|trace| TraceContext { parent_id, ..trace }),

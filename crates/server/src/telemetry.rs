@@ -3,8 +3,9 @@
 //! The log filter can be replaced at run time. The engine and the transports register their own metrics;
 //! those of the process are here. There is no global registry.
 
+use ringfetch_engine::sync::lock;
 use std::io::IsTerminal;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
@@ -99,7 +100,7 @@ impl Telemetry {
 
     /// The log filter in force.
     pub fn filter(&self) -> String {
-        self.filter.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.filter).clone()
     }
 
     /// Replaces the log filter until the next reload or start; returns the previous one.
@@ -113,7 +114,7 @@ impl Telemetry {
             )
         })?;
         // Locked during the reload, so that the stored filter is always the one in force.
-        let mut current = self.filter.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut current = lock(&self.filter);
         self.handle.reload(parsed).map_err(|error| error.to_string())?;
         Ok(std::mem::replace(&mut *current, filter.to_owned()))
     }
@@ -218,7 +219,7 @@ impl Process {
     }
 
     fn read(&self) {
-        let _one_at_a_time = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one_at_a_time = lock(&self.reading);
         let spent = seconds(clock_gettime(ClockId::ProcessCPUTime));
         // A counter panics on a negative increment, which rounding might cause.
         let difference = spent - self.cpu_seconds.get();

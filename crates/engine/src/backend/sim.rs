@@ -7,6 +7,7 @@
 
 use super::pread::pread_attempt;
 use super::{Attempt, Backend, Completion, ReadSource};
+use crate::sync::lock;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -199,7 +200,7 @@ impl SimControl {
 
     fn state(&self) -> MutexGuard<'_, State> {
         // A second panic must not hide a test that panicked with the lock.
-        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.shared.state)
     }
 
     /// Random numbers of the Nth attempt, independent of the others'.

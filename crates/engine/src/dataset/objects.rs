@@ -11,11 +11,12 @@ use super::open::{ErrorContext, file_problem, refusal_reason};
 use super::{DirectFacts, ObjectEntry, OpenError, listing, reaper};
 use crate::config::DirectIo;
 use crate::error::{ReadError, Resource};
+use crate::sync::lock;
 use lru::LruCache;
 use rustix::io::Errno;
 use std::num::NonZeroUsize;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
 
@@ -93,7 +94,7 @@ impl Objects {
         let files = NonZeroUsize::new(max_open_files / each).unwrap_or(NonZeroUsize::MIN);
         // `new` would allocate the whole table at once, for a limit that may never be reached.
         let cache = Arc::new(Mutex::new(LruCache::sparse(files)));
-        let mut caches = CACHES.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut caches = lock(&CACHES);
         caches.retain(|cache| cache.strong_count() > 0);
         caches.push(Arc::downgrade(&cache));
         drop(caches);
@@ -239,14 +240,14 @@ impl Objects {
 
     fn lock(&self) -> MutexGuard<'_, LruCache<Box<str>, Cached>> {
         // Nothing panics while it holds the lock, and a cache cannot become inconsistent.
-        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.cache)
     }
 }
 
 /// Closes the less recently used half of every dataset's cached objects soon, except those held by reads, for others that
 /// need descriptors. Returns whether there were any.
 pub fn close_cached_objects() -> bool {
-    let caches = CACHES.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let caches = lock(&CACHES).clone();
     forget_half(caches.iter().filter_map(Weak::upgrade))
 }
 
@@ -254,7 +255,7 @@ pub fn close_cached_objects() -> bool {
 fn forget_half(caches: impl IntoIterator<Item = Arc<Cache>>) -> bool {
     let mut forgotten = Vec::new();
     for cache in caches {
-        let mut cache = cache.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut cache = lock(&cache);
         let keep = cache.len() / 2;
         while cache.len() > keep {
             forgotten.extend(cache.pop_lru());

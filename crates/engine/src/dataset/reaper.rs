@@ -4,11 +4,12 @@
 //! core. Unmapping 100 GB takes milliseconds, and closing a file of a network file system asks its server,
 //! while the core serves its other connections. So a core only sends the remains to this thread.
 
+use crate::sync::lock;
 use std::any::Any;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
@@ -62,7 +63,7 @@ impl Reaper {
         if let Some(sender) = self.sender.get() {
             return Some(sender);
         }
-        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut refused = lock(&self.refused);
         let now = now();
         if self.sender.get().is_some() || refused.is_some_and(|at| now < at + REFUSED) {
             return self.sender.get();
@@ -143,7 +144,7 @@ mod tests {
     static ALONE: Mutex<()> = Mutex::new(());
 
     fn alone() -> MutexGuard<'static, ()> {
-        ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&ALONE)
     }
 
     /// Sends the name of the thread that drops it.

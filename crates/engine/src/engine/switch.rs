@@ -11,7 +11,8 @@ use crate::dataset::Dataset;
 use crate::engine::{BackendStatus, StartError};
 use crate::routing::{BackendRoute, RoutingTable};
 use crate::start::{self, ShardGroup, Starter};
-use std::sync::{Arc, MutexGuard, PoisonError};
+use crate::sync::lock;
+use std::sync::{Arc, MutexGuard};
 
 impl Engine {
     /// The backend requested for a dataset alone, if it has one of its own.
@@ -111,16 +112,12 @@ impl Engine {
 impl Inner {
     /// Waits for a running switch to end, and blocks the next.
     fn switch(&self) -> MutexGuard<'_, ()> {
-        self.switching.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.switching)
     }
 
     /// The route to a backend; starts its shards if necessary. Call within [`Inner::switch`].
     fn route(&self, status: BackendStatus) -> Result<BackendRoute, StartError> {
-        let raised = self
-            .alarm_raised
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
+        let raised = lock(&self.alarm_raised).clone();
         let alarm =
             raised.ok_or_else(|| StartError(format!("backend {}: the engine is ending", status.backend)))?;
         let known = self
@@ -147,15 +144,12 @@ impl Inner {
         if backend.uses_ring() && self.config.uring.registered_buffers {
             self.arena.populate();
         }
-        let cores = self.cores.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let cores = lock(&self.cores).clone();
         let on_cores = starter.start(backend, &cores, None)?;
-        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut threads = lock(&self.threads);
         let group = Arc::new(starter.finish(backend, on_cores, &self.metrics, &mut threads));
         drop(threads);
-        self.groups
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(Arc::clone(&group));
+        lock(&self.groups).push(Arc::clone(&group));
         Ok(group)
     }
 }

@@ -1,10 +1,11 @@
 //! A line of the principals file: a credential, its principal and rights, and the connections that use it.
 
 use super::{Need, Principal};
+use ringfetch_engine::sync::lock;
 use slab::Slab;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 /// What a client authenticates with.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -93,7 +94,7 @@ impl Grant {
     }
 
     fn users(&self) -> MutexGuard<'_, Slab<Weak<dyn Revoke>>> {
-        self.users.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.users)
     }
 
     /// Revokes the grant and ends everything that uses it.

@@ -3,8 +3,9 @@
 use super::rate::{OverRate, Rate, UNLIMITED};
 use crate::caller::Caller;
 use crate::fetch::Rejection;
+use ringfetch_engine::sync::lock;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 /// What a principal may hold at a time and request per second, and its weight.
@@ -69,7 +70,7 @@ impl Principal {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     pub(super) fn name(&self) -> &str {

@@ -7,12 +7,13 @@
 //! timer of their own. The walk's own timer is earlier than nearly all of those. The walk stops when the list
 //! is empty.
 
+use ringfetch_engine::sync::lock;
 use slab::Slab;
 use std::cell::RefCell;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use tokio::time::{Instant, Sleep, sleep_until};
@@ -138,10 +139,6 @@ thread_local! {
 fn with_list<T: Default>(work: impl FnOnce(&mut TimerList) -> T) -> T {
     // The list is gone while the thread ends: then nothing is inserted, and a timer is set instead.
     LIST.try_with(|list| work(&mut lock(list))).unwrap_or_default()
-}
-
-fn lock(list: &Shared) -> MutexGuard<'_, TimerList> {
-    list.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn next_number() -> u64 {

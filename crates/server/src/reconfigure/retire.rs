@@ -3,7 +3,8 @@
 
 use ringfetch_engine::dataset::{Dataset, WeakDataset};
 use ringfetch_engine::engine::Engine;
-use std::sync::{Arc, Mutex, PoisonError};
+use ringfetch_engine::sync::lock;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::runtime::Handle;
 
@@ -26,13 +27,13 @@ pub(super) struct RetiredDatasets {
 impl RetiredDatasets {
     /// Adds a dataset that is no longer served.
     pub(super) fn add(&self, dataset: &Dataset) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.state);
         state.datasets.push(dataset.downgrade());
     }
 
     /// Starts the task, unless it is running or there are no datasets.
     pub(super) fn watch(self: &Arc<Self>, runtime: &Handle, engine: &Engine) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.state);
         if state.watched || state.datasets.is_empty() {
             return;
         }
@@ -54,7 +55,7 @@ impl RetiredDatasets {
             }
             // Sweep once more, for shards whose inbox was full.
             again = some;
-            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut state = lock(&self.state);
             if state.datasets.is_empty() && !again {
                 state.watched = false;
                 return;
@@ -64,7 +65,7 @@ impl RetiredDatasets {
 
     /// Removes datasets without readers; returns whether there were any.
     fn drop_gone(&self) -> bool {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.state);
         let before = state.datasets.len();
         state.datasets.retain(|dataset| dataset.is_open());
         state.datasets.len() < before
