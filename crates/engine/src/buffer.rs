@@ -13,14 +13,16 @@
 
 use crate::cores;
 use crate::error::{ReadError, Resource};
+use crate::series::{Catalog, float};
 use crate::share::{Budget, Charge, Refused, Share};
+use crate::sync::lock;
 use bytes::Bytes;
 use offset_allocator::{Allocation, Allocator};
+use prometheus::Registry;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
-use prometheus::{IntGauge, Registry};
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Granularity of the arena, and the strictest memory alignment a direct read may ask for here.
 pub(crate) const PAGE_BYTES: u64 = 4096;
@@ -74,7 +76,7 @@ impl Drop for Pages {
 
 impl Pages {
     fn allocator(&self) -> MutexGuard<'_, Allocator<u32>> {
-        self.allocator.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.allocator)
     }
 }
 
@@ -89,7 +91,7 @@ struct PiecePool {
 
 impl PiecePool {
     fn kept(&self) -> MutexGuard<'_, [Vec<Allocation<u32>>; KEPT_PAGES_MAX]> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.kept)
     }
 
     /// A piece of so many pages that was kept.
@@ -311,35 +313,33 @@ impl Arena {
     pub(crate) fn register_metrics(&self, registry: &Registry) -> Result<(), prometheus::Error> {
         registry.register(Box::new(ArenaCollector {
             arena: self.clone(),
-            gauges: [
-                IntGauge::new("ringfetch_memory_in_use_bytes", "Response memory in use.")?,
-                IntGauge::new(
-                    "ringfetch_memory_budget_bytes",
-                    "Response memory in all: engine.memory_budget.",
-                )?,
-            ],
+            catalog: Catalog::new(&[
+                (IN_USE, "Response memory in use."),
+                (BUDGET, "Response memory in all: engine.memory_budget."),
+            ])?,
         }))
     }
 }
 
+const IN_USE: &str = "ringfetch_memory_in_use_bytes";
+const BUDGET: &str = "ringfetch_memory_budget_bytes";
+
 /// Reads the arena when it is scraped.
 struct ArenaCollector {
     arena: Arena,
-    /// In use, budget.
-    gauges: [IntGauge; 2],
+    catalog: Catalog,
 }
 
 impl Collector for ArenaCollector {
     fn desc(&self) -> Vec<&Desc> {
-        self.gauges.iter().flat_map(Collector::desc).collect()
+        self.catalog.descriptions()
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        let now = [self.arena.in_use_bytes(), self.arena.budget_bytes()];
-        for (gauge, bytes) in self.gauges.iter().zip(now) {
-            gauge.set(i64::try_from(bytes).unwrap_or(i64::MAX));
-        }
-        self.gauges.iter().flat_map(Collector::collect).collect()
+        let mut scrape = self.catalog.scrape();
+        scrape.gauge(IN_USE, &[], float(self.arena.in_use_bytes()));
+        scrape.gauge(BUDGET, &[], float(self.arena.budget_bytes()));
+        scrape.finish()
     }
 }
 

@@ -16,9 +16,8 @@ mod outcome;
 
 use crate::record;
 use prometheus::core::{Collector, Desc};
-use prometheus::proto::{MetricFamily, MetricType};
-use ringfetch_engine::series::{DURATION_BOUNDS_NS, Family, HistogramTotal};
-use std::collections::HashMap;
+use prometheus::proto::MetricFamily;
+use ringfetch_engine::series::{Catalog, DURATION_BOUNDS_NS, HistogramTotal};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -27,6 +26,9 @@ use self::labels::{GRPC_CODES, HTTP_CLIENT_LEFT, HTTP_CODES, grpc_code_index, ht
 pub use self::labels::{GrpcMethod, HttpOperation, grpc_code_name};
 pub(crate) use self::labels::{grpc_method_of, http_code_name, is_common_service};
 pub(crate) use self::outcome::{Collected, Outcome, collect, cut_short, is_success, replaced};
+
+const REQUESTS: &str = "ringfetch_rpc_requests_total";
+const DURATION: &str = "ringfetch_rpc_duration_seconds";
 
 const GRPC: usize = 0;
 const HTTP: usize = 1;
@@ -62,8 +64,7 @@ type Slot = [[Counts; METHODS_MAX]; TRANSPORTS.len()];
 #[derive(Debug)]
 struct Inner {
     slots: Vec<Box<Slot>>,
-    requests: Desc,
-    duration: Desc,
+    catalog: Catalog,
 }
 
 /// Counts and times requests. Clones share the counts.
@@ -139,23 +140,20 @@ impl RpcMetrics {
     /// # Errors
     /// A name is already registered.
     pub fn new(registry: &prometheus::Registry) -> Result<Self, prometheus::Error> {
-        let labels = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
         let inner = Arc::new(Inner {
             slots: (0..SLOTS)
                 .map(|_| Box::new([const { [const { Counts::new() }; METHODS_MAX] }; 2]))
                 .collect(),
-            requests: Desc::new(
-                "ringfetch_rpc_requests_total".into(),
-                "Requests whose response has ended, by transport, method and status code.".into(),
-                labels(&["transport", "method", "code"]),
-                HashMap::new(),
-            )?,
-            duration: Desc::new(
-                "ringfetch_rpc_duration_seconds".into(),
-                "Time from a request's head to its response's head (for streams, to the end).".into(),
-                labels(&["transport", "method"]),
-                HashMap::new(),
-            )?,
+            catalog: Catalog::new(&[
+                (
+                    REQUESTS,
+                    "Requests whose response has ended, by transport, method and status code.",
+                ),
+                (
+                    DURATION,
+                    "Time from a request's head to its response's head (for streams, to the end).",
+                ),
+            ])?,
         });
         let metrics = Self { inner };
         registry.register(Box::new(metrics.clone()))?;
@@ -302,10 +300,8 @@ impl Inner {
             .sum()
     }
 
-    fn families(&self) -> [Family; 2] {
-        let family = |desc: &Desc, kind| Family::new(&desc.fq_name, &desc.help, kind);
-        let mut requests = family(&self.requests, MetricType::COUNTER);
-        let mut durations = family(&self.duration, MetricType::HISTOGRAM);
+    fn scrape(&self) -> Vec<MetricFamily> {
+        let mut scrape = self.catalog.scrape();
         for (transport, methods, codes) in [
             (GRPC, GrpcMethod::LABELS, &GRPC_CODES[..]),
             (HTTP, HttpOperation::LABELS, &HTTP_CODES[..]),
@@ -316,7 +312,7 @@ impl Inner {
                 for (code, code_label) in codes.iter().enumerate() {
                     let count = self.sum(transport, method, |counts| &counts.codes[code]);
                     if count > 0 {
-                        requests.counter(&[("code", *code_label), labels[0], labels[1]], count);
+                        scrape.counter(REQUESTS, &[("code", *code_label), labels[0], labels[1]], count);
                     }
                 }
                 let sum = |bucket: usize| self.sum(transport, method, |counts| &counts.buckets[bucket]);
@@ -327,22 +323,21 @@ impl Inner {
                     sum: self.sum(transport, method, |counts| &counts.sum_ns),
                 };
                 if total.count > 0 {
-                    durations.histogram(&labels, &total, &DURATION_BOUNDS_NS, 1e9);
+                    scrape.durations(DURATION, &labels, &total);
                 }
             }
         }
-        [requests, durations]
+        scrape.finish()
     }
 }
 
 impl Collector for RpcMetrics {
     fn desc(&self) -> Vec<&Desc> {
-        vec![&self.inner.requests, &self.inner.duration]
+        self.inner.catalog.descriptions()
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        let families = self.inner.families().into_iter();
-        families.filter_map(Family::finish).collect()
+        self.inner.scrape()
     }
 }
 

@@ -6,20 +6,21 @@
 use super::{COUNT_BOUNDS, DatasetCounters, RESULT_OK, ReadTotals, ShardMetrics, totals};
 use crate::engine::{BackendStatus, Totals};
 use crate::routing::RoutingTable;
-use crate::series::{DURATION_BOUNDS_NS, Family, HistogramTotal, float};
+use crate::series::{Catalog, HistogramTotal, Scrape, float};
+use crate::sync::lock;
 use arc_swap::ArcSwap;
 use prometheus::core::{Collector, Desc};
-use prometheus::proto::{MetricFamily, MetricType};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use prometheus::proto::MetricFamily;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 /// The input of a scrape. Updated when shards start, or a dataset is introduced.
 #[derive(Debug, Default)]
 pub(crate) struct MetricsRegistry {
-    shards: RwLock<Vec<Arc<ShardMetrics>>>,
+    shards: Mutex<Vec<Arc<ShardMetrics>>>,
     /// Counters of reads that cores make themselves; each has the number of a shard of its backend.
-    cores: RwLock<Vec<Arc<ShardMetrics>>>,
+    cores: Mutex<Vec<Arc<ShardMetrics>>>,
     /// The names of the datasets that are served.
     datasets: Mutex<BTreeSet<String>>,
     /// Datasets that are no longer served but still have counters.
@@ -30,24 +31,18 @@ pub(crate) struct MetricsRegistry {
 
 impl MetricsRegistry {
     pub(crate) fn add_shards(&self, shards: impl IntoIterator<Item = Arc<ShardMetrics>>) {
-        self.shards
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .extend(shards);
+        lock(&self.shards).extend(shards);
     }
 
     /// Adds the counters of the requests that a core answers itself.
     pub(crate) fn add_core(&self, core: Arc<ShardMetrics>) {
-        self.cores
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(core);
+        lock(&self.cores).push(core);
     }
 
     /// The counters of shards and cores.
     fn all(&self) -> Vec<Arc<ShardMetrics>> {
         let mut all = self.shards();
-        all.extend_from_slice(&self.cores.read().unwrap_or_else(PoisonError::into_inner));
+        all.extend_from_slice(&lock(&self.cores));
         all
     }
 
@@ -57,11 +52,11 @@ impl MetricsRegistry {
     }
 
     pub(crate) fn shards(&self) -> Vec<Arc<ShardMetrics>> {
-        self.shards.read().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.shards).clone()
     }
 
     pub(crate) fn totals(&self) -> Totals {
-        let mut dropped = self.dropped.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut dropped = lock(&self.dropped);
         self.drop_unused(&mut dropped);
         totals(&self.all(), *dropped)
     }
@@ -69,17 +64,14 @@ impl MetricsRegistry {
     /// Drops the counters of retired datasets without readers, on all shards at once: a sum without one
     /// shard's part would look like a restarted counter.
     fn drop_unused(&self, dropped: &mut ReadTotals) {
-        let served = self.datasets.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut retired = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
+        let served = lock(&self.datasets);
+        let mut retired = lock(&self.retired);
         retired.retain(|dataset| !served.contains(dataset));
         if retired.is_empty() {
             return;
         }
         let shards = self.all();
-        let mut counters: Vec<_> = shards
-            .iter()
-            .map(|shard| shard.datasets.lock().unwrap_or_else(PoisonError::into_inner))
-            .collect();
+        let mut counters: Vec<_> = shards.iter().map(|shard| lock(&shard.datasets)).collect();
         let is_used = |counters: &Arc<DatasetCounters>| {
             // A shard holds the counters of a dataset from its first read until the sweep.
             !retired.contains(&counters.dataset) || Arc::strong_count(counters) > 1
@@ -104,23 +96,20 @@ impl MetricsRegistry {
 
     /// Introduces a dataset; keeps its counters if it is known.
     pub(crate) fn introduce(&self, dataset: &str) {
-        self.datasets
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(dataset.to_owned());
+        lock(&self.datasets).insert(dataset.to_owned());
     }
 
     pub(crate) fn forget(&self, dataset: &str) {
         // Both at once: a scrape in between would take it for one that is served again.
-        let mut served = self.datasets.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut retired = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut served = lock(&self.datasets);
+        let mut retired = lock(&self.retired);
         served.remove(dataset);
         retired.insert(dataset.to_owned());
     }
 
     /// The names of the known datasets.
     pub(crate) fn datasets(&self) -> Vec<String> {
-        let datasets = self.datasets.lock().unwrap_or_else(PoisonError::into_inner);
+        let datasets = lock(&self.datasets);
         datasets.iter().cloned().collect()
     }
 }
@@ -130,10 +119,10 @@ pub(crate) struct EngineCollector {
     metrics: Arc<MetricsRegistry>,
     /// Weak, since routes keep shards running.
     routes: Weak<ArcSwap<RoutingTable>>,
-    descriptions: Vec<Desc>,
+    catalog: Catalog,
 }
 
-const HELP: [(&str, &str); 17] = [
+const METRICS: [(&str, &str); 17] = [
     ("ringfetch_reads_total", "Items answered, by result."),
     ("ringfetch_read_bytes_total", "Bytes of items answered."),
     (
@@ -197,179 +186,127 @@ impl EngineCollector {
         metrics: Arc<MetricsRegistry>,
         routes: Weak<ArcSwap<RoutingTable>>,
     ) -> Result<Self, prometheus::Error> {
-        let descriptions = HELP
-            .iter()
-            .map(|(name, help)| Desc::new((*name).to_owned(), (*help).to_owned(), Vec::new(), HashMap::new()))
-            .collect::<Result<_, _>>()?;
         Ok(Self {
             metrics,
             routes,
-            descriptions,
+            catalog: Catalog::new(&METRICS)?,
         })
     }
 }
 
 impl Collector for EngineCollector {
     fn desc(&self) -> Vec<&Desc> {
-        self.descriptions.iter().collect()
+        self.catalog.descriptions()
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        use MetricType::{COUNTER, GAUGE, HISTOGRAM};
-        let mut dropped = self
-            .metrics
-            .dropped
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut dropped = lock(&self.metrics.dropped);
         self.metrics.drop_unused(&mut dropped);
         drop(dropped);
-        let family = |name, kind| {
-            let help = HELP.iter().find(|(known, _)| *known == name);
-            Family::new(name, help.map_or("", |(_, help)| help), kind)
-        };
-        let mut reads = family("ringfetch_reads_total", COUNTER);
-        let mut bytes = family("ringfetch_read_bytes_total", COUNTER);
-        let mut duration = family("ringfetch_read_duration_seconds", HISTOGRAM);
-        let mut dataset_duration = family("ringfetch_dataset_read_duration_seconds", HISTOGRAM);
-        let mut in_flight = family("ringfetch_in_flight_reads", GAUGE);
-        let mut depth = family("ringfetch_queue_depth", HISTOGRAM);
-        let mut limit = family("ringfetch_queue_depth_limit", GAUGE);
-        let mut queued = family("ringfetch_queued_reads", GAUGE);
-        let mut items = family("ringfetch_batch_items", HISTOGRAM);
-        let mut device_reads = family("ringfetch_device_reads_total", COUNTER);
-        let mut device_bytes = family("ringfetch_device_read_bytes_total", COUNTER);
-        let mut resident = family("ringfetch_resident_reads_total", COUNTER);
-        let mut joined = family("ringfetch_joined_reads_total", COUNTER);
-        let mut submissions = family("ringfetch_submissions_total", COUNTER);
-        let mut failures = family("ringfetch_shard_failures_total", COUNTER);
-        let mut info = family("ringfetch_backend_info", GAUGE);
-        let mut dataset_info = family("ringfetch_dataset_backend_info", GAUGE);
-
-        let mut by_result: BTreeMap<(String, BackendKindOrd, &str), u64> = BTreeMap::new();
-        let mut by_dataset: BTreeMap<(String, BackendKindOrd), u64> = BTreeMap::new();
-        let mut stages: BTreeMap<(BackendKindOrd, &str), HistogramTotal> = BTreeMap::new();
-        let mut times: BTreeMap<String, HistogramTotal> = BTreeMap::new();
-        let mut batches = HistogramTotal::default();
+        let mut scrape = self.catalog.scrape();
         let all = self.metrics.all();
         for shard in &self.metrics.shards() {
-            let number = shard.shard.to_string();
-            let labels = [("shard", number.as_str())];
-            in_flight.gauge(&labels, f64::from(shard.in_flight.load(Ordering::Relaxed)));
-            limit.gauge(&labels, f64::from(shard.depth_limit.load(Ordering::Relaxed)));
-            let waiting = u64::try_from(shard.queued.load(Ordering::Relaxed)).unwrap_or(0);
-            queued.gauge(&labels, float(waiting));
-            let mut seen = HistogramTotal::default();
-            shard.depth_seen.merge_into(&mut seen);
-            depth.histogram(&labels, &seen, &COUNT_BOUNDS, 1.0);
-            device_reads.counter(&labels, shard.device_reads.load(Ordering::Relaxed));
-            device_bytes.counter(&labels, shard.device_bytes.load(Ordering::Relaxed));
-            let same = all.iter().filter(|counted| counted.shard == shard.shard);
-            let copied = same.map(|counted| counted.resident_reads.load(Ordering::Relaxed));
-            resident.counter(&labels, copied.sum());
-            joined.counter(&labels, shard.joined_reads.load(Ordering::Relaxed));
-            submissions.counter(&labels, shard.submissions.load(Ordering::Relaxed));
-            failures.counter(&labels, shard.failures.load(Ordering::Relaxed));
+            add_shard(&mut scrape, shard, &all);
         }
-        for shard in &all {
-            shard.batch_items.merge_into(&mut batches);
-            for per_backend in shard
-                .backends
-                .iter()
-                .filter(|per_backend| per_backend.shown.load(Ordering::Relaxed))
-            {
-                let backend = BackendKindOrd(per_backend.backend.as_str());
-                let of = |stage| (backend, stage);
-                per_backend
-                    .queue_time
-                    .merge_into(stages.entry(of("queue")).or_default());
-                per_backend
-                    .device_time
-                    .merge_into(stages.entry(of("device")).or_default());
-                per_backend
-                    .total_time
-                    .merge_into(stages.entry(of("total")).or_default());
-            }
-            for dataset in shard
-                .datasets
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .iter()
-            {
-                let backend = BackendKindOrd(dataset.backend.as_str());
-                let name = dataset.dataset.clone();
-                *by_result.entry((name.clone(), backend, RESULT_OK)).or_default() +=
-                    dataset.ok.load(Ordering::Relaxed);
-                for (label, count) in dataset
-                    .failed
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .iter()
-                {
-                    *by_result.entry((name.clone(), backend, label)).or_default() += count;
-                }
-                dataset
-                    .total_time
-                    .merge_into(times.entry(name.clone()).or_default());
-                *by_dataset.entry((name, backend)).or_default() += dataset.bytes.load(Ordering::Relaxed);
-            }
-        }
-        for ((dataset, backend, result), count) in &by_result {
-            reads.counter(
-                &[("dataset", dataset), ("backend", backend.0), ("result", result)],
-                *count,
-            );
-        }
-        for ((dataset, backend), count) in &by_dataset {
-            bytes.counter(&[("dataset", dataset), ("backend", backend.0)], *count);
-        }
-        for ((backend, stage), total) in &stages {
-            duration.histogram(
-                &[("backend", backend.0), ("stage", stage)],
-                total,
-                &DURATION_BOUNDS_NS,
-                1e9,
-            );
-        }
-        for (dataset, total) in &times {
-            dataset_duration.histogram(&[("dataset", dataset)], total, &DURATION_BOUNDS_NS, 1e9);
-        }
-        items.histogram(&[], &batches, &COUNT_BOUNDS, 1.0);
+        add_reads(&mut scrape, &all);
         if let Some(routes) = self.routes.upgrade() {
             let routes = routes.load();
-            info.gauge(&labels(&routes.common.status), 1.0);
+            let common = labels(&routes.common.status);
+            scrape.gauge("ringfetch_backend_info", &common, 1.0);
             for dataset in self.metrics.datasets() {
                 let [backend, requested, reason] = labels(&routes.of(&dataset).status);
-                dataset_info.gauge(&[("dataset", &dataset), backend, requested, reason], 1.0);
+                let labels = [("dataset", dataset.as_str()), backend, requested, reason];
+                scrape.gauge("ringfetch_dataset_backend_info", &labels, 1.0);
             }
         }
-        [
-            reads,
-            bytes,
-            duration,
-            dataset_duration,
-            in_flight,
-            depth,
-            limit,
-            queued,
-            items,
-            device_reads,
-            device_bytes,
-            resident,
-            joined,
-            submissions,
-            failures,
-            info,
-            dataset_info,
-        ]
-        .into_iter()
-        .filter_map(Family::finish)
-        .collect()
+        scrape.finish()
     }
 }
 
-/// A backend's name as an ordered map key.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct BackendKindOrd(&'static str);
+/// Adds the series of one shard.
+fn add_shard(scrape: &mut Scrape<'_>, shard: &ShardMetrics, all: &[Arc<ShardMetrics>]) {
+    let number = shard.shard.to_string();
+    let labels = [("shard", number.as_str())];
+    let in_flight = shard.in_flight.load(Ordering::Relaxed);
+    scrape.gauge("ringfetch_in_flight_reads", &labels, f64::from(in_flight));
+    let limit = shard.depth_limit.load(Ordering::Relaxed);
+    scrape.gauge("ringfetch_queue_depth_limit", &labels, f64::from(limit));
+    let queued = u64::try_from(shard.queued.load(Ordering::Relaxed)).unwrap_or(0);
+    scrape.gauge("ringfetch_queued_reads", &labels, float(queued));
+    let mut depth = HistogramTotal::default();
+    shard.depth_seen.merge_into(&mut depth);
+    scrape.histogram("ringfetch_queue_depth", &labels, &depth, &COUNT_BOUNDS, 1.0);
+    let same = all.iter().filter(|counted| counted.shard == shard.shard);
+    let resident = same.map(|counted| counted.resident_reads.load(Ordering::Relaxed));
+    scrape.counter("ringfetch_resident_reads_total", &labels, resident.sum());
+    for (name, counter) in [
+        ("ringfetch_device_reads_total", &shard.device_reads),
+        ("ringfetch_device_read_bytes_total", &shard.device_bytes),
+        ("ringfetch_joined_reads_total", &shard.joined_reads),
+        ("ringfetch_submissions_total", &shard.submissions),
+        ("ringfetch_shard_failures_total", &shard.failures),
+    ] {
+        scrape.counter(name, &labels, counter.load(Ordering::Relaxed));
+    }
+}
+
+/// Adds the series of reads, summed over shards and cores.
+fn add_reads(scrape: &mut Scrape<'_>, all: &[Arc<ShardMetrics>]) {
+    let mut results: BTreeMap<(String, &str, &str), u64> = BTreeMap::new();
+    let mut bytes: BTreeMap<(String, &str), u64> = BTreeMap::new();
+    let mut stages: BTreeMap<(&str, &str), HistogramTotal> = BTreeMap::new();
+    let mut times: BTreeMap<String, HistogramTotal> = BTreeMap::new();
+    let mut batches = HistogramTotal::default();
+    for shard in all {
+        shard.batch_items.merge_into(&mut batches);
+        for per_backend in &shard.backends {
+            if !per_backend.shown.load(Ordering::Relaxed) {
+                continue;
+            }
+            for (stage, time) in [
+                ("queue", &per_backend.queue_time),
+                ("device", &per_backend.device_time),
+                ("total", &per_backend.total_time),
+            ] {
+                time.merge_into(stages.entry((per_backend.backend.as_str(), stage)).or_default());
+            }
+        }
+        for dataset in lock(&shard.datasets).iter() {
+            let backend = dataset.backend.as_str();
+            let name = || dataset.dataset.clone();
+            *results.entry((name(), backend, RESULT_OK)).or_default() += dataset.ok.load(Ordering::Relaxed);
+            for (result, count) in lock(&dataset.failed).iter() {
+                *results.entry((name(), backend, result)).or_default() += count;
+            }
+            dataset.total_time.merge_into(times.entry(name()).or_default());
+            *bytes.entry((name(), backend)).or_default() += dataset.bytes.load(Ordering::Relaxed);
+        }
+    }
+    for ((dataset, backend, result), count) in &results {
+        let labels = [
+            ("dataset", dataset.as_str()),
+            ("backend", backend),
+            ("result", result),
+        ];
+        scrape.counter("ringfetch_reads_total", &labels, *count);
+    }
+    for ((dataset, backend), count) in &bytes {
+        let labels = [("dataset", dataset.as_str()), ("backend", backend)];
+        scrape.counter("ringfetch_read_bytes_total", &labels, *count);
+    }
+    for ((backend, stage), total) in &stages {
+        let labels = [("backend", *backend), ("stage", stage)];
+        scrape.durations("ringfetch_read_duration_seconds", &labels, total);
+    }
+    for (dataset, total) in &times {
+        scrape.durations(
+            "ringfetch_dataset_read_duration_seconds",
+            &[("dataset", dataset)],
+            total,
+        );
+    }
+    scrape.histogram("ringfetch_batch_items", &[], &batches, &COUNT_BOUNDS, 1.0);
+}
 
 fn labels(status: &BackendStatus) -> [(&'static str, &str); 3] {
     [
