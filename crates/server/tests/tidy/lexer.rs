@@ -3,117 +3,89 @@
 
 /// `text` with comments and the literals of strings and characters replaced by spaces. Line breaks are kept.
 pub(super) fn blank(text: &str) -> String {
-    let source: Vec<char> = text.chars().collect();
     let mut out = String::with_capacity(text.len());
     let mut at = 0;
-    while at < source.len() {
-        let end = token_end(&source, at);
-        let drop = end > at + 1;
-        for c in &source[at..end] {
-            out.push(if drop && *c != '\n' { ' ' } else { *c });
+    while let Some(first) = text[at..].chars().next() {
+        if let Some(length) = literal_bytes(&text[..at], &text[at..]) {
+            let blanked = text[at..at + length].chars();
+            out.extend(blanked.map(|c| if c == '\n' { c } else { ' ' }));
+            at += length;
+        } else {
+            out.push(first);
+            at += first.len_utf8();
         }
-        at = end;
     }
     out
 }
 
-/// The end of the comment or literal that begins at `at`; otherwise of one character of code.
-fn token_end(source: &[char], at: usize) -> usize {
-    let next = source.get(at + 1).copied();
-    match (source[at], next) {
-        ('/', Some('/')) => line_end(source, at),
-        ('/', Some('*')) => block_comment_end(source, at),
-        ('"', _) => string_end(source, at + 1),
-        ('r', Some('"' | '#')) if begins_word(source, at) => match raw_string_end(source, at + 1) {
-            Some(end) => end,
-            None => at + 1,
-        },
-        ('\'', Some('\\')) => char_end(source, at + 3),
+/// The length of the comment or literal that `rest` begins with.
+fn literal_bytes(before: &str, rest: &str) -> Option<usize> {
+    let through = |from: usize, end: &str| {
+        let found = rest.get(from..).and_then(|inside| inside.find(end));
+        Some(found.map_or(rest.len(), |at| from + at + end.len()))
+    };
+    match rest.as_bytes() {
+        [b'/', b'/', ..] => Some(rest.find('\n').unwrap_or(rest.len())),
+        [b'/', b'*', ..] => Some(block_comment_bytes(rest)),
+        [b'"', ..] => Some(string_bytes(rest)),
+        [b'r', b'"' | b'#', ..] if begins_word(before) => {
+            let hashes = rest[1..].bytes().take_while(|byte| *byte == b'#').count();
+            // Otherwise it is a raw identifier (`r#type`).
+            let is_string = rest[1 + hashes..].starts_with('"');
+            is_string.then(|| through(2 + hashes, &format!("\"{}", "#".repeat(hashes))))?
+        }
+        [b'\'', b'\\', ..] => through(3, "'"),
         // `'x'` is a character, `'x` a lifetime.
-        ('\'', Some(_)) if source.get(at + 2) == Some(&'\'') => at + 3,
-        _ => at + 1,
+        [b'\'', ..] if rest.chars().nth(2) == Some('\'') => {
+            through(1 + rest[1..].chars().next()?.len_utf8(), "'")
+        }
+        _ => None,
     }
 }
 
-/// Whether the `r` at `at` begins a raw string's prefix (`r"`, `br"`, `cr"`) and is not the end of an
-/// identifier.
-fn begins_word(source: &[char], at: usize) -> bool {
-    let is_name = |c: char| c.is_alphanumeric() || c == '_';
-    match at.checked_sub(1).map(|before| source[before]) {
-        Some('b' | 'c') => at < 2 || !is_name(source[at - 2]),
-        Some(before) => !is_name(before),
-        None => true,
-    }
+/// Whether an `r` after this text begins a raw string's prefix (`r"`, `br"`, `cr"`) and is not the end of an identifier.
+fn begins_word(before: &str) -> bool {
+    !before
+        .strip_suffix(['b', 'c'])
+        .unwrap_or(before)
+        .ends_with(is_name)
 }
 
-fn line_end(source: &[char], at: usize) -> usize {
-    source[at..]
-        .iter()
-        .position(|c| *c == '\n')
-        .map_or(source.len(), |length| at + length)
-}
-
-fn block_comment_end(source: &[char], at: usize) -> usize {
-    let mut depth = 0_u32;
-    let mut i = at;
-    while i + 1 < source.len() {
-        match (source[i], source[i + 1]) {
-            ('/', '*') => {
-                depth += 1;
-                i += 2;
+fn block_comment_bytes(rest: &str) -> usize {
+    let (mut depth, mut at) = (0_u32, 0);
+    while let Some(pair) = rest.as_bytes().get(at..at + 2) {
+        match pair {
+            b"/*" => depth += 1,
+            b"*/" => depth -= 1,
+            _ => {
+                at += 1;
+                continue;
             }
-            ('*', '/') => {
-                depth -= 1;
-                i += 2;
-                if depth == 0 {
-                    return i;
-                }
-            }
-            _ => i += 1,
+        }
+        at += 2;
+        if depth == 0 {
+            return at;
         }
     }
-    source.len()
+    rest.len()
 }
 
-fn string_end(source: &[char], mut i: usize) -> usize {
-    while i < source.len() {
-        match source[i] {
-            '\\' => i += 2,
-            '"' => return i + 1,
-            _ => i += 1,
-        }
-    }
-    source.len()
+fn string_bytes(rest: &str) -> usize {
+    let mut escaped = false;
+    let end = rest.bytes().skip(1).position(|byte| {
+        let ends = byte == b'"' && !escaped;
+        escaped = byte == b'\\' && !escaped;
+        ends
+    });
+    end.map_or(rest.len(), |at| at + 2)
 }
 
-/// `hashes_at` is just after the `r`. `None`: a raw identifier (`r#type`), not a string.
-fn raw_string_end(source: &[char], hashes_at: usize) -> Option<usize> {
-    let hashes = source[hashes_at..].iter().take_while(|c| **c == '#').count();
-    if source.get(hashes_at + hashes) != Some(&'"') {
-        return None;
-    }
-    let mut i = hashes_at + hashes + 1;
-    while i < source.len() {
-        let closes = source[i] == '"' && source[i + 1..].iter().take_while(|c| **c == '#').count() >= hashes;
-        if closes {
-            return Some(i + 1 + hashes);
-        }
-        i += 1;
-    }
-    Some(source.len())
-}
-
-fn char_end(source: &[char], from: usize) -> usize {
-    let from = from.min(source.len());
-    source[from..]
-        .iter()
-        .position(|c| *c == '\'')
-        .map_or(source.len(), |length| from + length + 1)
+fn is_name(c: char) -> bool {
+    c.is_alphanumeric() || c == '_'
 }
 
 /// Lines (from 1) of `text` that contain `word` as a whole word.
 pub(super) fn lines_with_word(text: &str, word: &str) -> Vec<usize> {
-    let is_name = |c: char| c.is_alphanumeric() || c == '_';
     let holds = |line: &str| {
         line.match_indices(word).any(|(at, _)| {
             let before = line[..at].chars().next_back();
