@@ -96,7 +96,8 @@ pub(super) async fn get_object(
         _ => Purpose::Read,
     };
     for _ in 0..LOOK_UPS_MAX {
-        let version = app.fetcher.object(&name, &object, purpose, &context).await?;
+        let version = app.fetcher.object(&name, &object, purpose, &context).await;
+        let version = version.map_err(|error| Problem::of_items(error, "object"))?;
         let answered = answer(
             &app.fetcher,
             version,

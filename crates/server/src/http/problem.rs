@@ -90,7 +90,8 @@ impl Problem {
         .into()
     }
 
-    /// Why a batch failed. `items_field` is the member that lists the items, for errors that name no member themselves.
+    /// Why items could not be read. `items_field` is the member that lists them, or the path segment that names one, for
+    /// errors that name no part of the request themselves.
     pub(super) fn of_items(error: FetchError, items_field: &'static str) -> Self {
         let is_requests_fault = error_status::of_fetch(&error).is_requests_fault();
         let mut problem = Self::from(error);

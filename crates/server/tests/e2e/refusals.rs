@@ -406,7 +406,7 @@ async fn a_bad_item_is_told_alike_by_both_transports() {
                 .get(&format!("/v1/datasets/objects/objects/{}", wire::escaped(name)))
                 .await;
             let status = if code == Code::NotFound { 404 } else { 400 };
-            answer.is_problem(status, slug, None, &[part]);
+            answer.is_problem(status, slug, Some("object"), &[part]);
         }
         daemon.assert_serves("blocks").await;
         daemon.stop().await;
@@ -471,7 +471,12 @@ async fn an_object_that_may_not_be_read_is_permission_denied() {
     );
     for name in ["private", "closed/inside"] {
         let answer = http.get(&format!("/v1/datasets/objects/objects/{name}")).await;
-        answer.is_problem(403, "object-unreadable", None, &[name, "Permission denied"]);
+        answer.is_problem(
+            403,
+            "object-unreadable",
+            Some("object"),
+            &[name, "Permission denied"],
+        );
     }
     let unreadable = [("result", "unreadable")];
     let counted = daemon.sum("ringfetch_reads_total", &unreadable).await;

@@ -217,7 +217,7 @@ async fn an_object_replaced_by_rename_is_read_anew() {
         assert_eq!(gone.data, &b"other"[..]);
         http.get(path)
             .await
-            .is_problem(404, "object-not-found", None, &["a/o"]);
+            .is_problem(404, "object-not-found", Some("object"), &["a/o"]);
         daemon.stop().await;
     }
 }

@@ -47,7 +47,7 @@ async fn a_request_that_is_wrong_as_a_whole_is_told_so_over_http() {
     get("/v1/datasets/objects/objects/..%2Fsecret").await.is_problem(
         400,
         "object-name-invalid",
-        None,
+        Some("object"),
         &["`..` part"],
     );
     for (path, field) in [("objects/objects/%ff", "object"), ("%ff/bytes", "dataset")] {
