@@ -455,6 +455,12 @@ async fn the_log_level_changes_while_it_runs() {
         let _reset = tokio::io::AsyncReadExt::read_to_end(&mut stream, &mut end).await;
     };
     break_off().await;
+    // Its line comes after its client has seen the end.
+    eventually_async("only the connection of the scrape is open", async || {
+        let open = daemon.sum("ringfetch_connections", &[("transport", "http")]);
+        (open.await == 1).then_some(())
+    })
+    .await;
     assert_eq!(set("debug").await.unwrap(), "info");
     assert!(
         !daemon
