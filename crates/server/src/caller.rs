@@ -11,6 +11,7 @@ use ringfetch_engine::engine::Engine;
 use ringfetch_engine::share::{Account, Budget, CallerAccount, CallerShare, Share};
 use ringfetch_engine::sync::lock;
 use std::collections::HashMap;
+use std::hash::{BuildHasher as _, RandomState};
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
@@ -67,6 +68,7 @@ struct Inner {
     walks: Arc<Budget>,
     known: Mutex<HashMap<CallerKey, Weak<Caller>>>,
     next_id: AtomicU64,
+    address_ids: RandomState,
 }
 
 /// A caller: what it holds over all of its connections. Lives as long as any of them.
@@ -148,6 +150,7 @@ impl Callers {
                 walks: Budget::new(WALKS_MAX.into()),
                 known: Mutex::default(),
                 next_id: AtomicU64::new(0),
+                address_ids: RandomState::new(),
             }),
         }
     }
@@ -221,9 +224,15 @@ impl Callers {
 
     fn new_caller(&self, key: Option<CallerKey>) -> Arc<Caller> {
         let inner = &*self.inner;
+        // An address that connects for each request stays one caller: as many, it would lose what a lone one gets, and
+        // leave its debts behind. Apart from ids that count up, and even: all ones stand for nobody.
+        let id = key.map_or_else(
+            || self.next_id(),
+            |key| (inner.address_ids.hash_one(key) & !1) | (1 << 63),
+        );
         Arc::new(Caller {
             key,
-            engine: inner.engine.caller_account(self.next_id()),
+            engine: inner.engine.caller_account(id),
             requests: inner.requests.caller(),
             request_memory: inner.request_memory.caller(),
             objects: inner.objects.caller(),
@@ -379,6 +388,20 @@ mod tests {
 
     impl Revoke for Nothing {
         fn revoke(&self) {}
+    }
+
+    #[test]
+    fn an_address_that_connects_again_is_the_same_caller() {
+        // Scenario: an address whose only connection ends, then another one from it, and one from another address.
+        // Expectation: reads of the first two are of one caller for the turns, which know callers by id.
+        let fetcher = without_datasets(Limits::default());
+        let caller = |address: &str| {
+            let connection = fetcher.callers().connect(address.parse().unwrap(), 64 << 20);
+            connection.account().caller()
+        };
+        let first = caller("192.0.2.1");
+        assert_eq!(caller("192.0.2.1"), first);
+        assert_ne!(caller("192.0.2.2"), first);
     }
 
     #[test]
