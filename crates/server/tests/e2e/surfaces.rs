@@ -306,8 +306,8 @@ async fn every_path_of_openapi_is_there() {
 #[tokio::test]
 async fn openapi_describes_both_forms_of_a_batch() {
     // Scenario: a batch of vectors, of which one fails, in JSON, and the document. Expectation: the document has
-    // every member of the answer, and every header of the same batch as bytes, which say how to split them; and what is
-    // sent as bytes has no schema, as OpenAPI 3.1 has it for bytes.
+    // every member of the answer, and every header of the same batch as bytes, which say how to split them, and of a single
+    // vector; and what is sent as bytes has no schema, as OpenAPI 3.1 has it for bytes.
     let (setup, _) = everything(Setup::new("mmap"));
     let daemon = setup.start();
     let http = daemon.http_client();
@@ -326,8 +326,13 @@ async fn openapi_describes_both_forms_of_a_batch() {
     let ranges = "/v1/datasets/fbin/ranges:batchFetch";
     let uneven = serde_json::json!({"ranges": [{"offset": 0, "length": 1}, {"offset": 0, "length": 2}]});
     let uneven = http.batch(ranges, &uneven, "application/octet-stream").await;
-    for (kind, answer) in [("vectors", as_bytes), ("ranges", uneven)] {
-        let operation = &document["paths"][format!("/v1/datasets/{{name}}/{kind}:batchFetch")]["post"];
+    let single = http.get("/v1/datasets/fbin/vectors/0").await;
+    for (method, resource, answer) in [
+        ("post", "vectors:batchFetch", as_bytes),
+        ("post", "ranges:batchFetch", uneven),
+        ("get", "vectors/{id}", single),
+    ] {
+        let operation = &document["paths"][format!("/v1/datasets/{{name}}/{resource}")][method];
         let described = operation["responses"]["200"]["headers"].as_object().unwrap();
         let own = |name: &&http::HeaderName| name.as_str().starts_with("ringfetch-") || **name == "etag";
         for name in answer.headers.keys().filter(own) {
