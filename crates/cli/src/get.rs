@@ -7,6 +7,7 @@ use crate::expected::engine_dtype;
 use crate::format;
 use crate::outcome::Failure;
 use crate::sink::{Sink, print_json};
+use crate::stop::StopSignals;
 use bytes::Bytes;
 use ringfetch_client::{ByteRange, Client, Code, Dtype, ItemError, Items, ObjectPart, Request};
 use serde_json::{Value, json};
@@ -21,9 +22,17 @@ pub(crate) async fn run(global: &Global, get: &Get) -> Result<(), Failure> {
         get;
     let vectors = matches!(get, Get::Vector { .. });
     let format = format_of(global.json, out, vectors)?;
+    let printer = Printer::open(format, out)?;
+    if printer.sink.is_file() {
+        // Otherwise a signal would leave a part of it.
+        return StopSignals::catch()?.unless(fetch(global, get, printer)).await;
+    }
+    fetch(global, get, printer).await
+}
+
+async fn fetch(global: &Global, get: &Get, mut printer: Printer) -> Result<(), Failure> {
     let client = client(global)?;
     let failed = grpc_failure(global);
-    let mut printer = Printer::open(format, out)?;
     match get {
         Get::Block { dataset, indices, .. } => {
             let blocks = client.fetch_blocks(dataset, indices).await.map_err(failed)?;

@@ -49,6 +49,17 @@ impl StopSignals {
         }
     }
 
+    /// Does work that leaves nothing half done when it is dropped, which the first signal does.
+    pub(crate) async fn unless<T>(
+        &mut self,
+        work: impl Future<Output = Result<T, Failure>>,
+    ) -> Result<T, Failure> {
+        tokio::select! {
+            done = work => done,
+            () = self.next() => Err(Failure::Failed("stopped".to_owned())),
+        }
+    }
+
     /// Waits for work on a thread that ends soon once `stop` is set, which the first signal does. The second one
     /// ends the wait: the thread may hang in a read.
     pub(crate) async fn end_in_order<T>(

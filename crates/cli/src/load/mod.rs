@@ -68,9 +68,12 @@ pub(crate) async fn run(global: &Global, args: &Load) -> Result<(), Failure> {
         bytes: args.verify,
     };
     require::check_available(args.require.iter().chain(&args.objective), measured)?;
+    let mut stop = StopSignals::catch()?;
     let files = HistogramFiles::create(hgrm, hdr)?;
     let series = csv.map(series::Series::open).transpose()?;
-    let workload = Arc::new(workload::resolve(&client(global)?, global, args).await?);
+    let client = client(global)?;
+    let workload = stop.unless(workload::resolve(&client, global, args)).await?;
+    let workload = Arc::new(workload);
     let http_transport = args.transport == TransportArg::Http;
     let http = args.http.clone().unwrap_or_else(|| HTTP_DEFAULT.to_owned());
     let endpoints = Endpoints {
@@ -83,7 +86,8 @@ pub(crate) async fn run(global: &Global, args: &Load) -> Result<(), Failure> {
         transport: args.transport,
         timeout: global.timeout,
     };
-    let load_threads = LoadThreads::start(args, &endpoints, &workload).await?;
+    let started = LoadThreads::start(args, &endpoints, &workload);
+    let load_threads = stop.unless(started).await?;
     let series = series.map(series::Series::begin).transpose()?;
     let mut test = LoadTest {
         args,
@@ -94,7 +98,7 @@ pub(crate) async fn run(global: &Global, args: &Load) -> Result<(), Failure> {
             timeout: global.timeout,
             interval: args.interval,
             series,
-            stop: StopSignals::catch()?,
+            stop,
         },
         load_threads,
         workload,

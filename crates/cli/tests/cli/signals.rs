@@ -1,4 +1,4 @@
-//! `ringfetch load` that is stopped, or whose daemon is.
+//! Commands that are stopped, or whose daemon is.
 
 use crate::load::{end_once, number};
 use crate::server::{Flaw, start};
@@ -52,6 +52,28 @@ fn a_second_signal_waits_for_no_request() {
     assert_eq!(output.status.code(), Some(1), "{error}");
     assert!(error.starts_with("ringfetch: stopped a second time, "), "{error}");
     assert!(output.stdout.is_empty(), "{error}");
+}
+
+#[test]
+fn a_command_that_is_stopped_leaves_no_part_of_a_file() {
+    // Scenario: a daemon that says nothing; a signal once a command that is to write a file has connected. Expected: exit
+    // code 1, one line that says why, and nothing where the file would be.
+    for args in ["get range blocks 0 5 --out", "load --dataset blocks --hgrm"] {
+        let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let args = format!("{args} {}", word(directory.path().join("out")));
+        let mut run = command(Some(silent.local_addr().unwrap()), &args);
+        let run = run.stderr(Stdio::piped()).spawn().unwrap();
+        let waiting = silent.accept().unwrap();
+        rustix::process::kill_process(Pid::from_child(&run), Signal::TERM).unwrap();
+        let output = run.wait_with_output().unwrap();
+        drop(waiting);
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{args}: {error}");
+        assert_eq!(error, "ringfetch: stopped\n", "{args}");
+        let left = std::fs::read_dir(directory.path()).unwrap();
+        assert_eq!(left.count(), 0, "{args}");
+    }
 }
 
 #[test]
