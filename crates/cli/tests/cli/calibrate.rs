@@ -285,6 +285,7 @@ fn what_cannot_be_calibrated_is_refused_in_one_line() {
     let (directory, data) = place();
     let at = |name: &str| directory.path().join(name);
     fs::write(at("empty"), "").unwrap();
+    fs::write(at("tiny"), "1").unwrap();
     fs::write(at("small"), vec![1; 1 << 20]).unwrap();
     let holes = fs::File::create(at("holes")).unwrap();
     holes.set_len(64 << 20).unwrap();
@@ -299,6 +300,7 @@ fn what_cannot_be_calibrated_is_refused_in_one_line() {
     refused(&word(&directory), "is a directory");
     refused("/dev/null", "a character device");
     refused(&word(at("empty")), "is empty");
+    refused(&word(at("tiny")), "tiny has 1 B, too little to measure");
     refused(&word(at("small")), "at least 16.0 MiB");
     refused(&word(at("holes")), "100 % of the data are holes");
     refused(&in_memory, "tmpfs");
@@ -337,6 +339,6 @@ fn what_cannot_be_calibrated_is_refused_in_one_line() {
             "{args}: {error}"
         );
     }
-    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 6);
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 7);
     assert_eq!(fs::read_dir(at("used--out")).unwrap().count(), 1);
 }

@@ -90,7 +90,8 @@ fn opened(args: &Calibrate) -> Result<(bool, String), LabError> {
             "{shown} is a directory: name one file or block device; for objects, the largest file among them"
         )));
     }
-    let dataset = blocks(&args.path, args.block_bytes as usize, DirectIo::Preferred).map_err(failed)?;
+    // Of any length: what is shorter than a block is too short, too.
+    let dataset = blocks(&args.path, 1, DirectIo::Preferred).map_err(failed)?;
     let (length, least) = (dataset.length_bytes(), size(LENGTH_MIN_BYTES));
     if length < LENGTH_MIN_BYTES {
         let has = match length {
