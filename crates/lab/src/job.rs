@@ -7,6 +7,7 @@
 
 use crate::material::Material;
 use crate::sample::{Counts, Sample};
+use crate::served::Served;
 use crate::setup::{Amount, Heat, Reads, Setup, Shape};
 use crate::walk::Walk;
 use ringfetch_baselines::{Usage, usage};
@@ -171,8 +172,12 @@ impl Job {
         matches!(self.setup.amount, Amount::At { .. })
     }
 
+    fn served(&self) -> Option<&Served> {
+        self.material.served.as_deref()
+    }
+
     fn daemon_cpu(&self) -> Option<Duration> {
-        self.material.served.as_ref()?.cpu()
+        self.served()?.cpu()
     }
 
     /// In an open loop that has begun: the gate through which thread `thread` of `threads` receives its
@@ -301,6 +306,9 @@ impl Job {
         let mut cpu = (used_then.user + used_then.system).saturating_sub(used.user + used.system);
         if let Some(before) = self.daemon.get() {
             let both = before.zip(self.daemon_cpu());
+            if both.is_none() && self.served().is_some_and(Served::has_process) {
+                return Err("--server-pid: the process has ended".to_owned());
+            }
             cpu += both.map_or(Duration::ZERO, |(before, after)| after.saturating_sub(before));
         }
         // Requests arrive, but the figures count their reads.

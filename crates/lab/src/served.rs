@@ -210,6 +210,11 @@ impl Served {
         ScoreRequest::new(&self.dataset.name, Metric::Dot, limit).query(query, ids)
     }
 
+    /// Whether its process was named.
+    pub(crate) fn has_process(&self) -> bool {
+        self.pid.is_some()
+    }
+
     /// CPU time of the daemon so far, user and system. `None`: its process is unknown.
     pub(crate) fn cpu(&self) -> Option<Duration> {
         let stat = Process::new(i32::try_from(self.pid?).ok()?).ok()?.stat().ok()?;

@@ -71,6 +71,16 @@ impl Bed {
     /// Runs a study to its end, or, if `stopped`, until its first step is done; returns its report, or the
     /// error.
     async fn run(&self, words: &str, stopped: bool) -> Result<Report, String> {
+        let stop = |stop: &AtomicBool| stop.store(true, Ordering::Relaxed);
+        self.run_and(words, stopped.then_some(stop)).await
+    }
+
+    /// The same; `then` is done once the first step is.
+    async fn run_and(
+        &self,
+        words: &str,
+        then: Option<impl FnOnce(&AtomicBool) + Send + 'static>,
+    ) -> Result<Report, String> {
         let of = |port: fn(&Daemon) -> std::net::SocketAddr| {
             let address = self.daemon.as_ref().map(|daemon| port(daemon).to_string());
             format!(
@@ -106,19 +116,21 @@ impl Bed {
             admin: of(|daemon| daemon.admin),
             command_line: words.join(" "),
         };
-        if stopped {
+        let goes_on = then.is_none();
+        if let Some(then) = then {
             let samples = out.join("samples.jsonl");
             std::thread::spawn(move || {
                 eventually("a first step", PATIENCE, || {
                     let made = fs::read_to_string(&samples).is_ok_and(|text| text.lines().count() > 1);
-                    made.then(|| stop.store(true, Ordering::Relaxed))
+                    made.then_some(())
                 });
+                then(&stop);
             });
         }
         let ran = move || ringfetch_lab::run(&line.lab, &context, &mut std::io::sink());
         let ran = tokio::task::spawn_blocking(ran).await.unwrap();
         assert!(
-            ran.is_ok() || stopped || !out.exists(),
+            ran.is_ok() || !goes_on || !out.exists(),
             "a study that failed leaves nothing"
         );
         ran.map_err(|error| error.to_string())?;
@@ -227,6 +239,30 @@ async fn reads_in_process_cost_no_cpu_time_of_the_daemon() {
     // The least of two repetitions.
     let cost = Duration::from_secs_f64(reads * measure("cpu_us_per_read") / 1e6);
     assert!(2 * cost <= used, "{cost:?} of {used:?}");
+    bed.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_step_goes_without_the_cpu_time_of_the_daemon() {
+    // Scenario: the process of --server-pid ends after the first step. Expectation: the others fail, with the option; none
+    // has the CPU time of the caller alone.
+    let mut bed = Bed::new();
+    fs::write(bed.path("data"), vec![7; 2 << 20]).unwrap();
+    bed.serve("blocks", "data").await;
+    let mut process = Command::new("sleep").arg("600").spawn().unwrap();
+    let words = format!(
+        "flip --path DIR/data --server SERVER --dataset data --only mmap,pread --step 500ms --server-pid {}",
+        process.id()
+    );
+    let end = move |_: &AtomicBool| {
+        process.kill().unwrap();
+        process.wait().unwrap();
+    };
+    let problem = bed.run_and(&words, Some(end)).await.unwrap_err();
+    assert!(
+        problem.contains("nothing was measured") && problem.contains("--server-pid"),
+        "{problem}"
+    );
     bed.stop().await;
 }
 
