@@ -181,6 +181,27 @@ async fn on_backend(backend: UringBackend, plan: RingConfig, shard: UnplacedShar
     supervise(shard, metrics, alarm).await;
 }
 
+/// Tells whoever starts a thread whether it has started.
+type Started = std::sync::mpsc::SyncSender<io::Result<RegistrationOutcome>>;
+
+/// Runs `body` on a thread of this name, and waits until it has reported that it started, or failed.
+fn start_thread(
+    name: String,
+    body: impl FnOnce(&Started) -> io::Result<()> + Send + 'static,
+) -> io::Result<(thread::JoinHandle<()>, RegistrationOutcome)> {
+    let (started, start) = std::sync::mpsc::sync_channel(1);
+    let handle = thread::Builder::new().name(name).spawn(move || {
+        if let Err(error) = body(&started) {
+            // If the receiver is gone, the start was abandoned.
+            drop(started.send(Err(error)));
+        }
+    })?;
+    let outcome = start
+        .recv()
+        .map_err(|_| io::Error::other("the thread ended while it started"))??;
+    Ok((handle, outcome))
+}
+
 /// Starts the thread of a core. With `ring_entries` its runtime drives a ring of that size.
 ///
 /// # Errors
@@ -191,32 +212,23 @@ pub(crate) fn start_core(
     commands: mpsc::UnboundedReceiver<CoreCommand>,
     ring_entries: Option<u32>,
 ) -> io::Result<thread::JoinHandle<()>> {
-    let (started, start) = std::sync::mpsc::sync_channel::<io::Result<RegistrationOutcome>>(1);
-    let handle = thread::Builder::new()
-        .name(format!("rf-core-{core}"))
-        .spawn(move || {
-            // Before pinning, while the mask is the process's.
-            let others = cpu.map_or_else(Vec::new, ringfetch_host::cpus::others);
-            pin_to(cpu);
-            CURRENT_CORE.set(Some(core));
-            let Some(entries) = ring_entries else {
-                return on_plain(started, run_commands(commands, None));
-            };
-            match RingRuntime::new(entries) {
-                Ok(ring) => {
-                    if let Err(error) = ring.handle().run_workers_on(&others) {
-                        tracing::debug!(%error, "the kernel's worker threads share the core's CPU");
-                    }
-                    if started.send(Ok(None)).is_ok() {
-                        ring.block_on(run_commands(commands, Some(ring.handle())));
-                    }
-                }
-                Err(error) => drop(started.send(Err(error))),
-            }
-        })?;
-    start
-        .recv()
-        .map_err(|_| io::Error::other("the thread ended while it started"))??;
+    let (handle, _) = start_thread(format!("rf-core-{core}"), move |started| {
+        // Before pinning, while the mask is the process's.
+        let others = cpu.map_or_else(Vec::new, ringfetch_host::cpus::others);
+        pin_to(cpu);
+        CURRENT_CORE.set(Some(core));
+        let Some(entries) = ring_entries else {
+            return on_plain(started, run_commands(commands, None));
+        };
+        let ring = RingRuntime::new(entries)?;
+        if let Err(error) = ring.handle().run_workers_on(&others) {
+            tracing::debug!(%error, "the kernel's worker threads share the core's CPU");
+        }
+        if started.send(Ok(None)).is_ok() {
+            ring.block_on(run_commands(commands, Some(ring.handle())));
+        }
+        Ok(())
+    })?;
     Ok(handle)
 }
 
@@ -229,15 +241,14 @@ pub(crate) fn start_ring_shard(
     shard: UnplacedShard,
     alarm: Alarm,
 ) -> io::Result<(thread::JoinHandle<()>, RegistrationOutcome)> {
-    let (started, start) = std::sync::mpsc::sync_channel::<io::Result<RegistrationOutcome>>(1);
-    let name = format!("rf-shard-{}", shard.metrics.shard);
-    let handle = thread::Builder::new()
-        .name(name)
-        .spawn(move || on_ring(plan, shard, alarm, started))?;
-    let outcome = start
-        .recv()
-        .map_err(|_| io::Error::other("the thread ended while it started"))??;
-    Ok((handle, outcome))
+    start_thread(format!("rf-shard-{}", shard.metrics.shard), move |started| {
+        let ring = RingRuntime::new(plan.queue_depth)?;
+        let (backend, outcome) = ring_backend(ring.handle(), plan);
+        if started.send(Ok(outcome)).is_ok() {
+            ring.block_on(on_backend(backend, plan, shard, alarm));
+        }
+        Ok(())
+    })
 }
 
 /// Starts a thread that only runs a shard on a blocking backend, created on that thread.
@@ -249,55 +260,26 @@ pub(crate) fn start_blocking_shard<B: Backend + 'static>(
     make: impl FnOnce() -> io::Result<B> + Send + 'static,
     alarm: Alarm,
 ) -> io::Result<thread::JoinHandle<()>> {
-    let (started, start) = std::sync::mpsc::sync_channel::<io::Result<RegistrationOutcome>>(1);
     let name = format!("rf-shard-{}", shard.metrics.shard);
-    let handle = thread::Builder::new().name(name).spawn(move || {
-        let backend = match make() {
-            Ok(backend) => backend,
-            // If the receiver is gone, the start was abandoned.
-            Err(error) => return drop(started.send(Err(error))),
-        };
+    let (handle, _) = start_thread(name, move |started| {
         let metrics = Arc::clone(&shard.metrics);
-        let shard = Shard::new(backend, shard.inbox, shard.metrics, 0);
-        on_plain(started, supervise(shard, metrics, alarm));
+        let shard = Shard::new(make()?, shard.inbox, shard.metrics, 0);
+        on_plain(started, supervise(shard, metrics, alarm))
     })?;
-    start
-        .recv()
-        .map_err(|_| io::Error::other("the thread ended while it started"))??;
     Ok(handle)
 }
 
-fn on_ring(
-    plan: RingConfig,
-    shard: UnplacedShard,
-    alarm: Alarm,
-    started: std::sync::mpsc::SyncSender<io::Result<RegistrationOutcome>>,
-) {
-    let ring = match RingRuntime::new(plan.queue_depth) {
-        Ok(ring) => ring,
-        Err(error) => return drop(started.send(Err(error))),
-    };
-    let (backend, outcome) = ring_backend(ring.handle(), plan);
-    if started.send(Ok(outcome)).is_ok() {
-        ring.block_on(on_backend(backend, plan, shard, alarm));
+fn on_plain(started: &Started, main: impl Future<Output = ()>) -> io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    if started.send(Ok(None)).is_ok() {
+        tokio::task::LocalSet::new().block_on(&runtime, async {
+            count_parks();
+            main.await;
+        });
     }
-}
-
-fn on_plain(
-    started: std::sync::mpsc::SyncSender<io::Result<RegistrationOutcome>>,
-    main: impl Future<Output = ()>,
-) {
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(error) => return drop(started.send(Err(error))),
-    };
-    if started.send(Ok(None)).is_err() {
-        return;
-    }
-    tokio::task::LocalSet::new().block_on(&runtime, async {
-        count_parks();
-        main.await;
-    });
+    Ok(())
 }
 
 /// Runs a function as if on a core.
