@@ -21,7 +21,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 
 import flips_report
 import machine
@@ -66,20 +65,17 @@ class Flipped(ringfetch.Daemon):
 
     def sample(self):
         process = pathlib.Path(f"/proc/{self.process.pid}")
-        status = (process / "status").read_text()
-        mib = {field: int(re.search(rf"{field}:\s+(\d+) kB", status).group(1)) / 1024 for field in ("RssAnon", "VmRSS")}
         return {
-            "anonymous_mib": mib["RssAnon"],
-            "resident_mib": mib["VmRSS"],
+            "anonymous_mib": self.status_mib("RssAnon"),
+            "resident_mib": self.status_mib("VmRSS"),
             "descriptors": len(list((process / "fd").iterdir())),
             "threads": len(list((process / "task").iterdir())),
         }
 
     def reads(self):
         """Items answered, by (backend, result)."""
-        page = urllib.request.urlopen(f"{self.http}/metrics").read().decode()
         found = {}
-        for line in page.splitlines():
+        for line in self._get("/metrics").decode().splitlines():
             if line.startswith("ringfetch_reads_total{"):
                 labels = dict(re.findall(r'(\w+)="([^"]*)"', line))
                 key = labels["backend"], labels["result"]
