@@ -26,8 +26,26 @@ fn serve(backend: &str) -> (Daemon, Vec<u8>, Everything) {
     (setup.start(), bytes, everything)
 }
 
-/// Fails unless the status has this code, these details and these parts in its message.
-fn check(status: &Status, code: Code, reason: &str, field: Option<&str>, parts: &[&str]) {
+/// The code of a refusal, and its reason in the details.
+type Refusal = (Code, &'static str);
+
+const DATASET_NOT_FOUND: Refusal = (Code::NotFound, "DATASET_NOT_FOUND");
+const EMPTY_BATCH: Refusal = (Code::InvalidArgument, "EMPTY_BATCH");
+const INDEX_OUT_OF_RANGE: Refusal = (Code::OutOfRange, "INDEX_OUT_OF_RANGE");
+const LISTS_DIFFER: Refusal = (Code::InvalidArgument, "LISTS_DIFFER");
+const REQUEST_TOO_LARGE: Refusal = (Code::ResourceExhausted, "REQUEST_TOO_LARGE");
+const RESPONSE_TOO_LARGE: Refusal = (Code::ResourceExhausted, "RESPONSE_TOO_LARGE");
+const TOO_MANY_ITEMS: Refusal = (Code::ResourceExhausted, "TOO_MANY_ITEMS");
+const WRONG_KIND: Refusal = (Code::FailedPrecondition, "WRONG_KIND");
+
+/// Fails unless the call was refused, with this field in the details and these parts in the message.
+fn refused<T: std::fmt::Debug>(
+    answer: Result<T, Status>,
+    (code, reason): Refusal,
+    field: &str,
+    parts: &[&str],
+) {
+    let status = answer.unwrap_err();
     assert_eq!(status.code(), code, "{status:?}");
     for part in parts {
         assert!(
@@ -44,11 +62,10 @@ fn check(status: &Status, code: Code, reason: &str, field: Option<&str>, parts: 
         (reason, "ringfetch"),
         "{status:?}"
     );
-    let violations = status
+    let found = status
         .get_details_bad_request()
-        .map(|request| request.field_violations);
-    let found = violations.as_ref().map(|violations| violations[0].field.as_str());
-    assert_eq!(found, field, "{status:?}");
+        .unwrap_or_else(|| panic!("no BadRequest: {status:?}"));
+    assert_eq!(found.field_violations[0].field, field, "{status:?}");
     // There is no retry hint where a retry cannot help.
     assert!(status.get_details_retry_info().is_none(), "{status:?}");
 }
@@ -61,144 +78,92 @@ async fn a_request_that_is_wrong_as_a_whole_is_told_so_over_grpc() {
     let (daemon, _, _) = serve(any_backend());
     let mut fetch = daemon.fetch().await;
 
-    let status = fetch
-        .fetch_blocks(wire::blocks("nothing", &[0]))
-        .await
-        .unwrap_err();
-    check(
-        &status,
-        Code::NotFound,
-        "DATASET_NOT_FOUND",
-        Some("dataset"),
+    refused(
+        fetch.fetch_blocks(wire::blocks("nothing", &[0])).await,
+        DATASET_NOT_FOUND,
+        "dataset",
         &["\"nothing\"", "there are: blocks"],
     );
-    let status = fetch.fetch_blocks(wire::blocks("", &[0])).await.unwrap_err();
-    check(
-        &status,
-        Code::NotFound,
-        "DATASET_NOT_FOUND",
-        Some("dataset"),
+    refused(
+        fetch.fetch_blocks(wire::blocks("", &[0])).await,
+        DATASET_NOT_FOUND,
+        "dataset",
         &["\"\""],
     );
-    let status = fetch.fetch_blocks(wire::blocks("fbin", &[0])).await.unwrap_err();
-    check(
-        &status,
-        Code::FailedPrecondition,
-        "WRONG_KIND",
-        Some("dataset"),
+    refused(
+        fetch.fetch_blocks(wire::blocks("fbin", &[0])).await,
+        WRONG_KIND,
+        "dataset",
         &["kind vectors", "use FetchVectors"],
     );
-    let status = fetch
-        .fetch_objects(wire::objects("blocks", &["a"]))
-        .await
-        .unwrap_err();
-    check(
-        &status,
-        Code::FailedPrecondition,
-        "WRONG_KIND",
-        Some("dataset"),
+    refused(
+        fetch.fetch_objects(wire::objects("blocks", &["a"])).await,
+        WRONG_KIND,
+        "dataset",
         &["kind blocks", "use FetchBlocks"],
     );
-    let status = fetch
-        .fetch_ranges(wire::ranges("objects", &[(0, 1)]))
-        .await
-        .unwrap_err();
-    check(
-        &status,
-        Code::FailedPrecondition,
-        "WRONG_KIND",
-        Some("dataset"),
+    refused(
+        fetch.fetch_ranges(wire::ranges("objects", &[(0, 1)])).await,
+        WRONG_KIND,
+        "dataset",
         &["use FetchObjects"],
     );
 
     let empty = ["indices", "ids", "offsets", "names"];
-    let statuses = [
-        fetch.fetch_blocks(wire::blocks("blocks", &[])).await.unwrap_err(),
-        fetch.fetch_vectors(wire::vectors("fbin", &[])).await.unwrap_err(),
-        fetch.fetch_ranges(wire::ranges("fbin", &[])).await.unwrap_err(),
-        fetch
-            .fetch_objects(wire::objects("objects", &[]))
-            .await
-            .unwrap_err(),
+    let answers = [
+        fetch.fetch_blocks(wire::blocks("blocks", &[])).await.map(drop),
+        fetch.fetch_vectors(wire::vectors("fbin", &[])).await.map(drop),
+        fetch.fetch_ranges(wire::ranges("fbin", &[])).await.map(drop),
+        fetch.fetch_objects(wire::objects("objects", &[])).await.map(drop),
     ];
-    for (field, status) in empty.iter().zip(statuses) {
-        check(
-            &status,
-            Code::InvalidArgument,
-            "EMPTY_BATCH",
-            Some(field),
-            &[field, "at least one item"],
-        );
+    for (field, answer) in empty.iter().zip(answers) {
+        refused(answer, EMPTY_BATCH, field, &[field, "at least one item"]);
     }
     let mut uneven = wire::ranges("blocks", &[(0, 1), (1, 1)]);
     uneven.lengths.pop();
-    let status = fetch.fetch_ranges(uneven).await.unwrap_err();
-    check(
-        &status,
-        Code::InvalidArgument,
-        "LISTS_DIFFER",
-        Some("lengths"),
+    refused(
+        fetch.fetch_ranges(uneven).await,
+        LISTS_DIFFER,
+        "lengths",
         &["1 entries for 2 offsets", "the same length"],
     );
     let mut uneven = wire::objects("objects", &["one", "empty"]);
     uneven.offsets = vec![0];
-    let status = fetch.fetch_objects(uneven).await.unwrap_err();
-    check(
-        &status,
-        Code::InvalidArgument,
-        "LISTS_DIFFER",
-        Some("offsets"),
+    refused(
+        fetch.fetch_objects(uneven).await,
+        LISTS_DIFFER,
+        "offsets",
         &["the same length"],
     );
 
-    let status = fetch
-        .fetch_blocks(wire::blocks("blocks", &[0; 101]))
-        .await
-        .unwrap_err();
-    let limit = &["101 items", "100", "limits.items_per_request", "split the batch"];
-    check(
-        &status,
-        Code::ResourceExhausted,
-        "TOO_MANY_ITEMS",
-        Some("indices"),
-        limit,
+    refused(
+        fetch.fetch_blocks(wire::blocks("blocks", &[0; 101])).await,
+        TOO_MANY_ITEMS,
+        "indices",
+        &["101 items", "100", "limits.items_per_request", "split the batch"],
     );
-    let status = fetch
-        .fetch_ranges(wire::ranges("blocks", &[(0, 200_000); 2]))
-        .await
-        .unwrap_err();
-    let limit = &["400000 bytes", "limits.response_bytes", "split the batch"];
-    check(
-        &status,
-        Code::ResourceExhausted,
-        "RESPONSE_TOO_LARGE",
-        Some("offsets"),
-        limit,
+    refused(
+        fetch
+            .fetch_ranges(wire::ranges("blocks", &[(0, 200_000); 2]))
+            .await,
+        RESPONSE_TOO_LARGE,
+        "offsets",
+        &["400000 bytes", "limits.response_bytes", "split the batch"],
     );
-    let status = fetch
-        .fetch_blocks(wire::blocks("blocks", &[0; 100]))
-        .await
-        .unwrap_err();
-    let limit = &["409600 bytes", "limits.response_bytes", "split the batch"];
-    check(
-        &status,
-        Code::ResourceExhausted,
-        "RESPONSE_TOO_LARGE",
-        Some("indices"),
-        limit,
+    refused(
+        fetch.fetch_blocks(wire::blocks("blocks", &[0; 100])).await,
+        RESPONSE_TOO_LARGE,
+        "indices",
+        &["409600 bytes", "limits.response_bytes", "split the batch"],
     );
     // A message of 8 MB, of which the daemon reads only the beginning.
-    let status = fetch
-        .fetch_blocks(wire::blocks("blocks", &vec![u64::MAX; 800_000]))
-        .await
-        .unwrap_err();
-    let limit = &["limits.request_bytes", "65536", "split the batch"];
-    check(
-        &status,
-        Code::ResourceExhausted,
-        "REQUEST_TOO_LARGE",
-        Some("message"),
-        limit,
+    refused(
+        fetch
+            .fetch_blocks(wire::blocks("blocks", &vec![u64::MAX; 800_000]))
+            .await,
+        REQUEST_TOO_LARGE,
+        "message",
+        &["limits.request_bytes", "65536", "split the batch"],
     );
     fetch.fetch_blocks(wire::blocks("blocks", &[0])).await.unwrap();
 
@@ -206,21 +171,17 @@ async fn a_request_that_is_wrong_as_a_whole_is_told_so_over_grpc() {
     let request = v1::GetDatasetRequest {
         name: "nothing".to_owned(),
     };
-    let status = datasets.get_dataset(request).await.unwrap_err();
-    check(
-        &status,
-        Code::NotFound,
-        "DATASET_NOT_FOUND",
-        Some("name"),
+    refused(
+        datasets.get_dataset(request).await,
+        DATASET_NOT_FOUND,
+        "name",
         &["\"nothing\""],
     );
     let request = wire::listing("blocks");
-    let status = datasets.list_objects(request).await.unwrap_err();
-    check(
-        &status,
-        Code::FailedPrecondition,
-        "WRONG_KIND",
-        Some("dataset"),
+    refused(
+        datasets.list_objects(request).await,
+        WRONG_KIND,
+        "dataset",
         &["kind blocks"],
     );
 
@@ -308,18 +269,15 @@ async fn a_bad_item_is_told_alike_by_both_transports() {
         let failing = json!({"indices": request.indices, "fail_fast": true});
         let failing = http.batch(path, &failing, OCTETS).await;
         failing.is_problem(404, "index-out-of-range", Some("indices"), &["block 300"]);
-        let status = fetch
-            .fetch_blocks(v1::FetchBlocksRequest {
-                fail_fast: true,
-                ..request
-            })
-            .await
-            .unwrap_err();
-        check(
-            &status,
-            Code::OutOfRange,
-            "INDEX_OUT_OF_RANGE",
-            Some("indices"),
+        refused(
+            fetch
+                .fetch_blocks(v1::FetchBlocksRequest {
+                    fail_fast: true,
+                    ..request
+                })
+                .await,
+            INDEX_OUT_OF_RANGE,
+            "indices",
             &["block 300 is out of range"],
         );
 

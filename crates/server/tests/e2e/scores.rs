@@ -259,6 +259,15 @@ type Mistake = (
     &'static str,
 );
 
+/// A mistake of the most frequent kind.
+const fn invalid(
+    spoil: fn(&mut v1::ScoreVectorsRequest),
+    field: &'static str,
+    remedy: &'static str,
+) -> Mistake {
+    (spoil, (Code::InvalidArgument, 400), field, remedy)
+}
+
 const MISTAKES: [Mistake; 18] = [
     (
         |request| request.dataset = "nothing".to_owned(),
@@ -272,27 +281,23 @@ const MISTAKES: [Mistake; 18] = [
         "dataset",
         "kind blocks",
     ),
-    (
+    invalid(
         |request| request.queries[0].vector.clear(),
-        (Code::InvalidArgument, 400),
         "queries[0].vector",
         "it has 0 elements",
     ),
-    (
+    invalid(
         |request| request.queries[0].vector[2] = f32::NEG_INFINITY,
-        (Code::InvalidArgument, 400),
         "queries[0].vector",
         "element 2 is -inf: elements must be finite",
     ),
-    (
+    invalid(
         |request| request.metric = 99,
-        (Code::InvalidArgument, 400),
         "metric",
         "name one of dot, cosine, euclidean and manhattan",
     ),
-    (
+    invalid(
         |request| request.threshold = Some(f64::NAN),
-        (Code::InvalidArgument, 400),
         "threshold",
         "it is NaN",
     ),
@@ -302,57 +307,40 @@ const MISTAKES: [Mistake; 18] = [
         "queries.ids",
         "102 items",
     ),
-    (
+    invalid(
         |request| request.queries[1].vector.truncate(2),
-        (Code::InvalidArgument, 400),
         "queries[1].vector",
         "it has 2 elements; vectors of \"fvecs\" have 3",
     ),
-    (
+    invalid(
         |request| request.queries[0].vector[1] = f32::INFINITY,
-        (Code::InvalidArgument, 400),
         "queries[0].vector",
         "element 1 is inf: elements must be finite",
     ),
-    (
+    invalid(
         |request| request.queries[0].vector[1] = f32::NAN,
-        (Code::InvalidArgument, 400),
         "queries[0].vector",
         "element 1 is NaN: elements must be finite",
     ),
-    (
+    invalid(
         |request| request.metric = 0,
-        (Code::InvalidArgument, 400),
         "metric",
         "name one of dot, cosine, euclidean and manhattan",
     ),
-    (
+    invalid(
         |request| request.dataset = "ivecs".to_owned(),
-        (Code::InvalidArgument, 400),
         "metric",
         "those of f32, f16, bf16, f64, u8 and i8 can be scored",
     ),
-    (
-        |request| request.limit = 0,
-        (Code::InvalidArgument, 400),
-        "limit",
-        "must be from 1 to 3",
-    ),
-    (
-        |request| request.limit = 4,
-        (Code::InvalidArgument, 400),
-        "limit",
-        "must be from 1 to 3",
-    ),
-    (
+    invalid(|request| request.limit = 0, "limit", "must be from 1 to 3"),
+    invalid(|request| request.limit = 4, "limit", "must be from 1 to 3"),
+    invalid(
         |request| request.queries.clear(),
-        (Code::InvalidArgument, 400),
         "queries",
         "ask for at least one",
     ),
-    (
+    invalid(
         |request| request.queries[1].ids.clear(),
-        (Code::InvalidArgument, 400),
         "queries[1].ids",
         "name at least one candidate",
     ),
