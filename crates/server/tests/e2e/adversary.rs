@@ -141,15 +141,12 @@ async fn half_open_connections_keep_nobody_out() {
                     assert_eq!(daemon.http_client().get("/livez").await.status, 200);
                     assert_eq!(daemon.http_client().get("/metrics").await.status, 200);
                 }
-                let scrape = daemon.scrape().await;
-                let evicted = scrape.sum("ringfetch_connections_closed_total", &[("reason", "evicted")]);
-                assert!(evicted >= 100, "{from}: {evicted}");
-                // Evicted ones are open until their core has closed them.
-                eventually_async("at most 64 connections are open", async || {
-                    let open = daemon
-                        .sum("ringfetch_connections", &[("transport", "http")])
-                        .await;
-                    (open <= 64).then_some(())
+                // Each is open until its core, which may wait for a CPU, has closed it.
+                eventually_async("enough are closed, and at most 64 are open", async || {
+                    let scrape = daemon.scrape().await;
+                    let evicted = scrape.sum("ringfetch_connections_closed_total", &[("reason", "evicted")]);
+                    let open = scrape.sum("ringfetch_connections", &[("transport", "http")]);
+                    (evicted >= 100 && open <= 64).then_some(())
                 })
                 .await;
             },
