@@ -474,7 +474,8 @@ def main():
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     exit_on_sigterm()
-    directory = options.directory or ringfetch.TARGET.parent
+    # The daemon takes relative paths as relative to its configuration.
+    directory = (options.directory or ringfetch.TARGET.parent).absolute()
     directory.mkdir(parents=True, exist_ok=True)
     soak, failure = None, None
     # However it ends, mounts, cgroups, the daemon and the directory are removed.
