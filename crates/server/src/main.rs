@@ -208,14 +208,6 @@ fn load_access(config: &Config) -> Result<Option<Access>, ConfigError> {
     Access::load(&config.access, has_client_ca).map_err(|error| ConfigError(error.to_string()))
 }
 
-fn check_addresses_file(path: &Path) -> Result<(), ConfigError> {
-    let remedy = "name a file in a directory that the daemon may write to";
-    Addresses::check(path).map_err(|error| {
-        let path = path.display();
-        ConfigError(format!("--addresses-file {path}: {error}; {remedy}"))
-    })
-}
-
 /// The three ports, bound.
 struct Ports {
     grpc: BoundSocket,
@@ -266,7 +258,13 @@ fn run(inputs: &Inputs, addresses_file: Option<&Path>) -> anyhow::Result<()> {
     let tls = errors.of_config(load_tls(config));
     let access_log = errors.of_config(open_access_log(config, telemetry.registry()));
     let access = errors.of_config(load_access(config));
-    let addresses = errors.of_config(addresses_file.map_or(Ok(()), check_addresses_file));
+    let addresses = addresses_file.map_or(Some(()), |path| {
+        let (flag, remedy) = (
+            format!("--addresses-file {}", path.display()),
+            "name a file in a directory that the daemon may write to",
+        );
+        errors.of_file(Addresses::check(path), &flag, remedy)
+    });
     // Ports before anything slow, so that a port in use is reported at once. Only datasets come first,
     // because a file that cannot be opened is a configuration mistake, which is reported before any port is
     // bound; the demo first has to make its files.

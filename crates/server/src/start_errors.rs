@@ -1,8 +1,9 @@
 //! What prevents a start: mistakes in the configuration and what this host refuses, all reported at once.
 
-use ringfetch_engine::dataset::DatasetSpec;
+use ringfetch_engine::dataset::{DatasetSpec, is_refused_by_host};
 use ringfetch_server::catalogue::{Catalogue, OpenErrors};
 use std::fmt::Display;
+use std::io;
 
 /// Mistakes in the configuration or the files it names, one per line.
 #[derive(Debug, thiserror::Error)]
@@ -30,6 +31,19 @@ impl StartErrors {
     /// The value, or one more refusal of this host.
     pub(crate) fn of_host<T, E: Display>(&mut self, result: Result<T, E>) -> Option<T> {
         result.map_err(|error| self.refusals.push(error.to_string())).ok()
+    }
+
+    /// The value, or what is wrong with the file of a flag: a refusal of this host where it has no descriptor or no memory
+    /// left.
+    pub(crate) fn of_file<T>(&mut self, result: io::Result<T>, flag: &str, remedy: &str) -> Option<T> {
+        match result {
+            Ok(value) => Some(value),
+            Err(error) if is_refused_by_host(&error) => {
+                let remedy = "raise the limit of open files (ulimit -n, LimitNOFILE), or free memory";
+                self.of_host(Err(format!("{flag}: {error}; {remedy}")))
+            }
+            Err(error) => self.of_config(Err(format!("{flag}: {error}; {remedy}"))),
+        }
     }
 
     /// Opens the datasets.

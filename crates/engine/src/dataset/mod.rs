@@ -19,6 +19,7 @@ mod trial;
 pub use file::OpenFile;
 pub(crate) use file::bytes_before;
 pub use objects::{IN_FLIGHT_DESCRIPTORS_MAX, close_cached_objects};
+pub use open::is_refused_by_host;
 
 use crate::config::DirectIo;
 use crate::error::ReadError;

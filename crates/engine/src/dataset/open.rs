@@ -41,7 +41,8 @@ impl ErrorContext<'_> {
     }
 }
 
-fn is_refused_by_host(error: &io::Error) -> bool {
+/// Whether this host has no descriptor or no memory left, rather than that the file cannot be opened.
+pub fn is_refused_by_host(error: &io::Error) -> bool {
     let errno = Errno::from_io_error(error);
     matches!(errno, Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM))
 }
