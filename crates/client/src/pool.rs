@@ -180,7 +180,8 @@ impl Pool {
     }
 
     /// The connection with the fewest leases; those of an unreachable endpoint come last, those to be avoided before them,
-    /// and those of one that refuses calls before these: it is always the least busy. Under contention it may only be close to the fewest: the counts are read without a lock.
+    /// and those of one that refuses calls before these: it is always the least busy. Under contention it may only be close
+    /// to the fewest: the counts are read without a lock.
     pub(crate) fn lease(&self, avoid: &Avoid) -> Lease<'_> {
         let count = self.slots.len();
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
