@@ -17,8 +17,6 @@ async fn what_nobody_waits_for_is_not_read() {
     // stream and over HTTP. Expectation: each fails with its deadline while the queue is still there, and
     // afterwards the device has been read only for requests that were waited for.
     let (setup, _) = plain_blocks(slow(Setup::new("pread")), 8);
-    // Few enough that the stream stays within what a connection may always hold, next to a load from the same
-    // caller.
     let daemon = setup.set("limits.stream_requests_in_flight", "16").start();
     let load = Load::start(&daemon, 10).await;
     let mut narrow = Narrow::connect(daemon.grpc, 1 << 20).await;
@@ -73,7 +71,10 @@ async fn what_nobody_waits_for_is_not_read() {
         request: Some(Request::Blocks(request.clone())),
         deadline_ms: u32::from(id % 2 == 0),
     });
-    let mut fetch = daemon.fetch().await;
+    // A window of 16 responses: what the connection holds, with the requests in flight and the abandoned ones
+    // between them, stays within 1/64 of the free memory, which it may always hold.
+    let channel = wire::channel_of_window(daemon.grpc, 1 << 16).await;
+    let mut fetch = wire::fetch_client(channel);
     let mut answers = wire::stream(&mut fetch, requests).await;
     let before = late;
     while let Some(answer) = answers.message().await.unwrap() {
@@ -96,10 +97,14 @@ async fn what_nobody_waits_for_is_not_read() {
         (scrape.sum("ringfetch_queued_reads", &[]) == 0).then_some(scrape)
     })
     .await;
+    // A late request may have been read when its deadline passed, but not all of them were.
     let ok = [("dataset", "blocks"), ("result", "ok")];
-    assert_eq!(scrape.sum("ringfetch_reads_total", &ok), in_time);
-    // A read of bytes already being read joins that read, and does not reach the device a second time. A late
-    // request may have been in flight when its deadline passed, but not all of them were.
+    let ok = scrape.sum("ringfetch_reads_total", &ok);
+    assert!(
+        (in_time..in_time + late).contains(&ok),
+        "{ok} answered, {in_time} in time, {late} late"
+    );
+    // A read of bytes already being read joins that read, and does not reach the device a second time.
     let read =
         scrape.sum("ringfetch_device_reads_total", &[]) + scrape.sum("ringfetch_joined_reads_total", &[]);
     let least = batches * ITEMS + in_time;

@@ -72,11 +72,16 @@ impl Interceptor for WithToken {
 
 /// One gRPC connection.
 pub(crate) async fn channel(address: SocketAddr) -> Wire {
+    channel_of_window(address, 1 << 20).await
+}
+
+/// One gRPC connection, to which the daemon sends at most `window_bytes` of a response before some are received.
+pub(crate) async fn channel_of_window(address: SocketAddr, window_bytes: u32) -> Wire {
     let value = authorization(address).map(|value| value.parse().expect("ASCII"));
     let channel = Endpoint::from_shared(format!("http://{address}"))
         .expect("a URI")
         .tcp_nodelay(true)
-        .initial_stream_window_size(1 << 20)
+        .initial_stream_window_size(window_bytes)
         .initial_connection_window_size(8 << 20)
         .connect()
         .await
