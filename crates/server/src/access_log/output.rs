@@ -9,7 +9,7 @@ use rustix::fs::{Access, OFlags};
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
 use std::os::fd::AsFd as _;
-use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{FileExt as _, FileTypeExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -34,7 +34,7 @@ pub(super) struct Output {
     /// Whole lines.
     lines: Vec<u8>,
     lines_bytes_max: usize,
-    /// The last line written was cut off.
+    /// The last line was cut off.
     is_torn: bool,
     is_failing: bool,
     dropped: IntCounter,
@@ -60,12 +60,12 @@ impl Output {
             AccessLogTarget::Stderr => stream(io::stderr().as_fd().try_clone_to_owned())?,
         };
         Ok(Self {
+            is_torn: is_cut_off(&file),
             file,
             lines_bytes_max: if path.is_some() { FILE_BYTES } else { STREAM_BYTES },
             path,
             reopen,
             lines: Vec::new(),
-            is_torn: false,
             is_failing: false,
             dropped,
         })
@@ -75,8 +75,7 @@ impl Output {
         let Some(path) = &self.path else { return };
         match append_to(path) {
             Ok(file) => {
-                // Unless it is a new one.
-                self.is_torn &= file.metadata().is_ok_and(|found| found.len() > 0);
+                self.is_torn = is_cut_off(&file);
                 self.file = file;
             }
             Err(problem) => {
@@ -177,16 +176,28 @@ pub(super) fn check(target: &AccessLogTarget) -> Result<(), String> {
         .map_err(|errno| format!("cannot be created: {}", io::Error::from(errno)))
 }
 
-/// Opens a regular file or a character device to append to it.
+/// Whether the last line is not complete: whoever wrote it was stopped within it, or the disk was full. A stream, or a
+/// file that may only be written, is taken to be complete.
+fn is_cut_off(file: &File) -> bool {
+    let mut last = [b'\n'];
+    let end = file.metadata().map_or(0, |found| found.len());
+    end > 0 && file.read_exact_at(&mut last, end - 1).is_ok() && last != [b'\n']
+}
+
+/// Opens a regular file or a character device to append to it, and to read it where that is allowed.
 fn append_to(path: &Path) -> Result<File, String> {
-    let opened = OpenOptions::new()
-        .append(true)
-        .create(true)
-        // It has names of clients and data: only for the daemon's user and group.
-        .mode(0o640)
-        // A FIFO must not block startup.
-        .custom_flags((OFlags::NONBLOCK | OFlags::NOCTTY).bits().cast_signed())
-        .open(path);
+    let open = |reads| {
+        OpenOptions::new()
+            .read(reads)
+            .append(true)
+            .create(true)
+            // It has names of clients and data: only for the daemon's user and group.
+            .mode(0o640)
+            // A FIFO must not block startup.
+            .custom_flags((OFlags::NONBLOCK | OFlags::NOCTTY).bits().cast_signed())
+            .open(path)
+    };
+    let opened = open(true).or_else(|_| open(false));
     let kind = match &opened {
         Ok(file) => file.metadata(),
         Err(_) => path.metadata(),
@@ -258,24 +269,25 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_was_cut_off_is_ended_in_a_file_that_is_opened_again() {
-        // Scenario: a line is cut off, and the file is opened again: the same one, then a new one. Expectation: the line
-        // is ended in the same one; the new one begins with its first line.
+    fn a_line_that_was_cut_off_is_ended_in_a_file_that_is_opened() {
+        // Scenario: a file ends within a line when it is opened, by a start and again; then a new file has its name.
+        // Expectation: the line is ended before the next one; the new file begins with its first line.
         let directory = tempfile::tempdir().unwrap();
         let [path, renamed] = ["log", "log.1"].map(|name| directory.path().join(name));
         std::fs::write(&path, "cut").unwrap();
         let mut output = output(&path);
-        let mut write_again = |line: &[u8]| {
-            output.is_torn = true;
-            output.reopen.store(true, Ordering::Relaxed);
+        let mut write = |line: &[u8], opens: bool| {
+            output.reopen.store(opens, Ordering::Relaxed);
             output.write_all(line).unwrap();
             output.flush().unwrap();
         };
-        write_again(b"same\n");
+        write(b"started\n", false);
+        append_to(&path).unwrap().write_all(b"cut").unwrap();
+        write(b"same\n", true);
         std::fs::rename(&path, &renamed).unwrap();
-        write_again(b"new\n");
+        write(b"new\n", true);
         let written = [renamed, path].map(|path| std::fs::read_to_string(path).unwrap());
-        assert_eq!(written, ["cut\nsame\n", "new\n"]);
+        assert_eq!(written, ["cut\nstarted\ncut\nsame\n", "new\n"]);
     }
 
     fn drain(reader: &mut impl io::Read, most: usize) -> Vec<u8> {
