@@ -110,6 +110,8 @@ fn complete(mut document: OpenApi) -> OpenApi {
                     "401",
                     "No valid credential (only if the daemon has principals).",
                 );
+            }
+            if !is_for_everyone(path) {
                 add_problem(
                     operation,
                     "403",
@@ -151,6 +153,11 @@ fn add_problem(operation: &mut Operation, status: &str, description: &str) {
         .responses
         .responses
         .insert(status.to_owned(), RefOr::T(response));
+}
+
+/// Whether no principal needs a right for it: a list has what its reader may read.
+fn is_for_everyone(path: &str) -> bool {
+    matches!(path, "/livez" | "/readyz" | "/openapi.json" | "/v1/datasets")
 }
 
 /// The version in the responses of an operation that has a condition on it.
@@ -247,8 +254,14 @@ mod tests {
                     "{path} {method}"
                 );
                 let is_open = matches!(&path[..], "/livez" | "/readyz");
-                for status in ["401", "403"] {
-                    assert_eq!(operation["responses"][status].is_null(), is_open, "{path}");
+                // Whoever is known may read the description and what there is for it.
+                let is_for_all = is_open || matches!(&path[..], "/openapi.json" | "/v1/datasets");
+                for (status, is_left_out) in [("401", is_open), ("403", is_for_all)] {
+                    assert_eq!(
+                        operation["responses"][status].is_null(),
+                        is_left_out,
+                        "{path} {status}"
+                    );
                 }
                 let no_credential = operation["security"].as_array().is_some_and(Vec::is_empty);
                 assert_eq!(no_credential, is_open, "{path}");
