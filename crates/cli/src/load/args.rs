@@ -304,6 +304,9 @@ fn parse_pattern(text: &str) -> Result<PatternArg, String> {
     })
 }
 
+/// The largest share of a dataset in a mix: their sum stays a number.
+const SHARE_MAX: f64 = 1e9;
+
 fn parse_mix(text: &str) -> Result<Mix, String> {
     let mut parts: Vec<(String, f64)> = Vec::new();
     for part in text.split(',') {
@@ -313,8 +316,9 @@ fn parse_mix(text: &str) -> Result<Mix, String> {
         let share = share
             .parse::<f64>()
             .ok()
-            .filter(|share| share.is_finite() && *share > 0.0);
-        let share = share.ok_or_else(|| format!("the share of {name:?} is not a number above 0"))?;
+            .filter(|share| *share > 0.0 && *share <= SHARE_MAX);
+        let share = share
+            .ok_or_else(|| format!("the share of {name:?} is not a number above 0, at most {SHARE_MAX}"))?;
         if name.is_empty() || parts.iter().any(|(other, _)| other == name) {
             return Err(format!("the dataset {name:?} is empty or named twice"));
         }
@@ -377,7 +381,7 @@ mod tests {
             Ok(Mix(vec![("a".into(), 0.7), ("b".into(), 3.0)]))
         );
         assert_eq!(
-            accepted(parse_mix, " a a= a=0 a=-1 =1 a=1,a=2 a=1, a=NaN"),
+            accepted(parse_mix, " a a= a=0 a=-1 =1 a=1,a=2 a=1, a=NaN a=1e308"),
             nothing
         );
     }
