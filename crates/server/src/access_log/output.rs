@@ -60,7 +60,7 @@ impl Output {
             AccessLogTarget::Stderr => stream(io::stderr().as_fd().try_clone_to_owned())?,
         };
         Ok(Self {
-            is_torn: is_cut_off(&file),
+            is_torn: is_cut_off(&file, false),
             file,
             lines_bytes_max: if path.is_some() { FILE_BYTES } else { STREAM_BYTES },
             path,
@@ -75,7 +75,7 @@ impl Output {
         let Some(path) = &self.path else { return };
         match append_to(path) {
             Ok(file) => {
-                self.is_torn = is_cut_off(&file);
+                self.is_torn = is_cut_off(&file, self.is_torn);
                 self.file = file;
             }
             Err(problem) => {
@@ -176,12 +176,16 @@ pub(super) fn check(target: &AccessLogTarget) -> Result<(), String> {
         .map_err(|errno| format!("cannot be created: {}", io::Error::from(errno)))
 }
 
-/// Whether the last line is not complete: whoever wrote it was stopped within it, or the disk was full. A stream, or a
-/// file that may only be written, is taken to be complete.
-fn is_cut_off(file: &File) -> bool {
-    let mut last = [b'\n'];
-    let end = file.metadata().map_or(0, |found| found.len());
-    end > 0 && file.read_exact_at(&mut last, end - 1).is_ok() && last != [b'\n']
+/// Whether the last line is not complete: whoever wrote it was stopped within it, or the disk was full. `was_torn` counts
+/// where the file may only be written.
+fn is_cut_off(file: &File, was_torn: bool) -> bool {
+    let mut last = [0];
+    match file.metadata().map_or(0, |found| found.len()).checked_sub(1) {
+        Some(end) => file
+            .read_exact_at(&mut last, end)
+            .map_or(was_torn, |()| last != [b'\n']),
+        None => false,
+    }
 }
 
 /// Opens a regular file or a character device to append to it, and to read it where that is allowed.
@@ -286,8 +290,12 @@ mod tests {
         write(b"same\n", true);
         std::fs::rename(&path, &renamed).unwrap();
         write(b"new\n", true);
-        let written = [renamed, path].map(|path| std::fs::read_to_string(path).unwrap());
+        let written = [&renamed, &path].map(|path| std::fs::read_to_string(path).unwrap());
         assert_eq!(written, ["cut\nstarted\ncut\nsame\n", "new\n"]);
+        // A file that may only be written: what this process remembers counts, unless the file is new.
+        let only_written = |path: &Path| OpenOptions::new().append(true).create(true).open(path).unwrap();
+        let [old, new] = [path, directory.path().join("log.2")].map(|path| only_written(&path));
+        assert!(is_cut_off(&old, true) && !is_cut_off(&old, false) && !is_cut_off(&new, true));
     }
 
     fn drain(reader: &mut impl io::Read, most: usize) -> Vec<u8> {
