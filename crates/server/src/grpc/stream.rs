@@ -2,9 +2,10 @@
 //! complete, in any order.
 //!
 //! It has no task of its own: hyper's polls drive it, so a client that does not read its responses stops its
-//! own stream. At most `requests_in_flight` requests are in flight, counting those completed but not sent;
-//! beyond that the request body is not polled, and HTTP/2 flow control stops the client. One more message is
-//! read, so that a cancel is seen while the stream is full.
+//! own stream. At most `requests_in_flight` requests are in flight, counting those completed but not given to
+//! HTTP/2, whose send buffer holds up to 1 MiB more of them; beyond that the request body is not polled, and
+//! HTTP/2 flow control stops the client. One more message is read, so that a cancel is seen while the stream
+//! is full.
 //!
 //! An invalid request gets an error response and the stream continues; bytes that are not a request end it. A
 //! drain ends it once the requests in flight are answered. The deadline holds even if the body is not polled,
