@@ -257,8 +257,9 @@ fn a_memlock_limit_is_recognised() {
 
 #[test]
 fn a_probe_keeps_no_memory() {
-    // Scenario: a child that may register no memory probes 2000 times. Expectation: it has grown by less than half a page
-    // for each.
+    // Scenario: a child that may register no memory probes 100 times. Expectation: it has grown by less than half a page
+    // for each. Not more often: the kernel frees rings some time after they are closed, and until then each counts against
+    // this user's limit of lockable memory, which may be 8 MiB (TRAPS 9).
     if role().is_some() {
         deny(libc::SYS_io_uring_register, libc::EPERM);
         let resident = || {
@@ -271,11 +272,11 @@ fn a_probe_keeps_no_memory() {
         };
         let _warm = probe();
         let before = resident();
-        (0..2000).for_each(|_| drop(probe()));
+        (0..100).for_each(|_| drop(probe()));
         return println!("\nlabel={}\nmessage=", resident().saturating_sub(before));
     }
     let (grown, _) = run_child("a_probe_keeps_no_memory", "child");
-    assert!(grown.parse::<u64>().expect("pages") < 1000, "{grown} pages");
+    assert!(grown.parse::<u64>().expect("pages") < 50, "{grown} pages");
 }
 
 #[test]
@@ -299,8 +300,8 @@ fn locked_memory_counts_once_a_ring() {
 
 #[test]
 fn a_signal_refuses_nothing() {
-    // Scenario: a thread that probes is interrupted by signals all the time, a thousand probes long. Expectation: the
-    // same answer as without.
+    // Scenario: a thread that probes is interrupted by signals all the time, a hundred probes long (not longer: see above).
+    // Expectation: the same answer as without.
     use std::os::unix::thread::JoinHandleExt as _;
     extern "C" fn nothing(_: std::ffi::c_int) {}
     // SAFETY: the handler is async-signal-safe.
@@ -308,7 +309,7 @@ fn a_signal_refuses_nothing() {
     let label = || probe().err().as_ref().map(label_of);
     let expected = label();
     let probing = std::thread::spawn(move || {
-        (0..1000)
+        (0..100)
             .map(|_| probe().err())
             .collect::<Vec<Option<UringRefusal>>>()
     });
