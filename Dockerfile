@@ -8,8 +8,6 @@ ARG RUST_VERSION=1.95.0
 ARG RUST_IMAGE=rust:${RUST_VERSION}-bookworm
 FROM ${RUST_IMAGE} AS build
 WORKDIR /src
-# Debug information does not go into the image, so none is made.
-ENV CARGO_PROFILE_RELEASE_DEBUG=false CARGO_PROFILE_RELEASE_SPLIT_DEBUGINFO=off CARGO_PROFILE_RELEASE_STRIP=debuginfo
 
 # Compiled with a profile (docs/adr/0018) if release/ringfetch.profdata is there; Cargo.lock only keeps this from failing without
 # it. The profile names functions as they are named when cargo is called with --target, as release/compile does.
@@ -45,19 +43,19 @@ RUN mkdir -p crates/proto/src crates/command/src crates/host/src crates/engine/s
     crates/slowdisk/src/lib.rs crates/adversary/src/lib.rs \
  && echo 'fn main() {}' | tee crates/proto/build.rs crates/server/src/main.rs crates/slowdisk/src/main.rs \
     crates/adversary/src/main.rs crates/pieces/src/main.rs >crates/cli/src/main.rs \
- && cargo build --release --locked --package ringfetch-server --package ringfetch-cli
+ && cargo build --profile dist --locked --package ringfetch-server --package ringfetch-cli
 
 COPY proto proto
 COPY config config
 COPY crates crates
 # cargo compares times, and those of the checkout are older than those of the stand-ins above.
 RUN find crates -name '*.rs' -exec touch {} + \
- && cargo build --release --locked --package ringfetch-server --package ringfetch-cli
+ && cargo build --profile dist --locked --package ringfetch-server --package ringfetch-cli
 
 # What the image is made of: the programs, and what the loader would open for them (glibc has the resolver in it since 2.34).
 RUN mkdir -p /out/usr/local/bin /demo \
  && for program in ringfetchd ringfetch; do \
-      cp target/*/release/"$program" "/out/usr/local/bin/$program" || exit 1; \
+      cp target/*/dist/"$program" "/out/usr/local/bin/$program" || exit 1; \
       ldd "/out/usr/local/bin/$program" >libraries || exit 1; \
       grep -o '/[^ ]*' libraries | xargs -I '{}' cp --dereference --parents '{}' /out || exit 1; \
     done

@@ -41,7 +41,7 @@ def size_bytes(text):
 def use_released():
     """Measures the programs of release/compile instead of cargo's."""
     global RINGFETCHD, RINGFETCH
-    found = list((TARGET.parent / "optimized").glob("*/release/ringfetchd"))
+    found = list((TARGET.parent / "optimized").glob("*/dist/ringfetchd"))
     if len(found) != 1:
         raise RunFailed("release/compile has not run here")
     RINGFETCHD, RINGFETCH = found[0], found[0].with_name("ringfetch")
