@@ -130,10 +130,14 @@ impl Daemon {
 
     /// The current metrics.
     pub(crate) async fn scrape(&self) -> Scrape {
+        self.scrape_if_served().await.expect("status 200")
+    }
+
+    /// The same; `None` if the daemon refuses.
+    pub(crate) async fn scrape_if_served(&self) -> Option<Scrape> {
         let answer = self.http_client().get("/metrics").await;
-        assert_eq!(answer.status, 200);
         let text = String::from_utf8(answer.body.to_vec()).expect("UTF-8");
-        Scrape { text }
+        (answer.status == 200).then_some(Scrape { text })
     }
 
     /// The current sum over a metric's series with all of these labels.
