@@ -282,7 +282,7 @@ async fn a_daemon_gets_back_the_backend_that_it_had() {
         (path.backend(), path.own_backend)
     };
     let before = read_by().await;
-    let flip = "flip --path DIR/data --server SERVER --dataset data --only mmap,pread --step 30ms --batch 4";
+    let flip = "flip --path DIR/data --server SERVER --dataset data --only mmap,pread --step 200ms --batch 4";
     for more in ["", "--trace DIR/trace --rate 200"] {
         let report = bed.report(&format!("{flip} {more}")).await;
         assert!(report.notes[0].starts_with("verdict: "), "{:?}", report.notes);
@@ -295,7 +295,7 @@ async fn a_daemon_gets_back_the_backend_that_it_had() {
         assert_eq!((rows(&report, "mmap"), rows(&report, "pread")), (1, 1));
         assert_eq!(read_by().await, before);
     }
-    let slow = flip.replace("30ms", "1s");
+    let slow = flip.replace("200ms", "1s");
     let stopped = bed.run(&slow, true).await.unwrap_err();
     assert!(stopped.contains("stopped after 1 of 4 steps"), "{stopped}");
     assert_eq!(read_by().await, before);
@@ -348,7 +348,7 @@ async fn a_study_asks_with_tls_and_a_token() {
     (bed.daemon, bed.scheme) = (Some(setup.start()), "https");
     fs::write(bed.path("data"), bytes).unwrap();
     let flip =
-        "flip --path DIR/data --server SERVER --dataset blocks --only mmap,pread --step 30ms --batch 4";
+        "flip --path DIR/data --server SERVER --dataset blocks --only mmap,pread --step 200ms --batch 4";
     for (token, refused) in [
         ("a-token", None),
         ("another", Some("--admin")),
