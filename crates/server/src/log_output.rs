@@ -33,6 +33,8 @@ const NO_WAIT: Timespec = Timespec {
 pub(crate) struct LogOutput<F> {
     to: F,
     json: bool,
+    /// [`ROOM_WAIT`], but in a test whose reader may be late.
+    room_wait: Timespec,
     state: Mutex<State>,
 }
 
@@ -48,6 +50,7 @@ impl<F: AsFd> LogOutput<F> {
         Self {
             to,
             json,
+            room_wait: ROOM_WAIT,
             state: Mutex::default(),
         }
     }
@@ -78,7 +81,7 @@ impl<F: AsFd> LogOutput<F> {
 
     fn write_line(&self, state: &mut State, line: &[u8]) {
         let wait = if state.lines_dropped == 0 {
-            ROOM_WAIT
+            self.room_wait
         } else {
             NO_WAIT
         };
@@ -237,7 +240,8 @@ mod tests {
             reader.read_to_string(&mut text).expect("a pipe");
             text
         });
-        let output = LogOutput::new(writer, true);
+        let mut output = LogOutput::new(writer, true);
+        output.room_wait.tv_sec = 30;
         let lines: Vec<String> = (0..20).map(|number| line(number, number * 15_000)).collect();
         lines.iter().for_each(|text| write(&output, text));
         drop(output);
