@@ -33,7 +33,7 @@ const NO_WAIT: Timespec = Timespec {
 pub(crate) struct LogOutput<F> {
     to: F,
     json: bool,
-    /// [`ROOM_WAIT`], but in a test whose reader may be late.
+    /// [`ROOM_WAIT`], except in a test whose reader may be late.
     room_wait: Timespec,
     state: Mutex<State>,
 }

@@ -130,14 +130,17 @@ impl Daemon {
 
     /// The current metrics.
     pub(crate) async fn scrape(&self) -> Scrape {
-        self.scrape_if_served().await.expect("status 200")
+        self.try_scrape().await.expect("no refusal")
     }
 
-    /// The same; `None` if the daemon refuses.
-    pub(crate) async fn scrape_if_served(&self) -> Option<Scrape> {
+    /// The same, or the response that refuses them.
+    pub(crate) async fn try_scrape(&self) -> Result<Scrape, String> {
         let answer = self.http_client().get("/metrics").await;
         let text = String::from_utf8(answer.body.to_vec()).expect("UTF-8");
-        (answer.status == 200).then_some(Scrape { text })
+        match answer.status.as_u16() {
+            200 => Ok(Scrape { text }),
+            status => Err(format!("{status}: {text}")),
+        }
     }
 
     /// The current sum over a metric's series with all of these labels.

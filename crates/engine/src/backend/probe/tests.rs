@@ -301,8 +301,8 @@ fn locked_memory_counts_once_a_ring() {
 
 #[test]
 fn a_signal_refuses_nothing() {
-    // Scenario: a thread that probes is interrupted by signals all the time, a hundred probes long (not longer: see above).
-    // Expectation: the same answer as without.
+    // Scenario: a thread that probes is interrupted by signals all the time, a hundred probes long; not longer, for the reason
+    // that `a_probe_keeps_no_memory` gives. Expectation: the same answer as without.
     use std::os::unix::thread::JoinHandleExt as _;
     extern "C" fn nothing(_: std::ffi::c_int) {}
     // SAFETY: the handler is async-signal-safe.

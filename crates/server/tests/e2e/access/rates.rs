@@ -51,6 +51,7 @@ async fn refusals(mut round: impl AsyncFnMut() -> Vec<Option<String>>) -> Vec<St
         refused.iter().all(Option::is_some).then_some(())
     })
     .await;
+    assert!(!refused.is_empty(), "nothing was requested");
     refused.into_iter().flatten().collect()
 }
 
