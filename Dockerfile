@@ -9,12 +9,12 @@ ARG RUST_IMAGE=rust:${RUST_VERSION}-bookworm
 FROM ${RUST_IMAGE} AS build
 WORKDIR /src
 
-# Compiled with a profile (docs/adr/0018) if release/ringfetch.profdata is there. The profile names functions as they are named when
-# cargo is called with --target, as release/compile does.
-COPY release/rustflags release/ringfetch.profdat[a] ./
+# Compiled with a profile (docs/adr/0018) if release/ringfetch.profdata is there; Cargo.lock only keeps this from failing without
+# it. The profile names functions as they are named when cargo is called with --target, as release/compile does.
+COPY Cargo.lock release/ringfetch.profdat[a] ./
 RUN mkdir .cargo \
  && { printf '[build]\ntarget = "%s"\n' "$(rustc --version --verbose | sed -n 's/^host: //p')" \
-   && if [ -e ringfetch.profdata ]; then echo "rustflags = \"-Cprofile-use=/src/ringfetch.profdata $(cat rustflags)\""; fi; } >.cargo/config.toml
+   && if [ -e ringfetch.profdata ]; then echo 'rustflags = ["-Cprofile-use=/src/ringfetch.profdata"]'; fi; } >.cargo/config.toml
 
 # Dependencies first, from manifests alone, so that a change of the code does not build them again.
 COPY Cargo.toml Cargo.lock ./
