@@ -220,12 +220,12 @@ def delay(soak, chance, until):
                 soak.disk.ask("release")
             else:
                 soak.disk.ask(f"set latency {chance.choice([1, 20, 200, 1000])}ms")
-                soak.disk.ask(f"set jitter exponential:{chance.choice([1, 5, 50])}ms")
+                soak.disk.ask(f"set jitter {chance.choice([1, 5, 50])}ms")
                 more = sleep(until, chance.uniform(0.5, 3.0))
             if not more:
                 break
         soak.disk.ask("set latency 0")
-        soak.disk.ask("set jitter none")
+        soak.disk.ask("set jitter 0")
     if apart:
         _slow_disk_backend(soak, "inherit")
 

@@ -1,9 +1,8 @@
 //! What the disk served: totals, peaks, and a bounded record of each read.
 
 use serde::Serialize;
-use std::time::Duration;
 
-/// Most records kept; later reads are only counted. 48 bytes each.
+/// Most records kept; later reads are only counted. 16 bytes each.
 const RECORDS_MAX: usize = 1 << 20;
 
 /// The outcome of a read.
@@ -20,14 +19,10 @@ pub enum Outcome {
     SourceFailed,
 }
 
-/// One read that the disk answered.
+/// One read that the disk answered. Records are in order of their answers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct ReadRecord {
-    /// From 1, in order of arrival. Records are in order of their answers.
-    pub number: u64,
-    /// The file's inode number, as `stat` reports it on the mount.
-    pub inode: u64,
     /// Offset in the file.
     pub offset: u64,
     /// The length requested.
@@ -71,19 +66,12 @@ pub struct Reads {
     pub waiting_peak: usize,
     /// Most reads in service at the same time.
     pub in_service_peak: usize,
-    /// Longest delay between the due time of a read and its answer: the disk's own inaccuracy.
-    pub late_max: Duration,
-    /// The mean of the same.
-    pub late_mean: Duration,
-    /// Reads answered without a record, since the record was full.
-    pub unrecorded: u64,
 }
 
 /// Totals and records under construction.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     reads: Reads,
-    late_total: Duration,
     records: Vec<ReadRecord>,
 }
 
@@ -94,14 +82,12 @@ impl Counts {
         self.reads.in_service_peak = self.reads.in_service_peak.max(in_service);
     }
 
-    pub(crate) fn answer(&mut self, record: ReadRecord, bytes: usize, late: Duration) {
+    pub(crate) fn answer(&mut self, record: ReadRecord, bytes: usize) {
         let reads = &mut self.reads;
         reads.answered = reads.answered.saturating_add(1);
         reads.bytes = reads
             .bytes
             .saturating_add(u64::try_from(bytes).unwrap_or(u64::MAX));
-        reads.late_max = reads.late_max.max(late);
-        self.late_total = self.late_total.saturating_add(late);
         let kind = match record.outcome {
             Outcome::Served => None,
             Outcome::Short => Some(&mut reads.short),
@@ -113,18 +99,13 @@ impl Counts {
         }
         if self.records.len() < RECORDS_MAX {
             self.records.push(record);
-        } else {
-            reads.unrecorded = reads.unrecorded.saturating_add(1);
         }
     }
 
     pub(crate) fn reads(&self, waiting: usize, in_service: usize) -> Reads {
-        let answered = u32::try_from(self.reads.answered).unwrap_or(u32::MAX);
-        let late_mean = self.late_total.checked_div(answered).unwrap_or_default();
         Reads {
             waiting,
             in_service,
-            late_mean,
             ..self.reads.clone()
         }
     }
@@ -140,8 +121,6 @@ mod tests {
 
     fn record(offset: u64, outcome: Outcome) -> ReadRecord {
         ReadRecord {
-            number: 1,
-            inode: 2,
             offset,
             length_bytes: 4096,
             direct: true,
@@ -160,16 +139,12 @@ mod tests {
             Outcome::SourceFailed,
         ] {
             counts.arrive(3, 1);
-            counts.answer(record(0, outcome), 10, Duration::from_micros(4));
+            counts.answer(record(0, outcome), 10);
         }
         let reads = counts.reads(0, 0);
         assert_eq!((reads.arrived, reads.answered, reads.bytes), (4, 4, 40));
         assert_eq!((reads.short, reads.failed, reads.source_failed), (1, 1, 1));
         assert_eq!((reads.waiting_peak, reads.in_service_peak), (3, 1));
-        assert_eq!(
-            (reads.late_max, reads.late_mean),
-            (Duration::from_micros(4), Duration::from_micros(4))
-        );
         assert_eq!(counts.records().len(), 4);
     }
 

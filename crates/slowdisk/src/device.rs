@@ -20,7 +20,6 @@ use std::time::{Duration, Instant};
 struct Job {
     read: Read,
     fate: Fate,
-    inode: u64,
     file: Arc<File>,
     reply: ReplyData,
 }
@@ -79,7 +78,7 @@ impl Device {
     /// Accepts a read. The reply is sent when the read is due.
     pub(crate) fn arrive(
         &self,
-        (inode, file): (u64, Arc<File>),
+        file: Arc<File>,
         (offset, length_bytes): (u64, u32),
         direct: bool,
         reply: ReplyData,
@@ -100,7 +99,6 @@ impl Device {
         let job = Job {
             read,
             fate,
-            inode,
             file,
             reply,
         };
@@ -113,7 +111,7 @@ impl Device {
             ..
         } = &mut *state;
         let next_before = schedule.next_due();
-        schedule.arrive(self.now(), service, u64::from(length_bytes), job, parameters);
+        schedule.arrive(self.now(), service, job, parameters);
         counts.arrive(schedule.waiting(), schedule.in_service());
         let is_next = schedule.next_due() != next_before && !*held;
         let watched = *watchers > 0;
@@ -137,9 +135,8 @@ impl Device {
             if state.closing {
                 let jobs = state.schedule.take_all();
                 drop(state);
-                let now = self.now();
                 for job in jobs {
-                    self.answer(job, now, &mut buffer);
+                    self.answer(job, &mut buffer);
                 }
                 return;
             }
@@ -156,12 +153,12 @@ impl Device {
                 schedule.pop_due(now, parameters)
             };
             let next = if *held { None } else { schedule.next_due() };
-            if let Some((due, job)) = popped {
+            if let Some(job) = popped {
                 drop(state);
                 if next.is_some() {
                     self.work.notify_one();
                 }
-                self.answer(job, due, &mut buffer);
+                self.answer(job, &mut buffer);
                 state = self.lock();
                 continue;
             }
@@ -176,11 +173,10 @@ impl Device {
     }
 
     /// Reads from the source, counts, and only then replies, so that an answered read is already counted.
-    fn answer(&self, job: Job, due: At, buffer: &mut Vec<u8>) {
+    fn answer(&self, job: Job, buffer: &mut Vec<u8>) {
         let Job {
             read,
             fate,
-            inode,
             file,
             reply,
         } = job;
@@ -204,18 +200,13 @@ impl Device {
             (Ok(_), Fate::Served) => Outcome::Served,
         };
         let record = ReadRecord {
-            number: read.number,
-            inode,
             offset: read.offset,
             length_bytes: read.length_bytes,
             direct: read.direct,
             outcome,
         };
-        let late = self.now().saturating_sub(due);
         let mut state = self.lock();
-        state
-            .counts
-            .answer(record, got.as_ref().copied().unwrap_or(0), late);
+        state.counts.answer(record, got.as_ref().copied().unwrap_or(0));
         let watched = state.watchers > 0;
         drop(state);
         if watched {

@@ -29,23 +29,20 @@ pub(crate) enum Fate {
 /// The read's fate, and how long it is in service.
 pub(crate) fn decide(parameters: &Parameters, read: Read) -> (Fate, Duration) {
     // Seeded by the read's number, so that the draws do not depend on which faults are enabled.
-    let mut random =
-        fastrand::Rng::with_seed(parameters.seed ^ read.number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let mut random = fastrand::Rng::with_seed(read.number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     let (jitter, error, short) = (random.f64(), random.f64(), random.f64());
-    let service = parameters.latency.saturating_add(parameters.jitter.at(jitter));
-    let is_nth = |every: u64| every != 0 && read.number.is_multiple_of(every);
+    let service = parameters.latency.saturating_add(parameters.jitter_at(jitter));
 
     let end = read.offset.saturating_add(u64::from(read.length_bytes));
     let in_bad_range = parameters
         .error_ranges
         .iter()
         .any(|bad| bad.start < end && read.offset < bad.end);
-    if in_bad_range || is_nth(parameters.error_every) || error < parameters.error_probability {
+    if in_bad_range || error < parameters.error_probability {
         return (Fate::Failed, service);
     }
     let half = read.length_bytes / 2 / SECTOR_BYTES * SECTOR_BYTES;
-    let short = is_nth(parameters.short_every) || short < parameters.short_probability;
-    if read.direct && short && half > 0 {
+    if read.direct && short < parameters.short_probability && half > 0 {
         return (Fate::Short(half), service);
     }
     (Fate::Served, service)
@@ -54,7 +51,6 @@ pub(crate) fn decide(parameters: &Parameters, read: Read) -> (Fate, Duration) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::parameters::Jitter;
 
     fn read(number: u64, offset: u64, length_bytes: u32) -> Read {
         Read {
@@ -82,22 +78,11 @@ mod tests {
     }
 
     #[test]
-    fn every_nth_read_fails() {
-        // Scenario: every third read fails. Expectation: 3, 6, 9 of the first ten.
-        let parameters = Parameters {
-            error_every: 3,
-            ..Parameters::default()
-        };
-        let failed = (1..=10).filter(|number| decide(&parameters, read(*number, 0, 512)).0 == Fate::Failed);
-        assert_eq!(failed.collect::<Vec<_>>(), [3, 6, 9]);
-    }
-
-    #[test]
     fn short_reads_are_half_in_sectors_and_direct_only() {
         // Scenario: every read is short. Expectation: half in whole sectors; reads of one sector and buffered
         // reads are whole.
         let parameters = Parameters {
-            short_every: 1,
+            short_probability: 1.0,
             ..Parameters::default()
         };
         assert_eq!(decide(&parameters, read(1, 0, 4096)).0, Fate::Short(2048));
@@ -111,23 +96,20 @@ mod tests {
     }
 
     #[test]
-    fn the_same_seed_gives_the_same_faults() {
-        // Scenario: one read in ten fails, with jitter. Expectation: repeatable, about as often as requested,
-        // seeds differ.
-        let parameters = |seed| Parameters {
+    fn the_same_reads_have_the_same_faults() {
+        // Scenario: one read in ten fails, with jitter. Expectation: repeatable, about as often as requested.
+        let parameters = Parameters {
             error_probability: 0.1,
-            jitter: Jitter::Uniform(Duration::from_millis(1)),
-            seed,
+            jitter: Duration::from_millis(1),
             ..Parameters::default()
         };
-        let fates = |seed| -> Vec<_> {
+        let fates = || -> Vec<_> {
             (1..=10_000)
-                .map(|number| decide(&parameters(seed), read(number, 0, 4096)))
+                .map(|number| decide(&parameters, read(number, 0, 4096)))
                 .collect()
         };
-        assert_eq!(fates(1), fates(1));
-        assert_ne!(fates(1), fates(2));
-        let failed = fates(1).iter().filter(|(fate, _)| *fate == Fate::Failed).count();
+        assert_eq!(fates(), fates());
+        let failed = fates().iter().filter(|(fate, _)| *fate == Fate::Failed).count();
         assert!((900..1100).contains(&failed), "{failed}");
     }
 }

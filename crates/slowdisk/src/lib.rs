@@ -7,13 +7,14 @@
 //!
 //! ```no_run
 //! # fn example() -> Result<(), slowdisk::Error> {
-//! use slowdisk::{Options, Parameters, SlowDisk};
+//! use slowdisk::{Parameters, SlowDisk};
+//! use std::path::Path;
 //! use std::time::Duration;
 //!
 //! let parameters = Parameters { latency: Duration::from_millis(2), concurrency: 64, ..Parameters::default() };
-//! let disk = SlowDisk::mount(Options::new("data.bin", "mnt").parameters(parameters))?;
+//! let disk = SlowDisk::mount(Path::new("data.bin"), Path::new("mnt"), &parameters)?;
 //! // Read `disk.path()`: buffered, with O_DIRECT, through io_uring, through a mapping.
-//! disk.set(|parameters| parameters.error_every = 10)?;
+//! disk.set(|parameters| parameters.error_probability = 0.1)?;
 //! disk.hold(); // reads arrive and none is answered ...
 //! disk.wait_until(Duration::from_secs(5), |reads| reads.arrived >= 1);
 //! disk.release(); // ... until now
@@ -34,7 +35,7 @@
 //! # What it does not do
 //! Look-ups and attributes are answered at once. Symbolic links and other file systems below the source are not
 //! shown. The time that the source itself takes is added to the latency: keep the source in the page cache, where a
-//! read of 4 KiB costs a few microseconds. Reports name the worst delay ([`Reads::late_max`]).
+//! read of 4 KiB costs a few microseconds.
 //!
 //! A process that is killed leaves its mount behind; `umount -l` removes it.
 #![forbid(unsafe_code)]
@@ -50,5 +51,5 @@ mod schedule;
 
 pub use counts::{Outcome, ReadRecord, Reads};
 pub use error::Error;
-pub use mount::{Options, Report, SlowDisk};
-pub use parameters::{Jitter, Parameters};
+pub use mount::SlowDisk;
+pub use parameters::Parameters;

@@ -7,7 +7,7 @@
 use anyhow::{Context as _, bail};
 use clap::Parser;
 use serde_json::{Value, json};
-use slowdisk::{Options, Parameters, SlowDisk};
+use slowdisk::{Parameters, SlowDisk};
 use std::io::{BufRead as _, Write as _};
 use std::path::PathBuf;
 use tokio::signal::unix::{SignalKind, signal};
@@ -19,12 +19,14 @@ const COMMANDS_WAITING_MAX: usize = 16;
 /// Shows a file or directory as a slow, faulty, counting disk (FUSE, read-only) until Ctrl-C, SIGTERM or `quit`.
 ///
 /// Commands on stdin, one a line; each is answered by one line of JSON:
-///   set KEY VALUE    change a parameter; keys are the options below without their dashes
+///   set KEY VALUE    change a parameter: latency TIME, jitter TIME (mean of an exponential distribution, at most ten
+///                    times that), concurrency READS, error-ranges OFFSET+LENGTH,... (bytes of which each read fails
+///                    with EIO), error-probability P, short-probability P (direct reads that return half)
 ///   hold             answer no read; reads still arrive and are counted
 ///   release          end a hold
 ///   report           parameters and counts
 ///   reset            set the counts to zero
-///   records          every read answered so far: offset, length, outcome
+///   records          the first million reads answered: offset, length, outcome
 ///   quit             unmount and end
 #[derive(Parser)]
 #[command(name = "slowdisk", version, verbatim_doc_comment)]
@@ -36,36 +38,9 @@ struct Arguments {
     /// Time each read is in service: 2ms, 150us.
     #[arg(long, value_name = "TIME")]
     latency: Option<String>,
-    /// Added to the latency: none, uniform:TIME (0 to TIME), exponential:TIME (mean TIME, at most ten times that).
-    #[arg(long, value_name = "JITTER")]
-    jitter: Option<String>,
     /// Most reads in service at a time, 1 to 65535; further ones wait.
     #[arg(long, value_name = "READS")]
     concurrency: Option<String>,
-    /// Bytes a second of all reads together; 0: unlimited.
-    #[arg(long, value_name = "BYTES")]
-    bandwidth: Option<String>,
-    /// Reads that touch these bytes of a file fail with EIO: OFFSET+LENGTH, with commas between.
-    #[arg(long, value_name = "RANGES")]
-    error_ranges: Option<String>,
-    /// Every n-th read fails with EIO.
-    #[arg(long, value_name = "N")]
-    error_every: Option<String>,
-    /// Each read fails with EIO with this probability.
-    #[arg(long, value_name = "P")]
-    error_probability: Option<String>,
-    /// Every n-th direct read returns half of the requested bytes.
-    #[arg(long, value_name = "N")]
-    short_every: Option<String>,
-    /// Each direct read is short with this probability.
-    #[arg(long, value_name = "P")]
-    short_probability: Option<String>,
-    /// Seed of jitter and probabilities.
-    #[arg(long, value_name = "SEED")]
-    seed: Option<String>,
-    /// Make every read go past the page cache, not only those with O_DIRECT.
-    #[arg(long)]
-    bypass_cache: bool,
     /// End when stdin ends: for programs that start this one.
     #[arg(long)]
     until_eof: bool,
@@ -74,18 +49,7 @@ struct Arguments {
 impl Arguments {
     fn parameters(&self) -> Result<Parameters, slowdisk::Error> {
         let mut parameters = Parameters::default();
-        let given = [
-            ("latency", &self.latency),
-            ("jitter", &self.jitter),
-            ("concurrency", &self.concurrency),
-            ("bandwidth", &self.bandwidth),
-            ("error-ranges", &self.error_ranges),
-            ("error-every", &self.error_every),
-            ("error-probability", &self.error_probability),
-            ("short-every", &self.short_every),
-            ("short-probability", &self.short_probability),
-            ("seed", &self.seed),
-        ];
+        let given = [("latency", &self.latency), ("concurrency", &self.concurrency)];
         for (key, value) in given {
             if let Some(value) = value {
                 parameters.assign(key, value)?;
@@ -100,6 +64,10 @@ fn say(line: &Value) -> anyhow::Result<()> {
     writeln!(out, "{line}")
         .and_then(|()| out.flush())
         .context("stdout")
+}
+
+fn report(disk: &SlowDisk) -> Value {
+    json!({"parameters": disk.parameters(), "reads": disk.reads()})
 }
 
 /// Runs one command. `None`: quit.
@@ -120,7 +88,7 @@ fn command(disk: &SlowDisk, line: &str) -> Option<Value> {
             disk.reset();
             done
         }
-        ["report"] => json!(disk.report()),
+        ["report"] => report(disk),
         ["records"] => json!(disk.records()),
         ["set", key, value] => {
             let set = disk.set(|parameters| parameters.assign(key, value));
@@ -140,12 +108,7 @@ async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let parameters = arguments.parameters()?;
     let mut terminated = signal(SignalKind::terminate()).context("signals")?;
     let mut interrupted = signal(SignalKind::interrupt()).context("signals")?;
-    let options = Options::new(&arguments.source, &arguments.mountpoint);
-    let disk = SlowDisk::mount(
-        options
-            .parameters(parameters)
-            .bypass_cache(arguments.bypass_cache),
-    )?;
+    let disk = SlowDisk::mount(&arguments.source, &arguments.mountpoint, &parameters)?;
     say(&json!({"mounted": disk.path(), "parameters": disk.parameters()}))?;
 
     let (sender, mut commands) = mpsc::channel(COMMANDS_WAITING_MAX);
@@ -174,9 +137,9 @@ async fn run(arguments: Arguments) -> anyhow::Result<()> {
             },
         }
     }
-    let report = disk.report();
+    let last = report(&disk);
     drop(disk);
-    say(&json!({"unmounted": true, "parameters": report.parameters, "reads": report.reads}))
+    say(&last)
 }
 
 fn main() -> anyhow::Result<()> {

@@ -7,7 +7,6 @@ use crate::parameters::Parameters;
 use crate::passthrough::Passthrough;
 use fuser::{BackgroundSession, Config, MountOption, SessionACL};
 use rustix::mount::{UnmountFlags, unmount};
-use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -20,50 +19,6 @@ const ANSWER_THREADS: usize = 4;
 /// How long unmounting waits for processes with open files. Their reads fail afterwards.
 const END_WITHIN: Duration = Duration::from_secs(1);
 
-/// What to mount, where and how.
-#[derive(Debug, Clone)]
-#[must_use = "options do nothing until they are mounted"]
-pub struct Options {
-    source: PathBuf,
-    mountpoint: PathBuf,
-    parameters: Parameters,
-    bypass_cache: bool,
-}
-
-impl Options {
-    /// A file, or a directory and what is below it. A missing mount point is created, and removed at the end.
-    pub fn new(source: impl Into<PathBuf>, mountpoint: impl Into<PathBuf>) -> Self {
-        Self {
-            source: source.into(),
-            mountpoint: mountpoint.into(),
-            parameters: Parameters::default(),
-            bypass_cache: false,
-        }
-    }
-
-    /// How slow and how faulty it is at the start.
-    pub fn parameters(mut self, parameters: Parameters) -> Self {
-        self.parameters = parameters;
-        self
-    }
-
-    /// Makes every read go past the page cache, not only those with `O_DIRECT`. Page faults still go through it.
-    pub fn bypass_cache(mut self, bypass: bool) -> Self {
-        self.bypass_cache = bypass;
-        self
-    }
-}
-
-/// For the report of a measurement: the disk's parameters and counts.
-#[derive(Debug, Clone, Serialize)]
-#[non_exhaustive]
-pub struct Report {
-    /// Parameters in force.
-    pub parameters: Parameters,
-    /// Totals since the mount or the last reset.
-    pub reads: Reads,
-}
-
 /// A mounted disk. Dropping it answers reads in service and unmounts.
 pub struct SlowDisk {
     device: Arc<Device>,
@@ -75,30 +30,30 @@ pub struct SlowDisk {
 }
 
 impl SlowDisk {
-    /// Mounts a disk. Needs `/dev/fuse`, and root or `fusermount3`.
+    /// Mounts `source`, a file, or a directory and what is below it. A missing mount point is created, and removed at
+    /// the end. Needs `/dev/fuse`, and root or `fusermount3`.
     ///
     /// # Errors
     /// `Parameter` for one out of bounds, `Source` or `Mount` if the system refuses.
-    pub fn mount(options: Options) -> Result<Self, Error> {
-        options.parameters.check()?;
-        let source_error = |source| Error::Source {
-            path: options.source.clone(),
-            source,
+    pub fn mount(source: &Path, mountpoint: &Path, parameters: &Parameters) -> Result<Self, Error> {
+        parameters.check()?;
+        let source_error = |error| Error::Source {
+            path: source.to_owned(),
+            source: error,
         };
-        let mount_error = |source| Error::Mount {
-            path: options.mountpoint.clone(),
-            source,
+        let mount_error = |error| Error::Mount {
+            path: mountpoint.to_owned(),
+            source: error,
         };
-        let source = options.source.canonicalize().map_err(source_error)?;
-        let device = Arc::new(Device::new(options.parameters.clone()));
-        let files =
-            Passthrough::new(&source, options.bypass_cache, Arc::clone(&device)).map_err(source_error)?;
+        let source = source.canonicalize().map_err(source_error)?;
+        let device = Arc::new(Device::new(parameters.clone()));
+        let files = Passthrough::new(&source, Arc::clone(&device)).map_err(source_error)?;
 
-        let created = !options.mountpoint.exists();
+        let created = !mountpoint.exists();
         if created {
-            fs::create_dir_all(&options.mountpoint).map_err(mount_error)?;
+            fs::create_dir_all(mountpoint).map_err(mount_error)?;
         }
-        let mountpoint = options.mountpoint.canonicalize().map_err(mount_error)?;
+        let mountpoint = mountpoint.canonicalize().map_err(mount_error)?;
         if mountpoint.starts_with(&source) || source.starts_with(&mountpoint) {
             // A look-up in the source would return to this disk and wait for itself.
             return Err(mount_error(io::Error::other(
@@ -125,7 +80,7 @@ impl SlowDisk {
                 .push(builder.spawn(move || device.serve()).map_err(mount_error)?);
         }
         let session =
-            fuser::spawn_mount(files, &disk.mountpoint, &config(&options.parameters)).map_err(mount_error)?;
+            fuser::spawn_mount(files, &disk.mountpoint, &config(parameters)).map_err(mount_error)?;
         disk.session = Some(session);
         Ok(disk)
     }
@@ -196,15 +151,6 @@ impl SlowDisk {
     /// Waits until a condition of the totals holds. `false`: timed out.
     pub fn wait_until(&self, within: Duration, condition: impl FnMut(&Reads) -> bool) -> bool {
         self.device.wait_until(within, condition)
-    }
-
-    /// Parameters and totals, for the report of a measurement.
-    #[must_use]
-    pub fn report(&self) -> Report {
-        Report {
-            parameters: self.parameters(),
-            reads: self.reads(),
-        }
     }
 }
 

@@ -45,7 +45,6 @@ pub(crate) struct Passthrough {
     root_device: u64,
     /// The only visible name, if the source is a file.
     only: Option<OsString>,
-    bypass_cache: bool,
     nodes: Mutex<HashMap<u64, Node>>,
     opened: Mutex<HashMap<u64, Arc<Open>>>,
     next_handle: AtomicU64,
@@ -53,7 +52,7 @@ pub(crate) struct Passthrough {
 
 impl Passthrough {
     /// Shows `source`, a directory or a regular file, both with a canonical path.
-    pub(crate) fn new(source: &Path, bypass_cache: bool, device: Arc<Device>) -> io::Result<Self> {
+    pub(crate) fn new(source: &Path, device: Arc<Device>) -> io::Result<Self> {
         let metadata = fs::metadata(source)?;
         let (root, only) = if metadata.is_dir() {
             (source.to_path_buf(), None)
@@ -69,7 +68,6 @@ impl Passthrough {
             root,
             root_device: metadata.dev(),
             only,
-            bypass_cache,
             nodes: Mutex::new(HashMap::new()),
             opened: Mutex::new(HashMap::new()),
             next_handle: AtomicU64::new(1),
@@ -197,7 +195,7 @@ impl Filesystem for Passthrough {
 
     fn open(&self, _: &Request, inode: INodeNo, asked: OpenFlags, reply: ReplyOpen) {
         let mut flags = FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_NOFLUSH;
-        let direct = self.bypass_cache || u32::from_ne_bytes(asked.0.to_ne_bytes()) & DIRECT != 0;
+        let direct = u32::from_ne_bytes(asked.0.to_ne_bytes()) & DIRECT != 0;
         if direct {
             // O_DIRECT alone is not enough: the kernel continues a short direct read through the page cache, and takes
             // a second short one for the end of the file.
@@ -218,7 +216,7 @@ impl Filesystem for Passthrough {
     fn read(
         &self,
         _: &Request,
-        inode: INodeNo,
+        _: INodeNo,
         handle: FileHandle,
         offset: u64,
         size: u32,
@@ -234,7 +232,7 @@ impl Filesystem for Passthrough {
         // have an owner (`fuse_send_read`). A short reply to the others would show zeros up to the end of the file.
         let direct = *direct && owner.is_some();
         self.device
-            .arrive((inode.0, Arc::clone(file)), (offset, size), direct, reply);
+            .arrive(Arc::clone(file), (offset, size), direct, reply);
     }
 
     fn release(

@@ -1,4 +1,4 @@
-//! When each read is due: slots, latencies and the bus, on a clock that the caller supplies. Pure.
+//! When each read is due: slots and latencies, on a clock that the caller supplies. Pure.
 //!
 //! A slot that becomes free takes the next waiting read at the moment its last read was due, not when a
 //! thread noticed: threads that wake up late do not lower the disk's throughput. 64 slots of 2 ms are 32,000
@@ -15,7 +15,6 @@ pub(crate) type At = Duration;
 struct Waiting<T> {
     arrived: At,
     service: Duration,
-    length_bytes: u64,
     job: T,
 }
 
@@ -29,7 +28,6 @@ struct InService<T> {
 pub(crate) struct Schedule<T> {
     waiting: VecDeque<Waiting<T>>,
     in_service: BinaryHeap<InService<T>>,
-    bus_free_at: At,
     /// Nothing starts earlier: the end of the last hold.
     not_before: At,
     order: u64,
@@ -40,7 +38,6 @@ impl<T> Schedule<T> {
         Self {
             waiting: VecDeque::new(),
             in_service: BinaryHeap::new(),
-            bus_free_at: At::ZERO,
             not_before: At::ZERO,
             order: 0,
         }
@@ -55,18 +52,10 @@ impl<T> Schedule<T> {
     }
 
     /// Accepts a read; it starts now if a slot is free.
-    pub(crate) fn arrive(
-        &mut self,
-        now: At,
-        service: Duration,
-        length_bytes: u64,
-        job: T,
-        parameters: &Parameters,
-    ) {
+    pub(crate) fn arrive(&mut self, now: At, service: Duration, job: T, parameters: &Parameters) {
         self.waiting.push_back(Waiting {
             arrived: now,
             service,
-            length_bytes,
             job,
         });
         self.start(now, parameters);
@@ -77,14 +66,14 @@ impl<T> Schedule<T> {
         self.in_service.peek().map(|read| read.due)
     }
 
-    /// The next read that is due by now, with its due time; its slot takes the next one.
-    pub(crate) fn pop_due(&mut self, now: At, parameters: &Parameters) -> Option<(At, T)> {
+    /// The next read that is due by now; its slot takes the next one.
+    pub(crate) fn pop_due(&mut self, now: At, parameters: &Parameters) -> Option<T> {
         if self.next_due()? > now {
             return None;
         }
         let read = self.in_service.pop()?;
         self.start(read.due, parameters);
-        Some((read.due, read.job))
+        Some(read.job)
     }
 
     /// Starts waiting reads from now on: after a hold, and when there may be more slots than before.
@@ -107,18 +96,9 @@ impl<T> Schedule<T> {
                 return;
             };
             let begin = read.arrived.max(free_at).max(self.not_before);
-            let found = begin.saturating_add(read.service);
-            let transfer = parameters.transfer_time(read.length_bytes);
-            let due = if transfer.is_zero() {
-                found
-            } else {
-                // Transfers share one bus, one after the other.
-                self.bus_free_at = self.bus_free_at.max(found).saturating_add(transfer);
-                self.bus_free_at
-            };
             self.order = self.order.wrapping_add(1);
             self.in_service.push(InService {
-                due,
+                due: begin.saturating_add(read.service),
                 order: self.order,
                 job: read.job,
             });
@@ -154,7 +134,8 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     fn due(schedule: &mut Schedule<u32>, parameters: &Parameters) -> Vec<(At, u32)> {
-        std::iter::from_fn(|| schedule.pop_due(Duration::MAX, parameters)).collect()
+        std::iter::from_fn(|| Some((schedule.next_due()?, schedule.pop_due(Duration::MAX, parameters)?)))
+            .collect()
     }
 
     fn slots(concurrency: usize) -> Parameters {
@@ -169,7 +150,7 @@ mod tests {
         // Scenario: five reads of 2 ms at once, two slots. Expectation: due at 2, 2, 4, 4 and 6 ms, in order.
         let (mut schedule, parameters) = (Schedule::new(), slots(2));
         for job in 0..5 {
-            schedule.arrive(At::ZERO, 2 * MS, 4096, job, &parameters);
+            schedule.arrive(At::ZERO, 2 * MS, job, &parameters);
         }
         assert_eq!((schedule.in_service(), schedule.waiting()), (2, 3));
         let expected = [(2 * MS, 0), (2 * MS, 1), (4 * MS, 2), (4 * MS, 3), (6 * MS, 4)];
@@ -180,10 +161,10 @@ mod tests {
     fn nothing_is_answered_before_it_is_due() {
         // Scenario: a read of 2 ms that arrives at 5 ms. Expectation: due at 7 ms, not at 6.9 ms.
         let (mut schedule, parameters) = (Schedule::new(), slots(1));
-        schedule.arrive(5 * MS, 2 * MS, 4096, 1, &parameters);
+        schedule.arrive(5 * MS, 2 * MS, 1, &parameters);
         assert_eq!(schedule.next_due(), Some(7 * MS));
         assert_eq!(schedule.pop_due(Duration::from_micros(6900), &parameters), None);
-        assert_eq!(schedule.pop_due(7 * MS, &parameters), Some((7 * MS, 1)));
+        assert_eq!(schedule.pop_due(7 * MS, &parameters), Some(1));
     }
 
     #[test]
@@ -191,23 +172,12 @@ mod tests {
         // Scenario: one slot, two reads of 2 ms, polled only after 10 ms. Expectation: still due at 2 and at
         // 4 ms.
         let (mut schedule, parameters) = (Schedule::new(), slots(1));
-        schedule.arrive(At::ZERO, 2 * MS, 4096, 1, &parameters);
-        schedule.arrive(At::ZERO, 2 * MS, 4096, 2, &parameters);
-        assert_eq!(schedule.pop_due(10 * MS, &parameters), Some((2 * MS, 1)));
-        assert_eq!(schedule.pop_due(10 * MS, &parameters), Some((4 * MS, 2)));
-    }
-
-    #[test]
-    fn transfers_share_the_bus() {
-        // Scenario: two reads of 1 MB at once at 1 GB/s, latency 1 ms. Expectation: the second is 1 ms later.
-        let parameters = Parameters {
-            bandwidth_bytes: 1_000_000_000,
-            ..slots(8)
-        };
-        let mut schedule = Schedule::new();
-        schedule.arrive(At::ZERO, MS, 1_000_000, 1, &parameters);
-        schedule.arrive(At::ZERO, MS, 1_000_000, 2, &parameters);
-        assert_eq!(due(&mut schedule, &parameters), [(2 * MS, 1), (3 * MS, 2)]);
+        schedule.arrive(At::ZERO, 2 * MS, 1, &parameters);
+        schedule.arrive(At::ZERO, 2 * MS, 2, &parameters);
+        assert_eq!(schedule.next_due(), Some(2 * MS));
+        assert_eq!(schedule.pop_due(10 * MS, &parameters), Some(1));
+        assert_eq!(schedule.next_due(), Some(4 * MS));
+        assert_eq!(schedule.pop_due(10 * MS, &parameters), Some(2));
     }
 
     #[test]
@@ -216,7 +186,7 @@ mod tests {
         // the slots appear.
         let (mut schedule, parameters) = (Schedule::new(), slots(1));
         for job in 0..3 {
-            schedule.arrive(At::ZERO, 2 * MS, 4096, job, &parameters);
+            schedule.arrive(At::ZERO, 2 * MS, job, &parameters);
         }
         schedule.resume(MS, &slots(3));
         assert_eq!(
@@ -229,8 +199,8 @@ mod tests {
     fn a_hold_does_not_speed_up_what_waited() {
         // Scenario: two reads, one slot, held from 0 to 100 ms. Expectation: the second starts at 100 ms.
         let (mut schedule, parameters) = (Schedule::new(), slots(1));
-        schedule.arrive(At::ZERO, 2 * MS, 4096, 1, &parameters);
-        schedule.arrive(At::ZERO, 2 * MS, 4096, 2, &parameters);
+        schedule.arrive(At::ZERO, 2 * MS, 1, &parameters);
+        schedule.arrive(At::ZERO, 2 * MS, 2, &parameters);
         schedule.resume(100 * MS, &parameters);
         assert_eq!(due(&mut schedule, &parameters), [(2 * MS, 1), (102 * MS, 2)]);
     }
@@ -239,8 +209,8 @@ mod tests {
     fn everything_can_be_taken_at_the_end() {
         // Scenario: a slot in use and one read waiting. Expectation: both are returned, none is left.
         let (mut schedule, parameters) = (Schedule::new(), slots(1));
-        schedule.arrive(At::ZERO, MS, 1, 1, &parameters);
-        schedule.arrive(At::ZERO, MS, 1, 2, &parameters);
+        schedule.arrive(At::ZERO, MS, 1, &parameters);
+        schedule.arrive(At::ZERO, MS, 2, &parameters);
         assert_eq!(schedule.take_all(), [1, 2]);
         assert_eq!((schedule.in_service(), schedule.waiting()), (0, 0));
     }

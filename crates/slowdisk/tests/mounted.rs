@@ -7,7 +7,7 @@ use ringfetch_engine::batch::Batch;
 use ringfetch_engine::config::{BackendKind, DirectIo, EngineConfig, OnUnavailable};
 use ringfetch_engine::dataset::{Dataset, DatasetSpec, KindSpec};
 use ringfetch_engine::engine::{Engine, SubmitOptions};
-use slowdisk::{Options, Outcome, Parameters, SlowDisk};
+use slowdisk::{Outcome, Parameters, SlowDisk};
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _, symlink};
@@ -41,8 +41,17 @@ impl Source {
     }
 
     fn mount(&self, parameters: Parameters) -> SlowDisk {
-        let options = Options::new(self.path("source/data.bin"), self.path("mnt"));
-        SlowDisk::mount(options.parameters(parameters)).expect("a mount")
+        self.mount_path("source/data.bin", "mnt", parameters)
+            .expect("a mount")
+    }
+
+    fn mount_path(
+        &self,
+        name: &str,
+        mountpoint: &str,
+        parameters: Parameters,
+    ) -> Result<SlowDisk, slowdisk::Error> {
+        SlowDisk::mount(&self.path(name), &self.path(mountpoint), &parameters)
     }
 }
 
@@ -127,7 +136,9 @@ fn a_directory_shows_its_files_and_what_is_below() {
     let source = Source::new(1);
     fs::write(source.path("source/below/object"), b"abc").expect("a file");
     symlink("data.bin", source.path("source/link")).expect("a link");
-    let disk = SlowDisk::mount(Options::new(source.path("source"), source.path("mnt"))).expect("a mount");
+    let disk = source
+        .mount_path("source", "mnt", Parameters::default())
+        .expect("a mount");
     let entries = fs::read_dir(disk.path()).expect("a list");
     let mut names: Vec<_> = entries
         .map(|entry| entry.expect("an entry").file_name())
@@ -186,12 +197,12 @@ fn injected_errors_and_short_reads_reach_the_reader() {
     assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::IO.raw_os_error()));
     disk.set(|parameters| {
         parameters.error_ranges.clear();
-        parameters.short_every = 1;
+        parameters.short_probability = 1.0;
     })
     .expect("parameters");
     assert_eq!(file.read_at(&mut bytes, 2 * 4096).expect("a read"), BLOCK / 2);
     assert_eq!(bytes[..BLOCK / 2], block(2)[..BLOCK / 2]);
-    disk.set(|parameters| parameters.short_every = 0)
+    disk.set(|parameters| parameters.short_probability = 0.0)
         .expect("parameters");
     assert_eq!(file.read_at(&mut bytes, 2 * 4096).expect("a read"), BLOCK);
     let reads = disk.reads();
@@ -206,7 +217,7 @@ fn the_page_cache_gets_whole_reads() {
     // Expectation: its read is whole, since the kernel would take a short one for the end of the file and show zeros.
     let source = Source::new(4);
     let parameters = Parameters {
-        short_every: 1,
+        short_probability: 1.0,
         ..Parameters::default()
     };
     let disk = source.mount(parameters);
@@ -351,16 +362,15 @@ fn a_panic_leaves_nothing_mounted() {
 fn source_and_mount_point_inside_each_other_are_refused() {
     // Scenario: the mount point below the source. Expectation: an error that says so, before anything is mounted.
     let source = Source::new(1);
-    let options = Options::new(source.path("source"), source.path("source/below"));
-    let error = SlowDisk::mount(options).expect_err("refused").to_string();
-    assert!(error.contains("inside the other"), "{error}");
-    let missing = Options::new(source.path("missing"), source.path("mnt"));
-    assert!(
-        SlowDisk::mount(missing)
+    let refused = |from, to| {
+        source
+            .mount_path(from, to, Parameters::default())
             .expect_err("refused")
             .to_string()
-            .contains("missing")
-    );
+    };
+    let error = refused("source", "source/below");
+    assert!(error.contains("inside the other"), "{error}");
+    assert!(refused("missing", "mnt").contains("missing"));
 }
 
 #[test]
@@ -386,10 +396,10 @@ fn the_command_takes_orders_and_reports_at_the_end() {
     assert_eq!(mounted["parameters"]["latency"], "100us");
     direct(&path).read_exact_at(&mut [0; BLOCK], 0).expect("a read");
     orders
-        .write_all(b"set latency fast\nset error-every 1\nreport\n")
+        .write_all(b"set latency fast\nset error-probability 1\nreport\n")
         .expect("orders");
     assert_eq!(line()["ok"], false);
-    assert_eq!(line()["parameters"]["error_every"], 1);
+    assert_eq!(line()["parameters"]["error_probability"], 1.0);
     assert_eq!(line()["reads"]["answered"], 1);
     assert!(direct(&path).read_exact_at(&mut [0; BLOCK], 0).is_err());
     orders.write_all(b"quit\n").expect("orders");

@@ -168,7 +168,7 @@ async fn a_herd_on_one_cold_block_is_one_read_a_shard() {
         std::fs::create_dir_all(&source).unwrap();
         std::fs::create_dir_all(&mountpoint).unwrap();
         std::fs::write(source.join("blocks.bin"), vec![7; 1024 * 4096]).unwrap();
-        let disk = slowdisk::SlowDisk::mount(slowdisk::Options::new(&source, &mountpoint)).unwrap();
+        let disk = slowdisk::SlowDisk::mount(&source, &mountpoint, &slowdisk::Parameters::default()).unwrap();
         let path = format!("path: {}", disk.path().join("blocks.bin").display());
         let setup =
             Setup::new(backend).dataset(&["name: blocks", "kind: blocks", "block_bytes: 4KiB", &path]);
@@ -219,7 +219,7 @@ async fn a_server_of_files_that_does_not_answer_stops_no_other_dataset() {
         std::fs::create_dir_all(&source).unwrap();
         std::fs::create_dir_all(&mountpoint).unwrap();
         std::fs::write(source.join("blocks.bin"), vec![7; 64 * 4096]).unwrap();
-        let disk = slowdisk::SlowDisk::mount(slowdisk::Options::new(&source, &mountpoint)).unwrap();
+        let disk = slowdisk::SlowDisk::mount(&source, &mountpoint, &slowdisk::Parameters::default()).unwrap();
         let file = disk.path().join("blocks.bin");
         let (setup, _) = plain_blocks(Setup::new(backend), 64);
         let path = format!("path: {}", file.display());

@@ -160,8 +160,8 @@ async fn a_disk_that_fails_is_not_asked_about_every_object() {
     for number in 0..1000 {
         std::fs::write(source.join(number.to_string()), [7; 4096]).unwrap();
     }
-    let disk = slowdisk::SlowDisk::mount(slowdisk::Options::new(&source, &mountpoint)).unwrap();
-    disk.set(|disk| disk.error_every = 1).unwrap();
+    let disk = slowdisk::SlowDisk::mount(&source, &mountpoint, &slowdisk::Parameters::default()).unwrap();
+    disk.set(|disk| disk.error_probability = 1.0).unwrap();
     let kind = KindSpec::objects(8, std::time::Duration::ZERO);
     let spec = DatasetSpec::new("objects", disk.path(), kind, DirectIo::Preferred);
     let dataset = Dataset::open(&spec).unwrap();
@@ -172,6 +172,6 @@ async fn a_disk_that_fails_is_not_asked_about_every_object() {
         dataset.direct()
     );
     assert!(dataset.object("7").await.is_err());
-    disk.set(|disk| disk.error_every = 0).unwrap();
+    disk.set(|disk| disk.error_probability = 0.0).unwrap();
     assert_eq!(dataset.object("7").await.unwrap().length_bytes(), 4096);
 }
