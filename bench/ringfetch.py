@@ -282,7 +282,7 @@ class EngineAlone:
 
     def measure(self, seconds):
         flags = [word for argument in self._arguments() for word in argument.split()]
-        report = json.loads(run([ENGINE_LOAD, self.path, "--json", "--pin", "false", "--seconds", seconds, *flags]))
+        report = json.loads(run([ENGINE_LOAD, self.path, "--pin", "false", "--seconds", seconds, *flags]))
         return {
             "reads_per_second": report["reads_per_second"],
             "cpu_us": report["cpu_us_per_read"],

@@ -89,10 +89,6 @@ impl AioQueue {
 }
 
 impl ReadQueue for AioQueue {
-    fn depth(&self) -> usize {
-        self.slots.reads.len()
-    }
-
     fn in_flight(&self) -> usize {
         self.slots.in_flight()
     }

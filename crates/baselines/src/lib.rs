@@ -50,9 +50,6 @@ pub struct Finished {
 
 /// A queue of reads in flight.
 pub trait ReadQueue {
-    /// Most reads in flight.
-    fn depth(&self) -> usize;
-
     /// Reads started and not finished.
     fn in_flight(&self) -> usize;
 

@@ -105,10 +105,6 @@ impl RingQueue {
 }
 
 impl ReadQueue for RingQueue {
-    fn depth(&self) -> usize {
-        self.slots.reads.len()
-    }
-
     fn in_flight(&self) -> usize {
         self.slots.in_flight()
     }

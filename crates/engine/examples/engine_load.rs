@@ -1,5 +1,5 @@
 //! The engine alone under a closed loop, without a network: reads per second, CPU per read and latency, to
-//! compare with fio on the same file.
+//! compare with fio on the same file. Prints one JSON object.
 //!
 //! `cargo run --release -p ringfetch-engine --example engine_load -- FILE [--flag value ...]`; `--help` lists
 //! the flags. `--queue-depth` is the depth at the device; batches in flight (`--outstanding`) keep it filled.
@@ -19,31 +19,26 @@ use std::time::{Duration, Instant};
 type Failure = Box<dyn std::error::Error>;
 
 const USAGE: &str = "usage: engine_load FILE [--flag value ...]
-  --backend uring|auto|mmap|mmap-plain|pread   (uring; mmap-plain announces nothing)
+  --backend uring|auto|mmap   (uring)
   --batch N            reads a batch (64)
   --outstanding N      batches in flight (4)
-  --queue-depth N      most reads in flight at the device, a ring; with pread: threads (64)
-  --cores N            pinned or free network threads, one ring each (1)
+  --queue-depth N      most reads in flight at the device (64)
   --threads N          threads of mmap (1)
   --block-bytes N      bytes a read (4096)
-  --eager-flush N      submit after so many reads; 0: once a turn (4)
-  --registered true|false    registered response memory (true)
-  --pin true|false     pin core N to the Nth CPU (true)
-  --seconds S          measured time (3)
-  --warmup-seconds S   driven before it, not measured (0.5)
-  --json               one JSON object instead of a line";
+  --pin true|false     pin the core to the first CPU (true)
+  --seconds S          measured time, after half a second that is not (3)";
+
+/// Driven before anything is measured.
+const WARM_UP: Duration = Duration::from_millis(500);
 
 /// The requested options.
 struct Options {
     path: String,
-    backend: BackendKind,
     config: EngineConfig,
     batch: usize,
     outstanding: usize,
     block_bytes: u32,
     seconds: Duration,
-    warmup: Duration,
-    json: bool,
 }
 
 impl Options {
@@ -54,48 +49,36 @@ impl Options {
             .ok_or(USAGE)?;
         let mut options = Self {
             path,
-            backend: BackendKind::Uring,
             config: EngineConfig::default(),
             batch: 64,
             outstanding: 4,
             block_bytes: 4096,
             seconds: Duration::from_secs(3),
-            warmup: Duration::from_millis(500),
-            json: false,
         };
+        options.config.backend = BackendKind::Uring;
         options.config.mmap.threads = 1;
-        let mut depth = 64;
+        options.config.uring.queue_depth = 64;
         while let Some(flag) = arguments.next() {
-            if flag == "--json" {
-                options.json = true;
-                continue;
-            }
             let value = arguments
                 .next()
                 .ok_or_else(|| format!("{flag}: needs a value\n{USAGE}"))?;
             let config = &mut options.config;
             match flag.as_str() {
                 "--backend" => {
-                    config.mmap.announce = value != "mmap-plain";
-                    options.backend = match value.as_str() {
+                    config.backend = match value.as_str() {
                         "uring" => BackendKind::Uring,
                         "auto" => BackendKind::Auto,
-                        "mmap" | "mmap-plain" => BackendKind::Mmap,
-                        "pread" => BackendKind::Pread,
+                        "mmap" => BackendKind::Mmap,
                         other => return Err(format!("--backend {other}: no such backend\n{USAGE}").into()),
                     };
                 }
                 "--batch" => options.batch = parse(&flag, &value)?,
                 "--outstanding" => options.outstanding = parse(&flag, &value)?,
-                "--queue-depth" => depth = parse(&flag, &value)?,
-                "--cores" => config.cores = parse(&flag, &value)?,
+                "--queue-depth" => config.uring.queue_depth = parse(&flag, &value)?,
                 "--threads" => config.mmap.threads = parse(&flag, &value)?,
                 "--block-bytes" => options.block_bytes = parse(&flag, &value)?,
-                "--eager-flush" => config.uring.eager_flush_reads = parse(&flag, &value)?,
-                "--registered" => config.uring.registered_buffers = parse(&flag, &value)?,
                 "--pin" => config.pin = parse(&flag, &value)?,
-                "--seconds" => options.seconds = seconds(&flag, &value)?,
-                "--warmup-seconds" => options.warmup = seconds(&flag, &value)?,
+                "--seconds" => options.seconds = Duration::try_from_secs_f64(parse(&flag, &value)?)?,
                 other => return Err(format!("{other}: no such flag\n{USAGE}").into()),
             }
         }
@@ -106,9 +89,6 @@ impl Options {
         {
             return Err("--batch, --outstanding, --block-bytes, --seconds: at least 1".into());
         }
-        options.config.backend = options.backend;
-        options.config.uring.queue_depth = depth;
-        options.config.pread.threads = depth;
         Ok(options)
     }
 }
@@ -119,11 +99,7 @@ fn parse<T: FromStr>(flag: &str, value: &str) -> Result<T, Failure> {
         .map_err(|_| format!("{flag} {value}: not understood\n{USAGE}").into())
 }
 
-fn seconds(flag: &str, value: &str) -> Result<Duration, Failure> {
-    Ok(Duration::try_from_secs_f64(parse(flag, value)?)?)
-}
-
-/// What one core's slots counted. Only that core's thread touches it while the load runs.
+/// What the slots counted. Only the core's thread touches it while the load runs.
 struct Counted {
     reads: AtomicU64,
     /// Latency per batch, nanoseconds.
@@ -145,62 +121,54 @@ fn main() -> Result<(), Failure> {
     let spec = DatasetSpec::new("file", &options.path, kind, DirectIo::Preferred);
     let dataset = Arc::new(Dataset::open(&spec)?);
     let engine = Engine::start(&options.config)?;
-    let measure_from = Instant::now() + options.warmup;
+    let measure_from = Instant::now() + WARM_UP;
     let until = measure_from + options.seconds;
-    let mut counted = Vec::new();
-    for _ in 0..engine.core_count() {
-        counted.push(Arc::new(Counted {
-            reads: AtomicU64::new(0),
-            latency: Mutex::new(Histogram::new(3)?),
-            failed: Mutex::new(None),
-        }));
-    }
+    let counted = Arc::new(Counted {
+        reads: AtomicU64::new(0),
+        latency: Mutex::new(Histogram::new(3)?),
+        failed: Mutex::new(None),
+    });
     let (done, wait) = std::sync::mpsc::channel::<()>();
     for slot in 0..options.outstanding {
-        let core = slot % engine.core_count();
         let drive = Slot {
             engine: engine.clone(),
             dataset: Arc::clone(&dataset),
-            counted: Arc::clone(&counted[core]),
+            counted: Arc::clone(&counted),
             batch: options.batch,
             seed: slot as u64,
             measure_from,
             until,
         };
         let done = done.clone();
-        engine.spawn_on(core, move || async move {
+        engine.spawn_on(0, move || async move {
             drive.run().await;
             drop(done);
         });
     }
     drop(done);
-    let reads = || {
-        counted
-            .iter()
-            .map(|core| core.reads.load(Ordering::Relaxed))
-            .sum::<u64>()
-    };
+    let reads = || counted.reads.load(Ordering::Relaxed);
     std::thread::sleep(measure_from.saturating_duration_since(Instant::now()));
     let (began, cpu_before, reads_before) = (Instant::now(), cpu_time(), reads());
     std::thread::sleep(until.saturating_duration_since(Instant::now()));
     let (elapsed, cpu, total) = (began.elapsed(), cpu_time() - cpu_before, reads() - reads_before);
     // Ends when every slot has dropped its sender.
     let _ended: Result<(), _> = wait.recv();
-    let mut latency = Histogram::<u64>::new(3)?;
-    for core in &counted {
-        latency.add(&*core.latency.lock().unwrap_or_else(PoisonError::into_inner))?;
-        if let Some(error) = core.failed.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            return Err(format!("a batch failed: {error}").into());
-        }
+    if let Some(error) = counted
+        .failed
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .take()
+    {
+        return Err(format!("a batch failed: {error}").into());
     }
     if total == 0 {
         return Err("nothing was read".into());
     }
-    report(&options, &engine, total as f64, elapsed, cpu, &latency)
+    let latency = counted.latency.lock().unwrap_or_else(PoisonError::into_inner);
+    report(&engine, total as f64, elapsed, cpu, &latency)
 }
 
 fn report(
-    options: &Options,
     engine: &Engine,
     reads: f64,
     elapsed: Duration,
@@ -210,28 +178,18 @@ fn report(
     let per_second = reads / elapsed.as_secs_f64();
     let cpu_us = cpu.as_secs_f64() * 1e6 / reads;
     let micros = |quantile| latency.value_at_quantile(quantile) as f64 / 1e3;
-    let (p50, p90, p99, p999) = (micros(0.5), micros(0.9), micros(0.99), micros(0.999));
+    let (p50, p99) = (micros(0.5), micros(0.99));
     let shards = engine.shards();
     // These include the warm-up: compare them only with each other.
     let device: u64 = shards.iter().map(|shard| shard.device_reads_total).sum();
     let submissions: u64 = shards.iter().map(|shard| shard.submissions_total).sum();
-    let (backend, batch, outstanding) = (engine.backend().backend, options.batch, options.outstanding);
-    let mut out = std::io::stdout().lock();
-    if options.json {
-        writeln!(
-            out,
-            "{{\"backend\": \"{backend}\", \"batch\": {batch}, \"outstanding\": {outstanding}, \
-             \"reads_per_second\": {per_second:.1}, \"cpu_us_per_read\": {cpu_us:.4}, \"latency_us\": {{\"p50\": \
-             {p50:.1}, \"p90\": {p90:.1}, \"p99\": {p99:.1}, \"p99_9\": {p999:.1}}}, \"device_reads\": {device}, \
-             \"submissions\": {submissions}}}"
-        )?;
-    } else {
-        writeln!(
-            out,
-            "{backend} batch {batch} outstanding {outstanding}: {per_second:.0} reads/s, {cpu_us:.2} us CPU a read, \
-             batch p50 {p50:.0} us, p99 {p99:.0} us, {device} device reads in {submissions} submissions"
-        )?;
-    }
+    let backend = engine.backend().backend;
+    writeln!(
+        std::io::stdout(),
+        "{{\"backend\": \"{backend}\", \"reads_per_second\": {per_second:.1}, \"cpu_us_per_read\": {cpu_us:.4}, \
+         \"latency_us\": {{\"p50\": {p50:.1}, \"p99\": {p99:.1}}}, \"device_reads\": {device}, \
+         \"submissions\": {submissions}}}"
+    )?;
     Ok(())
 }
 

@@ -192,22 +192,6 @@ pub enum Resource {
     CallerObjects,
 }
 
-impl Resource {
-    /// The value of the metrics' `reason` label.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::QueuedReads => "queued_reads",
-            Self::Memory => "memory",
-            Self::CallerMemory => "caller_memory",
-            Self::PrincipalMemory => "principal_memory",
-            Self::ConnectionMemory => "connection_memory",
-            Self::CallerReads => "caller_reads",
-            Self::OpenObjects => "open_objects",
-            Self::CallerObjects => "caller_objects",
-        }
-    }
-}
-
 impl std::fmt::Display for Resource {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {

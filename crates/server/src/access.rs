@@ -240,17 +240,10 @@ fn bearer_token(headers: &HeaderMap) -> Result<Option<&[u8]>, Denied> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    pub(crate) use super::grant::tests::User;
     use super::*;
     use http::HeaderValue;
-
-    /// A user of a grant that needs no closing.
-    #[derive(Debug)]
-    struct Nothing;
-
-    impl Revoke for Nothing {
-        fn revoke(&self) {}
-    }
 
     #[test]
     fn a_line_that_changes_admits_its_principal_at_every_moment() {
@@ -281,7 +274,8 @@ mod tests {
                 let stays = connect();
                 while !is_over.load(Ordering::Relaxed) {
                     for connection in [connect(), Arc::clone(&stays)] {
-                        let admitted = access.admit(&headers, Need::Known, &connection, &Arc::new(Nothing));
+                        let admitted =
+                            access.admit(&headers, Need::Known, &connection, &Arc::new(User::default()));
                         assert!(admitted.is_ok(), "{admitted:?}");
                     }
                 }

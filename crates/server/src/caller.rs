@@ -379,16 +379,9 @@ impl Connection {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::access::tests::User;
     use crate::fetch::tests::without_datasets;
     use ringfetch_engine::share::Refused;
-
-    /// A user of a grant that needs no closing.
-    #[derive(Debug)]
-    struct Nothing;
-
-    impl Revoke for Nothing {
-        fn revoke(&self) {}
-    }
 
     #[test]
     fn an_address_that_connects_again_is_the_same_caller() {
@@ -423,7 +416,7 @@ mod tests {
         let grants = [Grant::for_tests(&principal, 1), Grant::for_tests(&principal, 2)];
         let other = Grant::for_tests(&Principal::new("other"), 3);
         let granted = |connection: &Arc<Connection>, grant: &Arc<Grant>| {
-            connection.granted(grant, &Arc::new(Nothing)).unwrap()
+            connection.granted(grant, &Arc::new(User::default())).unwrap()
         };
         let take = |grant: &Arc<Grant>| -> Vec<_> {
             let ask = |connection| granted(connection, grant).requests().charge(1).ok();
@@ -463,7 +456,7 @@ mod tests {
         let connection = fetcher.callers().connect("192.0.2.1".parse().unwrap(), 64 << 10);
         let grants = [1, 2].map(|token| Grant::for_tests(&Principal::new(&token.to_string()), token));
         let take = |grant| {
-            let form = connection.granted(grant, &Arc::new(Nothing)).unwrap();
+            let form = connection.granted(grant, &Arc::new(User::default())).unwrap();
             let charge = form.account().memory().charge(4096).ok()?;
             Some((form, charge))
         };

@@ -75,11 +75,6 @@ impl Lifecycle {
         *self.state.borrow()
     }
 
-    /// Whether the daemon is ready.
-    pub fn is_ready(&self) -> bool {
-        self.state() == State::Serving
-    }
-
     /// A receiver of later changes; it may skip states that were superseded.
     pub fn subscribe(&self) -> watch::Receiver<State> {
         self.state.subscribe()
@@ -401,27 +396,17 @@ mod tests {
 
     #[test]
     fn the_state_only_goes_forward() {
-        // Scenario: every transition in turn, then one back. Expectation: ready only while serving; no way
-        // back.
+        // Scenario: every transition in turn, then one back. Expectation: no way back.
         let lifecycle = Lifecycle::new();
-        assert_eq!(
-            (lifecycle.state(), lifecycle.is_ready()),
-            (State::Starting, false)
-        );
+        assert_eq!(lifecycle.state(), State::Starting);
         lifecycle.start_serving();
-        assert_eq!((lifecycle.state(), lifecycle.is_ready()), (State::Serving, true));
+        assert_eq!(lifecycle.state(), State::Serving);
         lifecycle.start_lame_duck();
-        assert_eq!(
-            (lifecycle.state(), lifecycle.is_ready()),
-            (State::LameDuck, false)
-        );
+        assert_eq!(lifecycle.state(), State::LameDuck);
         lifecycle.start_draining();
         lifecycle.start_serving();
         lifecycle.start_lame_duck();
-        assert_eq!(
-            (lifecycle.state(), lifecycle.is_ready()),
-            (State::Draining, false)
-        );
+        assert_eq!(lifecycle.state(), State::Draining);
     }
 
     #[tokio::test]
@@ -434,10 +419,10 @@ mod tests {
         assert!(!*reloading.borrow_and_update());
         let under_way = lifecycle.start_reloading();
         reloading.changed().await.expect("a change");
-        assert!(*reloading.borrow_and_update() && lifecycle.is_ready());
+        assert!(*reloading.borrow_and_update() && lifecycle.state() == State::Serving);
         drop(under_way);
         reloading.changed().await.expect("a change");
-        assert!(!*reloading.borrow_and_update() && lifecycle.is_ready());
+        assert!(!*reloading.borrow_and_update() && lifecycle.state() == State::Serving);
     }
 
     #[tokio::test]

@@ -98,11 +98,6 @@ impl Telemetry {
         &self.registry
     }
 
-    /// The log filter in force.
-    pub fn filter(&self) -> String {
-        lock(&self.filter).clone()
-    }
-
     /// Replaces the log filter until the next reload or start; returns the previous one.
     ///
     /// # Errors

@@ -156,11 +156,12 @@ impl Drop for GrantInUse {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
+    /// A user of a grant; whether it was told of a revocation.
     #[derive(Debug, Default)]
-    struct User(AtomicBool);
+    pub(crate) struct User(AtomicBool);
 
     impl Revoke for User {
         fn revoke(&self) {
