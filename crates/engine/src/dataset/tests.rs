@@ -23,45 +23,6 @@ fn blocks(block_bytes: u32, partial_tail: PartialTail) -> KindSpec {
     }
 }
 
-/// Three files as one address space: count, length, pieces across the borders, one tag.
-#[test]
-fn blocks_over_several_files() {
-    let dir = tempfile::tempdir().unwrap();
-    let paths: Vec<PathBuf> = ["a", "b", "c"].iter().map(|name| dir.path().join(name)).collect();
-    for (path, length) in paths.iter().zip([1000usize, 24, 1024]) {
-        std::fs::write(path, vec![1u8; length]).unwrap();
-    }
-    let paths: Vec<&Path> = paths.iter().map(PathBuf::as_path).collect();
-    let dataset = Dataset::open(&spec(&paths, blocks(512, PartialTail::Refuse))).unwrap();
-    assert_eq!(
-        dataset.kind(),
-        Kind::Blocks {
-            block_bytes: 512,
-            count: 4
-        }
-    );
-    assert_eq!(dataset.length_bytes(), 2048);
-    let mut pieces = Vec::new();
-    dataset.locate(
-        Extent {
-            offset: 990,
-            length: 100,
-        },
-        &mut |file, extent| {
-            pieces.push((file, extent.offset, extent.length));
-        },
-    );
-    assert_eq!(pieces, [(0, 990, 10), (1, 0, 24), (2, 0, 66)]);
-    assert_eq!(
-        dataset
-            .files()
-            .iter()
-            .map(|file| file.length_bytes())
-            .collect::<Vec<_>>(),
-        [1000, 24, 1024]
-    );
-}
-
 const REFUSE: PartialTail = PartialTail::Refuse;
 
 fn vectors(layout: Layout, dim: Option<u32>, dtype: Option<Dtype>, header_bytes: u64) -> KindSpec {
@@ -353,30 +314,6 @@ fn tags_follow_the_file() {
     other.set_len(100).unwrap();
     assert_eq!(first.files()[0].known_length(), Ok(100));
     assert_eq!(first.files()[0].length_bytes(), 512);
-}
-
-/// A sparse file of more than 4 GiB: its last block and its length are right.
-#[test]
-fn more_than_4_gib() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("sparse");
-    let length = (5u64 << 30) + 4096;
-    std::fs::File::create(&path).unwrap().set_len(length).unwrap();
-    let dataset = Dataset::open(&spec(&[&path], blocks(4096, REFUSE))).unwrap();
-    assert_eq!((dataset.length_bytes(), dataset.count()), (length, (5 << 18) + 1));
-    let mut pieces = Vec::new();
-    let last = crate::geometry::block_extent(dataset.count() - 1, 4096, dataset.count()).unwrap();
-    dataset.locate(last, &mut |file, extent| pieces.push((file, extent)));
-    assert_eq!(
-        pieces,
-        [(
-            0,
-            Extent {
-                offset: 5 << 30,
-                length: 4096
-            }
-        )]
-    );
 }
 
 /// Copies before, across, at and past the file's end: as many bytes as the file has there.

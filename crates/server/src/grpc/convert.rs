@@ -113,24 +113,4 @@ mod tests {
         assert!(length < 4 << 20, "{length}");
         assert!(sent[0].message.len() == 512 && sent[items - 1].message.is_empty());
     }
-
-    #[test]
-    fn a_failed_item_keeps_its_place_and_gets_a_code() {
-        // A block past the end: OUT_OF_RANGE at the item's position, with a message that names the range that
-        // exists.
-        let failed = ItemError {
-            item: 3,
-            error: ReadError::IndexOutOfRange {
-                what: "block",
-                index: 12,
-                count: 10,
-            },
-        };
-        let wire = item_errors(&[failed], &mut ItemMessages::default());
-        assert_eq!((wire[0].item, wire[0].code), (3, tonic::Code::OutOfRange as i32));
-        assert_eq!(
-            wire[0].message,
-            "block 12 is out of range: the dataset has 10 (block 0 to 9)"
-        );
-    }
 }

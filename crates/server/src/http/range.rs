@@ -290,22 +290,6 @@ mod tests {
         assert_eq!(resolve(b"bytes=0-9,5-14", 100, 16), send(&[(0, 10), (5, 10)]));
     }
 
-    #[test]
-    fn content_range_names_both_ends() {
-        // One byte and many: the last position is included.
-        assert_eq!(content_range(Extent { offset: 0, length: 1 }, 5), "bytes 0-0/5");
-        assert_eq!(
-            content_range(
-                Extent {
-                    offset: 500,
-                    length: 500
-                },
-                1234
-            ),
-            "bytes 500-999/1234"
-        );
-    }
-
     /// The bytes of a range, found by checking each position.
     fn model(spec: RangeSpec, length: u64) -> Vec<u64> {
         (0..length)

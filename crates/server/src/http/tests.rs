@@ -123,14 +123,6 @@ async fn object_names_are_decoded_once() {
 }
 
 #[tokio::test]
-async fn a_path_that_is_no_text_is_a_problem() {
-    // An escape that is not UTF-8: 400 as problem+json, no panic.
-    let (status, headers, body) = answer(Method::GET, "/v1/datasets/d/objects/%ff").await;
-    assert_eq!(status, 400, "{body}");
-    assert_eq!(headers[header::CONTENT_TYPE], "application/problem+json");
-}
-
-#[tokio::test]
 async fn requests_are_counted_under_closed_labels() {
     // Known and unknown paths and methods: counted by operation or as `other`, with their status.
     let (router, registry) = echo_router();
