@@ -18,17 +18,11 @@ use ringfetch_engine::error::ReadError;
 use ringfetch_engine::sim::{Fault, FaultPlan, SimControl};
 use ringfetch_pattern as pattern;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, mpsc};
 use std::time::Instant;
-use wait::{WAIT, wait_until};
+use wait::{WAIT, alone, runtime, wait_until};
 
 const BLOCKS: u64 = 1024;
-
-static PROCESS: Mutex<()> = Mutex::new(());
-
-fn process() -> MutexGuard<'static, ()> {
-    PROCESS.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 fn config(backend: BackendKind, placement: Placement) -> EngineConfig {
     let mut config = EngineConfig {
@@ -53,8 +47,7 @@ struct World {
 fn world() -> World {
     // A process's first runtime opens a socket pair for signals that tokio keeps forever: do it before
     // counting.
-    let first = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    drop(first.expect("a runtime"));
+    drop(runtime());
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
     let path = directory.path().join("blocks");
     pattern::write_blocks(&path, 4, BLOCKS * 4096, &mut |_| true).expect("write");
@@ -154,7 +147,7 @@ fn nothing_is_left_of_an_engine_with_rings_that_drained_under_load() {
 /// answered with data or Draining, nothing is abandoned, and afterwards threads, descriptors and rings are as
 /// before.
 fn nothing_is_left(kinds: &[(BackendKind, Placement)]) {
-    let _process = process();
+    let _alone = alone();
     let world = world();
     let before = (descriptors(), mappings());
     for (cycle, &(backend, placement)) in kinds.iter().cycle().take(10).enumerate() {
@@ -171,7 +164,6 @@ fn nothing_is_left(kinds: &[(BackendKind, Placement)]) {
                 let (engine, dataset, answered) =
                     (engine.clone(), Arc::clone(&world.dataset), Arc::clone(&answered));
                 std::thread::spawn(move || {
-                    let runtime = tokio::runtime::Builder::new_current_thread().build();
                     let load = async {
                         let one = load(
                             engine.clone(),
@@ -187,7 +179,7 @@ fn nothing_is_left(kinds: &[(BackendKind, Placement)]) {
                         );
                         tokio::join!(one, two);
                     };
-                    runtime.expect("a runtime").block_on(load);
+                    runtime().block_on(load);
                 })
             })
             .collect();
@@ -195,10 +187,7 @@ fn nothing_is_left(kinds: &[(BackendKind, Placement)]) {
             || answered.load(Ordering::Relaxed) > 20,
             || format!("{who}: no load"),
         );
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .expect("a runtime");
+        let runtime = runtime();
         let report = runtime.block_on(engine.drain(Instant::now() + WAIT));
         assert_eq!(report.abandoned_reads, 0, "{who}");
         wait_until(
@@ -241,7 +230,7 @@ fn an_engine_with_rings_dropped_without_a_drain_ends() {
 /// Scenario: an engine is dropped while tickets are in flight. Expectation: they are answered, and its
 /// threads end.
 fn a_dropped_engine_ends(kinds: &[(BackendKind, Placement)]) {
-    let _process = process();
+    let _alone = alone();
     let world = world();
     let before = descriptors();
     for &(backend, placement) in kinds {
@@ -272,7 +261,7 @@ fn a_shard_that_panics_answers_everybody() {
     // Scenario: a defect makes the only shard panic, with one batch half read, one in its queue and one
     // dropped by its caller. Expectation: ShardFailed for all of them and for later ones, `failed` resolves,
     // the memory of reads in flight stays in use forever, and the drain still ends.
-    let _process = process();
+    let _alone = alone();
     let world = world();
     let control = SimControl::from_environment();
     let engine =
@@ -287,10 +276,7 @@ fn a_shard_that_panics_answers_everybody() {
     for ticket in tickets {
         assert_eq!(ticket.wait().err(), Some(ReadError::ShardFailed));
     }
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .expect("a runtime");
+    let runtime = runtime();
     let failed = runtime.block_on(async { tokio::time::timeout(WAIT, engine.failed()).await });
     failed.expect("the failure is told");
     let (tell, told) = mpsc::channel();

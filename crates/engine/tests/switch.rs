@@ -16,9 +16,9 @@ use ringfetch_engine::engine::{Engine, SubmitOptions};
 use ringfetch_pattern as pattern;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, mpsc};
 use std::time::Instant;
-use wait::{WAIT, wait_until};
+use wait::{WAIT, alone, runtime, wait_until};
 
 const SEED: u64 = 11;
 const FILE_BYTES: u64 = 8 << 20;
@@ -100,12 +100,6 @@ impl Counts {
     }
 }
 
-/// One test at a time: they count the descriptors of the process.
-fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").expect("procfs").count()
 }
@@ -119,11 +113,7 @@ fn metrics_of(engine: &Engine) -> String {
 }
 
 fn drain(engine: &Engine) {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .expect("a runtime");
-    let report = runtime.block_on(engine.drain(Instant::now() + WAIT));
+    let report = runtime().block_on(engine.drain(Instant::now() + WAIT));
     assert_eq!(report.abandoned_reads, 0);
 }
 
@@ -389,10 +379,7 @@ fn every_shard_of_two_backends_gives_signs_of_life(first: BackendKind) {
     let _alone = alone();
     let directory = directory();
     let dataset = open("d", &file(directory.path()));
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .expect("a runtime");
+    let runtime = runtime();
     let engine = Engine::start(&config(first)).expect("an engine");
     engine.set_backend(BackendKind::Mmap).expect("a switch");
     assert_eq!(runtime.block_on(engine.signs_of_life(WAIT)), Ok(()));

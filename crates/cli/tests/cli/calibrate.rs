@@ -2,18 +2,18 @@
 //! step is made and every answer has its form, but never what is fast.
 
 use crate::seccomp::{EPERM, without_io_uring};
-use crate::{failure, ringfetch, word};
+use crate::{ended_by, failure, ringfetch, started, word};
 use ringfetch_engine::probe;
 use ringfetch_host::cpus;
 use ringfetch_pattern as pattern;
 use ringfetch_server::config::{self, Base, Inputs};
-use rustix::process::{Pid, Signal};
+use rustix::process::Signal;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 /// A directory on the disk of the build, with a file of 24 MiB.
@@ -203,14 +203,11 @@ fn core_thread(pid: u32) -> Option<String> {
 fn interrupted(directory: &Path, data: &Path, more: &[&str]) -> Output {
     let yaml = directory.join("cal.yaml");
     let mut command = Command::new(env!("CARGO_BIN_EXE_ringfetch"));
-    let child = command
+    command
         .args(["--json", "calibrate", "--seconds", "600", "--force", "--out"])
         .args([&yaml, data])
-        .args(more)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+        .args(more);
+    let child = started(&mut command);
     let deadline = Instant::now() + Duration::from_secs(120);
     // One engine is started to probe, and one for each step; a new one may reuse the core of the last.
     let mut engines = BTreeSet::new();
@@ -219,8 +216,7 @@ fn interrupted(directory: &Path, data: &Path, more: &[&str]) -> Output {
         assert!(Instant::now() < deadline, "no second step: {engines:?}");
         std::thread::yield_now();
     }
-    rustix::process::kill_process(Pid::from_child(&child), Signal::INT).unwrap();
-    let output = child.wait_with_output().unwrap();
+    let output = ended_by(child, &[Signal::INT]);
     assert!(Instant::now() < deadline);
     output
 }

@@ -1,12 +1,12 @@
 //! Pattern data: made, and verified.
 
 use crate::server::{self, Flaw, SEED, start};
-use crate::{assert_fields, failure, json, ringfetch, stdout, stream, word};
+use crate::{assert_fields, ended_by, failure, json, ringfetch, started, stdout, stream, word};
 use ringfetch_engine::dataset::Dtype;
 use ringfetch_pattern as pattern;
-use rustix::process::{Pid, Signal};
+use rustix::process::Signal;
 use serde_json::json as value;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 #[test]
 fn verify_finds_the_first_wrong_byte() {
@@ -149,18 +149,11 @@ fn a_hang_up_leaves_no_partial_file() {
             .concat()
             .into_iter();
         let mut run = Command::new(line.next().unwrap());
-        let run = run
-            .args(line)
-            .arg(&path)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let run = started(run.args(line).arg(&path));
         while std::fs::read_dir(place.path()).unwrap().next().is_none() {
             std::thread::yield_now();
         }
-        rustix::process::kill_process(Pid::from_child(&run), Signal::HUP).unwrap();
-        run.wait_with_output().unwrap()
+        ended_by(run, &[Signal::HUP])
     };
     let output = made(&["env", "--default-signal=HUP"], "2GiB");
     let error = String::from_utf8_lossy(&output.stderr);

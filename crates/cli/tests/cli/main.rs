@@ -21,11 +21,12 @@ mod signals;
 mod tls;
 
 use ringfetch_pattern as pattern;
+use rustix::process::{Pid, Signal};
 use serde_json::{Value, json};
 use server::{Flaw, SEED, start, start_for};
 use std::net::SocketAddr;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output, Stdio};
 
 /// Runs `ringfetch` with arguments separated by spaces, against a server if there is one.
 fn ringfetch(server: Option<SocketAddr>, args: &str) -> Output {
@@ -50,6 +51,23 @@ fn command(server: Option<SocketAddr>, args: &str) -> Command {
         command.env("RINGFETCH_ADMIN", format!("http://{address}"));
     }
     command
+}
+
+/// Starts a command whose output is read once it has ended.
+fn started(command: &mut Command) -> Child {
+    command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+/// Sends signals to a run, and waits for its end.
+fn ended_by(run: Child, signals: &[Signal]) -> Output {
+    for signal in signals {
+        rustix::process::kill_process(Pid::from_child(&run), *signal).unwrap();
+    }
+    run.wait_with_output().unwrap()
 }
 
 /// Stdout of a run that must succeed with nothing on stderr.
@@ -340,7 +358,7 @@ fn a_message_that_cannot_be_written_leaves_the_exit_code() {
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
     let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
-    for stderr in [std::process::Stdio::from(full), writer.into()] {
+    for stderr in [Stdio::from(full), writer.into()] {
         let mut command = command(None, "datasets --token-file /nonexistent");
         assert_eq!(command.stderr(stderr).status().unwrap().code(), Some(2));
     }

@@ -2,11 +2,11 @@
 
 use crate::load::{end_once, number};
 use crate::server::{Flaw, start};
-use crate::{command, word};
-use rustix::process::{Pid, Signal};
+use crate::{command, ended_by, started, word};
+use rustix::process::Signal;
 use serde_json::Value;
 use std::net::TcpListener;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
@@ -38,16 +38,9 @@ fn a_second_signal_waits_for_no_request() {
         }
     });
     let args = "--timeout 20s load --dataset blocks --batch 1 --seconds 600 --warmup-seconds 0";
-    let run = command(Some(stalling), args)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let run = started(&mut command(Some(stalling), args));
     is_stalled.recv().unwrap();
-    for signal in [Signal::INT, Signal::TERM] {
-        rustix::process::kill_process(Pid::from_child(&run), signal).unwrap();
-    }
-    let output = run.wait_with_output().unwrap();
+    let output = ended_by(run, &[Signal::INT, Signal::TERM]);
     let error = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{error}");
     assert!(error.starts_with("ringfetch: stopped a second time, "), "{error}");
@@ -62,11 +55,9 @@ fn a_command_that_is_stopped_leaves_no_part_of_a_file() {
         let silent = TcpListener::bind("127.0.0.1:0").unwrap();
         let directory = tempfile::tempdir().unwrap();
         let args = format!("{args} {}", word(directory.path().join("out")));
-        let mut run = command(Some(silent.local_addr().unwrap()), &args);
-        let run = run.stderr(Stdio::piped()).spawn().unwrap();
+        let run = started(&mut command(Some(silent.local_addr().unwrap()), &args));
         let waiting = silent.accept().unwrap();
-        rustix::process::kill_process(Pid::from_child(&run), Signal::TERM).unwrap();
-        let output = run.wait_with_output().unwrap();
+        let output = ended_by(run, &[Signal::TERM]);
         drop(waiting);
         let error = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(1), "{args}: {error}");
@@ -89,16 +80,9 @@ fn a_second_signal_waits_for_no_step_of_a_study() {
         word(path),
         word(&out),
     );
-    let run = command(None, &args)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let run = started(&mut command(None, &args));
     let waiting = silent.accept().unwrap();
-    for signal in [Signal::INT, Signal::TERM] {
-        rustix::process::kill_process(Pid::from_child(&run), signal).unwrap();
-    }
-    let output = run.wait_with_output().unwrap();
+    let output = ended_by(run, &[Signal::INT, Signal::TERM]);
     drop(waiting);
     let error = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{error}");
@@ -130,16 +114,14 @@ fn interrupted(more: &str, signal: Signal, then: impl FnOnce()) -> Value {
         "--json load --dataset blocks --rate 100 --batch 1 --seconds 60 --warmup-seconds 0 --interval 0.05";
     let args = format!("{args}{more}");
     // nohup, below which the tests may run, would have SIGHUP ignored.
-    let run = Command::new("env")
-        .args(["--default-signal=HUP", env!("CARGO_BIN_EXE_ringfetch")])
+    let mut run = Command::new("env");
+    run.args(["--default-signal=HUP", env!("CARGO_BIN_EXE_ringfetch")])
         .args(args.split(' '))
         .arg("--csv")
         .arg(&series)
         .env("RINGFETCH_GRPC", format!("http://{server}"))
-        .env_remove("RINGFETCH_HTTP")
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
+        .env_remove("RINGFETCH_HTTP");
+    let run = started(&mut run);
     let deadline = Instant::now() + Duration::from_secs(30);
     // A line's fifth field is a latency, or empty if the interval had no response.
     let answered = |text: String| {
@@ -151,9 +133,7 @@ fn interrupted(more: &str, signal: Signal, then: impl FnOnce()) -> Value {
         std::thread::yield_now();
     }
     then();
-    let pid = Pid::from_child(&run);
-    rustix::process::kill_process(pid, signal).unwrap();
-    let output = run.wait_with_output().unwrap();
+    let output = ended_by(run, &[signal]);
     assert_eq!(output.status.code(), Some(0));
     serde_json::from_slice(&output.stdout).unwrap()
 }

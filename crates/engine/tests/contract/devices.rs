@@ -4,11 +4,11 @@
 //! path, including SIGBUS under a mapping.
 
 use crate::harness::{Harness, VARIANTS, Variant, blocks_of, ranges_of};
-use crate::machine::{Device, machine};
+use crate::machine::Device;
 use crate::named;
 use crate::needs::Need;
 use crate::suite::Test;
-use crate::wait::{WAIT, wait_until};
+use crate::wait::{WAIT, alone, wait_until};
 use ringfetch_engine::batch::Batch;
 use ringfetch_engine::config::{BackendKind, DirectIo};
 use ringfetch_engine::dataset::{Dataset, DatasetSpec, Dtype, KindSpec};
@@ -27,7 +27,7 @@ fn drop_cached(paths: &[&Path]) {
 }
 
 fn reads_are_right_on(variant: Variant, sector_bytes: u32) {
-    let _machine = machine();
+    let _alone = alone();
     let harness = Harness::with(variant, |_| {});
     let (backing, model) = harness.file("backing", 4 << 20);
     let device = Device::on_file(&backing, sector_bytes, true).expect("a loop device");
@@ -96,7 +96,7 @@ fn sectors_of_4096_bytes(variant: Variant) {
 fn a_last_sector_that_is_not_whole(variant: Variant) {
     // Scenario: a device of 4096-byte sectors that ends 1,536 bytes into a sector, which no read returns.
     // Expectation: it ends with its last whole sector, on every path.
-    let _machine = machine();
+    let _alone = alone();
     let harness = Harness::with(variant, |_| {});
     let (backing, model) = harness.file("backing", (1 << 20) + 1536);
     let device = Device::on_file(&backing, 4096, true).expect("a loop device");
@@ -113,7 +113,7 @@ fn a_device_that_fails(variant: Variant) {
     // and in a run that merges into one read; ranges that cross the border; the lost part alone, with
     // fail_fast. Expectation: EIO with the item's extent for what is lost, bytes for everything else, the
     // same on every path; and the engine continues.
-    let _machine = machine();
+    let _alone = alone();
     let harness = Harness::with(variant, |_| {});
     let (backing, model) = harness.file("backing", 4 << 20);
     let device = Device::on_file(&backing, 512, true).expect("a loop device");
@@ -181,7 +181,7 @@ fn memory_that_a_driver_gets_wrong_is_not_used(variant: Variant) {
     // blocks, vectors of 3,072 bytes, ranges at odd offsets, runs that merge and reads that are split, by
     // every backend. Expectation: direct reads into whole pages, the reason reported, and the right bytes
     // everywhere.
-    let _machine = machine();
+    let _alone = alone();
     let mut model = vec![0; 4 << 20];
     pattern::fill(7, 0, &mut model);
     let device = Device::in_memory(4 << 20).expect("zram");
@@ -231,7 +231,7 @@ fn kernel_workers_do_not_share_the_cpu_of_a_pinned_core(variant: Variant) {
     // Scenario: a device that cannot start a read without sleeping, so that the kernel's worker threads make
     // the reads of a ring; its core is pinned. Expectation: the workers may run on the process's other CPUs,
     // if it has any, and not on the core's.
-    let _machine = machine();
+    let _alone = alone();
     let device = Device::in_memory(4 << 20).expect("zram");
     let harness = Harness::with(variant, |config| {
         config.cores = 1;

@@ -3,7 +3,7 @@
 //! `fetch` submits from outside and from each core, and demands equal answers. Every wait has a deadline.
 
 use crate::needs::Need;
-use crate::wait::{WAIT, wait_until};
+use crate::wait::{WAIT, runtime, wait_until};
 use prometheus::Registry;
 use ringfetch_engine::batch::{Batch, Fetched, Lengths};
 use ringfetch_engine::config::{BackendKind, DirectIo, EngineConfig, OnUnavailable, Placement};
@@ -271,10 +271,7 @@ impl Harness {
             engine,
             directory: temporary_directory(),
             sim,
-            runtime: tokio::runtime::Builder::new_current_thread()
-                .enable_all()
-                .build()
-                .expect("a runtime"),
+            runtime: runtime(),
             registry,
             accepted: AtomicU64::new(0),
         }

@@ -5,16 +5,8 @@ use crate::harness::temporary_directory;
 use crate::wait::WAIT;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
-
-/// The machine has few loop devices and one page cache, so tests that use it run one at a time.
-static MACHINE: Mutex<()> = Mutex::new(());
-
-pub(crate) fn machine() -> MutexGuard<'static, ()> {
-    MACHINE.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Runs a command to its end. Returns what it printed, or the reason for its failure in one line.
 fn run(command: &mut Command) -> Result<String, String> {

@@ -2,7 +2,8 @@
 //! the reasons.
 
 use crate::harness::temporary_directory;
-use crate::machine::{Device, FileSystem, Mounted, machine};
+use crate::machine::{Device, FileSystem, Mounted};
+use crate::wait::alone;
 use ringfetch_engine::config::DirectIo;
 use ringfetch_engine::dataset::OpenFile;
 use ringfetch_engine::probe;
@@ -50,7 +51,7 @@ impl Need {
 }
 
 fn in_machine(attempt: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
-    let _machine = machine();
+    let _alone = alone();
     attempt()
 }
 
