@@ -1,29 +1,19 @@
-//! The strategies, one file each, all of one shape: a name, a description, and how it makes a job's reads.
+//! The strategies, all of one shape: a name, a description, and how it makes a job's reads.
 //!
 //! The engine's are the engine itself; the others are the baselines that it is compared with.
 
 mod aio;
 mod daemon;
-mod engine_auto;
-mod engine_mmap;
-mod engine_mmap_plain;
-mod engine_pread;
-mod engine_uring;
-mod engine_uring_batch;
+mod engine;
 mod pread;
 mod preadv2_hipri;
 mod ring;
-mod ring_polled;
-mod threaded_pread;
 mod tokio_fs;
 
-use crate::drive::engine::{self, Choice};
+use crate::drive::engine::{Choice, drive};
 use crate::job::Job;
 use crate::setup::Setup;
 use std::sync::Arc;
-
-/// The engine has no limit of its own: memory limits it.
-const DEPTH_MAX: usize = 1 << 20;
 
 /// A way to read.
 #[derive(Debug)]
@@ -49,7 +39,7 @@ impl Strategy {
     /// Makes the job's reads.
     pub(crate) fn run(&self, job: &Arc<Job>) -> Result<(), String> {
         match self.run {
-            Run::Engine(choice) => engine::drive(job, job.setup.engine.unwrap_or_else(|| choice(&job.setup))),
+            Run::Engine(choice) => drive(job, job.setup.engine.unwrap_or_else(|| choice(&job.setup))),
             Run::Own(run) => run(job),
         }
     }
@@ -57,19 +47,19 @@ impl Strategy {
 
 /// All of them, in the order of tables.
 pub(crate) static ALL: [&Strategy; 14] = [
-    &pread::STRATEGY,
-    &threaded_pread::STRATEGY,
+    &pread::ONE_THREAD,
+    &pread::THREADED,
     &preadv2_hipri::STRATEGY,
     &tokio_fs::STRATEGY,
     &aio::STRATEGY,
-    &ring::STRATEGY,
-    &ring_polled::STRATEGY,
-    &engine_uring::STRATEGY,
-    &engine_uring_batch::STRATEGY,
-    &engine_auto::STRATEGY,
-    &engine_mmap::STRATEGY,
-    &engine_mmap_plain::STRATEGY,
-    &engine_pread::STRATEGY,
+    &ring::INTERRUPTED,
+    &ring::POLLED,
+    &engine::URING,
+    &engine::URING_BATCH,
+    &engine::AUTO,
+    &engine::MMAP,
+    &engine::MMAP_PLAIN,
+    &engine::PREAD,
     &daemon::STRATEGY,
 ];
 

@@ -6,15 +6,31 @@ use crate::job::Job;
 use ringfetch_baselines::{RingOptions, RingQueue};
 use std::sync::Arc;
 
-pub(super) static STRATEGY: Strategy = Strategy {
+pub(super) static INTERRUPTED: Strategy = Strategy {
     name: "ring",
     about: "bare io_uring on one thread: registered file and buffers, COOP_TASKRUN, SINGLE_ISSUER",
     depth_max: 512,
     run: Run::Own(|job| read_through(job, false)),
 };
 
-/// Shared with the polled ring.
-pub(super) fn read_through(job: &Arc<Job>, polled: bool) -> Result<(), String> {
+/// Completions polled (IORING_SETUP_IOPOLL), which needs O_DIRECT and poll queues.
+pub(super) static POLLED: Strategy = Strategy {
+    name: "ring-polled",
+    about: "bare io_uring with polled completions (IORING_SETUP_IOPOLL)",
+    depth_max: 512,
+    // Completions report what the kernel refuses, so a read that succeeds was polled, or served from memory.
+    run: Run::Own(|job| {
+        read_through(job, true).map_err(|problem| {
+            if job.polls() {
+                problem
+            } else {
+                format!("{problem} (the device has no polling queues: queue/io_poll is 0)")
+            }
+        })
+    }),
+};
+
+fn read_through(job: &Arc<Job>, polled: bool) -> Result<(), String> {
     let mut buffers = queue::buffers(job)?;
     let options = RingOptions {
         polled,
