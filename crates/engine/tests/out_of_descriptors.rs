@@ -7,7 +7,7 @@
 )]
 
 use ringfetch_engine::config::DirectIo;
-use ringfetch_engine::dataset::{Dataset, DatasetSpec, KindSpec};
+use ringfetch_engine::dataset::{Dataset, DatasetSpec, KindSpec, OpenError};
 use ringfetch_engine::error::ReadError;
 use rustix::process::{Resource, getrlimit, setrlimit};
 use std::path::Path;
@@ -97,5 +97,80 @@ fn the_cache_gives_way() {
         let refused = held.len().to_string();
         drop(held);
         assert_eq!(dataset.object(&refused).await.unwrap().length_bytes(), 1);
+    });
+}
+
+/// Opens a dataset with each number of free descriptors, from none until it opens.
+fn with_few_descriptors(spec: &DatasetSpec, refused: impl Fn(OpenError)) -> Dataset {
+    // The thread that closes files is started by the first one.
+    drop(Dataset::open(spec));
+    let mut others = Vec::new();
+    limit_descriptors(64);
+    while let Ok(file) = std::fs::File::open("/") {
+        others.push(file);
+    }
+    loop {
+        match Dataset::open(spec) {
+            Ok(dataset) => break dataset,
+            Err(error) => refused(error),
+        }
+        assert!(others.pop().is_some(), "it never opens");
+    }
+}
+
+/// Datasets are opened while there are few descriptors left. Expectation: each is refused for that reason, which the
+/// configuration cannot change, until there are enough; then it is read as with many.
+#[test]
+fn too_few_descriptors_are_the_only_reason() {
+    alone(async || {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(dir.path().join("below/it")).unwrap();
+        std::fs::write(dir.path().join("below/it/file"), [1; 4096]).unwrap();
+        let path = |name: &str| dir.path().join(name);
+        let objects = KindSpec::objects(10, Duration::ZERO);
+        for direct_io in [DirectIo::Off, DirectIo::Preferred] {
+            let blocks = DatasetSpec::new("d", path("below/it/file"), KindSpec::blocks(512), direct_io);
+            let objects = DatasetSpec::new("d", dir.path(), objects.clone(), direct_io);
+            for spec in [blocks, objects] {
+                limit_descriptors(1024);
+                let expected = Dataset::open(&spec).unwrap();
+                let opened = with_few_descriptors(&spec, |error| {
+                    assert!(error.is_refused_by_host, "{error}");
+                    assert!(error.problem.contains("out of file descriptors"), "{error}");
+                });
+                assert_eq!(opened.direct(), expected.direct());
+            }
+        }
+    });
+}
+
+/// Files are missing before and after the one for which there is no descriptor, and one of them may not be read.
+/// Expectation: the error names them and the lack, and is a mistake in the configuration.
+#[test]
+fn missing_files_are_named_when_descriptors_run_out() {
+    alone(async || {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        for index in 0..100 {
+            std::fs::write(path(&index.to_string()), [1; 512]).unwrap();
+        }
+        let mut spec = DatasetSpec::new("d", path("first-gone"), KindSpec::blocks(512), DirectIo::Off);
+        spec.paths.extend((0..100).map(|index| path(&index.to_string())));
+        spec.paths.push(path("last-gone"));
+        limit_descriptors(64);
+        let error = Dataset::open(&spec).unwrap_err();
+        for part in [
+            "first-gone: does not exist",
+            "last-gone: does not exist",
+            "out of file descriptors",
+        ] {
+            assert!(error.problem.contains(part), "{part} is not in: {error}");
+        }
+        assert_eq!(error.problem.matches("out of file").count(), 1, "{error}");
+        assert!(!error.is_refused_by_host);
+        // Its files are closed by now: the next dataset has their descriptors.
+        spec.paths.truncate(30);
+        spec.paths.remove(0);
+        Dataset::open(&spec).unwrap();
     });
 }

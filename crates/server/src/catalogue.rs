@@ -3,7 +3,7 @@
 //! A reload opens every dataset of the new configuration again, which finds errors and files that were
 //! replaced. A dataset that is still the same keeps its open files, and with them its counters and caches.
 
-use ringfetch_engine::dataset::{Dataset, DatasetSpec, Kind, OpenError};
+use ringfetch_engine::dataset::{Dataset, DatasetSpec, Kind, OpenError, free_descriptors};
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
@@ -54,22 +54,10 @@ impl Catalogue {
     /// Opens every dataset.
     ///
     /// # Errors
-    /// The errors of all datasets that cannot be opened.
+    /// The errors of all datasets that cannot be opened; of those that this host refuses only the first, since the others
+    /// might open without it.
     pub fn open(specs: &[DatasetSpec]) -> Result<Self, OpenErrors> {
-        let (mut entries, mut errors) = (BTreeMap::new(), Vec::new());
-        for spec in specs {
-            match Entry::open(spec) {
-                Ok(entry) => {
-                    entries.insert(spec.name.clone(), entry);
-                }
-                Err(error) => errors.push(error),
-            }
-        }
-        if errors.is_empty() {
-            Ok(Self { entries })
-        } else {
-            Err(OpenErrors(errors))
-        }
+        Ok(Self::default().renewed(specs)?.0)
     }
 
     /// The catalogue of a new configuration; datasets that are still the same stay open.
@@ -77,17 +65,44 @@ impl Catalogue {
     /// # Errors
     /// As [`Catalogue::open`].
     pub fn renewed(&self, specs: &[DatasetSpec]) -> Result<(Self, CatalogueDiff), OpenErrors> {
-        let mut next = Self::open(specs)?;
+        let mut next = Self::default();
         let mut difference = CatalogueDiff::default();
-        for (name, fresh) in &mut next.entries {
-            match self.entries.get(name) {
-                None => difference.added.push(name.clone()),
-                Some(open) if open.is_same(fresh) => {
-                    *fresh = open.clone();
-                    difference.unchanged.push(name.clone());
+        let (mut errors, mut is_refused) = (Vec::new(), false);
+        for spec in specs {
+            let name = &spec.name;
+            let fresh = match Entry::open(spec) {
+                Err(error) if error.is_refused_by_host && !is_refused => {
+                    // Cached objects give way, and what was opened only to compare it is closed.
+                    free_descriptors();
+                    Entry::open(spec)
                 }
-                Some(_) => difference.replaced.push(name.clone()),
-            }
+                opened => opened,
+            };
+            let (entry, list) = match (fresh, self.entries.get(name)) {
+                (Ok(fresh), None) => (fresh, &mut difference.added),
+                // At once, so that no more than one dataset is open twice.
+                (Ok(fresh), Some(open)) if open.is_same(&fresh) => (open.clone(), &mut difference.unchanged),
+                (Ok(fresh), Some(_)) => (fresh, &mut difference.replaced),
+                (Err(error), _) => {
+                    if !error.is_refused_by_host || !is_refused {
+                        is_refused |= error.is_refused_by_host;
+                        errors.push(error);
+                    }
+                    continue;
+                }
+            };
+            list.push(name.clone());
+            next.entries.insert(name.clone(), entry);
+        }
+        if !errors.is_empty() {
+            return Err(OpenErrors(errors));
+        }
+        for names in [
+            &mut difference.added,
+            &mut difference.unchanged,
+            &mut difference.replaced,
+        ] {
+            names.sort_unstable();
         }
         let gone = |name: &&String| !next.entries.contains_key(*name);
         difference.removed = self.entries.keys().filter(gone).cloned().collect();

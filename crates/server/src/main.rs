@@ -114,6 +114,7 @@ fn print(text: &str) -> anyhow::Result<()> {
 
 fn check_config(inputs: &Inputs, open: bool) -> anyhow::Result<()> {
     let config = load(inputs)?.config;
+    raise_open_files();
     let names: Vec<&str> = config
         .datasets
         .iter()
@@ -125,7 +126,8 @@ fn check_config(inputs: &Inputs, open: bool) -> anyhow::Result<()> {
         errors.of_config(load_tls(&config));
         errors.of_config(load_access(&config));
         errors.of_config(config.access_log.as_ref().map_or(Ok(()), AccessLog::check));
-        errors.open(&config.datasets);
+        // They stay open, as in a start, while the backends are checked.
+        let _open = errors.open(&config.datasets);
         let checked = Engine::check_backend(&config.engine, config.engine.backend);
         let mut statuses = vec![("engine.backend".to_owned(), errors.of_host(checked))];
         for (name, backend) in &config.dataset_backends {

@@ -1,6 +1,6 @@
 //! What prevents a start: mistakes in the configuration and what this host refuses, all reported at once.
 
-use ringfetch_engine::dataset::{DatasetSpec, is_refused_by_host};
+use ringfetch_engine::dataset::{DatasetSpec, free_descriptors, is_refused_by_host};
 use ringfetch_server::catalogue::{Catalogue, OpenErrors};
 use std::fmt::Display;
 use std::io;
@@ -52,6 +52,8 @@ impl StartErrors {
             Ok(catalogue) => return Some(catalogue),
             Err(errors) => errors,
         };
+        // So that no further check fails because of those that are still being closed.
+        free_descriptors();
         for error in errors {
             let list = if error.is_refused_by_host {
                 &mut self.refusals

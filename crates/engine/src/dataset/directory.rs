@@ -130,6 +130,11 @@ pub(super) fn is_forbidden(errno: Errno) -> bool {
     matches!(errno, Errno::ACCESS | Errno::PERM)
 }
 
+/// Whether an errno means that no descriptor is left, which says nothing about the file.
+pub(super) fn is_out_of_descriptors(errno: Errno) -> bool {
+    matches!(errno, Errno::MFILE | Errno::NFILE)
+}
+
 /// Whether an errno means that there is no such file inside the directory, for whatever cause: nothing there,
 /// a file used as a directory, a link that leaves or loops, an impossible name, a device or socket without a
 /// reader.

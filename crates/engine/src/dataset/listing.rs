@@ -6,7 +6,7 @@
 //! daemon has no permission for, are skipped. A walk that nobody waits for any more stops at the next entry.
 
 use super::ObjectEntry;
-use super::directory::{Directory, is_absent, is_forbidden};
+use super::directory::{Directory, is_absent, is_forbidden, is_out_of_descriptors};
 use super::objects::NAME_BYTES_MAX;
 use rustix::fs::FileType;
 use rustix::io::Errno;
@@ -178,30 +178,46 @@ fn can_follow(prefix: &str, key: &str, after: &str) -> bool {
 }
 
 /// The first result of `look` for a file with at least one byte, in no particular order, among the first
-/// entries.
-pub(super) fn some_file<T>(directory: &Directory, mut look: impl FnMut(String) -> Option<T>) -> Option<T> {
+/// entries. What cannot be opened is passed over.
+///
+/// # Errors
+/// No descriptor is left.
+pub(super) fn some_file<T>(
+    directory: &Directory,
+    mut look: impl FnMut(String) -> Option<T>,
+) -> Result<Option<T>, Errno> {
     let mut left = PROBE_ENTRIES_MAX;
     let mut prefixes = vec![String::new()];
     while let Some(prefix) = prefixes.pop() {
-        let Ok(mut entries) = directory.read_beneath(&prefix) else {
+        let Some(mut entries) = unless_out(directory.read_beneath(&prefix))? else {
             continue;
         };
         while let Some(Ok(entry)) = entries.read() {
-            left = left.checked_sub(1)?;
-            let Ok(Some(key)) = key_of(directory, &prefix, &entry) else {
+            if left == 0 {
+                return Ok(None);
+            }
+            left -= 1;
+            let Some(key) = unless_out(key_of(directory, &prefix, &entry))?.flatten() else {
                 continue;
             };
             let name = format!("{prefix}{key}");
             if name.ends_with('/') {
                 prefixes.push(name);
-            } else if matches!(directory.stat_beneath(&name), Ok((FileType::RegularFile, 1..)))
+            } else if let Some((FileType::RegularFile, 1..)) = unless_out(directory.stat_beneath(&name))?
                 && let Some(answer) = look(name)
             {
-                return Some(answer);
+                return Ok(Some(answer));
             }
         }
     }
-    None
+    Ok(None)
+}
+
+fn unless_out<T>(result: Result<T, Errno>) -> Result<Option<T>, Errno> {
+    match result {
+        Err(errno) if is_out_of_descriptors(errno) => Err(errno),
+        result => Ok(result.ok()),
+    }
 }
 
 #[cfg(test)]
@@ -387,7 +403,7 @@ mod tests {
         );
         assert_eq!(
             some_file(&directory, |name| name.ends_with("file").then_some(())),
-            Some(())
+            Ok(Some(()))
         );
         let walking = directory.with_resolver(Resolver::Walk);
         assert_eq!(names(list(&walking, "", 100, &|| true).unwrap()), ["d/file"]);
@@ -402,7 +418,7 @@ mod tests {
         std::fs::write(dir.path().join("empty"), b"").unwrap();
         let directory = Directory::open(dir.path()).unwrap();
         assert_eq!(names(list(&directory, "", 100, &|| true).unwrap()), ["empty"]);
-        assert_eq!(some_file(&directory, Some), None);
+        assert_eq!(some_file(&directory, Some), Ok(None));
     }
 
     proptest! {

@@ -18,7 +18,7 @@ mod trial;
 
 pub use file::OpenFile;
 pub(crate) use file::bytes_before;
-pub use objects::{IN_FLIGHT_DESCRIPTORS_MAX, close_cached_objects};
+pub use objects::{IN_FLIGHT_DESCRIPTORS_MAX, close_cached_objects, free_descriptors};
 pub use open::is_refused_by_host;
 
 use crate::config::DirectIo;
@@ -392,9 +392,11 @@ impl Dataset {
     /// Opens every file, fixes lengths and identity, probes alignment and direct I/O.
     ///
     /// # Errors
-    /// The first problem, with the field to look at.
+    /// The problems, with the field to look at.
     pub fn open(spec: &DatasetSpec) -> Result<Self, OpenError> {
-        open::open(spec).map(|opened| Self(Arc::new(opened)))
+        // The next dataset needs the descriptors of one that did not open.
+        let opened = open::open(spec).inspect_err(|_| reaper::settle());
+        opened.map(|opened| Self(Arc::new(opened)))
     }
 
     /// Does not keep it open.

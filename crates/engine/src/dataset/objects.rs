@@ -5,7 +5,7 @@
 //! open, cached or not; one budget bounds both. `directory` resolves names and `listing` lists them.
 
 use super::direct;
-use super::directory::{Directory, is_absent};
+use super::directory::{self, Directory, is_absent};
 use super::file::{Accept, FileError, Identity, OPEN_FLAGS, OpenFile, OpenOptions};
 use super::open::{ErrorContext, file_problem, refusal_reason};
 use super::{DirectFacts, ObjectEntry, OpenError, listing, reaper};
@@ -137,7 +137,11 @@ impl Objects {
         is_wanted: &dyn Fn() -> bool,
     ) -> Result<Vec<ObjectEntry>, Errno> {
         let list = || listing::list(&self.directory, after, limit, is_wanted);
-        self.give_way(list, |listed| matches!(listed, Err(Errno::MFILE | Errno::NFILE)))
+        self.give_way(list, |listed| {
+            listed
+                .as_ref()
+                .is_err_and(|errno| directory::is_out_of_descriptors(*errno))
+        })
     }
 
     /// Opens a file, or confirms that the cached one is still current. Blocks.
@@ -217,8 +221,7 @@ impl Objects {
             result = attempt();
         }
         if is_out(&result) {
-            close_cached_objects();
-            reaper::settle();
+            free_descriptors();
             result = attempt();
         }
         result
@@ -249,6 +252,12 @@ impl Objects {
 pub fn close_cached_objects() -> bool {
     let caches = lock(&CACHES).clone();
     forget_half(caches.iter().filter_map(Weak::upgrade))
+}
+
+/// As [`close_cached_objects`], and waits until that is done. Blocks.
+pub fn free_descriptors() {
+    close_cached_objects();
+    reaper::settle();
 }
 
 /// Closes the less recently used half of each cache, except files held by reads. Returns whether there were any.
@@ -316,6 +325,7 @@ fn try_direct(
             answer => Some(Some((name, answer))),
         }
     });
+    let tried = tried.map_err(|errno| context.io(path, &errno.into()))?;
     let Some((name, answer)) = tried.flatten() else {
         let why = if broken > 0 {
             "the objects that were tried cannot be read: check the device (the kernel log says more)"
@@ -370,8 +380,7 @@ pub(super) fn check_name(name: &str) -> Result<(), ReadError> {
 }
 
 fn is_out_of_descriptors(error: &std::io::Error) -> bool {
-    let out = [Errno::MFILE, Errno::NFILE].map(Errno::raw_os_error);
-    error.raw_os_error().is_some_and(|errno| out.contains(&errno))
+    Errno::from_io_error(error).is_some_and(directory::is_out_of_descriptors)
 }
 
 fn read_error(name: &str, error: FileError) -> ReadError {

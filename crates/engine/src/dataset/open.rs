@@ -7,6 +7,7 @@ use super::objects::Objects;
 use super::{DatasetSpec, DirectFacts, Kind, KindSpec, OpenDataset, OpenError, PartialTail, layout};
 use crate::config::DirectIo;
 use crate::geometry::FileSpan;
+use rustix::fs::Access;
 use rustix::io::Errno;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -33,6 +34,14 @@ impl ErrorContext<'_> {
     }
 
     pub(super) fn io(self, path: &Path, error: &io::Error) -> OpenError {
+        // The kernel takes a descriptor before it looks for the file, so that a lack of them hides what is wrong with
+        // the path.
+        let hidden = match is_refused_by_host(error) {
+            true => rustix::fs::access(path, Access::READ_OK).err(),
+            false => None,
+        };
+        let hidden = hidden.map(io::Error::from);
+        let error = hidden.as_ref().unwrap_or(error);
         let problem = format!("{}: {}", path.display(), open_problem(path, error));
         OpenError {
             is_refused_by_host: is_refused_by_host(error),
@@ -237,13 +246,19 @@ fn open_file(
     Ok(opened)
 }
 
-/// Nothing, or one error that names all files that did not open, of very many the first ones.
+/// Nothing, or one error that names all files that did not open, of very many the first ones; of those that the host
+/// refuses only the first, since that holds for all further ones.
 fn all_opened(failures: Vec<OpenError>) -> Result<(), OpenError> {
-    let more = failures.len().saturating_sub(FAILURES_NAMED_MAX);
-    let mut named = failures.into_iter().take(FAILURES_NAMED_MAX);
+    let (mut refused, mistakes): (Vec<_>, Vec<_>) =
+        failures.into_iter().partition(|error| error.is_refused_by_host);
+    refused.truncate(1);
+    let is_refused_by_host = mistakes.is_empty();
+    let more = (refused.len() + mistakes.len()).saturating_sub(FAILURES_NAMED_MAX);
+    let mut named = refused.into_iter().chain(mistakes).take(FAILURES_NAMED_MAX);
     let Some(mut error) = named.next() else {
         return Ok(());
     };
+    error.is_refused_by_host = is_refused_by_host;
     for next in named {
         error.problem = format!("{}; {}", error.problem, next.problem);
     }
@@ -273,8 +288,6 @@ fn open_files(
                 }
                 files.push(file);
             }
-            // The same for all further ones.
-            Err(error) if error.is_refused_by_host => return Err(error),
             Err(error) => failures.push(error),
         }
     }

@@ -148,6 +148,7 @@ fn not_reloaded(refused: &ReloadError) -> Status {
         ReloadError::NotServing(_) => with_reason(Code::Unavailable, "NOT_SERVING", refused),
         ReloadError::Busy => busy(refused),
         ReloadError::NoFile => with_reason(Code::FailedPrecondition, "NO_FILE", refused),
+        ReloadError::HostRefused(_) => with_reason(Code::FailedPrecondition, "HOST_REFUSED", refused),
         ReloadError::Unavailable(_) => with_reason(Code::FailedPrecondition, "BACKEND_UNAVAILABLE", refused),
         ReloadError::Broken(_) => with_reason(Code::Internal, "BROKEN", refused),
         ReloadError::Invalid(mistakes) => {

@@ -51,6 +51,9 @@ pub enum ReloadError {
     /// Mistakes in the configuration or the files it names.
     #[error("{}", of_mistakes(.0))]
     Invalid(Vec<ReloadProblem>),
+    /// The host refuses what its datasets take: file descriptors, memory.
+    #[error("{0}")]
+    HostRefused(String),
     /// A backend that it asks for is unavailable.
     #[error("{0}")]
     Unavailable(String),
@@ -129,6 +132,9 @@ impl Inner {
         })?;
         let mut changes = ConfigDiff::new(&active.settings, &settings);
         let (catalogue, difference) = active.catalogue.renewed(&config.datasets).map_err(|errors| {
+            if errors.0.iter().all(|error| error.is_refused_by_host) {
+                return ReloadError::HostRefused(errors.to_string());
+            }
             let mistake = |error: &ringfetch_engine::dataset::OpenError| ReloadProblem {
                 key: format!("datasets.{}.{}", error.dataset, error.field),
                 problem: error.to_string(),

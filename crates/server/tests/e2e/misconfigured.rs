@@ -102,9 +102,9 @@ fn files_that_contradict_their_entry_are_told_all_at_once() {
 }
 
 /// A start and a check of the configuration end with this exit code, and with a line for each of `checks` that has all of
-/// its parts.
-fn refused_with_lines(setup: &Setup, code: i32, checks: &[&[&str]]) {
-    for run in [setup.refused(), setup.run(&["check-config", "--open"])] {
+/// its parts. Returns all that they say.
+fn refused_with_lines(setup: &Setup, code: i32, checks: &[&[&str]]) -> [String; 2] {
+    [setup.refused(), setup.run(&["check-config", "--open"])].map(|run| {
         run.with(code, &[]);
         for check in checks {
             let told = run
@@ -113,7 +113,8 @@ fn refused_with_lines(setup: &Setup, code: i32, checks: &[&[&str]]) {
                 .any(|line| check.iter().all(|part| line.contains(part)));
             assert!(told, "no line with {check:?} in:\n{}", run.said);
         }
-    }
+        run.said
+    })
 }
 
 #[test]
@@ -141,25 +142,61 @@ fn a_file_without_permission_names_the_file_and_the_remedy() {
 
 #[test]
 fn too_few_descriptors_for_a_dataset_are_the_hosts_refusal() {
-    // Scenario: a limit of 100 open files, and a dataset of 100 files; then also one whose file is missing; a start, and
-    // a check of the configuration. Expectation: exit code 3, with the dataset and the remedy; with the mistake 2, and
-    // both lines.
+    // Scenario: a limit of 100 open files, a dataset of 100 files, and one of 10 after it; then also some whose file is
+    // missing, before and after them; a start, and a check of the configuration. Expectation: exit code 3, with the first
+    // dataset and the remedy; with the mistakes 2, and their lines. The other one is not named: it may fit.
     let names: Vec<String> = (0..100).map(|index| format!("{index}.bin")).collect();
-    let paths = format!("paths: [{}]", names.join(", "));
-    let many = ["name: many", "kind: blocks", "block_bytes: 4096", &paths];
-    let missing = ["name: a", "kind: blocks", "block_bytes: 4096", "path: gone.bin"];
+    let dataset = |name: &str, names: &[String]| {
+        let names = names.join(", ");
+        format!("{{name: {name}, kind: blocks, block_bytes: 4096, paths: [{names}]}}")
+    };
+    let missing = |name: &str| dataset(name, &["gone.bin".to_owned()]);
+    let (many, few) = (dataset("many", &names), dataset("few", &names[..10]));
     let refusal = ["dataset many: path", "out of file descriptors: raise the limit"];
-    let mistake = ["dataset a: path", "gone.bin: does not exist"];
-    let limited = || {
+    let mistakes = ["a", "z"].map(|name| {
+        [
+            format!("dataset {name}: path: "),
+            "gone.bin: does not exist".to_owned(),
+        ]
+    });
+    let [a, z] = mistakes
+        .each_ref()
+        .map(|parts| parts.each_ref().map(String::as_str));
+    let limited = |datasets: &[&String]| {
         let setup = Setup::new("pread").through(&["prlimit", "--nofile=100"]);
         for name in &names {
             setup.file(name, &[1; 4096]);
         }
-        setup
+        datasets
+            .iter()
+            .fold(setup, |setup, dataset| setup.dataset(&[dataset]))
     };
-    refused_with_lines(&limited().dataset(&many), 3, &[&refusal]);
-    let both = limited().dataset(&missing).dataset(&many);
-    refused_with_lines(&both, 2, &[&refusal, &mistake]);
+    let refused = |datasets: &[&String], code, checks: &[&[&str]]| {
+        for said in refused_with_lines(&limited(datasets), code, checks) {
+            assert!(!said.contains("dataset few"), "{said}");
+            assert_eq!(said.matches("out of file descriptors").count(), 1, "{said}");
+        }
+    };
+    refused(&[&many, &few], 3, &[&refusal]);
+    refused(
+        &[&missing("a"), &many, &few, &missing("z")],
+        2,
+        &[&refusal, &a, &z],
+    );
+}
+
+#[test]
+fn a_check_opens_as_many_files_as_a_start() {
+    // Scenario: a soft limit of 64 open files, which the daemon raises to the hard one, and 100 datasets. Expectation: the
+    // check finds nothing wrong.
+    let setup = Setup::new("pread").through(&["prlimit", "--nofile=64:1024"]);
+    setup.file("blocks.bin", &[1; 4096]);
+    let setup = (0..100).fold(setup, |setup, index| {
+        setup.dataset(&[&format!(
+            "{{name: d{index}, kind: blocks, block_bytes: 4096, path: blocks.bin}}"
+        )])
+    });
+    setup.run(&["check-config", "--open"]).with(0, &[]);
 }
 
 #[test]

@@ -93,6 +93,73 @@ async fn an_invalid_file_changes_nothing_and_is_reported() {
 }
 
 #[tokio::test]
+async fn a_reload_without_descriptors_names_what_is_missing_too() {
+    // Scenario: a daemon with a limit of 200 open files; a file with a dataset of 300 files, and then also one whose file is
+    // missing; then one of 60 files while cached objects have taken the descriptors. Expectation: the lack is the host's,
+    // and no mistake; the missing file is one, and is named; cached objects give way.
+    let names: Vec<String> = (0..300).map(|index| format!("objects/{index}")).collect();
+    let keys = engine("pread").replace('}', ", direct_io: off}");
+    let objects = "  - {name: objects, kind: objects, path: objects}\n";
+    let start = file(&keys, &["blocks"]) + objects;
+    let of = |names: &[String]| {
+        let paths = names.join(", ");
+        format!("{start}  - {{name: many, kind: blocks, block_bytes: 4KiB, paths: [{paths}]}}\n")
+    };
+    let setup = Setup::new("pread").whole(&start);
+    for name in names.iter().map(String::as_str).chain(["blocks.bin"]) {
+        setup.file(name, &[1; 4096]);
+    }
+    let daemon = setup.through(&["prlimit", "--nofile=200"]).start();
+    let missing = "  - {name: z, kind: blocks, block_bytes: 4KiB, path: gone.bin}\n";
+
+    daemon.rewrite(&of(&names));
+    let status = reload(&daemon).await.unwrap_err();
+    assert_eq!(status.code(), Code::FailedPrecondition, "{status:?}");
+    assert!(
+        status.message().contains("datasets.many.path") || status.message().contains("dataset many: path")
+    );
+    daemon.rewrite(&(of(&names) + missing));
+    let status = reload(&daemon).await.unwrap_err();
+    assert_eq!(status.code(), Code::InvalidArgument, "{status:?}");
+    for part in [
+        "dataset many: path",
+        "out of file descriptors",
+        "gone.bin: does not exist",
+    ] {
+        assert!(status.message().contains(part), "{part}: {status:?}");
+    }
+    assert_eq!(status.message().matches("out of file").count(), 1, "{status:?}");
+
+    let http = daemon.http_client();
+    for index in 0..300 {
+        let object = http.get(&format!("/v1/datasets/objects/objects/{index}")).await;
+        assert_eq!(object.status, 200, "{object:?}");
+    }
+    daemon.rewrite(&of(&names[..60]));
+    let answer = reload(&daemon).await.unwrap();
+    assert_eq!(answer.datasets_added, ["many"]);
+    daemon.assert_serves("many").await;
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn a_reload_that_changes_nothing_takes_no_more_descriptors() {
+    // Scenario: a limit of 200 open files, and 120 datasets; a reload. Expectation: it succeeds, since what is the same is
+    // open twice for a moment only.
+    let names: Vec<String> = (0..120).map(|index| format!("d{index}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let keys = engine("pread").replace('}', ", direct_io: off}");
+    let setup = Setup::new("pread").whole(&file(&keys, &names));
+    for name in &names {
+        setup.file(&format!("{name}.bin"), &[1; 4096]);
+    }
+    let daemon = setup.through(&["prlimit", "--nofile=200"]).start();
+    let answer = reload(&daemon).await.unwrap();
+    assert_eq!(answer.datasets_unchanged.len(), 120);
+    daemon.stop().await;
+}
+
+#[tokio::test]
 async fn a_backend_that_cannot_be_had_refuses_the_whole_reload() {
     // Scenario: io_uring is forbidden, and a file requests it, for the engine or for one dataset (after
     // another that changes to pread), with a new dataset and a changed limit. Expectation:
