@@ -92,7 +92,7 @@ pub(crate) struct Setup {
     through: Vec<String>,
     io_uring_errno: Option<u32>,
     whole: Option<String>,
-    disturb: Option<fn(Pid)>,
+    disturb: Option<Box<dyn Fn(Pid)>>,
     /// TLS on all ports, with doors without TLS in front of them.
     authority: Option<Authority>,
     has_token: bool,
@@ -184,8 +184,8 @@ impl Setup {
     }
 
     /// Calls `disturb` on the process again and again until it is ready.
-    pub(crate) fn disturbed(mut self, disturb: fn(Pid)) -> Self {
-        self.disturb = Some(disturb);
+    pub(crate) fn disturbed(mut self, disturb: impl Fn(Pid) + 'static) -> Self {
+        self.disturb = Some(Box::new(disturb));
         self
     }
 
@@ -282,7 +282,7 @@ impl Setup {
             if let Some(status) = daemon.child.try_wait().expect("wait") {
                 return Some(Err(status.code()));
             }
-            if let Some(disturb) = daemon.setup.disturb {
+            if let Some(disturb) = &daemon.setup.disturb {
                 disturb(daemon.pid());
             }
             fs::read_to_string(&file).ok().map(Ok)

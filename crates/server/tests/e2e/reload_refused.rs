@@ -1,6 +1,6 @@
 //! Reloads that change nothing, and signals at unexpected times.
 
-use crate::daemon::{LISTEN, PATIENCE, Setup, eventually, eventually_async};
+use crate::daemon::{Daemon, LISTEN, PATIENCE, Refused, Setup, eventually, eventually_async};
 use crate::data::{noise, plain_blocks};
 use crate::flip::set;
 use crate::reload::{engine, file, hang_up, reload, reloads, told};
@@ -9,6 +9,8 @@ use crate::wire::{self, Narrow};
 use ringfetch_proto::v1;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use tonic::Code;
 use tonic_types::StatusExt as _;
 
@@ -302,35 +304,63 @@ async fn many_reloads_at_once_come_one_after_the_other() {
     daemon.stop().await;
 }
 
+/// Datasets of a daemon that gets signals while it opens them, with a descriptor or two for each.
+const OPENED: usize = 200;
+
+fn drains_for_3_s() -> String {
+    engine("mmap") + "\nshutdown: {lame_duck_ms: 0, drain_timeout_ms: 3000}"
+}
+
+fn is_opening(pid: Pid) -> bool {
+    let open = fs::read_dir(format!("/proc/{}/fd", pid.as_raw_nonzero()));
+    open.is_ok_and(|open| open.count() < OPENED)
+}
+
 /// Sends a signal once the process catches it, according to the set of caught signals in proc_pid_status(5):
-/// before that it would be killed.
-fn send_once_caught(pid: Pid, signal: Signal) {
+/// before that it would be killed. Returns whether it surely came while the process opens its datasets.
+fn send_once_caught(pid: Pid, signal: Signal) -> bool {
     let status = fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero())).unwrap_or_default();
     let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
     let caught = caught.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-    if caught.is_some_and(|mask| mask >> (signal.as_raw() - 1) & 1 == 1) {
-        // It may have ended meanwhile, which the test reports then.
-        let _gone = kill_process(pid, signal);
+    if caught.is_none_or(|mask| mask >> (signal.as_raw() - 1) & 1 == 0) {
+        return false;
     }
+    // Looks before and after, since a process that ends has few descriptors, too.
+    let is_early = is_opening(pid);
+    // It may have ended meanwhile, which the test reports then.
+    let _gone = kill_process(pid, signal);
+    is_early && is_opening(pid)
+}
+
+/// Starts daemons that get this signal again and again until they are ready. Returns the first one to which it surely came
+/// while it opened its datasets, whatever came of it: this process may not be scheduled just then.
+fn start_with_early(signal: Signal) -> Result<Daemon, Refused> {
+    let names: Vec<String> = (0..OPENED).map(|index| format!("blocks{index}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let keys = drains_for_3_s();
+    let mut starts = (0..20).filter_map(|_| {
+        let setup = Setup::new("mmap").whole(&file(&keys, &names));
+        for name in &names {
+            setup.file(&format!("{name}.bin"), &[7; 4096]);
+        }
+        setup.file("blocks0.bin", &noise(9, 1024 * 4096));
+        let came = Arc::new(AtomicBool::new(false));
+        let to_disturb = Arc::clone(&came);
+        let setup = setup.disturbed(move |pid| {
+            to_disturb.fetch_or(send_once_caught(pid, signal), Ordering::Relaxed);
+        });
+        let started = setup.start_or_refused();
+        came.load(Ordering::Relaxed).then_some(started)
+    });
+    starts.next().expect("a signal while it opens its datasets")
 }
 
 #[test]
 fn a_signal_before_it_serves_ends_it_at_once() {
-    // Scenario: SIGTERM or SIGINT while the daemon opens a thousand datasets. Expectation: it catches them from the
-    // beginning (as process 1 of a container it would ignore them otherwise), and ends with exit code 0 before it is ready.
-    let datasets: Vec<String> = (0..1000).map(|index| format!("blocks{index}")).collect();
-    let end: [fn(Pid); 2] = [
-        |pid| send_once_caught(pid, Signal::TERM),
-        |pid| send_once_caught(pid, Signal::INT),
-    ];
-    for disturb in end {
-        let setup = datasets.iter().fold(Setup::new("mmap"), |setup, name| {
-            setup.dataset(&[&format!(
-                "{{name: {name}, kind: blocks, block_bytes: 4KiB, path: blocks.bin}}"
-            )])
-        });
-        setup.file("blocks.bin", &[7; 4096]);
-        match setup.disturbed(disturb).start_or_refused() {
+    // Scenario: SIGTERM or SIGINT while the daemon opens its datasets. Expectation: it catches them from the beginning (as
+    // process 1 of a container it would ignore them otherwise), and ends with exit code 0 before it is ready.
+    for signal in [Signal::TERM, Signal::INT] {
+        match start_with_early(signal) {
             Ok(_) => panic!("it became ready"),
             Err(ended) => ended.with(0, &["ending before it serves"]),
         }
@@ -341,21 +371,17 @@ fn a_signal_before_it_serves_ends_it_at_once() {
 async fn signals_before_it_serves_and_while_it_drains_do_no_harm() {
     // Scenario: SIGHUP again and again during startup, and while a drain waits for a client. Expectation: it
     // starts, serves, and has reloaded; the drain continues to its end, and nothing is reloaded.
-    let setup = Setup::new("mmap").whole(&file(
-        &(engine("mmap") + "\nshutdown: {lame_duck_ms: 0, drain_timeout_ms: 3000}"),
-        &["blocks"],
-    ));
-    setup.file("blocks.bin", &noise(9, 1024 * 4096));
-    let mut daemon = setup.disturbed(|pid| send_once_caught(pid, Signal::HUP)).start();
-    daemon.assert_serves("blocks").await;
+    let mut daemon = start_with_early(Signal::HUP).unwrap_or_else(|ended| panic!("it ended: {ended:?}"));
+    daemon.assert_serves("blocks0").await;
     daemon.logged(&["\"reloaded\""]);
 
     let mut narrow = Narrow::connect(daemon.grpc, 65_535).await;
     let _held = narrow
-        .call("FetchRanges", &[], &wire::ranges("blocks", &[(0, 3 << 20)]))
+        .call("FetchRanges", &[], &wire::ranges("blocks0", &[(0, 3 << 20)]))
         .await;
-    // Waits for reloads that the signals during startup left.
-    hang_up(&daemon).await;
+    // Waits for reloads that the signals during startup left, and makes further ones short.
+    daemon.rewrite(&file(&drains_for_3_s(), &["blocks0"]));
+    eventually_async("the rest is removed", async || reload(&daemon).await.ok()).await;
     daemon.signal(Signal::TERM);
     daemon.logged(&["draining", "SIGTERM"]);
     daemon.signal(Signal::HUP);
