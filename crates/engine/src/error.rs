@@ -244,6 +244,19 @@ impl ReadError {
             Self::ShardFailed => "engine_failed",
         }
     }
+
+    /// Whether the file was truncated, or replaced on the server of its file system, after it was opened: opened again, it
+    /// may be readable.
+    pub fn is_of_lost_file(&self) -> bool {
+        matches!(
+            self,
+            Self::Truncated { .. }
+                | Self::Device {
+                    errno: libc::ESTALE,
+                    ..
+                }
+        )
+    }
 }
 
 /// An item of a batch that could not be read.

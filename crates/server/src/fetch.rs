@@ -441,7 +441,7 @@ impl Fetcher {
             }
         };
         if let Items::Objects { names, .. } = items {
-            forget_truncated(dataset, names, &result);
+            forget_lost(dataset, names, &result);
         }
         let fetched = result?;
         record::note(|facts| {
@@ -460,19 +460,18 @@ pub(crate) fn within(limits: &Limits, arrived: Instant, deadline: Option<Instant
 }
 
 /// Makes the next request open an object again if its file was truncated or replaced.
-fn forget_truncated(dataset: &Dataset, names: &[String], result: &Result<Fetched, ReadError>) {
+fn forget_lost(dataset: &Dataset, names: &[String], result: &Result<Fetched, ReadError>) {
     match result {
         Ok(fetched) => {
             for failed in &fetched.errors {
-                if let (ReadError::Truncated { .. }, Some(name)) =
-                    (&failed.error, names.get(failed.item as usize))
-                {
-                    dataset.forget_object(name);
+                match names.get(failed.item as usize) {
+                    Some(name) if failed.error.is_of_lost_file() => dataset.forget_object(name),
+                    Some(_) | None => {}
                 }
             }
         }
         // With `fail_fast` the error does not name the object.
-        Err(ReadError::Truncated { .. }) => names.iter().for_each(|name| dataset.forget_object(name)),
+        Err(error) if error.is_of_lost_file() => names.iter().for_each(|name| dataset.forget_object(name)),
         Err(_) => {}
     }
 }

@@ -29,6 +29,9 @@ pub struct Parameters {
     pub error_probability: f64,
     /// Each direct read returns about half of the requested bytes with this probability.
     pub short_probability: f64,
+    /// Reads of an open file whose name leads to another file by now, or to none, fail with ESTALE, as those of a network
+    /// file system do whose server has removed the file.
+    pub loses_replaced: bool,
 }
 
 impl Default for Parameters {
@@ -40,6 +43,7 @@ impl Default for Parameters {
             error_ranges: Vec::new(),
             error_probability: 0.0,
             short_probability: 0.0,
+            loses_replaced: false,
         }
     }
 }
@@ -59,6 +63,11 @@ impl Parameters {
             "error-ranges" => next.error_ranges = ranges(value).map_err(refuse)?,
             "error-probability" => next.error_probability = number(value).map_err(refuse)?,
             "short-probability" => next.short_probability = number(value).map_err(refuse)?,
+            "loses-replaced" => {
+                next.loses_replaced = value
+                    .parse()
+                    .map_err(|_| refuse("use true or false".to_owned()))?;
+            }
             _ => return Err(refuse("no such parameter".to_owned())),
         }
         next.check()?;

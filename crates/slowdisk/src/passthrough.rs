@@ -216,7 +216,7 @@ impl Filesystem for Passthrough {
     fn read(
         &self,
         _: &Request,
-        _: INodeNo,
+        inode: INodeNo,
         handle: FileHandle,
         offset: u64,
         size: u32,
@@ -228,6 +228,9 @@ impl Filesystem for Passthrough {
         let Some(Open::File { file, direct }) = open.as_deref() else {
             return reply.error(Errno::EBADF);
         };
+        if self.device.parameters().loses_replaced && self.stat(inode, None).is_err() {
+            return reply.error(Errno::ESTALE);
+        }
         // A page fault or a read ahead goes through the page cache, whatever the open; only the kernel's direct reads
         // have an owner (`fuse_send_read`). A short reply to the others would show zeros up to the end of the file.
         let direct = *direct && owner.is_some();

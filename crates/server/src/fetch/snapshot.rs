@@ -204,7 +204,8 @@ impl Fetcher {
         };
         let result = self.read_part(dataset, &items, context, phase).await;
         // Checked before the result of the read, which fails if the file was truncated.
-        if object.file.is_unchanged() {
+        let is_lost = matches!(&result, Err(FetchError::Read(error)) if error.is_of_lost_file());
+        if object.file.is_unchanged() && !is_lost {
             return Ok(result?);
         }
         dataset.0.forget_object(&object.name);

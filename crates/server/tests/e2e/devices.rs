@@ -1,8 +1,9 @@
 //! Block devices, files beyond 4 GiB, and a failing disk. Needs root, losetup and /dev/fuse.
 
-use crate::daemon::{Setup, backends};
+use crate::daemon::{Setup, backends, backends_and_auto};
 use crate::data::noise;
 use crate::loop_device::LoopDevice;
+use crate::reload::reload;
 use crate::wire;
 use std::os::unix::fs::FileExt as _;
 
@@ -174,4 +175,84 @@ async fn a_disk_that_fails_is_not_asked_about_every_object() {
     assert!(dataset.object("7").await.is_err());
     disk.set(|disk| disk.error_probability = 0.0).unwrap();
     assert_eq!(dataset.object("7").await.unwrap().length_bytes(), 4096);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs root and /dev/fuse"]
+async fn a_file_that_its_server_has_replaced_is_lost_until_it_is_opened_again() {
+    // Scenario: a file system whose server removes files that are open here; blocks and objects on it are replaced by rename
+    // after a first read, and read where they were not. Expectation: an object is lost once and then what it is now, and by
+    // HTTP at once, long before `revalidate_ms`; blocks are lost until a reload, and never a mixture.
+    for backend in backends_and_auto() {
+        let directory = tempfile::tempdir().unwrap();
+        let (source, mountpoint) = (directory.path().join("source"), directory.path().join("disk"));
+        std::fs::create_dir_all(source.join("objects")).unwrap();
+        let names = ["blocks.bin", "objects/a", "objects/b"];
+        for name in names {
+            std::fs::write(source.join(name), [1; 16 * 4096]).unwrap();
+        }
+        let parameters = slowdisk::Parameters {
+            loses_replaced: true,
+            ..slowdisk::Parameters::default()
+        };
+        let disk = slowdisk::SlowDisk::mount(&source, &mountpoint, &parameters).unwrap();
+        let path = |name: &str| format!("path: {}", disk.path().join(name).display());
+        let daemon = Setup::new(backend)
+            .dataset(&[
+                "name: blocks",
+                "kind: blocks",
+                "block_bytes: 4KiB",
+                &path("blocks.bin"),
+            ])
+            .dataset(&[
+                "name: objects",
+                "kind: objects",
+                "revalidate_ms: 3600000",
+                &path("objects"),
+            ])
+            .start();
+        let (mut fetch, http) = (daemon.fetch().await, daemon.http_client());
+        let b = "/v1/datasets/objects/objects/b";
+        for path in ["/v1/datasets/blocks/bytes", "/v1/datasets/objects/objects/a", b] {
+            let answer = http.get_with(path, &[("range", "bytes=0-9")]).await;
+            assert_eq!(
+                (answer.status.as_u16(), &answer.body[..]),
+                (206, &[1; 10][..]),
+                "{path}"
+            );
+        }
+        for name in names {
+            std::fs::write(source.join("next"), [2; 8 * 4096]).unwrap();
+            std::fs::rename(source.join("next"), source.join(name)).unwrap();
+        }
+
+        let a = wire::objects("objects", &["a"]);
+        let lost = fetch.fetch_objects(a.clone()).await.unwrap().into_inner();
+        assert_eq!(
+            lost.errors[0].code,
+            i32::from(tonic::Code::DataLoss),
+            "{backend}: {lost:?}"
+        );
+        assert!(
+            lost.errors[0].message.contains("Stale file handle"),
+            "{backend}: {lost:?}"
+        );
+        let answer = fetch.fetch_objects(a).await.unwrap().into_inner();
+        assert!(answer.data == [2; 8 * 4096][..], "{backend}: {:?}", answer.errors);
+        assert!(http.get(b).await.body == [2; 8 * 4096][..], "{backend}");
+
+        let last = wire::blocks("blocks", &[5]);
+        for _ in 0..2 {
+            let lost = fetch.fetch_blocks(last.clone()).await.unwrap().into_inner();
+            assert_eq!(
+                lost.errors[0].code,
+                i32::from(tonic::Code::DataLoss),
+                "{backend}: {lost:?}"
+            );
+        }
+        assert_eq!(reload(&daemon).await.unwrap().datasets_replaced, ["blocks"]);
+        let answer = fetch.fetch_blocks(last).await.unwrap().into_inner();
+        assert!(answer.data == [2; 4096][..], "{backend}: {:?}", answer.errors);
+        daemon.stop().await;
+    }
 }
