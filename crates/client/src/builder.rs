@@ -99,8 +99,7 @@ impl Builder {
         self
     }
 
-    /// How long connecting may take, until the server has answered; of a name with several addresses each has its share.
-    /// Default 5 s.
+    /// How long connecting may take, until the server has answered. Default 5 s.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = timeout;
         self

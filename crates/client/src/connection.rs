@@ -5,6 +5,8 @@
 use crate::error::Error;
 use crate::tls::Tls;
 use bytes::Bytes;
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
 use h2::client::SendRequest;
 use http::Uri;
 use http::uri::{Authority, PathAndQuery, Scheme};
@@ -38,6 +40,8 @@ const TCP_KEEPALIVE: Duration = Duration::from_secs(60);
 /// How often a connection with calls is pinged, and how long the peer may take to answer.
 const PING_EVERY: Duration = Duration::from_secs(30);
 const PONG_WITHIN: Duration = Duration::from_secs(10);
+/// RFC 8305, section 5.
+const NEXT_ADDRESS_AFTER: Duration = Duration::from_millis(250);
 
 pub(crate) trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
@@ -168,16 +172,12 @@ impl Endpoint {
                     self.speak(stream, calls).await
                 }
                 Dial::Tcp => {
-                    let found = lookup_host(&self.address).await;
-                    let found: Vec<SocketAddr> = found.map_err(|error| self.unreachable(&error))?.collect();
-                    let stream = connect(&found, self.connect_timeout)
+                    let stream = connect_tcp(&self.address)
                         .await
                         .map_err(|error| self.unreachable(&error))?;
                     let keepalive = TcpKeepalive::new().with_time(TCP_KEEPALIVE);
-                    // Otherwise a small request waits 40 ms for the previous one's acknowledgement.
-                    stream
-                        .set_nodelay(true)
-                        .and_then(|()| SockRef::from(&stream).set_tcp_keepalive(&keepalive))
+                    SockRef::from(&stream)
+                        .set_tcp_keepalive(&keepalive)
                         .map_err(|error| self.unreachable(&error))?;
                     self.speak(stream, calls).await
                 }
@@ -213,20 +213,37 @@ impl Endpoint {
     }
 }
 
-/// Connects to the first address of a name that accepts. Each but the last one has an even share of the time: one that
-/// does not answer must not take all of it.
-async fn connect(addresses: &[SocketAddr], within: Duration) -> io::Result<TcpStream> {
-    let count = u32::try_from(addresses.len()).unwrap_or(u32::MAX);
-    let Some((last, others)) = addresses.split_last() else {
-        return Err(io::Error::other("the name has no address"));
-    };
-    for address in others {
-        let connected = tokio::time::timeout(within / count, TcpStream::connect(address));
-        if let Ok(Ok(stream)) = connected.await {
-            return Ok(stream);
+/// Connects to `HOST:PORT`, as calls do: of a name with several addresses, to the first one that accepts.
+///
+/// # Errors
+/// The name has no address, or why none of them accepts. An address that does not answer takes as long as the kernel
+/// tries: limit the time.
+pub async fn connect_tcp(address: &str) -> io::Result<TcpStream> {
+    let addresses: Vec<SocketAddr> = lookup_host(address).await?.collect();
+    let stream = connect(&addresses).await?;
+    // Otherwise a small request waits 40 ms for the previous one's acknowledgement.
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
+/// Tries one address after another, the next one as soon as the one before has failed or has been silent for a while.
+async fn connect(addresses: &[SocketAddr]) -> io::Result<TcpStream> {
+    let (mut left, mut attempts) = (addresses.iter(), FuturesUnordered::new());
+    let mut refused = io::Error::other("the name has no address");
+    loop {
+        attempts.extend(left.next().map(TcpStream::connect));
+        let patience = if left.len() > 0 {
+            NEXT_ADDRESS_AFTER
+        } else {
+            Duration::MAX
+        };
+        match tokio::time::timeout(patience, attempts.next()).await {
+            Ok(Some(Ok(stream))) => return Ok(stream),
+            Ok(Some(Err(error))) => refused = error,
+            Ok(None) => return Err(refused),
+            Err(_) => {}
         }
     }
-    TcpStream::connect(last).await
 }
 
 /// Speaks HTTP/2 and waits for the peer's settings, since whatever listens on a port accepts connections, or
@@ -299,8 +316,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_address_that_does_not_answer_leaves_time_for_the_next() {
-        // Scenario: a name with two addresses: one that answers no connection, since its backlog is full, and one that
-        // accepts. Expected: a connection to the second.
+        // Scenario: a name with addresses that answer no connection, since their backlog is full, and one that accepts; one
+        // without. Expected: a connection to the last; an error.
         let full = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
         full.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
         full.listen(0).unwrap();
@@ -308,8 +325,8 @@ mod tests {
         let _waits = std::net::TcpStream::connect(silent).unwrap();
         let good = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let good = good.local_addr().unwrap();
-        let (both, within) = ([silent, good], Duration::from_secs(5));
-        let connected = tokio::time::timeout(within, connect(&both, within));
+        let connected = tokio::time::timeout(Duration::from_secs(5), connect(&[silent, silent, good]));
         assert_eq!(connected.await.unwrap().unwrap().peer_addr().unwrap(), good);
+        assert!(connect(&[]).await.is_err());
     }
 }

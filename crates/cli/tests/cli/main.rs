@@ -24,7 +24,7 @@ use ringfetch_pattern as pattern;
 use rustix::process::{Pid, Signal};
 use serde_json::{Value, json};
 use server::{Flaw, SEED, start, start_for};
-use std::net::SocketAddr;
+use std::net::{Ipv6Addr, SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
@@ -143,6 +143,50 @@ fn a_closed_stdout_is_no_failure_and_hides_none() {
         let message = |text: &str| text.split(": it is").next().unwrap().to_owned();
         assert_eq!(message(&closed), message(&read), "{args}");
     }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn an_address_that_does_not_answer_leaves_time_for_the_next() {
+    // Scenario: a name with ::1, which comes first (RFC 6724), and 127.0.0.1: nothing answers at the first, since its
+    // backlog is full. Expected: every client goes on to the second, within its --timeout.
+    const MOUNT: &str = "mount --bind \"$1\" /etc/hosts && shift && exec \"$@\"";
+    let hosts = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(&hosts, "::1 both\n127.0.0.1 both\n").unwrap();
+    let run = "load --dataset blocks --requests 10 --warmup-seconds 0";
+    let (grpc, http) = (start(Flaw::NONE), http::start());
+    let _silent = [grpc, http].map(|good| silent((Ipv6Addr::LOCALHOST, good.port()).into()));
+    let http = format!("--http http://both:{}", http.port());
+    for args in [
+        "datasets".to_owned(),
+        run.to_owned(),
+        format!("{run} {http}"),
+        format!("{run} --transport http {http}"),
+    ] {
+        let mut command = Command::new("unshare");
+        command
+            .args(["--mount", "sh", "-c", MOUNT, "sh"])
+            .args([hosts.path(), Path::new(env!("CARGO_BIN_EXE_ringfetch"))])
+            .args([
+                "--timeout",
+                "2s",
+                "--grpc",
+                &format!("http://both:{}", grpc.port()),
+            ])
+            .args(shlex::split(&args).unwrap());
+        let output = command.output().unwrap();
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success() && error.is_empty(), "{args}: {error}");
+    }
+}
+
+/// A port that does not answer, while the sockets exist.
+fn silent(address: SocketAddr) -> (socket2::Socket, TcpStream) {
+    let full =
+        socket2::Socket::new(socket2::Domain::for_address(address), socket2::Type::STREAM, None).unwrap();
+    full.bind(&address.into()).unwrap();
+    full.listen(0).unwrap();
+    (full, TcpStream::connect(address).unwrap())
 }
 
 #[test]

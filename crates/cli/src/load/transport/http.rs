@@ -8,13 +8,14 @@ use crate::args::Token;
 use crate::load::args::ScoreAt;
 use crate::load::workload::{Part, Target, name};
 use bytes::Bytes;
+use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::{Body as _, Incoming};
 use hyper::client::conn::http1::{Connection, SendRequest, handshake};
 use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, HeaderMap, HeaderValue, RANGE, RETRY_AFTER};
 use hyper::{Method, Request, StatusCode, Uri};
 use hyper_util::rt::TokioIo;
-use ringfetch_client::Tls;
+use ringfetch_client::{Tls, connect_tcp};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -23,11 +24,12 @@ use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
 use tokio::sync::Mutex;
 
 /// Longest accepted response; the client crate's default.
 const ANSWER_BYTES_MAX: u64 = 64 << 20;
+/// Connections opened at once: one may have to wait for an address that does not answer.
+const CONNECTING_MAX: usize = 16;
 /// Most characters kept of a problem's text.
 const PROBLEM_CHARS_MAX: usize = 300;
 
@@ -75,18 +77,18 @@ impl Http {
         let site = Site::of(url, credentials)?;
         let host = HeaderValue::try_from(&site.address)
             .map_err(|_| RequestError::transport(format!("{url:?} is not an address")))?;
-        let mut wires = Vec::new();
-        for _ in 0..slots {
-            let wire = tokio::time::timeout(timeout, HttpConnection::connect(&site))
-                .await
-                .unwrap_or(Err(RequestError::timeout()))?;
-            wires.push(Mutex::new(Some(wire)));
-        }
+        let connect = async |_| {
+            let connected = tokio::time::timeout(timeout, HttpConnection::connect(&site));
+            let connected = connected.await.unwrap_or(Err(RequestError::timeout()));
+            connected.map(|connection| Mutex::new(Some(connection)))
+        };
+        let connected = stream::iter(0..slots).map(connect).buffered(CONNECTING_MAX);
+        let slots = connected.try_collect().await?;
         Ok(Self {
             site,
             host,
             timeout,
-            slots: wires,
+            slots,
         })
     }
 
@@ -209,9 +211,7 @@ impl HttpConnection {
     async fn connect(site: &Site) -> Result<Self, RequestError> {
         let Site { address, tls, .. } = site;
         let failed = |error: std::io::Error| RequestError::transport(format!("{address}: {error}"));
-        let stream = TcpStream::connect(address).await.map_err(failed)?;
-        // Otherwise a small request waits 40 ms for the previous one's acknowledgement.
-        stream.set_nodelay(true).map_err(failed)?;
+        let stream = connect_tcp(address).await.map_err(failed)?;
         let stream: Box<dyn Io> = match tls {
             None => Box::new(stream),
             Some((tls, host)) => Box::new(tls.connect_http1(host, stream).await.map_err(failed)?),
