@@ -325,7 +325,8 @@ mod tests {
         let _waits = std::net::TcpStream::connect(silent).unwrap();
         let good = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let good = good.local_addr().unwrap();
-        let connected = tokio::time::timeout(Duration::from_secs(5), connect(&[silent, silent, good]));
+        let all = [silent, silent, good];
+        let connected = tokio::time::timeout(Duration::from_secs(5), connect(&all));
         assert_eq!(connected.await.unwrap().unwrap().peer_addr().unwrap(), good);
         assert!(connect(&[]).await.is_err());
     }

@@ -36,6 +36,7 @@ use driver::LoadThreads;
 use report::{Knee, Report};
 use require::{Figure, Requirement};
 use ringfetch_command::input_file;
+use ringfetch_command::quantity::grouped;
 use ringfetch_pace::{Pacer, Ramp};
 use std::collections::HashMap;
 use std::io::IsTerminal as _;
@@ -46,6 +47,8 @@ use transport::{Credentials, Endpoints};
 use watch::Monitor;
 use workload::Workload;
 
+/// Of a step of a search: it says nothing about its rate.
+const NOTHING_DUE: &str = "no request was due in the window";
 /// Where the demo and the default configuration listen.
 const HTTP_DEFAULT: &str = "http://127.0.0.1:7411";
 
@@ -185,7 +188,8 @@ impl LoadTest<'_> {
     }
 
     /// Measures at one rate after another; the report is that of the highest rate that held, or of the last one.
-    /// A step that says nothing about its rate ends the search, and what was measured until then is reported.
+    /// A step that says nothing about its rate ends the search, and what was measured until then is reported. Wrong bytes
+    /// end it with the report of their step.
     async fn step_to_knee(&mut self) -> Result<Report, Failure> {
         let objective = &self.args.objective;
         let mut search = knee::Search::new(self.args.rate.unwrap_or(1.0));
@@ -198,7 +202,10 @@ impl LoadTest<'_> {
                 }
                 measured => measured?,
             };
-            ended = if stopped {
+            let wrong = report.wrong_bytes;
+            ended = if wrong > 0 {
+                Some(format!("{} wrong bytes", grouped(wrong)))
+            } else if stopped {
                 Some("it was stopped".to_owned())
             } else {
                 report.unreachable()
@@ -209,11 +216,18 @@ impl LoadTest<'_> {
                 let rate = crate::quantity::rate(rate);
                 eprintln!("{rate} requests/s: {}", broken.as_deref().unwrap_or("held"));
             }
+            let is_empty = broken.as_deref() == Some(NOTHING_DUE);
             steps.push(report.step(rate, broken));
+            if is_empty {
+                // If no higher rate held, no lower one will.
+                ended = search.knee().map(|_| NOTHING_DUE.to_owned());
+                best.get_or_insert(report);
+                break;
+            }
             if ended.is_none() {
                 search.record(rate, held);
             }
-            if held || best.is_none() || ended.is_none() && search.knee().is_none() {
+            if wrong > 0 || held || best.is_none() || ended.is_none() && search.knee().is_none() {
                 best = Some(report);
             }
         }
@@ -231,6 +245,9 @@ impl LoadTest<'_> {
 
 /// Why a rate did not hold. Errors and arrivals that were never sent break any objective.
 fn broken(objective: &[Requirement], report: &Report) -> Option<String> {
+    if report.open_loop.as_ref().is_some_and(|open| open.arrivals == 0) {
+        return Some(NOTHING_DUE.to_owned());
+    }
     if report.errors > 0 {
         return Some(format!("{} errors", report.errors));
     }

@@ -393,13 +393,8 @@ impl Report {
     /// Why the daemon was not reached at all; `None`: it answered something.
     pub(crate) fn unreachable(&self) -> Option<String> {
         let only_transport = self.request_errors.keys().all(|code| code == "TRANSPORT");
-        let why = self.first_error.as_deref();
-        (self.requests == 0 && only_transport).then(|| {
-            format!(
-                "no request was answered: {}",
-                why.unwrap_or("none was due in the window")
-            )
-        })
+        let why = self.first_error.as_deref()?;
+        (self.requests == 0 && only_transport).then(|| format!("no request was answered: {why}"))
     }
 
     /// A figure for a condition; `None`: this run does not have it.
@@ -410,12 +405,12 @@ impl Report {
         let arrivals = self.open_loop.as_ref().map(|open| open.arrivals);
         let missed = self.open_loop.as_ref().map_or(0, |open| open.missed);
         // Arrivals that were never sent count as slower than all others.
-        let never = |figure: Option<f64>| figure.map(|ns| if missed > 0 { f64::INFINITY } else { ns });
+        let never = |figure: Option<f64>| if missed > 0 { Some(f64::INFINITY) } else { figure };
         match figure {
             Figure::Percentile(percentile) if missed > 0 => {
                 let sent = latency.count();
-                // With 500 missed, p50 of 1500 is p75 of the 1000 that were sent.
-                let of_sent = percentile * approximate(sent + missed) / approximate(sent.max(1));
+                // With 500 missed, p50 of 1500 is p75 of the 1000 that were sent; if none was, infinitely much.
+                let of_sent = percentile * approximate(sent.saturating_add(missed)) / approximate(sent);
                 let known = latency.percentile(of_sent.min(100.0));
                 if of_sent > 100.0 { never(known) } else { known }
             }
@@ -450,7 +445,7 @@ impl Report {
     pub(crate) fn outcome(&self, errors_covered: bool) -> Result<(), Failure> {
         let problem = if self.wrong_bytes > 0 {
             format!("{} wrong bytes", grouped(self.wrong_bytes))
-        } else if self.reads == 0 {
+        } else if self.reads == 0 && !self.knee.as_ref().is_some_and(Knee::has_read) {
             let why = self.first_error.as_deref();
             format!(
                 "nothing was read: {}",
@@ -468,6 +463,13 @@ impl Report {
             return Ok(());
         };
         Err(Failure::Failed(problem))
+    }
+}
+
+impl Knee {
+    /// Whether any step has read something.
+    fn has_read(&self) -> bool {
+        self.steps.iter().any(|step| step.reads_per_second > 0.0)
     }
 }
 

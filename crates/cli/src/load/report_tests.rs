@@ -106,5 +106,12 @@ fn conditions_hold_or_say_what_was_measured() {
         assert_eq!(unmet(&result, condition), Some(format!("{condition}: {problem}")));
     }
     assert_eq!(unmet(&result, "p66<1ms"), None);
+    // None was sent: the daemon was not even asked.
+    let mut unsent = report(&Durations::default());
+    unsent.open_loop = result.open_loop;
+    for condition in ["p1<1h", "p99<1h", "mean<1h", "max<1h"] {
+        assert_eq!(unmet(&unsent, condition), Some(format!("{condition}: {never}")));
+    }
+    assert_eq!(unsent.unreachable(), None);
     assert_eq!(Requirement::parse_objective("p99=5ms").unwrap().text(), "p99=5ms");
 }

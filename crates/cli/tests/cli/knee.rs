@@ -1,7 +1,7 @@
 //! `load --step-to-knee`.
 
 use crate::server::{Flaw, start};
-use crate::{command, json};
+use crate::{command, json, json_with};
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -80,4 +80,46 @@ fn a_signal_between_two_steps_ends_the_search() {
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["knee"]["ended"], "it was stopped", "{report}");
     assert_eq!(number(&report["knee"]["rate"]), 100.0, "{report}");
+}
+
+#[test]
+fn a_step_in_which_no_request_was_due_ends_a_search_downwards() {
+    // Scenario: Poisson arrivals at rates that never hold the objective, down to less than one in the window. Expected: no
+    // rate held, exit code 3, and the report of the last step with a request.
+    let server = start(Flaw::NONE);
+    let run = "load --dataset blocks --batch 1 --seconds 0.3 --warmup-seconds 0 --arrivals poisson";
+    let report = json_with(
+        server,
+        &format!("{run} --rate 16 --step-to-knee --objective max=1us"),
+        3,
+    );
+    let knee = &report["knee"];
+    assert!(knee["rate"].is_null() && knee["ended"].is_null(), "{report}");
+    assert!(report["requests"].as_u64() > Some(0), "{report}");
+    let broken = knee["steps"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|step| &step["broken"]);
+    assert_eq!(
+        broken.last().unwrap(),
+        "no request was due in the window",
+        "{report}"
+    );
+}
+
+#[test]
+fn wrong_bytes_in_any_step_end_the_search() {
+    // Scenario: only the first step reads the block with a wrong byte; no rate holds the objective. Expected: that step's
+    // report, and exit code 1.
+    let server = start(Flaw::flipped(5));
+    let run =
+        "load --dataset blocks --batch 1 --seconds 0.3 --warmup-seconds 0 --verify --pattern sequential";
+    let report = json_with(
+        server,
+        &format!("{run} --rate 16 --step-to-knee --objective max=1us"),
+        1,
+    );
+    assert_eq!(report["wrong_bytes"], 1, "{report}");
+    assert_eq!(report["knee"]["ended"], "1 wrong bytes", "{report}");
 }
