@@ -128,7 +128,9 @@ impl Durations {
         if (theirs.low(), theirs.sigfig()) != (NS_MIN, DIGITS) || theirs.high() != NS_MAX {
             return Err("is a histogram of another shape than `ringfetch load` makes".to_owned());
         }
-        if theirs.is_empty() || min_ns > max_ns || !(mean_ns.is_finite() && mean_ns >= 0.0) {
+        // The mean of equal durations may be rounded up beyond the maximum.
+        let mean_max = crate::quantity::approximate(max_ns) + 1.0;
+        if theirs.is_empty() || min_ns > max_ns || !(0.0..=mean_max).contains(&mean_ns) {
             return Err("contradicts its own minimum, mean and maximum".to_owned());
         }
         let count = theirs.len();
@@ -244,7 +246,9 @@ pub(crate) mod tests {
             assert!(Durations::decode(wrong, 1, 2, 1.0).is_err(), "{wrong}");
         }
         assert!(Durations::decode(&text, 2, 1, 1.0).is_err());
-        assert!(Durations::decode(&text, 1, 2, f64::NAN).is_err());
+        for mean in [f64::NAN, -1.0, 4.0, 1e300, f64::INFINITY] {
+            assert!(Durations::decode(&text, 1, 2, mean).is_err(), "{mean}");
+        }
         assert_eq!(Durations::default().encode(), None);
     }
 

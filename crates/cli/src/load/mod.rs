@@ -143,11 +143,11 @@ pub(crate) fn merge(global: &Global, args: &Merge) -> Result<(), Failure> {
     let [hgrm, hdr] = [&args.hgrm, &args.hdr].map(Option::as_deref);
     text::check_distinct(&[("--hgrm", hgrm), ("--hdr", hdr)])?;
     let mut merged: Option<Report> = None;
-    let mut texts = HashMap::new();
+    let (mut texts, mut total) = (HashMap::new(), 0.0);
     for path in &args.results {
         let named = |problem: String| Failure::Failed(format!("{}: {problem}", path.display()));
         let text = input_file::read_text(path, INPUT_BYTES_MAX).map_err(|error| named(error.to_string()))?;
-        let report = Report::read(&text).map_err(named)?;
+        let report = Report::read(&text, &mut total).map_err(named)?;
         // No two runs measure the same to the last digit: it would count twice.
         if let Some(earlier) = texts.insert(text, path) {
             let (path, earlier) = (path.display(), earlier.display());

@@ -15,11 +15,14 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+/// Most that all numbers of the results of a merge may add up to: an exabyte read.
+const TOTAL_MAX: f64 = 1e18;
+
 /// What one run measured. The names are a contract: scripts read them.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct Report {
     /// Number of runs in these figures.
-    pub(crate) instances: u32,
+    pub(crate) instances: u64,
     /// The datasets, with their shares if there are several.
     pub(crate) dataset: String,
     pub(crate) what: String,
@@ -27,8 +30,8 @@ pub(crate) struct Report {
     /// closed or open.
     pub(crate) loop_kind: String,
     pub(crate) transport: String,
-    pub(crate) connections: u32,
-    pub(crate) threads: u32,
+    pub(crate) connections: u64,
+    pub(crate) threads: u64,
     /// Reads per request: at most, at least.
     pub(crate) batch: u32,
     pub(crate) batch_min: u32,
@@ -43,7 +46,7 @@ pub(crate) struct Report {
     pub(crate) read_bytes: u64,
     pub(crate) megabytes_per_second: f64,
     /// Requests in flight: requested, and the average over time.
-    pub(crate) outstanding: u32,
+    pub(crate) outstanding: u64,
     pub(crate) outstanding_achieved: f64,
     /// Of answered requests; null if there were none. In an open loop from their arrival.
     pub(crate) latency_us: Option<LatencyMicros>,
@@ -243,8 +246,8 @@ impl Report {
             pattern: workload.part(0).order().to_owned(),
             loop_kind: if open_loop.is_some() { "open" } else { "closed" }.to_owned(),
             transport: args.transport.to_string(),
-            connections: args.connections(),
-            threads,
+            connections: args.connections().into(),
+            threads: threads.into(),
             batch: args.batch.max,
             batch_min: args.batch.min,
             choice_seed: args.choice_seed,
@@ -256,7 +259,7 @@ impl Report {
             reads_per_second: rate(approximate(tally.reads)),
             read_bytes: tally.bytes,
             megabytes_per_second: rate(approximate(tally.bytes) / 1e6),
-            outstanding: args.outstanding,
+            outstanding: args.outstanding.into(),
             // Little's law: time in flight summed over requests, divided by time.
             outstanding_achieved: rate(tally.in_flight.as_secs_f64()),
             latency_us: LatencyMicros::of(&tally.latency),
@@ -287,13 +290,14 @@ impl Report {
         &self.latency
     }
 
-    /// Reads a result that `load --json` printed.
+    /// Reads a result that `load --json` printed. `total`: of all numbers of the results read so far.
     ///
     /// # Errors
     /// What is wrong with the text.
-    pub(crate) fn read(text: &str) -> Result<Self, String> {
+    pub(crate) fn read(text: &str, total: &mut f64) -> Result<Self, String> {
         let foreign = |error| format!("is not a result of `ringfetch load --json`: {error}");
         let mut report: Self = serde_json::from_str(text).map_err(foreign)?;
+        check_total(&serde_json::from_str(text).map_err(foreign)?, "", total)?;
         report.latency = match (&report.latency_us, &report.latency_histogram) {
             (Some(us), Some(histogram)) => {
                 let duration = |us: f64| Duration::try_from_secs_f64(us / 1e6).unwrap_or_default();
@@ -306,6 +310,12 @@ impl Report {
                 return Err("has only one of latency_us and latency_histogram".to_owned());
             }
         };
+        let (counted, requests) = (report.latency.count(), report.requests);
+        if counted != requests {
+            return Err(format!(
+                "latency_histogram has {counted} requests, and requests is {requests}"
+            ));
+        }
         Ok(report)
     }
 
@@ -463,6 +473,33 @@ impl Report {
             return Ok(());
         };
         Err(Failure::Failed(problem))
+    }
+}
+
+/// Adds all numbers of a result to `total`, which a real run does not bring near the limit, not even in bytes: below it, no
+/// sum of any of them overflows.
+fn check_total(value: &serde_json::Value, path: &str, total: &mut f64) -> Result<(), String> {
+    let below = |name: &str| format!("{path}{}{name}", if path.is_empty() { "" } else { "." });
+    use serde_json::Value;
+    match value {
+        // Any number is a seed.
+        Value::Object(fields) => fields
+            .iter()
+            .filter(|(name, _)| *name != "choice_seed")
+            .try_for_each(|(name, value)| check_total(value, &below(name), total)),
+        Value::Array(items) => items
+            .iter()
+            .enumerate()
+            .try_for_each(|(at, item)| check_total(item, &below(&at.to_string()), total)),
+        Value::Number(number) => {
+            let figure = number.as_f64().unwrap_or(f64::INFINITY);
+            *total += figure;
+            match figure < 0.0 || *total > TOTAL_MAX {
+                true => Err(format!("{path}: {number} is no figure of a run")),
+                false => Ok(()),
+            }
+        }
+        Value::Null | Value::Bool(_) | Value::String(_) => Ok(()),
     }
 }
 

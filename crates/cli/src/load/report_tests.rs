@@ -26,7 +26,7 @@ pub(crate) fn report(latency: &Durations) -> Report {
 }
 
 fn through_json(report: &Report) -> Report {
-    Report::read(&serde_json::to_string(report).unwrap()).unwrap()
+    Report::read(&serde_json::to_string(report).unwrap(), &mut 0.0).unwrap()
 }
 
 #[test]
@@ -51,13 +51,14 @@ fn two_results_merge_into_what_one_would_have_measured() {
 fn a_result_that_is_none_says_what_is_wrong() {
     let right = report(&ramp(1..=10));
     let mut json = serde_json::to_value(&right).unwrap();
-    assert!(Report::read("{}").unwrap_err().contains("missing field"));
-    assert!(Report::read("reads/s 5").is_err());
+    let read = |text: &str| Report::read(text, &mut 0.0);
+    assert!(read("{}").unwrap_err().contains("missing field"));
+    assert!(read("reads/s 5").is_err());
     json["latency_histogram"] = "HISTFAAAA".into();
-    let error = Report::read(&json.to_string()).unwrap_err();
+    let error = read(&json.to_string()).unwrap_err();
     assert!(error.starts_with("latency_histogram "), "{error}");
     json["latency_histogram"] = serde_json::Value::Null;
-    let error = Report::read(&json.to_string()).unwrap_err();
+    let error = read(&json.to_string()).unwrap_err();
     assert!(error.contains("only one of"), "{error}");
 }
 

@@ -257,7 +257,7 @@ fn latencies(us: Option<&LatencyMicros>) -> String {
     format!("min {min}  avg {mean}  p50 {p50}  p90 {p90}  p99 {p99}  p99.9 {p99_9}  max {max}")
 }
 
-fn plural(count: u32, what: &str) -> String {
+fn plural(count: u64, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 

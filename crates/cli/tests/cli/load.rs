@@ -470,6 +470,32 @@ fn results_of_several_instances_merge() {
             "{error}"
         );
     }
+    // Sums that no counter holds, of one result and of two; a negative number; a seed may be any number.
+    let other = &results[1];
+    let with = |pointer: &str, number: Value| {
+        let mut report = parts[0].clone();
+        *report.pointer_mut(pointer).unwrap() = number;
+        std::fs::write(&results[0], report.to_string()).unwrap();
+        format!("load-merge {} {}", word(&results[0]), word(other))
+    };
+    for (pointer, field, number) in [
+        ("/reads", "reads", value!(u64::MAX)),
+        ("/request_errors", "request_errors.A", value!({ "A": u64::MAX })),
+        ("/own_cpu/seconds", "own_cpu.seconds", value!(-1.5)),
+        ("/latency_us/mean", "latency_us.mean", value!(1e300)),
+        ("/requests", "latency_histogram", value!(31)),
+    ] {
+        let error = failure(None, &with(pointer, number), 1);
+        assert!(error.contains(&format!("30.json: {field}")), "{error}");
+    }
+    json(server, &with("/choice_seed", value!(u64::MAX)));
+    let many = json(server, &with("/instances", value!(u32::MAX)));
+    assert_eq!(many["instances"], 1 + u64::from(u32::MAX));
+    let half = with("/read_bytes", value!(1u64 << 59));
+    std::fs::copy(&results[0], &copy).unwrap();
+    with("/read_bytes", value!((1u64 << 59) + 4096));
+    let error = failure(None, &format!("{half} {}", word(&copy)), 1);
+    assert!(error.contains("copy.json: "), "{error}");
     std::fs::write(&results[0], "{}").unwrap();
     assert!(
         failure(None, &format!("load-merge {names}"), 1)
