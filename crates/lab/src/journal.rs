@@ -55,7 +55,8 @@ struct Line {
 pub(crate) struct Journal {
     /// Names its directory.
     option: &'static str,
-    file: File,
+    /// `None`: the samples are in memory only.
+    file: Option<File>,
     header: Header,
     done: HashMap<(String, u32), Sample>,
     /// Whether its directory was created with it.
@@ -120,59 +121,69 @@ impl Journal {
         })
     }
 
-    /// Opens the journal of a directory, creating the directory if it is missing.
+    /// Opens the journal of a directory, creating the directory if it is missing; without one, a journal in memory.
     ///
     /// # Errors
     /// The directory has results already, or those of another run; errno with the path.
     pub(crate) fn open(
         option: &'static str,
-        directory: &Path,
+        directory: Option<&Path>,
         header: Header,
         resume: bool,
     ) -> Result<Self, LabError> {
+        let mut journal = Self {
+            option,
+            file: None,
+            header,
+            done: HashMap::new(),
+            made: false,
+        };
+        let Some(directory) = directory else {
+            return Ok(journal);
+        };
         Self::check(option, directory, resume)?;
-        let (shown, path, made) = (directory.display(), directory.join(NAME), !directory.exists());
+        let (shown, path) = (directory.display(), directory.join(NAME));
+        journal.made = !directory.exists();
         fs::create_dir_all(directory)
             .map_err(|error| LabError::at(format_args!("{option}: {shown}"), error))?;
         let io = |error: io::Error| LabError::at(format_args!("{option}: {}", path.display()), error);
         let mut options = OpenOptions::new();
         let options = options.read(true).append(true).create(true);
-        let file = options.open(&path).map_err(io)?;
+        let mut file = options.open(&path).map_err(io)?;
         let taken = |_| LabError::Failed(format!("{option}: another process writes {}", path.display()));
         file.try_lock().map_err(taken)?;
-        let mut journal = Self {
-            option,
-            file,
-            header,
-            done: HashMap::new(),
-            made,
-        };
         if resume {
-            journal.read(&path, io)?;
+            journal.read(&mut file, &path, io)?;
         } else {
-            write_line(&journal.file, &journal.header).map_err(io)?;
+            write_line(&file, &journal.header).map_err(io)?;
         }
+        journal.file = Some(file);
         Ok(journal)
     }
 
     /// Reads the samples of an earlier run, if it measured the same.
-    fn read(&mut self, path: &Path, io: impl Fn(io::Error) -> LabError) -> Result<(), LabError> {
+    fn read(
+        &mut self,
+        file: &mut File,
+        path: &Path,
+        io: impl Fn(io::Error) -> LabError,
+    ) -> Result<(), LabError> {
         let foreign = |line: usize| {
             let (path, option) = (path.display(), self.option);
             let what = format!("is not from this command: name another directory with {option}");
             LabError::Usage(format!("--resume: {path} line {line} {what}"))
         };
-        if self.file.metadata().map_err(&io)?.len() > LENGTH_MAX_BYTES {
+        if file.metadata().map_err(&io)?.len() > LENGTH_MAX_BYTES {
             return Err(foreign(1));
         }
         let mut text = Vec::new();
-        self.file.read_to_end(&mut text).map_err(&io)?;
+        file.read_to_end(&mut text).map_err(&io)?;
         let last = text.iter().rposition(|byte| *byte == b'\n');
         text.truncate(last.map_or(0, |at| at + 1));
         if text.is_empty() {
             // The run was interrupted while it wrote its first line: nothing was measured.
-            self.file.set_len(0).map_err(&io)?;
-            return write_line(&self.file, &self.header).map_err(&io);
+            file.set_len(0).map_err(&io)?;
+            return write_line(file, &self.header).map_err(&io);
         }
         let mut lines = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
         let first = lines.next().and_then(|line| serde_json::from_slice(line).ok());
@@ -183,8 +194,8 @@ impl Journal {
             self.done.insert((line.cell, line.repetition), line.sample);
         }
         same(&known.identity, &self.header.identity)?;
-        self.file.set_len(text.len() as u64).map_err(&io)?;
-        self.file.seek(SeekFrom::End(0)).map_err(&io)?;
+        file.set_len(text.len() as u64).map_err(&io)?;
+        file.seek(SeekFrom::End(0)).map_err(&io)?;
         let now = std::mem::replace(&mut self.header, known).marks;
         let known = &mut self.header.marks;
         let new: Vec<String> = now.into_iter().filter(|mark| !known.contains(mark)).collect();
@@ -225,7 +236,7 @@ impl Journal {
             repetition,
             sample: sample.clone(),
         };
-        let written = write_line(&self.file, &line);
+        let written = self.file.as_ref().map_or(Ok(()), |file| write_line(file, &line));
         written
             .map_err(|error| LabError::at(format_args!("{}: cannot record a step", self.option), error))?;
         self.done.insert((line.cell, repetition), line.sample);
@@ -266,19 +277,24 @@ mod tests {
         // Scenario: two steps recorded, a third cut off in the middle of its line. Expected: the two are
         // known, the third is not, and samples recorded afterwards are read again.
         let directory = tempfile::tempdir().unwrap();
-        let mut journal = Journal::open("--out", directory.path(), header("1"), false).unwrap();
+        let mut journal = Journal::open("--out", Some(directory.path()), header("1"), false).unwrap();
         journal.record("a", 0, &sample(100, 1.0)).unwrap();
         journal.record("b", 0, &sample(200, 1.0)).unwrap();
-        journal.file.write_all(b"{\"cell\":\"c\",\"rep").unwrap();
+        journal
+            .file
+            .as_ref()
+            .unwrap()
+            .write_all(b"{\"cell\":\"c\",\"rep")
+            .unwrap();
         drop(journal);
-        let mut journal = Journal::open("--out", directory.path(), header("1"), true).unwrap();
+        let mut journal = Journal::open("--out", Some(directory.path()), header("1"), true).unwrap();
         assert_eq!(journal.sample("a", 0), Some(&sample(100, 1.0)));
         assert_eq!(journal.sample("c", 0), None);
         journal.record("c", 4, &sample(300, 1.0)).unwrap();
         drop(journal);
-        let journal = Journal::open("--out", directory.path(), header("1"), true).unwrap();
+        let journal = Journal::open("--out", Some(directory.path()), header("1"), true).unwrap();
         assert_eq!(journal.sample("c", 4).unwrap().reads, 300);
-        let second = Journal::open("--out", directory.path(), header("1"), true);
+        let second = Journal::open("--out", Some(directory.path()), header("1"), true);
         assert!(second.unwrap_err().to_string().contains("another process"));
     }
 
@@ -290,7 +306,7 @@ mod tests {
         // again.
         let directory = tempfile::tempdir().unwrap();
         let open = |seed, resume| {
-            let opened = Journal::open("--out", directory.path(), header(seed), resume);
+            let opened = Journal::open("--out", Some(directory.path()), header(seed), resume);
             opened.map(drop).map_err(|error| error.to_string())
         };
         assert!(open("1", true).unwrap_err().starts_with("--resume"));

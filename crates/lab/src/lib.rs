@@ -134,15 +134,19 @@ impl Runs<'_> {
         common: &Common,
         plan: impl FnOnce(material::Progress<'_>) -> Result<Study, LabError>,
     ) -> Result<(), LabError> {
-        let done = measured(self.context, about, common, plan, &mut |_, _| Vec::new())?;
+        let named = || PathBuf::from(format!("lab-{}", about.name));
+        let directory = common.out.clone().unwrap_or_else(named);
+        let done = measured(self.context, common, Some(&directory), plan, &mut |_, _| {
+            Vec::new()
+        })?;
         if let Some(stopped) = done.stopped {
             return Err(LabError::Failed(stopped));
         }
-        done.report.write(&done.directory)?;
+        done.report.write(&directory)?;
         if self.context.json {
             return self.print(&done.report.json()?);
         }
-        let (text, shown) = (done.report.text(), done.directory.join("report.html"));
+        let (text, shown) = (done.report.text(), directory.join("report.html"));
         self.print(&format!("{text}\nReport: {}\n", shown.display()))
     }
 }
@@ -151,18 +155,17 @@ impl Runs<'_> {
 struct Measured {
     rows: Rows,
     report: Report,
-    directory: PathBuf,
     /// If it was interrupted: how far it got, and how to resume it.
     stopped: Option<String>,
 }
 
 /// Checks that the results have a place, makes the data, checks that their figures would mean something, and
 /// measures the planned cells. Then `then` plans further cells from the results, until it has none. `then`
-/// may decide only by the rows.
+/// may decide only by the rows. Without a `directory`, the steps are not kept.
 fn measured(
     context: &Context,
-    about: &About,
     common: &Common,
+    directory: Option<&Path>,
     plan: impl FnOnce(material::Progress<'_>) -> Result<Study, LabError>,
     then: &mut dyn FnMut(&mut Study, &Rows) -> Vec<Cell>,
 ) -> Result<Measured, LabError> {
@@ -174,13 +177,14 @@ fn measured(
         let known: Vec<String> = marks.iter().cloned().chain(in_memory).collect();
         refuse(&known, common.force)?;
     }
-    let named = || PathBuf::from(format!("lab-{}", about.name));
-    let (option, directory) = (common.out_option, common.out.clone().unwrap_or_else(named));
-    Journal::check(option, &directory, common.resume)?;
-    if !common.resume && !common.force {
-        Journal::check_empty(option, &directory)?;
+    let option = common.out_option;
+    if let Some(directory) = directory {
+        Journal::check(option, directory, common.resume)?;
+        if !common.resume && !common.force {
+            Journal::check_empty(option, directory)?;
+        }
+        Journal::check_writable(option, directory)?;
     }
-    Journal::check_writable(option, &directory)?;
     more_descriptors();
     let stop = &context.stop;
     let bar = runner::bar("making data: {bytes}  {bytes_per_sec}");
@@ -197,7 +201,7 @@ fn measured(
     let now = || humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
     let line = context.command_line.clone();
     let header = Header::new(identity(&study, common), line, now(), marks);
-    let mut journal = Journal::open(option, &directory, header, common.resume)?;
+    let mut journal = Journal::open(option, directory, header, common.resume)?;
     let (bar, mut rows) = (runner::bar(runner::STEPS), Rows::default());
     let runner = Runner {
         repetitions: common.repetitions,
@@ -217,8 +221,8 @@ fn measured(
         }
     };
     let outcome = steps();
-    if outcome.is_err() {
-        journal.remove_empty(&directory);
+    if let (Err(_), Some(directory)) = (&outcome, directory) {
+        journal.remove_empty(directory);
     }
     match (outcome, study.measure.end()) {
         (Err(problem), Err(left)) => return Err(LabError::Failed(format!("{problem}; {left}"))),
@@ -227,14 +231,15 @@ fn measured(
     let done = bar.position();
     bar.finish_and_clear();
     let stopped = stop.load(Ordering::Relaxed).then(|| {
-        let shown = word(&directory);
         let how_far = match (bar.length().unwrap_or(0), journal.steps()) {
             // Without a length, the strategies were still being tried.
             (0, 0) => "before the first step".to_owned(),
             (0, known) => format!("before step {}", known + 1),
             (steps, _) => format!("after {done} of {steps} steps"),
         };
-        format!("stopped {how_far}; continue with --resume {option} {shown}")
+        let remedy =
+            directory.map(|directory| format!("; continue with --resume {option} {}", word(directory)));
+        format!("stopped {how_far}{}", remedy.unwrap_or_default())
     });
     let mut known = facts::host();
     let places = study.materials.iter().map(|material| material.place.lines());
@@ -244,7 +249,6 @@ fn measured(
     Ok(Measured {
         rows,
         report,
-        directory,
         stopped,
     })
 }

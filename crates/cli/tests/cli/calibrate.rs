@@ -199,14 +199,15 @@ fn core_thread(pid: u32) -> Option<String> {
     })
 }
 
-/// A calibration of ten minutes, interrupted once its second step has begun.
-fn interrupted(directory: &Path, data: &Path, more: &[&str]) -> Output {
+/// A calibration of ten minutes, interrupted once its second step has begun, by signals that all arrive at once.
+fn interrupted(directory: &Path, data: &Path, more: &[&str], signals: &[Signal]) -> Output {
     let yaml = directory.join("cal.yaml");
     let mut command = Command::new(env!("CARGO_BIN_EXE_ringfetch"));
     command
         .args(["--json", "calibrate", "--seconds", "600", "--force", "--out"])
         .args([&yaml, data])
-        .args(more);
+        .args(more)
+        .env("TMPDIR", directory);
     let child = started(&mut command);
     let deadline = Instant::now() + Duration::from_secs(120);
     // One engine is started to probe, and one for each step; a new one may reuse the core of the last.
@@ -216,7 +217,7 @@ fn interrupted(directory: &Path, data: &Path, more: &[&str]) -> Output {
         assert!(Instant::now() < deadline, "no second step: {engines:?}");
         std::thread::yield_now();
     }
-    let output = ended_by(child, &[Signal::INT]);
+    let output = ended_by(child, &[&[Signal::STOP], signals, &[Signal::CONT]].concat());
     assert!(Instant::now() < deadline);
     output
 }
@@ -226,7 +227,7 @@ fn ctrl_c_ends_it_with_what_was_measured() {
     // Scenario: SIGINT to a calibration without --report. Expected: it ends soon, with exit code 0, a note that
     // says so, and YAML that the daemon accepts.
     let (directory, data) = place();
-    let output = good(interrupted(directory.path(), &data, &[]));
+    let output = good(interrupted(directory.path(), &data, &[], &[Signal::INT]));
     let report: Value = serde_json::from_str(&output).unwrap();
     let notes = report["notes"].to_string();
     assert!(
@@ -237,6 +238,24 @@ fn ctrl_c_ends_it_with_what_was_measured() {
     assert_eq!(report["yaml"], written.as_str());
     assert!(written.contains("medians of at most 5;"), "{written}");
     accepted(directory.path(), &written, &data);
+}
+
+#[test]
+fn a_second_signal_leaves_no_file() {
+    // Scenario: SIGINT and SIGTERM at once: the second one ends the process while the steps still run. Expected: exit code
+    // 1, and only the data where the results and temporary files would be.
+    let (directory, data) = place();
+    let plot = directory.path().join("cal.svg");
+    let more = ["--plot", plot.to_str().unwrap()];
+    let output = interrupted(directory.path(), &data, &more, &[Signal::INT, Signal::TERM]);
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(error.starts_with("ringfetch: stopped a second time"), "{error}");
+    let left: Vec<_> = fs::read_dir(directory.path())
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
+    assert_eq!(left, [data]);
 }
 
 #[test]
@@ -257,6 +276,7 @@ fn ctrl_c_with_a_report_leaves_what_resume_continues() {
             directory.path(),
             &data,
             &[&["--report", out.to_str().unwrap()], more].concat(),
+            &[Signal::INT],
         );
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(1), "{error}");

@@ -18,11 +18,10 @@ use crate::sample::{Of, reads_per_second};
 use crate::study::{About, Rows, Study, list, pair};
 use crate::{Runs, measured};
 use found::Found;
-use ringfetch_command::part_file::PartFile;
+use ringfetch_command::part_file::{PartFile, write_whole};
 use ringfetch_command::quantity::{exact_size, size};
 use ringfetch_engine::config::DirectIo;
 use stages::{ASKED_BYTES_MAX, DEPTH_MAX, Pace, Subject, powers_to};
-use std::io::Write as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -52,15 +51,16 @@ fn with_unit(block_bytes: u32) -> String {
     }
 }
 
-/// A file that is written at the end, or not at all; whether it can be written is checked before measuring.
+/// A file that is written at the end, or not at all; whether it can be written is checked before measuring. Until the
+/// end there is nothing on disk, which a second signal would leave behind.
 #[derive(Debug)]
-struct Output {
+struct Output<'a> {
     flag: &'static str,
-    part: PartFile,
+    path: &'a Path,
 }
 
-impl Output {
-    fn of(flag: &'static str, path: Option<&Path>, force: bool) -> Result<Option<Self>, LabError> {
+impl<'a> Output<'a> {
+    fn of(flag: &'static str, path: Option<&'a Path>, force: bool) -> Result<Option<Self>, LabError> {
         let Some(path) = path else { return Ok(None) };
         let shown = path.display();
         let problem = match std::fs::symlink_metadata(path) {
@@ -68,17 +68,15 @@ impl Output {
             Ok(_) if !force => "is there already; --force replaces it",
             _ => {
                 let part = PartFile::beside(path);
-                let part = part.map_err(|error| failed(format!("{flag}: cannot write {shown}: {error}")))?;
-                return Ok(Some(Self { flag, part }));
+                part.map_err(|error| failed(format!("{flag}: cannot write {shown}: {error}")))?;
+                return Ok(Some(Self { flag, path }));
             }
         };
         Err(failed(format!("{flag}: {shown} {problem}")))
     }
 
-    fn finish(mut self, text: &str) -> Result<(), LabError> {
-        let written = self.part.write_all(text.as_bytes());
-        let finished = written.and_then(|()| self.part.finish());
-        finished.map_err(|error| LabError::at(self.flag, error))
+    fn write(&self, text: &str) -> Result<(), LabError> {
+        write_whole(self.path, text.as_bytes()).map_err(|error| LabError::at(self.flag, error))
     }
 }
 
@@ -154,11 +152,9 @@ pub(crate) fn run(args: &Calibrate, runs: Runs<'_>) -> Result<(), LabError> {
     let (direct, reason) = opened(args)?;
     let yaml_file = Output::of("--out", args.out.as_deref(), args.force)?;
     let plot_file = Output::of("--plot", args.plot.as_deref(), args.force)?;
-    let scratch = tempfile::tempdir().map_err(|error| LabError::at("a temporary directory", error))?;
-    let kept = args.report.clone();
     let common = Common {
         path: args.path.clone(),
-        out: Some(kept.unwrap_or_else(|| scratch.path().join("report"))),
+        out: args.report.clone(),
         out_option: "--report",
         repetitions: REPETITIONS,
         seed: args.seed,
@@ -180,7 +176,8 @@ pub(crate) fn run(args: &Calibrate, runs: Runs<'_>) -> Result<(), LabError> {
         Ok(study)
     };
     let next = &mut |_: &mut Study, rows: &Rows| subject.next(&mut stage, rows, &pace);
-    let done = measured(runs.context, &ABOUT, &common, study, next).map_err(|error| error.map(named_here))?;
+    let done = measured(runs.context, &common, args.report.as_deref(), study, next);
+    let done = done.map_err(|error| error.map(named_here))?;
     if let (Some(stopped), true) = (&done.stopped, args.report.is_some()) {
         // As the other studies: --resume measures the rest, so there is no result yet.
         return Err(failed(stopped.clone()));
@@ -195,8 +192,8 @@ pub(crate) fn run(args: &Calibrate, runs: Runs<'_>) -> Result<(), LabError> {
         report.notes.push(note.to_owned());
     }
     conclude(&mut report, &found, args);
-    if args.report.is_some() {
-        report.write(&done.directory)?;
+    if let Some(directory) = &args.report {
+        report.write(directory)?;
     }
     // All of its plots show the depths.
     let depths: Vec<_> = report.plots.iter().filter(|_| found.depth().is_some()).collect();
@@ -210,14 +207,14 @@ pub(crate) fn run(args: &Calibrate, runs: Runs<'_>) -> Result<(), LabError> {
         text = format!("{comments}\n\n{}", yaml(&[], &report.advice));
     }
     if let Some(file) = yaml_file {
-        file.finish(&report.yaml)?;
+        file.write(&report.yaml)?;
     }
     runs.print(&text)?;
     match plot_file {
         Some(_) if depths.is_empty() => Err(failed(
             "--plot: not written, for the depths were not all measured".to_owned(),
         )),
-        Some(file) => file.finish(&plot::svg(&depths)?),
+        Some(file) => file.write(&plot::svg(&depths)?),
         None => Ok(()),
     }
 }
