@@ -43,12 +43,12 @@ pub(crate) struct Doctor {
     pub(crate) cores: Option<u32>,
 }
 
-/// The daemon takes no larger one, and trying to lock it would take hours.
+/// The daemon takes no other one.
 fn parse_budget(text: &str) -> Result<u64, String> {
     let budget = parse_size(text)?;
-    let fits = budget <= 1 << 40;
+    let fits = (1 << 20..=1 << 40).contains(&budget);
     fits.then_some(budget)
-        .ok_or_else(|| "use at most 1TiB, as for engine.memory_budget".to_owned())
+        .ok_or_else(|| "use 1MiB to 1TiB, as for engine.memory_budget".to_owned())
 }
 
 /// What limits are compared with.

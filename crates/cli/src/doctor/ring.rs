@@ -33,23 +33,35 @@ const CAP_IPC_LOCK: u64 = 1 << 14;
 /// bytes and 8192 of 16.
 const RING_BYTES: u64 = 1 << 20;
 
+/// Most that is registered to try it, unless the limit is higher: without a limit, more would not be refused either, and
+/// for each TiB the kernel takes 4 GiB of memory (16 bytes a page) and about 20 s.
+const TRIED_BYTES_MAX: u64 = 16 << 30;
+
 /// What was tried, and the results.
 #[derive(Debug)]
 pub(super) struct RingProbe {
     pub(super) probe: Result<UringFacts, UringRefusal>,
     pub(super) abilities: Result<Abilities, UringRefusal>,
-    /// Registering the daemon's response memory with all its rings.
+    /// Registering the daemon's response memory with all its rings, or as much of it as is tried.
     pub(super) memory: io::Result<()>,
     pub(super) memlock_limit_bytes: Option<u64>,
 }
 
+/// How much of the response memory is tried with each ring: enough to exceed the limit, if all of it does.
+fn tried_bytes(needs: Needs, limit_bytes: Option<u64>) -> u64 {
+    let most = limit_bytes.map_or(0, |limit| limit.saturating_add(4096));
+    let of_ring = most.max(TRIED_BYTES_MAX).div_ceil(needs.cores.into());
+    needs.memory_budget_bytes.min(of_ring)
+}
+
 impl RingProbe {
     pub(super) fn run(needs: Needs) -> Self {
+        let limit = getrlimit(Resource::Memlock).current;
         Self {
             probe: probe(),
             abilities: abilities(),
-            memory: register_memory(needs.memory_budget_bytes, needs.cores),
-            memlock_limit_bytes: getrlimit(Resource::Memlock).current,
+            memory: register_memory(tried_bytes(needs, limit), needs.cores),
+            memlock_limit_bytes: limit,
         }
     }
 }
@@ -158,7 +170,14 @@ fn memlock(view: &View, tried: &RingProbe, needs: Needs) -> Finding {
         (false, _) => "",
     };
     match &tried.memory {
-        Ok(()) => MEMLOCK.ok(format!("{what}, can be registered; {limit}{lifted}")),
+        Ok(()) => {
+            let each = tried_bytes(needs, tried.memlock_limit_bytes);
+            let part = match each < needs.memory_budget_bytes {
+                true => format!("of which {} were tried, ", size(each.saturating_mul(cores))),
+                false => String::new(),
+            };
+            MEMLOCK.ok(format!("{what}, {part}can be registered; {limit}{lifted}"))
+        }
         // The limit returns ENOMEM; one ring per core may need more descriptors than allowed.
         Err(error) if Errno::from_io_error(error) != Some(Errno::NOMEM) => MEMLOCK.note_with(
             format!("{what}, could not be tried: {error}"),
@@ -298,6 +317,32 @@ mod tests {
 
         tried.memory = Err(Errno::MFILE.into());
         assert_eq!(memlock(&tree.view(), &tried, NEEDS).verdict, Verdict::Note);
+    }
+
+    #[test]
+    fn as_much_memory_is_tried_as_answers_the_question() {
+        // Budgets for 4 rings below and beyond the bound; the largest of both, without a limit, with a small one and with
+        // one beyond the bound: the least that exceeds it.
+        let most = Needs::new(1 << 40, 1024, 1);
+        for (needs, limit, each) in [
+            (Needs::new(1 << 30, 4, 1), None, 1 << 30),
+            (Needs::new(16 << 30, 4, 1), Some(8 << 20), 4 << 30),
+            (most, None, 16 << 20),
+            (most, Some(8 << 20), 16 << 20),
+            (most, Some(1 << 40), (1 << 30) + 4),
+            (most, Some(u64::MAX), 1 << 40),
+        ] {
+            assert_eq!(tried_bytes(needs, limit), each, "{needs:?} {limit:?}");
+        }
+        let finding = memlock(&Tree::new(&[]).view(), &works(), most);
+        assert_eq!(finding.verdict, Verdict::Ok);
+        assert!(
+            finding
+                .found
+                .contains("1024.0 TiB together, of which 16.0 GiB were tried, can be"),
+            "{}",
+            finding.found
+        );
     }
 
     #[test]

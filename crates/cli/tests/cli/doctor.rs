@@ -269,27 +269,27 @@ fn a_seccomp_filter_is_named_with_its_remedy() {
 #[test]
 #[ignore = "needs root and io_uring"]
 fn little_lockable_memory_is_a_warning() {
-    // 1 MiB of lockable memory for 512 KiB of response memory: enough for one ring, not for four; then with
+    // 2 MiB of lockable memory for 1 MiB of response memory: enough for one ring, not for four; then with
     // the amount that the remedy suggests.
     let run = |memlock: u64, args: &[&str], code| {
         let limit = format!("--memlock={memlock}");
         somebody(
             &["prlimit", &limit],
-            &[&["--memory-budget", "512KiB", "--cores"], args].concat(),
+            &[&["--memory-budget", "1MiB", "--cores"], args].concat(),
             code,
         )
     };
-    run(1 << 20, &["1"], 0).check("limits.memlock", HOST, "ok");
-    let report = run(1 << 20, &["4"], 0);
+    run(2 << 20, &["1"], 0).check("limits.memlock", HOST, "ok");
+    let report = run(2 << 20, &["4"], 0);
     let remedy = report.remedy("limits.memlock", HOST, "warning");
     let rest = remedy.split_once("LimitMEMLOCK=").unwrap().1;
     let bytes: u64 = rest.split(' ').next().unwrap().parse().unwrap();
-    assert!(bytes >= 4 * (512 << 10), "{remedy}");
+    assert!(bytes >= 4 << 20, "{remedy}");
     assert!(
         remedy.contains(&format!("ulimit -l {}`", bytes / 1024)),
         "{remedy}"
     );
-    run(1 << 20, &["4", "--strict"], 1);
+    run(2 << 20, &["4", "--strict"], 1);
     run(bytes, &["4"], 0).check("limits.memlock", HOST, "ok");
 }
 
@@ -467,10 +467,23 @@ fn few_descriptors_are_enough_to_say_so() {
 }
 
 #[test]
+fn the_largest_configuration_is_answered() {
+    // Scenario: the largest budget and the most cores that the daemon takes: more memory than any host can lock. Expected: a
+    // report in which memory and CPUs are warnings, before `timeout` ends it.
+    let most = ["--memory-budget", "1TiB", "--cores", "1024"];
+    let report = Report::of(BINARY, &["timeout", "60"], &most, code_of_the_host());
+    for id in ["memory.available", "cpu.usable"] {
+        report.check(id, HOST, "warning");
+    }
+}
+
+#[test]
 fn wrong_usage_is_exit_code_2() {
     for args in [
         ["--memory-budget", "16MB"],
         ["--memory-budget", "16777215TiB"],
+        ["--memory-budget", "0"],
+        ["--memory-budget", "1048575"],
         ["--cores", "0"],
         ["--config", "ringfetchd.yaml"],
     ] {
