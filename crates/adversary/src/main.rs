@@ -37,12 +37,12 @@ struct DaemonArguments {
     /// A dataset of blocks.
     #[arg(long, global = true, default_value = "blocks")]
     dataset: String,
-    /// How many blocks it has, and with --block-bytes how long each is: a daemon under attack may not answer the query.
-    #[arg(long, global = true, requires = "block_bytes", value_parser = clap::value_parser!(u64).range(1..))]
-    blocks: Option<u64>,
-    /// See --blocks.
-    #[arg(long, global = true, requires = "blocks", value_parser = clap::value_parser!(u32).range(1..))]
-    block_bytes: Option<u32>,
+    /// How many blocks it has. As the length, of the demo by default.
+    #[arg(long, global = true, default_value_t = 32_768, value_parser = clap::value_parser!(u64).range(1..))]
+    blocks: u64,
+    /// How long each is.
+    #[arg(long, global = true, default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..))]
+    block_bytes: u32,
     /// Bearer token of gRPC calls.
     #[arg(long, global = true)]
     token: Option<String>,
@@ -92,14 +92,10 @@ async fn run(arguments: Arguments) -> anyhow::Result<serde_json::Value> {
         token,
         seconds,
     } = arguments.daemon;
-    let target = match blocks.zip(block_bytes) {
-        Some((blocks, block_bytes)) => Target::known(grpc, http, admin, &dataset, blocks, block_bytes)?,
-        None => Target::discover(grpc, http, admin, &dataset).await?,
-    };
     let target = Target {
         from,
         token,
-        ..target
+        ..Target::new(grpc, http, admin, &dataset, blocks, block_bytes)?
     };
     let time = Duration::try_from_secs_f64(seconds).context("--seconds")?;
     let (hold, _release) = Hold::at_most(time);

@@ -1,8 +1,6 @@
 //! The daemon to attack, and the source address to use.
 
-use crate::http1;
 use http::HeaderValue;
-use serde_json::Value;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -33,11 +31,11 @@ pub struct Target {
 }
 
 impl Target {
-    /// A target whose dataset is known: a daemon under attack may not answer [`Self::discover`].
+    /// A target whose dataset is known, since a daemon under attack may not answer the query.
     ///
     /// # Errors
     /// An address is not loopback.
-    pub fn known(
+    pub fn new(
         grpc: SocketAddr,
         http: SocketAddr,
         admin: SocketAddr,
@@ -64,30 +62,6 @@ impl Target {
             block_bytes,
             token: None,
         })
-    }
-
-    /// Looks up the dataset.
-    ///
-    /// # Errors
-    /// An address is not loopback, the daemon does not answer, or the dataset is not of kind blocks.
-    pub async fn discover(
-        grpc: SocketAddr,
-        http: SocketAddr,
-        admin: SocketAddr,
-        dataset: &str,
-    ) -> io::Result<Self> {
-        let mut target = Self::known(grpc, http, admin, dataset, 0, 0)?;
-        let mut stream = target.connect(http).await?;
-        let answer = http1::get(&mut stream, &format!("/v1/datasets/{dataset}")).await?;
-        let body: Value = serde_json::from_slice(&answer.body)?;
-        // 64-bit numbers are strings in the JSON mapping of protobuf.
-        let number = |key: &str| body[key].as_u64().or_else(|| body[key].as_str()?.parse().ok());
-        let found = number("count").zip(number("block_bytes").and_then(|bytes| u32::try_from(bytes).ok()));
-        let problem = || io::Error::other(format!("dataset {dataset}: {} {body}", answer.status));
-        (target.blocks, target.block_bytes) = found
-            .filter(|found| found.0 > 0 && found.1 > 0)
-            .ok_or_else(problem)?;
-        Ok(target)
     }
 
     /// The same daemon from another source address.

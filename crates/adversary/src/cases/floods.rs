@@ -18,6 +18,8 @@ use tokio::net::TcpStream;
 const STREAM_MAX: u32 = 1 << 30;
 /// Frames per write.
 const FRAMES_A_WRITE: u32 = 100;
+/// Most frames a second on each connection, so that the sender's own CPU use is known.
+const FRAMES_A_SECOND: u32 = 10_000;
 const RECONNECT_AFTER: Duration = Duration::from_millis(10);
 
 /// What is sent endlessly.
@@ -57,9 +59,6 @@ pub struct Options {
     /// Connections.
     #[arg(long, default_value_t = 8)]
     pub connections: usize,
-    /// Most frames a second on each, so that the sender's own CPU use is known.
-    #[arg(long, default_value_t = 10_000)]
-    pub frames_per_second: u32,
 }
 
 /// Runs the case. A connection that is closed is replaced at once.
@@ -94,7 +93,7 @@ async fn flood(stream: TcpStream, target: &Target, options: &Options, tally: &Ta
     let write = async {
         let mut frames = Frames::new(options.kind, target);
         writer.write_all(&frames.opening()).await?;
-        let pause = Duration::from_secs(1) * FRAMES_A_WRITE / options.frames_per_second.max(1);
+        let pause = Duration::from_secs(1) * FRAMES_A_WRITE / FRAMES_A_SECOND;
         let mut ticks = tokio::time::interval(pause);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut out = Vec::new();

@@ -14,7 +14,7 @@ const PLACES: [&str; 2] = ["127.0.0.2", "127.0.0.1"];
 const MIB: u64 = 1 << 20;
 
 fn target(daemon: &Daemon, from: &str) -> Target {
-    let target = Target::known(daemon.grpc, daemon.http, daemon.admin, "blocks", 1024, 4096);
+    let target = Target::new(daemon.grpc, daemon.http, daemon.admin, "blocks", 1024, 4096);
     target.expect("loopback").from(from.parse().expect("an address"))
 }
 
