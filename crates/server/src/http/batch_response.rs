@@ -10,9 +10,9 @@
 use super::items::{RINGFETCH_DIM, RINGFETCH_DTYPE};
 use super::negotiate::ResponseFormat;
 use super::problem::Problem;
+use super::text_body::{PIECE_BYTES_MAX, TextBody, held_at_a_time};
 use crate::error_status::{self, ItemMessages};
 use crate::fetch::{Dtype, FetchError, FetchResponse};
-use crate::listener::TextBytes;
 use axum::Extension;
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
@@ -20,13 +20,9 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
-use http_body::{Frame, SizeHint};
 use ringfetch_engine::batch::{Fetched, Lengths};
 use ringfetch_engine::error::ItemError;
 use serde::Serialize;
-use std::convert::Infallible;
-use std::pin::Pin;
-use std::task::{Context, Poll};
 use utoipa::ToSchema;
 
 /// Most entries of a header that lists items: 512 of at most 11 characters are 5.5 KiB, and clients accept 8.
@@ -39,7 +35,7 @@ const RINGFETCH_ITEM_BYTES: HeaderName = HeaderName::from_static("ringfetch-item
 const RINGFETCH_LENGTHS: HeaderName = HeaderName::from_static("ringfetch-lengths");
 
 /// Data bytes that are encoded at a time; a multiple of 3, so that only the last chunk is padded.
-const CHUNK_BYTES: usize = 48 * 1024;
+const CHUNK_BYTES: usize = PIECE_BYTES_MAX / 4 * 3;
 
 /// The shape of the vectors in a batch.
 #[derive(Debug, Clone, Copy)]
@@ -237,56 +233,30 @@ fn json(
     let mut head = HeaderMap::new();
     head.insert(header::CONTENT_TYPE, ResponseFormat::Json.media_type());
     head.insert(header::VARY, HeaderValue::from_static("Accept"));
-    let body = JsonBody {
-        before: Some(charge(Bytes::from(before))?),
-        data,
-        after: true,
-    };
-    Ok((StatusCode::OK, head, Extension(TextBytes(0)), Body::new(body)).into_response())
-}
-
-/// `{...,"data":"` + base64 + `"}`.
-#[derive(Debug)]
-struct JsonBody {
-    before: Option<Bytes>,
-    data: Bytes,
-    after: bool,
+    let before = charge(Bytes::from(before))?;
+    // 4 characters for each 3 bytes begun: 100 bytes are 34 groups, 136 characters.
+    let encoded = data
+        .len()
+        .div_ceil(3)
+        .saturating_mul(4)
+        .saturating_add(AFTER.len());
+    let (text_bytes, encoded) = (encoded.saturating_add(before.len()) as u64, encoded as u64);
+    let charged = Extension(held_at_a_time(Some(encoded)));
+    let body = TextBody::new(pieces(before, data), Some(text_bytes));
+    Ok((StatusCode::OK, head, charged, Body::new(body)).into_response())
 }
 
 const AFTER: &[u8] = b"\"}";
 
-impl http_body::Body for JsonBody {
-    type Data = Bytes;
-    type Error = Infallible;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        _cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        let frame = if let Some(before) = self.before.take() {
-            before
-        } else if !self.data.is_empty() {
-            let length = self.data.len().min(CHUNK_BYTES);
-            Bytes::from(BASE64_STANDARD.encode(self.data.split_to(length)))
-        } else if self.after {
-            self.after = false;
-            Bytes::from_static(AFTER)
-        } else {
-            return Poll::Ready(None);
-        };
-        Poll::Ready(Some(Ok(Frame::data(frame))))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.before.is_none() && self.data.is_empty() && !self.after
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        // 4 characters for each 3 bytes begun: 100 bytes are 34 groups, 136 characters.
-        let encoded = self.data.len().div_ceil(3).saturating_mul(4);
-        let rest = self.before.as_ref().map_or(0, Bytes::len) + if self.after { AFTER.len() } else { 0 };
-        SizeHint::with_exact(u64::try_from(encoded.saturating_add(rest)).unwrap_or(u64::MAX))
-    }
+/// `{...,"data":"` + base64 + `"}`.
+fn pieces(before: Bytes, mut data: Bytes) -> impl Iterator<Item = Bytes> {
+    let encoded = std::iter::from_fn(move || {
+        let length = data.len().min(CHUNK_BYTES);
+        (length > 0).then(|| Bytes::from(BASE64_STANDARD.encode(data.split_to(length))))
+    });
+    std::iter::once(before)
+        .chain(encoded)
+        .chain(std::iter::once(Bytes::from_static(AFTER)))
 }
 
 #[cfg(test)]
@@ -416,18 +386,21 @@ mod tests {
         );
     }
 
+    /// The bytes of a body whose frames are sent one by one.
+    async fn sent(mut body: Body) -> Vec<u8> {
+        let mut text = Vec::new();
+        while let Some(frame) = body.frame().await {
+            text.extend_from_slice(&frame.unwrap().into_data().unwrap());
+        }
+        text
+    }
+
     #[tokio::test]
     async fn json_has_everything() {
         // A batch with a failed item: count, lengths, the error with its code, and the data in base64.
         let batch = fetched(b"ab", Lengths::Each(vec![2, 0]), vec![failed(1)]);
         let etags = vec!["v".to_owned(), String::new()];
-        let body = json(batch, etags, None, Ok)
-            .unwrap()
-            .into_body()
-            .collect()
-            .await
-            .unwrap()
-            .to_bytes();
+        let body = sent(json(batch, etags, None, Ok).unwrap().into_body()).await;
         let body: serde_json::Value = serde_json::from_slice(&body).unwrap();
         let message = "length is 0: ask for at least one byte";
         let expected = serde_json::json!({
@@ -439,17 +412,19 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_json_body_has_the_length_it_declares(length in 0..200_000_usize, before in "[a-z]{0,20}") {
+        fn the_json_body_has_the_length_it_declares(length in 0..200_000_usize, etag in "[a-z]{0,20}") {
             // Data of any length, over several chunks: the size hint equals what is sent, and that decodes to
             // the data.
             let data: Vec<u8> = (0..length).map(|i| u8::try_from(i % 251).unwrap()).collect();
-            let body = JsonBody { before: Some(Bytes::from(before.clone())), data: data.clone().into(), after: true };
+            let lengths = Lengths::Uniform { item_bytes: 1, items: 1 };
+            let batch = Fetched { data: data.clone().into(), ..fetched(b"", lengths, vec![]) };
+            let body = json(batch, vec![etag], None, Ok).unwrap().into_body();
             let declared = http_body::Body::size_hint(&body).exact().unwrap();
             let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-            let text = runtime.block_on(body.collect()).unwrap().to_bytes();
+            let text = runtime.block_on(sent(body));
             prop_assert_eq!(declared, text.len() as u64);
-            let encoded = &text[before.len()..text.len() - AFTER.len()];
-            prop_assert_eq!(BASE64_STANDARD.decode(encoded).unwrap(), data);
+            let text: serde_json::Value = serde_json::from_slice(&text).unwrap();
+            prop_assert_eq!(BASE64_STANDARD.decode(text["data"].as_str().unwrap()).unwrap(), data);
         }
     }
 }

@@ -6,13 +6,15 @@ use super::conditional::{ETag, Precondition, evaluate_part};
 use super::negotiate::{ResponseFormat, preferred};
 use super::problem::{PathParams, Problem};
 use super::representation::precondition_failed;
+use super::text_body::{PIECE_BYTES_MAX, TextBody, held_at_a_time};
 use crate::caller::Connection;
 use crate::fetch::{DatasetHandle, Dtype, Fetcher, Items, Kind, RequestContext, RequiredKind};
 use crate::record::note_dataset;
+use axum::Extension;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
-use bytes::Bytes;
+use bytes::{Buf as _, Bytes};
 use half::{bf16, f16};
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
@@ -147,7 +149,13 @@ pub(super) async fn vector(
         ResponseFormat::Octets => octets(head, data),
         ResponseFormat::Json => {
             head.insert(header::CONTENT_TYPE, form.media_type());
-            (StatusCode::OK, head, json_numbers(dtype, &data)).into_response()
+            let mut numbers = JsonNumbers::new(dtype, data);
+            let first = numbers.next().unwrap_or_default();
+            // The length of a longer text is known at its end.
+            let text_bytes = numbers.is_ended.then_some(first.len() as u64);
+            let charged = Extension(held_at_a_time(text_bytes));
+            let text = TextBody::new(std::iter::once(first).chain(numbers), text_bytes);
+            (StatusCode::OK, head, charged, Body::new(text)).into_response()
         }
     };
     Ok(vary_by_accept(response))
@@ -225,29 +233,103 @@ fn vary_by_accept(mut response: Response) -> Response {
     response
 }
 
-/// Little-endian elements as a JSON array. Floats in the shortest form that reads back the same.
-fn json_numbers(dtype: Dtype, data: &[u8]) -> String {
-    match dtype {
-        Dtype::F32 => array(data, f32::from_le_bytes),
-        Dtype::F16 => array(data, |bytes| f32::from(f16::from_le_bytes(bytes))),
-        Dtype::Bf16 => array(data, |bytes| f32::from(bf16::from_le_bytes(bytes))),
-        Dtype::F64 => array(data, f64::from_le_bytes),
-        Dtype::I32 => array(data, i32::from_le_bytes),
-        Dtype::U8 => array(data, u8::from_le_bytes),
-        Dtype::I8 => array(data, i8::from_le_bytes),
+/// Longest number and its comma: `,-2.2250738585072014e-308`.
+const NUMBER_BYTES_MAX: usize = 25;
+
+/// Little-endian elements as a JSON array, in pieces. Floats in the shortest form that reads back the same.
+#[derive(Debug)]
+struct JsonNumbers {
+    dtype: Dtype,
+    /// Those that are left.
+    data: Bytes,
+    is_begun: bool,
+    is_ended: bool,
+}
+
+impl JsonNumbers {
+    fn new(dtype: Dtype, data: Bytes) -> Self {
+        Self {
+            dtype,
+            data,
+            is_begun: false,
+            is_ended: false,
+        }
+    }
+
+    /// Appends elements as long as there is room for one and the end.
+    fn append<const N: usize, T: Serialize>(&mut self, text: &mut Vec<u8>, element: impl Fn([u8; N]) -> T) {
+        let mut taken = 0;
+        let (elements, _no_rest) = self.data.as_chunks::<N>();
+        for bytes in elements {
+            if text.len() + NUMBER_BYTES_MAX >= PIECE_BYTES_MAX {
+                break;
+            }
+            text.push(if self.is_begun { b',' } else { b'[' });
+            self.is_begun = true;
+            // A number is always written to memory.
+            let _written = serde_json::to_writer(&mut *text, &element(*bytes));
+            taken += N;
+        }
+        self.data.advance(taken);
+        if self.data.len() < N {
+            text.extend_from_slice(if self.is_begun { b"]" } else { b"[]" });
+            self.is_ended = true;
+        }
     }
 }
 
-fn array<const N: usize, T: Serialize>(data: &[u8], element: impl Fn([u8; N]) -> T) -> String {
-    let (elements, _no_rest) = data.as_chunks::<N>();
-    let elements: Vec<T> = elements.iter().map(|bytes| element(*bytes)).collect();
-    // Only numbers, so it cannot fail.
-    serde_json::to_string(&elements).unwrap_or_default()
+impl Iterator for JsonNumbers {
+    type Item = Bytes;
+
+    fn next(&mut self) -> Option<Bytes> {
+        if self.is_ended {
+            return None;
+        }
+        let elements_left = self.data.len() / usize::try_from(self.dtype.bytes()).unwrap_or(1).max(1);
+        let text_bytes = elements_left.saturating_add(1).saturating_mul(NUMBER_BYTES_MAX);
+        let mut text = Vec::with_capacity(text_bytes.min(PIECE_BYTES_MAX));
+        match self.dtype {
+            Dtype::F32 => self.append(&mut text, f32::from_le_bytes),
+            Dtype::F16 => self.append(&mut text, |bytes| f32::from(f16::from_le_bytes(bytes))),
+            Dtype::Bf16 => self.append(&mut text, |bytes| f32::from(bf16::from_le_bytes(bytes))),
+            Dtype::F64 => self.append(&mut text, f64::from_le_bytes),
+            Dtype::I32 => self.append(&mut text, i32::from_le_bytes),
+            Dtype::U8 => self.append(&mut text, u8::from_le_bytes),
+            Dtype::I8 => self.append(&mut text, i8::from_le_bytes),
+        }
+        // Without the capacity that is left.
+        Some(Bytes::from(text.into_boxed_slice()))
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn json_numbers(dtype: Dtype, data: &[u8]) -> String {
+        let pieces: Vec<Bytes> = JsonNumbers::new(dtype, Bytes::copy_from_slice(data)).collect();
+        String::from_utf8(pieces.concat()).unwrap()
+    }
+
+    #[test]
+    fn a_long_vector_becomes_short_pieces() {
+        // Scenario: the longest number 10,000 times, in a row with the shortest. Expectation: pieces of at most 32 KiB, all
+        // but the last nearly full, which together are the array; and the data is released.
+        let numbers: Vec<f64> = (0..10_000)
+            .flat_map(|_| [-2.225_073_858_507_201_4e-308, 0.0])
+            .collect();
+        let data: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+        let mut pieces = JsonNumbers::new(Dtype::F64, Bytes::from(data));
+        let texts: Vec<Bytes> = pieces.by_ref().collect();
+        let (_last, full) = texts.split_last().unwrap();
+        assert!(texts.iter().all(|text| text.len() <= PIECE_BYTES_MAX));
+        assert!(
+            full.iter()
+                .all(|text| text.len() > PIECE_BYTES_MAX - 2 * NUMBER_BYTES_MAX)
+        );
+        assert_eq!(texts.concat(), serde_json::to_vec(&numbers).unwrap());
+        assert!(pieces.data.is_empty());
+    }
 
     #[test]
     fn elements_of_every_dtype_become_numbers() {

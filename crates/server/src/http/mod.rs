@@ -25,6 +25,7 @@ mod representation;
 mod routes;
 mod score;
 mod status;
+mod text_body;
 
 use crate::daemon_status::StatusCollector;
 use crate::fetch::Fetcher;

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+pub(crate) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// An empty SETTINGS frame.
 const SETTINGS: &[u8] = &[0, 0, 0, 4, 0, 0, 0, 0, 0];
 
@@ -200,7 +200,7 @@ async fn clients_that_never_finish_a_request_do_not_hold_the_others() {
 }
 
 /// A frame of HTTP/2 (RFC 9113, 4.1).
-fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
     [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
 }
@@ -217,7 +217,7 @@ async fn next_frame(stream: &mut TcpStream) -> (u8, u8, Vec<u8>) {
 
 /// The head of a POST to this path, without a content type: literals without indexing, of the static table's :path and
 /// :authority (RFC 7541, Appendix A).
-fn post(path: &str) -> Vec<u8> {
+pub(crate) fn post(path: &str) -> Vec<u8> {
     [
         // POST, http.
         &[0x83, 0x86, 0x04, u8::try_from(path.len()).unwrap()][..],

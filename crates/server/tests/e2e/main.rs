@@ -36,6 +36,7 @@ mod handbook;
 mod lab;
 mod listing;
 mod long_objects;
+mod long_texts;
 mod misconfigured;
 mod no_ring;
 mod no_threads;

@@ -1,0 +1,126 @@
+//! Texts that are longer than the data they are made of: JSON of batches and of vectors.
+
+use crate::daemon::{Daemon, Setup, any_backend, backends, eventually_async};
+use crate::data::{noise, plain_blocks};
+use crate::garbage::{PREFACE, frame, post};
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use serde_json::json;
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::TcpStream;
+
+const BATCHES: u32 = 24;
+const BLOCKS: usize = 180;
+const BATCHES_BYTES: u64 = BATCHES as u64 * BLOCKS as u64 * 4096;
+const JSON: (&str, &str) = ("accept", "application/json");
+
+/// Requests batches as JSON on one HTTP/2 connection that allows any number of unread bytes, and reads nothing.
+async fn ask_for_batches(daemon: &Daemon) -> TcpStream {
+    let (data, headers, settings, window_update) = (0, 1, 4, 8);
+    let (end_stream, end_headers) = (1, 4);
+    let most = 0x7fff_ffff_u32;
+    // SETTINGS_INITIAL_WINDOW_SIZE; a connection begins with 65,535.
+    let mut asked = [
+        PREFACE,
+        &frame(settings, 0, 0, &[&[0, 4][..], &most.to_be_bytes()].concat()),
+        &frame(window_update, 0, 0, &(most - 65_535).to_be_bytes()),
+    ]
+    .concat();
+    // Literals without indexing, of the static table's content-type and accept (RFC 7541, Appendix A).
+    let media_type = &[&[16][..], b"application/json"].concat();
+    let head = [
+        &post("/v1/datasets/blocks/blocks:batchFetch"),
+        &[0x0f, 0x10][..],
+        media_type,
+        &[0x0f, 0x04],
+        media_type,
+    ]
+    .concat();
+    let indices: Vec<usize> = (0..BLOCKS).collect();
+    let body = json!({ "indices": indices }).to_string();
+    for number in 0..BATCHES {
+        let stream = 2 * number + 1;
+        asked.extend(frame(headers, end_headers, stream, &head));
+        asked.extend(frame(data, end_stream, stream, body.as_bytes()));
+    }
+    let mut stream = TcpStream::connect(daemon.http).await.unwrap();
+    stream.write_all(&asked).await.unwrap();
+    stream
+}
+
+#[tokio::test]
+async fn a_batch_in_json_holds_its_data_and_little_text() {
+    // Scenario: 24 batches of 720 KiB are requested as JSON on one HTTP/2 connection, which nobody reads. Expectation: in
+    // the end their data is still counted as memory in use, except for what the kernel holds, and their text takes
+    // hardly any.
+    let setup = Setup::new(any_backend()).set("engine.memory_budget", "128MiB");
+    let (setup, _) = plain_blocks(setup, BLOCKS);
+    let daemon = setup.start();
+    daemon.assert_serves("blocks").await;
+    let before = daemon.resident_mib();
+    let unread = ask_for_batches(&daemon).await;
+    let (mut last, mut still) = (0, 0);
+    eventually_async("everything is read, and then nothing changes", async || {
+        let scrape = daemon.scrape().await;
+        let held = scrape.sum("ringfetch_memory_in_use_bytes", &[]);
+        still = if held == last { still + 1 } else { 0 };
+        last = held;
+        (scrape.sum("ringfetch_read_bytes_total", &[]) >= BATCHES_BYTES && still >= 20).then_some(())
+    })
+    .await;
+    let held = daemon.status().await.memory_in_use_bytes;
+    assert!(held >= BATCHES_BYTES / 2, "{held} bytes are in use");
+    let grown = daemon.resident_mib() - before;
+    // With a page of slack per stream, and what the allocator keeps.
+    let most = BATCHES_BYTES / (1 << 20) + 16;
+    assert!(
+        grown < f64::from(u32::try_from(most).unwrap()),
+        "{grown} MiB more are resident"
+    );
+    drop(unread);
+    daemon.gives_memory_back().await;
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn a_vector_may_be_longer_as_json_than_all_request_memory() {
+    // Scenario: a vector of 2^18 numbers, 5 MB as JSON, where request memory is 3 MiB, over HTTP/1.1; and a batch of it.
+    // Expectation: 200 with its numbers, and no failure.
+    const DIM: usize = 1 << 18;
+    let numbers: Vec<f64> = noise(8, 4 * DIM)
+        .as_chunks::<4>()
+        .0
+        .iter()
+        .map(|bytes| f64::from(u32::from_le_bytes(*bytes)) / 7.0)
+        .collect();
+    let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+    for &backend in backends() {
+        let setup = Setup::new(backend)
+            .set("limits.request_bytes", "64KiB")
+            .set("limits.items_per_request", "256")
+            .set("limits.request_memory", "3MiB");
+        setup.file("long", &bytes);
+        let shape = format!("dim: {DIM}");
+        let lines = [
+            "name: long",
+            "kind: vectors",
+            "path: long",
+            "layout: raw",
+            &shape,
+            "dtype: f64",
+        ];
+        let daemon = setup.dataset(&lines).start();
+        let http = daemon.http_client();
+        let one = http.get_with("/v1/datasets/long/vectors/0", &[JSON]).await;
+        assert_eq!(one.status, 200, "{backend}: {one:?}");
+        assert!(one.body == serde_json::to_vec(&numbers).unwrap(), "{backend}");
+        let batch = "/v1/datasets/long/vectors:batchFetch";
+        let batch = http
+            .batch(batch, &json!({ "ids": [0] }), "application/json")
+            .await;
+        let data = BASE64_STANDARD.decode(batch.json()["data"].as_str().unwrap());
+        assert!(data.unwrap() == bytes, "{backend}");
+        daemon.gives_memory_back().await;
+        daemon.stop().await;
+    }
+}
