@@ -51,17 +51,20 @@ impl AllowedHosts {
     /// # Errors
     /// A host that is not accepted, or none.
     pub(super) fn check<B>(&self, request: &Request<B>) -> Result<(), HostError> {
-        if self.any {
-            return Ok(());
-        }
         let authority = request.uri().authority().map(|authority| authority.as_str());
         let mut named = request.headers().get_all(HOST).iter();
         let (header, another) = (named.next(), named.next());
-        // Only HTTP/1.0 may omit it, as some health checks do.
-        if authority.is_none() && header.is_none() && request.version() != Version::HTTP_10
-            || another.is_some()
-        {
+        let is_missing = match request.version() {
+            // Some health checks omit it.
+            Version::HTTP_10 => false,
+            Version::HTTP_11 => header.is_none(),
+            _ => header.is_none() && authority.is_none(),
+        };
+        if is_missing || another.is_some() {
             return Err(HostError::Missing);
+        }
+        if self.any {
+            return Ok(());
         }
         let header = match header.map(|header| header.to_str()) {
             Some(Ok(header)) => Some(header),
@@ -208,7 +211,8 @@ mod tests {
     #[test]
     fn every_name_in_a_request_counts() {
         // Scenario: requests with a target and headers. Expectation: a foreign name in either is refused, as
-        // are two headers, and a missing one except with HTTP/1.0; `*` accepts everything.
+        // are two headers, and a missing one except with HTTP/1.0; HTTP/1.1 needs it even if the target has a name
+        // (RFC 9112 3.2). `*` accepts every name, but not two.
         let check = |hosts: &AllowedHosts, target: &str, names: &[&str], version| {
             let mut request = Request::get(target).version(version);
             for name in names {
@@ -236,8 +240,14 @@ mod tests {
         assert_eq!(check(&ours, "/", &[], h1), Err(HostError::Missing));
         assert_eq!(check(&ours, "/", &[], Version::HTTP_10), Ok(()));
         assert_eq!(
-            check(&hosts("127.0.0.1:1", Some(&["*"])), "/", &["evil.example"], h1),
-            Ok(())
+            check(&ours, "http://localhost/", &[], h1),
+            Err(HostError::Missing)
         );
+        assert_eq!(check(&ours, "http://localhost/", &["localhost"], h1), Ok(()));
+        let all = hosts("127.0.0.1:1", Some(&["*"]));
+        assert_eq!(check(&all, "/", &["evil.example"], h1), Ok(()));
+        let two = ["evil.example", "localhost"];
+        assert_eq!(check(&all, "/", &two, h1), Err(HostError::Missing));
+        assert_eq!(check(&all, "/", &[], h1), Err(HostError::Missing));
     }
 }
