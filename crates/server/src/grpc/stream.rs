@@ -3,7 +3,7 @@
 //!
 //! It has no task of its own: hyper's polls drive it, so a client that does not read its responses stops its
 //! own stream. At most `requests_in_flight` requests are in flight, counting those completed but not given to
-//! HTTP/2, whose send buffer holds up to 1 MiB more of them; beyond that the request body is not polled, and
+//! HTTP/2, whose send buffer holds up to 128 KiB more of them; beyond that the request body is not polled, and
 //! HTTP/2 flow control stops the client. One more message is read, so that a cancel is seen while the stream
 //! is full.
 //!

@@ -1,7 +1,7 @@
 //! A long text that is made while it is sent, so that it occupies neither its core nor much memory.
 //!
-//! At most [`PIECES_AHEAD`] pieces are made and not sent. HTTP/2 would take 1 MiB for each response of a client that
-//! reads nothing, and of a text nothing would be charged: not even the data that it was made of, once that is encoded.
+//! At most [`PIECES_AHEAD`] pieces are made and not sent, and charged. HTTP/2 would take more of them for each response that
+//! its client does not read, and nothing would be charged: not even the data that the text is made of, once all of it is.
 
 use crate::listener::TextBytes;
 use bytes::Bytes;

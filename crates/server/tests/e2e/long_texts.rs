@@ -1,11 +1,15 @@
-//! Texts that are longer than the data they are made of: JSON of batches and of vectors.
+//! Responses that HTTP/2 would take and keep: JSON, which is longer than the data it is made of, and those of streams.
 
 use crate::daemon::{Daemon, Setup, any_backend, backends, eventually_async};
 use crate::data::{noise, plain_blocks};
 use crate::garbage::{PREFACE, frame, post};
+use crate::wire;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
+use prost::Message as _;
+use ringfetch_proto::v1::fetch_stream_request::Request;
 use serde_json::json;
+use std::net::SocketAddr;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
 
@@ -14,8 +18,14 @@ const BLOCKS: usize = 180;
 const BATCHES_BYTES: u64 = BATCHES as u64 * BLOCKS as u64 * 4096;
 const JSON: (&str, &str) = ("accept", "application/json");
 
-/// Requests batches as JSON on one HTTP/2 connection that allows any number of unread bytes, and reads nothing.
-async fn ask_for_batches(daemon: &Daemon) -> TcpStream {
+/// Sends POSTs on one HTTP/2 connection that allows any number of unread bytes, and reads nothing.
+async fn post_unread(
+    address: SocketAddr,
+    streams: u32,
+    path: &str,
+    media_type: &str,
+    body: &[u8],
+) -> TcpStream {
     let (data, headers, settings, window_update) = (0, 1, 4, 8);
     let (end_stream, end_headers) = (1, 4);
     let most = 0x7fff_ffff_u32;
@@ -27,25 +37,31 @@ async fn ask_for_batches(daemon: &Daemon) -> TcpStream {
     ]
     .concat();
     // Literals without indexing, of the static table's content-type and accept (RFC 7541, Appendix A).
-    let media_type = &[&[16][..], b"application/json"].concat();
-    let head = [
-        &post("/v1/datasets/blocks/blocks:batchFetch"),
-        &[0x0f, 0x10][..],
-        media_type,
-        &[0x0f, 0x04],
-        media_type,
-    ]
-    .concat();
-    let indices: Vec<usize> = (0..BLOCKS).collect();
-    let body = json!({ "indices": indices }).to_string();
-    for number in 0..BATCHES {
+    let length = [u8::try_from(media_type.len()).unwrap()];
+    let value = [&length[..], media_type.as_bytes()].concat();
+    let head = [&post(path)[..], &[0x0f, 0x10], &value, &[0x0f, 0x04], &value].concat();
+    for number in 0..streams {
         let stream = 2 * number + 1;
         asked.extend(frame(headers, end_headers, stream, &head));
-        asked.extend(frame(data, end_stream, stream, body.as_bytes()));
+        asked.extend(frame(data, end_stream, stream, body));
     }
-    let mut stream = TcpStream::connect(daemon.http).await.unwrap();
+    let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_all(&asked).await.unwrap();
     stream
+}
+
+/// Waits until so many bytes are read for responses, and then no memory is taken or given back for a while.
+async fn stands_still(daemon: &Daemon, read_bytes: u64) {
+    let (mut last, mut still) = (0, 0);
+    eventually_async("everything is read, and then nothing changes", async || {
+        let scrape = daemon.scrape().await;
+        let read = scrape.sum("ringfetch_read_bytes_total", &[]);
+        let now = read + scrape.sum("ringfetch_memory_in_use_bytes", &[]);
+        still = if now == last { still + 1 } else { 0 };
+        last = now;
+        (read >= read_bytes && still >= 20).then_some(())
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -58,16 +74,11 @@ async fn a_batch_in_json_holds_its_data_and_little_text() {
     let daemon = setup.start();
     daemon.assert_serves("blocks").await;
     let before = daemon.resident_mib();
-    let unread = ask_for_batches(&daemon).await;
-    let (mut last, mut still) = (0, 0);
-    eventually_async("everything is read, and then nothing changes", async || {
-        let scrape = daemon.scrape().await;
-        let held = scrape.sum("ringfetch_memory_in_use_bytes", &[]);
-        still = if held == last { still + 1 } else { 0 };
-        last = held;
-        (scrape.sum("ringfetch_read_bytes_total", &[]) >= BATCHES_BYTES && still >= 20).then_some(())
-    })
-    .await;
+    let indices: Vec<usize> = (0..BLOCKS).collect();
+    let body = json!({ "indices": indices }).to_string();
+    let path = "/v1/datasets/blocks/blocks:batchFetch";
+    let unread = post_unread(daemon.http, BATCHES, path, JSON.1, body.as_bytes()).await;
+    stands_still(&daemon, BATCHES_BYTES).await;
     let held = daemon.status().await.memory_in_use_bytes;
     assert!(held >= BATCHES_BYTES / 2, "{held} bytes are in use");
     let grown = daemon.resident_mib() - before;
@@ -123,4 +134,30 @@ async fn a_vector_may_be_longer_as_json_than_all_request_memory() {
         daemon.gives_memory_back().await;
         daemon.stop().await;
     }
+}
+
+#[tokio::test]
+async fn what_a_stream_has_answered_and_nobody_reads_is_little() {
+    // Scenario: eight FetchStreams on one connection that nobody reads, each with hundreds of requests of 64 KiB, of which
+    // one may be in flight. Expectation: besides what the kernel holds, HTTP/2 holds 128 KiB of each, and the frame that
+    // goes beyond.
+    const STREAMS: u32 = 8;
+    const BYTES: u64 = 64 << 10;
+    let setup = Setup::new(any_backend()).set("limits.stream_requests_in_flight", "1");
+    let (setup, _) = plain_blocks(setup, 16);
+    let daemon = setup.start();
+    let request = Request::Ranges(wire::ranges("blocks", &[(0, BYTES)]));
+    let request = wire::framed(&wire::on_stream(1, request).encode_to_vec());
+    // A stream's window.
+    let body = request.repeat((16 << 10) / request.len());
+    let path = "/ringfetch.v1.FetchService/FetchStream";
+    let unread = post_unread(daemon.grpc, STREAMS, path, "application/grpc", &body).await;
+    stands_still(&daemon, u64::from(STREAMS) * 4 * BYTES).await;
+    let held = daemon.status().await.memory_in_use_bytes;
+    // Two in HTTP/2's buffer, the one beyond, that of the next frame, one in flight; and a page each.
+    let most = u64::from(STREAMS) * 5 * (BYTES + 4096);
+    assert!(held <= most, "{held} bytes are held");
+    drop(unread);
+    daemon.gives_memory_back().await;
+    daemon.stop().await;
 }
