@@ -313,7 +313,7 @@ mod tests {
 
     #[test]
     fn a_long_vector_becomes_short_pieces() {
-        // Scenario: the longest number 10,000 times, in a row with the shortest. Expectation: pieces of at most 32 KiB, all
+        // Scenario: the longest number 10,000 times, in a row with the shortest. Expectation: pieces of at most 12 KiB, all
         // but the last nearly full, which together are the array; and the data is released.
         let numbers: Vec<f64> = (0..10_000)
             .flat_map(|_| [-2.225_073_858_507_201_4e-308, 0.0])
