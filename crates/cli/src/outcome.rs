@@ -1,6 +1,7 @@
 //! How a command ends: its message on stderr, and the exit code.
 
 use crate::connect::{known_remedy, remedy};
+use crate::table::printable;
 use ringfetch_client::{Code, Error};
 use std::io::{self, Write as _};
 use std::process::ExitCode;
@@ -62,8 +63,8 @@ impl Failure {
                 Self::Failed(format!("{error} (--token-file)"))
             }
             Error::DeadlineExceeded => {
-                let problem = "no answer within --timeout; raise it, or send less at once";
-                Self::Failed(problem.to_owned())
+                let remedy = format!("raise it, send less at once, or name another address: --{flag}");
+                Self::Failed(format!("no answer from {url} within --timeout; {remedy}"))
             }
             Error::Invalid {
                 field: "url",
@@ -109,6 +110,10 @@ pub(crate) fn report(outcome: Result<(), Failure>) -> ExitCode {
         Err(Failure::Condition(message)) => (message, 3),
     };
     // A stderr that cannot be written does not change how the command ended.
-    let _ = writeln!(io::stderr(), "ringfetch: {}", message.replace('\n', "; "));
+    let _ = writeln!(
+        io::stderr(),
+        "ringfetch: {}",
+        printable(&message.replace('\n', "; "))
+    );
     ExitCode::from(code)
 }

@@ -22,7 +22,8 @@ impl Table {
 
     /// Appends a row.
     pub fn row<S: Into<String>>(&mut self, cells: impl IntoIterator<Item = S>) {
-        self.rows.push(cells.into_iter().map(Into::into).collect());
+        let cells = cells.into_iter().map(|cell| printable(&cell.into()));
+        self.rows.push(cells.collect());
     }
 
     /// Writes all rows, a line each.
@@ -57,6 +58,15 @@ impl fmt::Display for Table {
     }
 }
 
+/// Escapes control characters: names, paths and what servers send may contain anything, and a terminal would obey it.
+pub fn printable(text: &str) -> String {
+    let shown = |c: char| match c.is_control() {
+        true => c.escape_default().to_string(),
+        false => c.to_string(),
+    };
+    text.chars().map(shown).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -71,5 +81,13 @@ mod tests {
         table.row(["longer", "7"]);
         let want = "name    count  note\né       1 000  x\nlonger      7\n";
         assert_eq!(table.to_string(), want);
+    }
+
+    #[test]
+    fn a_cell_cannot_control_the_terminal() {
+        // Scenario: a cell that clears the screen and begins a line. Expected: its characters, escaped, in one line.
+        let mut table = Table::default();
+        table.row(["é\u{1b}[2J\n"]);
+        assert_eq!(table.to_string(), "é\\u{1b}[2J\\n\n");
     }
 }

@@ -9,6 +9,7 @@ use super::block;
 use super::finding::{Check, Finding, Verdict, checks};
 use crate::args::layout;
 use crate::quantity::{grouped, size};
+use crate::table::printable;
 use ringfetch_engine::config::{DirectIo, OBJECT_REVALIDATE_DEFAULT};
 use ringfetch_engine::dataset::{
     Dataset, DatasetSpec, DirectFacts, Dtype, Kind, KindSpec, Layout, PartialTail,
@@ -65,22 +66,13 @@ pub(super) fn examine(
     needs: Needs,
     ring: bool,
 ) -> (Vec<Finding>, PathFacts) {
-    let shown: String = path.display().to_string().chars().map(printable).collect();
+    let shown = printable(&path.display().to_string());
     let (checks, facts) = match Opened::open(path) {
         Ok(opened) => opened.examine(view, group, needs, ring),
         Err((found, remedy)) => (vec![OPEN.problem(found, remedy)], PathFacts::default()),
     };
     let checks = checks.into_iter().map(|finding| finding.about(&shown)).collect();
     (checks, facts)
-}
-
-/// Paths may contain anything, but no control character may reach the terminal.
-fn printable(c: char) -> String {
-    if c.is_control() {
-        c.escape_default().to_string()
-    } else {
-        c.to_string()
-    }
 }
 
 /// A path that can be served.

@@ -31,6 +31,7 @@ use crate::args::{Global, INPUT_BYTES_MAX};
 use crate::daemon::client;
 use crate::outcome::Failure;
 use crate::stop::StopSignals;
+use crate::table::printable;
 use args::{Load, Merge, TransportArg};
 use driver::LoadThreads;
 use report::{Knee, Report};
@@ -39,7 +40,7 @@ use ringfetch_command::input_file;
 use ringfetch_command::quantity::grouped;
 use ringfetch_pace::{Pacer, Ramp};
 use std::collections::HashMap;
-use std::io::IsTerminal as _;
+use std::io::{IsTerminal as _, Write as _};
 use std::sync::Arc;
 use text::HistogramFiles;
 use tokio::time::Instant;
@@ -214,7 +215,9 @@ impl LoadTest<'_> {
             let held = broken.is_none();
             if std::io::stderr().is_terminal() {
                 let rate = crate::quantity::rate(rate);
-                eprintln!("{rate} requests/s: {}", broken.as_deref().unwrap_or("held"));
+                let outcome = printable(broken.as_deref().unwrap_or("held"));
+                // Nothing depends on this line.
+                let _ = writeln!(std::io::stderr(), "{rate} requests/s: {outcome}");
             }
             let is_empty = broken.as_deref() == Some(NOTHING_DUE);
             steps.push(report.step(rate, broken));

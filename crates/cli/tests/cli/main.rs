@@ -190,6 +190,27 @@ fn silent(address: SocketAddr) -> (socket2::Socket, TcpStream) {
 }
 
 #[test]
+fn an_error_cannot_control_the_terminal() {
+    // Scenario: a path with a sequence that clears the screen, of which the error tells. Expected: it is escaped.
+    let error = failure(None, "load-merge '/nowhere/\u{1b}[2J'", 1);
+    assert!(error.contains("/nowhere/\\u{1b}[2J: No such file"), "{error}");
+    assert!(!error.trim_end().contains(char::is_control), "{error}");
+}
+
+#[test]
+fn a_server_that_says_nothing_is_named() {
+    // Scenario: a port that accepts connections, and no more. Expected: an error with the address and its flag.
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent = listener.local_addr().unwrap();
+    let error = failure(Some(silent), "--timeout 100ms datasets", 1);
+    assert!(
+        error.contains(&format!("no answer from http://{silent} within --timeout"))
+            && error.contains("--grpc"),
+        "{error}"
+    );
+}
+
+#[test]
 fn wrong_arguments_are_told_apart_from_failures() {
     for (args, word) in [
         ("", "Usage"),
@@ -357,7 +378,7 @@ fn an_empty_variable_is_as_good_as_none() {
         let mut command = command(None, &format!("{args} --timeout 1ns"));
         let output = command.env(format!("RINGFETCH_{variable}"), "").output().unwrap();
         let error = String::from_utf8(output.stderr).unwrap();
-        let is_sent = error.contains("no answer within --timeout") || error.contains(address);
+        let is_sent = error.contains("within --timeout") || error.contains(address);
         assert!(output.status.code() == Some(1) && is_sent, "{variable}: {error}");
     }
 }
