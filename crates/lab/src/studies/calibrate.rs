@@ -206,17 +206,17 @@ pub(crate) fn run(args: &Calibrate, runs: Runs<'_>) -> Result<(), LabError> {
         let comments = lines.collect::<Vec<_>>().join("\n");
         text = format!("{comments}\n\n{}", yaml(&[], &report.advice));
     }
-    if let Some(file) = yaml_file {
-        file.write(&report.yaml)?;
-    }
-    runs.print(&text)?;
-    match plot_file {
+    // A full disk does not cost the figures: they are printed all the same.
+    let configured = yaml_file.map_or(Ok(()), |file| file.write(&report.yaml));
+    let plotted = match plot_file {
         Some(_) if depths.is_empty() => Err(failed(
             "--plot: not written, for the depths were not all measured".to_owned(),
         )),
-        Some(file) => file.write(&plot::svg(&depths)?),
+        Some(file) => plot::svg(&depths).and_then(|picture| file.write(&picture)),
         None => Ok(()),
-    }
+    };
+    runs.print(&text)?;
+    configured.and(plotted)
 }
 
 /// Draws conclusions from the rows: advice, the comparison of the backends, plots, doubts.
