@@ -328,13 +328,18 @@ fn refused(answer: &HttpResponse) -> RequestError {
         .and_then(|problem| Some(problem.get("detail")?.as_str()?.to_owned()))
         .unwrap_or_else(|| text.into_owned());
     let detail: String = detail.chars().take(PROBLEM_CHARS_MAX).collect();
+    let status = answer.status;
+    let message = match detail.is_empty() {
+        true => status.to_string(),
+        false => format!("{status}: {detail}"),
+    };
     let seconds = answer
         .head
         .get(RETRY_AFTER)
         .and_then(|value| value.to_str().ok()?.parse().ok());
     RequestError {
-        label: Cow::Owned(format!("HTTP_{}", answer.status.as_u16())),
-        message: format!("{}: {detail}", answer.status),
+        label: Cow::Owned(format!("HTTP_{}", status.as_u16())),
+        message,
         retry_after: seconds.map(Duration::from_secs),
     }
 }

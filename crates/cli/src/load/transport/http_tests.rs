@@ -86,6 +86,24 @@ fn a_response_is_held_against_its_request() {
     }
 }
 
+#[test]
+fn a_refusal_says_what_the_server_said() {
+    // A problem, another text, and nothing.
+    for (data, message) in [
+        (r#"{"detail":"no such dataset"}"#, "302 Found: no such dataset"),
+        ("gone", "302 Found: gone"),
+        ("", "302 Found"),
+    ] {
+        let response = HttpResponse {
+            status: StatusCode::FOUND,
+            head: HeaderMap::new(),
+            bytes: 0,
+            data: data.into(),
+        };
+        assert_eq!(refused(&response).message, message);
+    }
+}
+
 #[tokio::test]
 async fn a_connection_that_was_closed_while_idle_costs_no_request() {
     // Scenario: a server that closes each connection after its first answer, without a word. Expectation: every request
