@@ -73,11 +73,21 @@ fn open_problem(path: &Path, error: &io::Error) -> String {
         }
         Some(Errno::NOTDIR) => "a part of the path is not a directory: correct the path".to_owned(),
         Some(Errno::LOOP) => "too many symbolic links: correct the path".to_owned(),
+        Some(Errno::NAMETOOLONG) => "the path is too long: correct it".to_owned(),
+        Some(Errno::NXIO | Errno::NODEV) => {
+            "is a socket, or a device that is not there: correct the path".to_owned()
+        }
         Some(_) | None => format!("cannot be opened: {error}"),
     }
 }
 
 fn missing(path: &Path) -> String {
+    if let Ok(target) = std::fs::read_link(path) {
+        let target = target.display();
+        return format!(
+            "is a symbolic link to {target}, which does not exist: correct the link, or make that file first"
+        );
+    }
     let told = "does not exist: correct the path, or make the file first";
     // Container engines create an empty directory for a mount whose source does not exist.
     let empty = path

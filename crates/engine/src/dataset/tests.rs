@@ -132,6 +132,28 @@ fn paths_that_are_no_files() {
         "path",
         &["is a character device"],
     );
+    let link = dir.path().join("link");
+    std::os::unix::fs::symlink("nowhere", &link).unwrap();
+    refused(
+        &spec(&[&link], kind.clone()),
+        "path",
+        &[
+            "link: is a symbolic link to nowhere, which does not exist",
+            "correct the link",
+        ],
+    );
+    let socket = dir.path().join("socket");
+    let _bound = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    refused(
+        &spec(&[&socket], kind.clone()),
+        "path",
+        &["is a socket", "correct the path"],
+    );
+    refused(
+        &spec(&[&dir.path().join("x".repeat(300))], kind.clone()),
+        "path",
+        &["the path is too long: correct it"],
+    );
     refused(&spec(&[], kind.clone()), "path", &["is missing", "name a file"]);
     let good = file(&dir, "good", &[0; 512]);
     refused(

@@ -1,7 +1,7 @@
 //! The `datasets` list: names, paths, and the keys of each kind. Files are not opened here; the engine checks whether a
 //! shape fits its file.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -56,7 +56,8 @@ const PARTIAL_TAIL_WORDS: [(&str, PartialTail); 2] =
 /// The value for a dataset that uses the engine's backend.
 const INHERIT: &str = "inherit";
 
-const NAME_ALLOWED: &str = "allowed: 1 to 128 of A-Z a-z 0-9 . _ -, the first one a letter or a digit";
+const NAME_ALLOWED: &str = "allowed: 1 to 128 of A-Z a-z 0-9 . _ -, the first one a letter or a digit (in quotes if it is a \
+                            number, true, false or null)";
 const HEADER_BYTES_MAX: u64 = 1 << 40;
 const MAX_OPEN_FILES_DEFAULT: u64 = 1024;
 const MAX_OPEN_FILES_MAX: u64 = 1 << 20;
@@ -268,6 +269,7 @@ fn paths(
     }
     let count = nodes.len();
     let mut paths: Vec<PathBuf> = Vec::new();
+    let mut named = BTreeSet::new();
     let mut written: Vec<serde_yaml::Value> = Vec::new();
     for node in nodes {
         let (problem, remedy) = match &node.content {
@@ -280,7 +282,7 @@ fn paths(
                 // is used as written.
                 let joined = directory.join(text);
                 let path = std::path::absolute(&joined).unwrap_or(joined);
-                if !paths.contains(&path) {
+                if named.insert(path.clone()) {
                     written.push(path.to_string_lossy().into_owned().into());
                     paths.push(path);
                     continue;

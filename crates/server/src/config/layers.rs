@@ -171,14 +171,14 @@ type ProblemAndRemedy = (String, String);
 fn read(path: &Path) -> Result<Value, ProblemAndRemedy> {
     let elsewhere = "name a readable file with --config or RINGFETCH_CONFIG, or give neither for the demo";
     let unreadable = |error: std::io::Error| (format!("cannot be read: {error}"), elsewhere.to_owned());
-    let mut text = String::new();
+    let mut bytes = Vec::new();
     // A reload must not wait for the writer of a FIFO.
     let Some(file) = crate::key_file::open_regular(path).map_err(unreadable)? else {
         return Err(("is not a regular file".to_owned(), elsewhere.to_owned()));
     };
     let length = file
         .take(FILE_BYTES_MAX + 1)
-        .read_to_string(&mut text)
+        .read_to_end(&mut bytes)
         .map_err(unreadable)?;
     if u64::try_from(length).is_ok_and(|length| length > FILE_BYTES_MAX) {
         return Err((
@@ -186,6 +186,14 @@ fn read(path: &Path) -> Result<Value, ProblemAndRemedy> {
             format!("a configuration file has at most {FILE_BYTES_MAX} bytes"),
         ));
     }
+    let text = String::from_utf8(bytes).map_err(|error| {
+        let valid = error.as_bytes().iter().take(error.utf8_error().valid_up_to());
+        let line = 1 + valid.filter(|byte| **byte == b'\n').count();
+        (
+            format!("is not UTF-8 in line {line}"),
+            "save it as UTF-8".to_owned(),
+        )
+    })?;
     let syntax = |error: serde_yaml::Error| {
         (
             format!("is not valid YAML: {error}"),

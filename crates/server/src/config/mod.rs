@@ -245,6 +245,62 @@ mod tests {
         assert_eq!(problems.0[0].remedy, "did you mean access_log.path?");
     }
 
+    fn load_file(bytes: &[u8]) -> Result<Loaded, Problems> {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), bytes).unwrap();
+        load(&Inputs {
+            base: Base::File(file.path().to_owned()),
+            ..inputs(&[], &[])
+        })
+    }
+
+    #[test]
+    fn a_file_of_another_encoding_is_said_to_be_one() {
+        // Scenario: a comment in Latin-1 on the second line; UTF-16, as some editors save "Unicode". Expectation: the line,
+        // and how to save it.
+        for (bytes, line) in [
+            (&b"engine: {}\n# M\xfcller\n"[..], 2),
+            (&b"\xff\xfed\0a\0"[..], 1),
+        ] {
+            let Problems(problems) = load_file(bytes).unwrap_err();
+            let [
+                Problem {
+                    key, problem, remedy, ..
+                },
+            ] = &problems[..]
+            else {
+                panic!("{problems:?}");
+            };
+            assert_eq!((key.as_str(), remedy.as_str()), ("config", "save it as UTF-8"));
+            assert_eq!(*problem, format!("is not UTF-8 in line {line}"));
+        }
+    }
+
+    #[test]
+    fn a_dataset_of_very_many_files_is_read_at_once() {
+        // Scenario: a dataset of 150,000 files, as many as a configuration file has room for; the last one is named again.
+        // Expectation: that is the only problem. (Comparing each with all others would take hours.)
+        let paths: Vec<String> = (0..150_000).map(|index| format!("d/{index}.bin")).collect();
+        let text = |paths: &[String]| {
+            let paths = paths.join(", ");
+            format!("datasets: [{{name: a, kind: blocks, block_bytes: 4KiB, paths: [{paths}]}}]")
+        };
+        assert_eq!(
+            load_file(text(&paths).as_bytes()).unwrap().config.datasets[0]
+                .paths
+                .len(),
+            paths.len()
+        );
+        let twice = [
+            &paths[..],
+            &["d/../d/149999.bin".to_owned(), "d/149999.bin".to_owned()],
+        ]
+        .concat();
+        let Problems(problems) = load_file(text(&twice).as_bytes()).unwrap_err();
+        assert_eq!(problems.len(), 1, "{problems:?}");
+        assert_eq!(problems[0].problem, "names \"d/149999.bin\" twice");
+    }
+
     fn inputs(variables: &[&str], keys: &[&str]) -> Inputs {
         let flag = |key: &&str| Flag {
             name: format!("--set {key}"),

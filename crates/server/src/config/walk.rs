@@ -377,6 +377,7 @@ impl<'w> Section<'w> {
     pub(super) fn boolean(&mut self, name: &str, default: bool) -> bool {
         let parse = |content: &Content| match content {
             Content::Bool(value) => Ok(*value),
+            Content::Text(text) if matches!(text.as_str(), "true" | "false") => Err(quoted(content)),
             Content::Null
             | Content::Number(_)
             | Content::Text(_)
@@ -567,9 +568,14 @@ fn text(content: &Content) -> Result<String, String> {
     }
 }
 
+fn quoted(content: &Content) -> String {
+    format!("{}, which is text: leave out the quotes", content.describe())
+}
+
 fn integer(content: &Content, range: &RangeInclusive<u64>) -> Result<u64, String> {
     let value = match content {
         Content::Number(number) => number.as_u64(),
+        Content::Text(text) if text.parse::<u64>().is_ok() => return Err(quoted(content)),
         Content::Null | Content::Bool(_) | Content::Text(_) | Content::List(_) | Content::Section(_) => None,
     };
     value
