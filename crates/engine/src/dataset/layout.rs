@@ -4,6 +4,7 @@
 use super::file::OpenFile;
 use super::open::ErrorContext;
 use super::{DIM_MAX, Dtype, Kind, Layout, OpenError, npy};
+use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -308,7 +309,13 @@ impl VectorFile<'_> {
         self.file
             .buffered()
             .read_exact_at(&mut bytes, offset)
-            .map_err(|error| self.bad(format!("cannot be read: {error}; check the device")))?;
+            .map_err(|error| {
+                if error.kind() == ErrorKind::UnexpectedEof {
+                    let remedy = "write the new file next to it, and rename it into place";
+                    return self.bad(format!("was truncated while it was opened: {remedy}"));
+                }
+                self.bad(format!("cannot be read: {error}; check the device"))
+            })?;
         Ok(bytes)
     }
 

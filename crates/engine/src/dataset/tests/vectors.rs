@@ -322,3 +322,21 @@ fn bad_npy() {
         &["holds no vectors"],
     );
 }
+
+/// A file that is truncated after its length was read, such as one that is being copied into place again: a file of sysfs
+/// has a length of 4096 and fewer bytes. The error does not blame the device.
+#[test]
+fn a_file_that_becomes_shorter_while_it_is_opened() {
+    let ends_early = |path: &PathBuf| std::fs::read(path).is_ok_and(|bytes| bytes.len() < 4);
+    let paths = std::fs::read_dir("/sys/kernel").unwrap();
+    let mut paths = paths
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.is_file());
+    let path = paths.find(ends_early).expect("sysfs must be mounted");
+    let kind = vectors(Layout::Fvecs, None, None, 0);
+    refused(
+        &spec(&[&path], kind),
+        "path",
+        &["was truncated while it was opened", "rename it into place"],
+    );
+}
