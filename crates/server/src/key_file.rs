@@ -2,6 +2,7 @@
 
 use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
 use ringfetch_engine::blocking::BlockingPool;
+use ringfetch_engine::dataset::{free_descriptors, is_refused_by_host};
 use ringfetch_engine::sync::lock;
 use rustix::fs::{Mode, OFlags};
 use std::fmt;
@@ -15,6 +16,9 @@ use std::time::Duration;
 pub const REREAD: Duration = Duration::from_secs(5);
 /// A certificate chain has a few KiB; this also limits what is read by mistake.
 const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// The remedy where this host has no descriptor or no memory left.
+pub const HOST_REMEDY: &str = "raise the limit of open files (ulimit -n, LimitNOFILE), or free memory";
 
 /// A file that cannot be used. Contains none of its bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -73,7 +77,7 @@ impl<'a> KeyFile<'a> {
         match read {
             Err(error) => Err(file.error(
                 format!("cannot be read: {error}"),
-                "name a file that the daemon may read",
+                remedy_of(&error, "name a file that the daemon may read"),
             )),
             Ok(None) => Err(file.error("is not a regular file", "name a file")),
             Ok(Some(0)) => Err(file.error(
@@ -103,10 +107,28 @@ impl<'a> KeyFile<'a> {
     }
 }
 
-/// Opens a file; `None` if it is not a regular file. Does not wait for the writer of a FIFO.
+/// The remedy for a file that cannot be opened.
+pub(crate) fn remedy_of(error: &io::Error, otherwise: &'static str) -> &'static str {
+    if is_refused_by_host(error) {
+        HOST_REMEDY
+    } else {
+        otherwise
+    }
+}
+
+/// Opens a file; `None` if it is not a regular file. Does not wait for the writer of a FIFO. If no descriptor is left, cached
+/// objects give way.
 pub(crate) fn open_regular(path: &Path) -> io::Result<Option<File>> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    let open = || rustix::fs::open(path, flags, Mode::empty()).map_err(io::Error::from);
+    let file = match open() {
+        Err(error) if is_refused_by_host(&error) => {
+            free_descriptors();
+            open()?
+        }
+        opened => opened?,
+    };
+    let file = File::from(file);
     Ok(file.metadata()?.is_file().then_some(file))
 }
 

@@ -2,6 +2,7 @@
 
 use ringfetch_engine::dataset::{DatasetSpec, free_descriptors, is_refused_by_host};
 use ringfetch_server::catalogue::{Catalogue, OpenErrors};
+use ringfetch_server::key_file::HOST_REMEDY;
 use std::fmt::Display;
 use std::io;
 
@@ -39,8 +40,7 @@ impl StartErrors {
         match result {
             Ok(value) => Some(value),
             Err(error) if is_refused_by_host(&error) => {
-                let remedy = "raise the limit of open files (ulimit -n, LimitNOFILE), or free memory";
-                self.of_host(Err(format!("{flag}: {error}; {remedy}")))
+                self.of_host(Err(format!("{flag}: {error}; {HOST_REMEDY}")))
             }
             Err(error) => self.of_config(Err(format!("{flag}: {error}; {remedy}"))),
         }

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use serde_yaml::{Number, Value};
 
 use super::problem::{Problem, Problems, Source};
+use crate::key_file;
 
 /// Environment variables with this prefix set keys: `RINGFETCH__ENGINE__BACKEND` is `engine.backend`.
 pub const ENVIRONMENT_PREFIX: &str = "RINGFETCH__";
@@ -170,10 +171,13 @@ type ProblemAndRemedy = (String, String);
 
 fn read(path: &Path) -> Result<Value, ProblemAndRemedy> {
     let elsewhere = "name a readable file with --config or RINGFETCH_CONFIG, or give neither for the demo";
-    let unreadable = |error: std::io::Error| (format!("cannot be read: {error}"), elsewhere.to_owned());
+    let unreadable = |error: std::io::Error| {
+        let remedy = key_file::remedy_of(&error, elsewhere);
+        (format!("cannot be read: {error}"), remedy.to_owned())
+    };
     let mut bytes = Vec::new();
     // A reload must not wait for the writer of a FIFO.
-    let Some(file) = crate::key_file::open_regular(path).map_err(unreadable)? else {
+    let Some(file) = key_file::open_regular(path).map_err(unreadable)? else {
         return Err(("is not a regular file".to_owned(), elsewhere.to_owned()));
     };
     let length = file

@@ -7,7 +7,7 @@ use crate::reload::{engine, file, hang_up, reload, reloads, told};
 use crate::seccomp::EPERM;
 use crate::wire::{self, Narrow};
 use ringfetch_proto::v1;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, prlimit};
 use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -142,6 +142,49 @@ async fn a_reload_without_descriptors_names_what_is_missing_too() {
     assert_eq!(answer.datasets_added, ["many"]);
     daemon.assert_serves("many").await;
     daemon.stop().await;
+}
+
+#[tokio::test]
+async fn a_reload_that_cannot_open_its_file_says_what_it_lacks() {
+    // Scenario: SIGHUP when the daemon has as many files open as it may; the same when many of them are cached objects.
+    // Expectation: the error names the limit, and advises no other file; cached objects give way.
+    let text = file(&engine("pread").replace('}', ", direct_io: off}"), &["blocks"])
+        + "  - {name: objects, kind: objects, path: objects, revalidate_ms: 3600000}\n";
+    let setup = Setup::new("pread").whole(&text);
+    setup.file("blocks.bin", &[1; 4096]);
+    for index in 0..50 {
+        setup.file(&format!("objects/{index}"), b"x");
+    }
+    let daemon = setup.start();
+    let limit = getrlimit(Resource::Nofile);
+    let set = |most| {
+        let limit = Rlimit {
+            current: most,
+            ..limit
+        };
+        prlimit(Some(daemon.pid()), Resource::Nofile, limit).unwrap();
+    };
+    set(Some(8));
+    daemon.signal(Signal::HUP);
+    let line = daemon.logged(&["ERROR", "config: cannot be read: Too many open files"]);
+    assert!(line.contains("ulimit -n") && !line.contains("name a"), "{line}");
+    set(limit.current);
+
+    let http = daemon.http_client();
+    for index in 0..50 {
+        let object = http.get(&format!("/v1/datasets/objects/objects/{index}")).await;
+        assert_eq!(object.status, 200, "{object:?}");
+    }
+    let is_free = |fd: &u64| !has_open(&daemon, *fd);
+    set((0..).find(is_free));
+    daemon.signal(Signal::HUP);
+    daemon.logged(&["\"reloaded\""]);
+    daemon.stop().await;
+}
+
+fn has_open(daemon: &Daemon, fd: u64) -> bool {
+    let link = format!("/proc/{}/fd/{fd}", daemon.pid().as_raw_nonzero());
+    fs::symlink_metadata(link).is_ok()
 }
 
 #[tokio::test]
