@@ -10,7 +10,7 @@ pub mod principals;
 pub mod request;
 pub mod socket;
 
-use bytes::Bytes;
+use bytes::{Buf as _, Bytes};
 use http::{HeaderMap, Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Full};
 use ringfetch_engine::config::{BackendKind, DirectIo, EngineConfig};
@@ -253,12 +253,26 @@ impl Answer {
         B: http_body::Body,
     {
         let (parts, body) = response.into_parts();
-        let collected = body.collect().await?;
-        let trailers = collected.trailers().cloned().unwrap_or_default();
+        let mut body = std::pin::pin!(body);
+        let (mut bytes, mut trailers) = (Vec::new(), HeaderMap::new());
+        // Not collected: a long text makes its next piece only when one before it has been dropped.
+        while let Some(frame) = body.frame().await {
+            match frame?.into_data() {
+                Ok(mut data) => {
+                    while data.has_remaining() {
+                        let chunk = data.chunk();
+                        bytes.extend_from_slice(chunk);
+                        let length = chunk.len();
+                        data.advance(length);
+                    }
+                }
+                Err(frame) => trailers = frame.into_trailers().unwrap_or_default(),
+            }
+        }
         Ok(Self {
             status: parts.status,
             headers: parts.headers,
-            body: collected.to_bytes(),
+            body: bytes.into(),
             trailers,
         })
     }
