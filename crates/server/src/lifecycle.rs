@@ -4,6 +4,7 @@
 //! announces changes; another one announces reloads to the service manager.
 
 use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
@@ -241,7 +242,8 @@ impl ShutdownSignals {
 /// process 1 of a container it would otherwise ignore them, and could only be killed.
 #[derive(Debug)]
 pub struct EndWhileStarting {
-    _until: oneshot::Sender<()>,
+    until: Option<oneshot::Sender<()>>,
+    watch: Option<JoinHandle<()>>,
 }
 
 impl EndWhileStarting {
@@ -260,18 +262,33 @@ impl EndWhileStarting {
         let (until, started) = oneshot::channel();
         let watch = async move {
             tokio::select! {
+                biased;
+                _dropped = started => {}
                 signal = signals.next() => {
                     tracing::info!(signal, "ending before it serves");
                     std::process::exit(0);
                 }
-                _dropped = started => {}
             }
         };
         // Where there is no thread for it, there is none for a core either, and the start fails.
-        let _no_thread = std::thread::Builder::new()
+        let watch = std::thread::Builder::new()
             .name("rf-start".to_owned())
             .spawn(move || runtime.block_on(watch));
-        Ok(Self { _until: until })
+        Ok(Self {
+            until: Some(until),
+            watch: watch.ok(),
+        })
+    }
+}
+
+impl Drop for EndWhileStarting {
+    /// Waits for the thread, which would otherwise end a daemon that already serves, as long as it is not scheduled.
+    fn drop(&mut self) {
+        drop(self.until.take());
+        if let Some(watch) = self.watch.take() {
+            // An error means that it panicked, which was reported then.
+            let _ = watch.join();
+        }
     }
 }
 

@@ -410,6 +410,62 @@ fn a_signal_before_it_serves_ends_it_at_once() {
     }
 }
 
+/// Threads that keep all CPUs busy while it exists.
+struct Busy(Arc<AtomicBool>);
+
+impl Busy {
+    fn begin() -> Self {
+        let ends = Arc::new(AtomicBool::new(false));
+        for _ in 0..2 * std::thread::available_parallelism().unwrap().get() {
+            let ends = Arc::clone(&ends);
+            std::thread::spawn(move || {
+                while !ends.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+        }
+        Self(ends)
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// The threads that end a start on a signal.
+fn starters(pid: Pid) -> Vec<Pid> {
+    let tasks = fs::read_dir(format!("/proc/{}/task", pid.as_raw_nonzero()));
+    let tasks = tasks.into_iter().flatten().flatten();
+    let starters = tasks.filter(|task| {
+        fs::read_to_string(task.path().join("comm")).is_ok_and(|name| name.trim() == "rf-start")
+    });
+    let id = |task: fs::DirEntry| Pid::from_raw(task.file_name().to_str()?.parse().ok()?);
+    starters.filter_map(id).collect()
+}
+
+#[tokio::test]
+async fn a_signal_as_soon_as_it_serves_lets_it_drain() {
+    // Scenario: SIGTERM to daemons that have just become ready, on busy CPUs, where the thread that ends a start on a signal
+    // has the lowest priority. Expectation: that thread has ended by then, and each daemon drains.
+    let _busy = Busy::begin();
+    for _ in 0..10 {
+        let (setup, _) = plain_blocks(Setup::new("mmap"), 16);
+        let last = |pid| {
+            for thread in starters(pid) {
+                // By setpriority(2), which takes a thread's id, too. It may have ended meanwhile.
+                let _gone = rustix::process::setpriority_process(Some(thread), 19);
+            }
+        };
+        let mut daemon = setup.disturbed(last).start();
+        assert_eq!(starters(daemon.pid()), []);
+        daemon.signal(Signal::TERM);
+        daemon.ends_with(0).await;
+        daemon.logged(&["draining", "SIGTERM"]);
+    }
+}
+
 #[tokio::test]
 async fn signals_before_it_serves_and_while_it_drains_do_no_harm() {
     // Scenario: SIGHUP again and again during startup, and while a drain waits for a client. Expectation: it
