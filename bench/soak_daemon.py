@@ -24,7 +24,7 @@ ADMIN = "/ringfetch.v1.AdminService/"
 BACKENDS = {"uring": 1, "mmap": 2, "pread": 3, "auto": 4}
 MIB = 1 << 20
 BUDGET_BYTES, REQUEST_MEMORY_BYTES, CONNECTIONS = 32 * MIB, 16 * MIB, 256
-# docs/OPERATIONS.md: 64 MiB + engine.memory_budget + limits.request_memory + 24 KiB x connections (with TLS: 32 KiB).
+# docs/OPERATIONS.md: 64 MiB + engine.memory_budget + 3 x limits.request_memory + 24 KiB x connections (with TLS: 32 KiB).
 FIXED_BYTES, CONNECTION_BYTES, TLS_CONNECTION_BYTES = 64 * MIB, 24 << 10, 32 << 10
 DEADLINE_MS = 3000
 # Below the kernel's ephemeral ports, so that no client ever gets a port of a killed daemon.
@@ -36,7 +36,7 @@ FAKETIME = pathlib.Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
 def memory_bound(connections, with_tls):
     """The daemon's documented bound of resident memory without file pages."""
     each = TLS_CONNECTION_BYTES if with_tls else CONNECTION_BYTES
-    return FIXED_BYTES + BUDGET_BYTES + REQUEST_MEMORY_BYTES + each * connections
+    return FIXED_BYTES + BUDGET_BYTES + 3 * REQUEST_MEMORY_BYTES + each * connections
 
 
 def waited_ns(pid):

@@ -14,6 +14,7 @@ mod core_turns;
 mod dispatch;
 mod frame_parts;
 mod hosts;
+mod kept_requests;
 mod progress;
 mod response_future;
 mod serve;

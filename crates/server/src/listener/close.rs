@@ -39,10 +39,12 @@ pub(super) enum CloseReason {
     Refused,
     /// Its principal lost its credential or its rights.
     Revoked,
+    /// HTTP/2 keeps much memory of its earlier requests.
+    Memory,
 }
 
 impl CloseReason {
-    const ALL: [Self; 12] = [
+    const ALL: [Self; 13] = [
         Self::Handshake,
         Self::Tls,
         Self::Head,
@@ -55,6 +57,7 @@ impl CloseReason {
         Self::Evicted,
         Self::Refused,
         Self::Revoked,
+        Self::Memory,
     ];
 
     /// The word in metrics and logs.
@@ -72,6 +75,7 @@ impl CloseReason {
             Self::Evicted => "evicted",
             Self::Refused => "refused",
             Self::Revoked => "revoked",
+            Self::Memory => "memory",
         }
     }
 

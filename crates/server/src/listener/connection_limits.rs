@@ -4,6 +4,7 @@
 //! connection by itself.
 
 use super::connection_table::{ConnectionTable, PortFull};
+use super::kept_requests::KeptRequests;
 use super::progress::Progress;
 use crate::caller::CallerKey;
 use crate::config::{Limits, Timeouts};
@@ -28,6 +29,7 @@ struct SharedLimits {
     bytes: AtomicU64,
     timeouts: Mutex<Timeouts>,
     ports: Mutex<Vec<Arc<PortConnections>>>,
+    kept: Arc<KeptRequests>,
 }
 
 impl ConnectionLimits {
@@ -40,6 +42,7 @@ impl ConnectionLimits {
                 bytes: AtomicU64::new(0),
                 timeouts: Mutex::default(),
                 ports: Mutex::default(),
+                kept: Arc::default(),
             }),
         };
         connection_limits.set(limits, connection_bytes);
@@ -58,6 +61,9 @@ impl ConnectionLimits {
             .streams
             .store(limits.requests_per_connection, Ordering::Relaxed);
         connection_limits.bytes.store(connection_bytes, Ordering::Relaxed);
+        connection_limits
+            .kept
+            .set_request_memory(limits.request_memory_bytes);
         let ports = connection_limits
             .ports
             .lock()
@@ -92,10 +98,38 @@ impl ConnectionLimits {
 
     /// Adds a port; returns the counter of its connections.
     pub(super) fn add_port(&self) -> Arc<PortConnections> {
-        let connections = Arc::new(PortConnections::default());
+        let connections = Arc::new(PortConnections {
+            kept: Arc::clone(&self.inner.kept),
+            ..PortConnections::default()
+        });
         let mut ports = self.inner.ports.lock().unwrap_or_else(PoisonError::into_inner);
         ports.push(Arc::clone(&connections));
         connections
+    }
+
+    /// Counts what h2 keeps for the request that was just opened on a connection.
+    pub(super) fn count_kept(&self, progress: &Progress) {
+        let slots = progress.new_slots();
+        if slots > 0 && self.inner.kept.add(slots) {
+            self.search_kept();
+        }
+    }
+
+    /// Sends away connections for which h2 keeps much, if it keeps too much for all of them.
+    pub(super) fn reclaim_kept(&self) {
+        if self.inner.kept.are_many() {
+            self.search_kept();
+        }
+    }
+
+    fn search_kept(&self) {
+        let ports = self.inner.ports.lock().unwrap_or_else(PoisonError::into_inner);
+        let connections: Vec<_> = ports
+            .iter()
+            .flat_map(|port| port.table().all().cloned().collect::<Vec<_>>())
+            .collect();
+        drop(ports);
+        self.inner.kept.reclaim(connections.into_iter());
     }
 }
 
@@ -106,6 +140,7 @@ pub(super) struct PortConnections {
     /// Those of them that a drain does not wait for.
     late: AtomicUsize,
     table: Mutex<ConnectionTable>,
+    kept: Arc<KeptRequests>,
     changed: Notify,
 }
 
@@ -115,7 +150,7 @@ pub(super) struct ConnectionPermit {
     connections: Arc<PortConnections>,
     caller: CallerKey,
     number: u64,
-    is_late: bool,
+    progress: Arc<Progress>,
 }
 
 impl PortConnections {
@@ -150,17 +185,16 @@ impl PortConnections {
         progress: &Arc<Progress>,
         most: usize,
     ) -> Result<ConnectionPermit, PortFull> {
-        let is_late = progress.is_late();
         let number = self.table().take(caller, progress, most)?;
         self.open.fetch_add(1, Ordering::AcqRel);
-        if is_late {
+        if progress.is_late() {
             self.late.fetch_add(1, Ordering::AcqRel);
         }
         Ok(ConnectionPermit {
             connections: Arc::clone(self),
             caller,
             number,
-            is_late,
+            progress: Arc::clone(progress),
         })
     }
 
@@ -210,7 +244,8 @@ impl ConnectionPermit {
 impl Drop for ConnectionPermit {
     fn drop(&mut self) {
         self.connections.table().leave(self.caller, self.number);
-        if self.is_late {
+        self.connections.kept.remove(self.progress.slots());
+        if self.progress.is_late() {
             self.connections.late.fetch_sub(1, Ordering::AcqRel);
         }
         self.connections.open.fetch_sub(1, Ordering::AcqRel);

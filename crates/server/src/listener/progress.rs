@@ -25,7 +25,8 @@ use crate::lifecycle::State;
 use crate::record::Record;
 use crate::rpc_metrics::RpcMetrics;
 
-/// Room for open exchanges that an idle connection keeps: 224 bytes.
+/// Room for open exchanges that an idle connection keeps: 224 bytes, and h2's memory of as many requests, which the 24 KiB that
+/// each connection is assumed to take cover.
 const KEPT_EXCHANGES: usize = 4;
 
 /// Length of the HTTP/2 connection preface (RFC 9113 3.4); shorter than any HTTP/1 head with a host.
@@ -73,6 +74,10 @@ pub(super) struct Progress {
     /// Open exchanges that may last as long as the connection: see [`Exchange::is_service`].
     services: AtomicUsize,
     memory: ExchangeMemory,
+    /// Room for open requests that h2 has made and keeps: see `kept_requests`.
+    slots: AtomicUsize,
+    /// It is to leave for them.
+    must_leave: AtomicBool,
     /// A drain does not wait for it.
     is_late: bool,
     /// Its client's address, for the access log and traces.
@@ -215,6 +220,42 @@ impl Progress {
             exchange.mark_whole();
         }
         exchange
+    }
+
+    /// Slots that h2 has made for the last request that was opened, since so many were never open at once.
+    pub(super) fn new_slots(&self) -> usize {
+        let (open, before) = (self.exchanges(), self.slots());
+        if open <= before.max(KEPT_EXCHANGES) || !self.is_http2() {
+            return 0;
+        }
+        // Only the connection's own task opens requests.
+        let slots = open.next_power_of_two();
+        self.slots.store(slots, Ordering::Relaxed);
+        slots - before
+    }
+
+    /// Slots that h2 keeps for its requests.
+    pub(super) fn slots(&self) -> usize {
+        self.slots.load(Ordering::Relaxed)
+    }
+
+    /// Those of them that no open request is charged for.
+    pub(super) fn idle_slots(&self) -> usize {
+        self.slots().saturating_sub(self.memory.charged_units())
+    }
+
+    /// Closes it gracefully at the next check, because of its idle slots.
+    pub(super) fn send_away(&self) {
+        self.must_leave.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn must_leave(&self) -> bool {
+        self.must_leave.load(Ordering::Relaxed)
+    }
+
+    /// Whether it is to be closed at once.
+    pub(super) fn is_closing(&self) -> bool {
+        CloseDecision::of(self.decision.load(Ordering::Relaxed)).is_some_and(CloseDecision::closes)
     }
 
     /// Received bytes that no request accounts for.

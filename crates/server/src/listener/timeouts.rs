@@ -136,6 +136,7 @@ impl TimeoutTracker {
             None if is_over(now - self.opened, times.connection_age * self.age_permille / 1000) => {
                 Some(CloseDecision::GoAway(CloseReason::Age))
             }
+            None if progress.must_leave() => Some(CloseDecision::GoAway(CloseReason::Memory)),
             None if progress.begun() == 0 => self.greet(now, times, progress),
             None => self.next(now, times, progress),
         };
@@ -305,6 +306,7 @@ async fn tick(connection_limits: ConnectionLimits) {
     loop {
         let times = connection_limits.timeouts();
         tokio::time::sleep(period(&times)).await;
+        connection_limits.reclaim_kept();
         let goes_on = CORE.with_borrow_mut(|core| {
             for (_, watched) in &mut core.watched {
                 let CheckResult {

@@ -33,6 +33,7 @@ mod drains;
 mod flip;
 mod garbage;
 mod handbook;
+mod kept_memory;
 mod lab;
 mod listing;
 mod long_objects;

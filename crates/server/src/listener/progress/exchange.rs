@@ -334,6 +334,11 @@ pub(super) struct ExchangeMemory {
 }
 
 impl ExchangeMemory {
+    /// Units that are charged.
+    pub(super) fn charged_units(&self) -> usize {
+        self.charged_units.load(Ordering::Relaxed)
+    }
+
     fn to_charge(open: usize) -> usize {
         open.saturating_sub(FREE_UNITS).next_multiple_of(UNITS_STEP)
     }

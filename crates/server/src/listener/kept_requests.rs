@@ -1,0 +1,214 @@
+//! The memory that HTTP/2 keeps of requests, and which connections are closed for it.
+//!
+//! h2 stores the open requests of a connection in slabs, which double and never shrink: until it closes, a connection keeps up to
+//! 2.6 KiB (measured) for each of as many requests as it ever had open at once, refused ones included. Those that are open and
+//! admitted are charged to request memory; what a connection keeps beyond that is counted in slots. Above a limit for all
+//! connections, those with the most such slots get GOAWAY at the next tick of `timeouts`; above twice the limit they are
+//! closed at once, when a connection gets more slots.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::close::{CloseDecision, CloseReason};
+use super::progress::{Progress, UNIT_BYTES};
+
+/// Slots that are always allowed, however small request memory is: 2.6 MiB.
+const SLOTS_MIN: usize = 1024;
+
+/// Counts the slots of all connections.
+#[derive(Debug, Default)]
+pub(super) struct KeptRequests {
+    slots: AtomicUsize,
+    max: AtomicUsize,
+    /// With more slots than this, the next connection that gets some searches for connections to close.
+    search_above: AtomicUsize,
+}
+
+impl KeptRequests {
+    /// Allows as many slots as requests have room in request memory.
+    pub(super) fn set_request_memory(&self, bytes: u64) {
+        let slots = usize::try_from(bytes / UNIT_BYTES).unwrap_or(usize::MAX);
+        self.max.store(slots.max(SLOTS_MIN), Ordering::Relaxed);
+        self.search_above.store(self.hard_max(), Ordering::Relaxed);
+    }
+
+    fn max(&self) -> usize {
+        self.max.load(Ordering::Relaxed)
+    }
+
+    fn hard_max(&self) -> usize {
+        self.max().saturating_mul(2)
+    }
+
+    /// What a search frees beyond the limit, and what may come before the next one: searches look at all connections.
+    fn step(&self) -> usize {
+        self.max() / 8
+    }
+
+    /// Adds slots; returns whether a search is due.
+    pub(super) fn add(&self, slots: usize) -> bool {
+        let all = self
+            .slots
+            .fetch_add(slots, Ordering::Relaxed)
+            .saturating_add(slots);
+        let is_due = all > self.search_above.load(Ordering::Relaxed);
+        if is_due {
+            self.search_above
+                .store(all.saturating_add(self.step()), Ordering::Relaxed);
+        }
+        is_due
+    }
+
+    /// Removes the slots of a connection that has ended.
+    pub(super) fn remove(&self, slots: usize) {
+        if slots > 0 {
+            let left = self
+                .slots
+                .fetch_sub(slots, Ordering::Relaxed)
+                .saturating_sub(slots);
+            let next = self.hard_max().max(left.saturating_add(self.step()));
+            self.search_above.fetch_min(next, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether there are more slots than allowed.
+    pub(super) fn are_many(&self) -> bool {
+        self.slots.load(Ordering::Relaxed) > self.max()
+    }
+
+    /// Sends away or closes those of all connections that have the most slots for nothing.
+    pub(super) fn reclaim(&self, connections: impl Iterator<Item = Arc<Progress>>) {
+        let mut idle: Vec<_> = connections
+            .map(|progress| (progress.idle_slots(), progress))
+            .filter(|(slots, progress)| *slots > 0 && !progress.is_closing())
+            .collect();
+        idle.sort_unstable_by_key(|(slots, _)| std::cmp::Reverse(*slots));
+        let sum = |stays: fn(&Progress) -> bool| -> usize {
+            let counted = idle.iter().filter(|(_, progress)| stays(progress));
+            counted.map(|(slots, _)| slots).sum()
+        };
+        let excess = |slots: usize, limit: usize| {
+            let is_over = slots > limit;
+            if is_over { slots - limit + self.step() } else { 0 }
+        };
+        let mut to_close = excess(sum(|_| true), self.hard_max());
+        let mut to_leave = excess(sum(|progress| !progress.must_leave()), self.max());
+        for (slots, progress) in &idle {
+            if to_close > 0 {
+                to_close = to_close.saturating_sub(*slots);
+                progress.decide(CloseDecision::Close(CloseReason::Memory));
+            } else if to_leave == 0 {
+                break;
+            }
+            if !progress.must_leave() {
+                to_leave = to_leave.saturating_sub(*slots);
+                progress.send_away();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::listener::progress::{ConnectionEvent, SeenEvents};
+    use futures_util::FutureExt as _;
+
+    /// A connection of HTTP/2 that had so many requests open at once.
+    fn had(kept: &KeptRequests, requests: usize) -> Arc<Progress> {
+        let progress = Arc::new(Progress::default());
+        progress.negotiated_http2();
+        let open: Vec<_> = (0..requests)
+            .map(|_| {
+                let exchange = progress.open(true);
+                kept.add(progress.new_slots());
+                exchange
+            })
+            .collect();
+        drop(open);
+        progress
+    }
+
+    fn is_closed(progress: &Progress) -> bool {
+        let mut seen = SeenEvents::default();
+        let event = std::future::poll_fn(|cx| progress.poll_event(cx, &mut seen)).now_or_never();
+        event == Some(ConnectionEvent::Close(CloseDecision::Close(CloseReason::Memory)))
+    }
+
+    #[test]
+    fn those_that_keep_most_for_nothing_leave_first() {
+        // Scenario: a limit of 1,024 slots, reached by many small connections and three that had 200 requests open at once; then one
+        // more, then more than twice the limit. Expectation: at the limit nobody leaves; above it large ones do, and above
+        // twice the limit some of them are closed. None of the small ones.
+        let kept = KeptRequests::default();
+        kept.set_request_memory(1);
+        let small: Vec<_> = (0..16).map(|_| had(&kept, 16)).collect();
+        let few: Vec<_> = (0..1000).map(|_| had(&kept, 4)).collect();
+        let mut large: Vec<_> = (0..3).map(|_| had(&kept, 200)).collect();
+        let reclaim = |large: &[Arc<Progress>]| {
+            let all = small.iter().chain(&few).chain(large);
+            kept.reclaim(all.cloned().collect::<Vec<_>>().into_iter());
+            let leave = large.iter().filter(|progress| progress.must_leave()).count();
+            (leave, large.iter().filter(|progress| is_closed(progress)).count())
+        };
+        assert!(!kept.are_many());
+        assert_eq!(reclaim(&large), (0, 0));
+
+        large.push(had(&kept, 129));
+        assert!(kept.are_many());
+        assert_eq!(reclaim(&large), (2, 0));
+        assert_eq!(reclaim(&large), (2, 0));
+
+        large.extend((0..4).map(|_| had(&kept, 256)));
+        // 256 + 8 x 256 idle slots, 2 x 1,024 allowed.
+        assert_eq!(reclaim(&large), (6, 2));
+        let none = small.iter().chain(&few).any(|progress| progress.must_leave());
+        assert!(!none);
+
+        for progress in large.iter().chain(&small).chain(&few) {
+            kept.remove(progress.slots());
+        }
+        assert_eq!(kept.slots.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn searches_are_rare_and_due_again_after_connections_have_ended() {
+        // Scenario: one slot after the other, to four times the limit; then all but one limit's worth end, and slots are added again.
+        // Expectation: no search below twice the limit, then one every eighth of the limit; and the same the second time.
+        let kept = KeptRequests::default();
+        kept.set_request_memory(4 << 20);
+        let searches = |slots: usize| (0..slots).filter(|_| kept.add(1)).count();
+        assert_eq!(searches(2048), 0);
+        assert_eq!(searches(2048), 16);
+        kept.remove(3072);
+        assert_eq!(searches(1024), 0);
+        assert_eq!(searches(1024), 8);
+    }
+
+    #[test]
+    fn open_requests_that_are_charged_keep_nothing_for_nothing() {
+        // Scenario: 256 requests are open on a connection, charged to request memory, and then end. Expectation: nearly no idle
+        // slot while they are open, but for those that are not charged to any connection; 256 afterwards. None over HTTP/1.
+        let kept = KeptRequests::default();
+        let share = ringfetch_engine::share::Budget::new(16 << 20)
+            .caller()
+            .connection(u64::MAX);
+        for is_http2 in [true, false] {
+            let progress = Arc::new(Progress::default());
+            if is_http2 {
+                progress.negotiated_http2();
+            }
+            let open: Vec<_> = (0..256)
+                .map(|_| {
+                    let exchange = progress.open(true);
+                    kept.add(progress.new_slots());
+                    exchange.charge(1, &share).unwrap();
+                    exchange
+                })
+                .collect();
+            assert!(progress.idle_slots() <= 8, "{}", progress.idle_slots());
+            drop(open);
+            assert_eq!(progress.idle_slots(), if is_http2 { 256 } else { 0 });
+        }
+    }
+}

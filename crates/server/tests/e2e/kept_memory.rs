@@ -1,0 +1,128 @@
+//! The memory that HTTP/2 keeps of requests that were open at once.
+
+use crate::daemon::{Daemon, Setup, eventually_async};
+use crate::data::plain_blocks;
+use crate::wire;
+use bytes::Bytes;
+use h2::client::SendRequest;
+use prost::Message as _;
+use tokio::net::TcpStream;
+
+/// Requests open at once on a connection of [`burst`]: h2 keeps the memory of 256.
+const BURST: usize = 150;
+
+/// A connection on which many calls were open at once. They are answered, but for the last one, which it returns.
+struct Burst {
+    sender: SendRequest<Bytes>,
+    connection: tokio::task::JoinHandle<Result<(), h2::Error>>,
+    last: (h2::client::ResponseFuture, h2::SendStream<Bytes>),
+}
+
+fn served_with_room_for_1024() -> Daemon {
+    let (setup, _) = plain_blocks(Setup::new("pread"), 64);
+    setup
+        .set("limits.request_bytes", "16KiB")
+        .set("limits.request_memory", "4MiB")
+        .start()
+}
+
+async fn burst(daemon: &Daemon) -> Burst {
+    let stream = TcpStream::connect(daemon.grpc).await.unwrap();
+    stream.set_nodelay(true).unwrap();
+    let (sender, connection) = h2::client::handshake(stream).await.unwrap();
+    let connection = tokio::spawn(connection);
+    let mut open = Vec::new();
+    for _ in 0..BURST {
+        let request = http::Request::post("http://localhost/ringfetch.v1.FetchService/FetchBlocks")
+            .header("content-type", "application/grpc");
+        let mut sender = sender.clone().ready().await.unwrap();
+        open.push(sender.send_request(request.body(()).unwrap(), false).unwrap());
+    }
+    let last = open.pop().unwrap();
+    for call in open {
+        finish(call).await;
+    }
+    Burst {
+        sender,
+        connection,
+        last,
+    }
+}
+
+/// Sends the message of a call of [`burst`], and reads the answer to its end.
+async fn finish((answer, mut body): (h2::client::ResponseFuture, h2::SendStream<Bytes>)) {
+    let message = wire::framed(&wire::blocks("blocks", &[1]).encode_to_vec());
+    body.send_data(message, true).unwrap();
+    let mut answer = answer.await.unwrap().into_body();
+    while let Some(data) = answer.data().await {
+        answer
+            .flow_control()
+            .release_capacity(data.unwrap().len())
+            .unwrap();
+    }
+    let end = answer.trailers().await.unwrap().unwrap();
+    assert_eq!(end.get("grpc-status").unwrap(), "0");
+}
+
+async fn closed_for_memory(daemon: &Daemon) -> u64 {
+    let labels = [("transport", "grpc"), ("reason", "memory")];
+    daemon.sum("ringfetch_connections_closed_total", &labels).await
+}
+
+#[tokio::test]
+async fn connections_that_keep_memory_of_many_requests_leave_without_a_loss() {
+    // Scenario: five connections had 150 calls open at once, with room for 1,024 calls in request memory, and have one left.
+    // Expectation: one or two of them are asked to leave, and get their last answer before they close; the others go on.
+    let daemon = served_with_room_for_1024();
+    let mut bursts = Vec::new();
+    for _ in 0..5 {
+        bursts.push(burst(&daemon).await);
+    }
+    eventually_async("a connection is to leave", async || {
+        (closed_for_memory(&daemon).await > 0).then_some(())
+    })
+    .await;
+    let mut connections = Vec::new();
+    let mut senders = Vec::new();
+    for burst in bursts {
+        finish(burst.last).await;
+        connections.push(burst.connection);
+        senders.push(burst.sender);
+    }
+    let closed = eventually_async("those that were to leave have closed", async || {
+        let closed = connections
+            .iter()
+            .filter(|connection| connection.is_finished())
+            .count();
+        (closed_for_memory(&daemon).await == closed as u64).then_some(closed)
+    })
+    .await;
+    assert!(closed == 1 || closed == 2, "{closed}");
+    for connection in connections {
+        if connection.is_finished() {
+            connection.await.unwrap().unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn connections_that_keep_the_memory_of_requests_and_stay_are_closed() {
+    // Scenario: twelve connections that had 150 calls open at once and do not end the last one, with room for 1,024 calls in
+    // request memory. Expectation: no more than eight stay open, which keep the memory of 2,048; another client is served.
+    let daemon = served_with_room_for_1024();
+    let mut bursts = Vec::new();
+    for _ in 0..12 {
+        bursts.push(burst(&daemon).await);
+        daemon.assert_serves("blocks").await;
+    }
+    let open = eventually_async("four have closed", async || {
+        let open = bursts
+            .iter()
+            .filter(|burst| !burst.connection.is_finished())
+            .count();
+        (open <= 8).then_some(open)
+    })
+    .await;
+    assert!(open > 0);
+    assert!(closed_for_memory(&daemon).await >= 4);
+}
