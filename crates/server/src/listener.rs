@@ -393,7 +393,8 @@ impl Listener {
         let progress = Arc::new(
             Progress::new(is_late)
                 .with_peer(peer)
-                .with_metrics(self.server.rpc.clone()),
+                .with_metrics(self.server.rpc.clone())
+                .with_kept(connection_limits.kept()),
         );
         let caller = CallerKey::of(peer);
         let permit = match self

@@ -222,7 +222,9 @@ impl<T: Read + Write + Unpin> Read for CoalescingIo<T> {
         let gathered = &mut *self.0.borrow_mut();
         gathered.check()?;
         let received = gathered.progress.read_bytes();
-        if received.saturating_sub(gathered.received_before) >= TURN_RECEIVED_BYTES_MAX {
+        if received.saturating_sub(gathered.received_before) >= TURN_RECEIVED_BYTES_MAX
+            || gathered.progress.must_wait()
+        {
             // The socket may have more bytes and would not wake the task.
             give_way(cx);
             return Poll::Pending;

@@ -98,31 +98,22 @@ impl ConnectionLimits {
 
     /// Adds a port; returns the counter of its connections.
     pub(super) fn add_port(&self) -> Arc<PortConnections> {
-        let connections = Arc::new(PortConnections {
-            kept: Arc::clone(&self.inner.kept),
-            ..PortConnections::default()
-        });
+        let connections = Arc::new(PortConnections::default());
         let mut ports = self.inner.ports.lock().unwrap_or_else(PoisonError::into_inner);
         ports.push(Arc::clone(&connections));
         connections
     }
 
-    /// Counts what h2 keeps for the request that was just opened on a connection.
-    pub(super) fn count_kept(&self, progress: &Progress) {
-        let slots = progress.new_slots();
-        if slots > 0 && self.inner.kept.add(slots) {
-            self.search_kept();
-        }
+    /// Counts what h2 keeps of requests.
+    pub(super) fn kept(&self) -> &Arc<KeptRequests> {
+        &self.inner.kept
     }
 
     /// Sends away connections for which h2 keeps much, if it keeps too much for all of them.
     pub(super) fn reclaim_kept(&self) {
-        if self.inner.kept.are_many() {
-            self.search_kept();
+        if !self.inner.kept.are_many() {
+            return;
         }
-    }
-
-    fn search_kept(&self) {
         let ports = self.inner.ports.lock().unwrap_or_else(PoisonError::into_inner);
         let connections: Vec<_> = ports
             .iter()
@@ -140,7 +131,6 @@ pub(super) struct PortConnections {
     /// Those of them that a drain does not wait for.
     late: AtomicUsize,
     table: Mutex<ConnectionTable>,
-    kept: Arc<KeptRequests>,
     changed: Notify,
 }
 
@@ -150,7 +140,7 @@ pub(super) struct ConnectionPermit {
     connections: Arc<PortConnections>,
     caller: CallerKey,
     number: u64,
-    progress: Arc<Progress>,
+    is_late: bool,
 }
 
 impl PortConnections {
@@ -185,16 +175,17 @@ impl PortConnections {
         progress: &Arc<Progress>,
         most: usize,
     ) -> Result<ConnectionPermit, PortFull> {
+        let is_late = progress.is_late();
         let number = self.table().take(caller, progress, most)?;
         self.open.fetch_add(1, Ordering::AcqRel);
-        if progress.is_late() {
+        if is_late {
             self.late.fetch_add(1, Ordering::AcqRel);
         }
         Ok(ConnectionPermit {
             connections: Arc::clone(self),
             caller,
             number,
-            progress: Arc::clone(progress),
+            is_late,
         })
     }
 
@@ -244,8 +235,7 @@ impl ConnectionPermit {
 impl Drop for ConnectionPermit {
     fn drop(&mut self) {
         self.connections.table().leave(self.caller, self.number);
-        self.connections.kept.remove(self.progress.slots());
-        if self.progress.is_late() {
+        if self.is_late {
             self.connections.late.fetch_sub(1, Ordering::AcqRel);
         }
         self.connections.open.fetch_sub(1, Ordering::AcqRel);

@@ -4,7 +4,8 @@
 //! 2.6 KiB (measured) for each of as many requests as it ever had open at once, refused ones included. Those that are open and
 //! admitted are charged to request memory; what a connection keeps beyond that is counted in slots. Above a limit for all
 //! connections, those with the most such slots get GOAWAY at the next tick of `timeouts`; above twice the limit they are
-//! closed at once, when a connection gets more slots.
+//! closed at once, when a connection gets more slots; above three times the limit, which needs as many requests that are admitted,
+//! or closed connections whose tasks have not run yet, nothing more is received over HTTP/2.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,6 +15,55 @@ use super::progress::{Progress, UNIT_BYTES};
 
 /// Slots that are always allowed, however small request memory is: 2.6 MiB.
 const SLOTS_MIN: usize = 1024;
+
+/// Slots that are not counted: the 24 KiB that each connection is assumed to take cover them.
+const FREE_SLOTS: usize = 4;
+
+/// The slots of one connection.
+#[derive(Debug, Default)]
+pub(super) struct Slots {
+    own: AtomicUsize,
+    /// Those of all connections. `None` only in tests.
+    all: Option<Arc<KeptRequests>>,
+}
+
+impl Slots {
+    pub(super) fn new(all: &Arc<KeptRequests>) -> Self {
+        Self {
+            own: AtomicUsize::new(0),
+            all: Some(Arc::clone(all)),
+        }
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.own.load(Ordering::Relaxed)
+    }
+
+    /// Counts slots for so many open requests, if there are none for them yet. Returns whether a search is due. Only the
+    /// connection's own task may call it.
+    pub(super) fn grow(&self, open: usize) -> bool {
+        let before = self.count();
+        if open <= before.max(FREE_SLOTS) {
+            return false;
+        }
+        let slots = open.next_power_of_two();
+        self.own.store(slots, Ordering::Relaxed);
+        self.all.as_ref().is_some_and(|all| all.add(slots - before))
+    }
+
+    /// Whether all connections have so many that no request may come.
+    pub(super) fn are_full(&self) -> bool {
+        self.all.as_ref().is_some_and(|all| all.is_full())
+    }
+}
+
+impl Drop for Slots {
+    fn drop(&mut self) {
+        if let Some(all) = &self.all {
+            all.remove(self.count());
+        }
+    }
+}
 
 /// Counts the slots of all connections.
 #[derive(Debug, Default)]
@@ -46,7 +96,7 @@ impl KeptRequests {
     }
 
     /// Adds slots; returns whether a search is due.
-    pub(super) fn add(&self, slots: usize) -> bool {
+    fn add(&self, slots: usize) -> bool {
         let all = self
             .slots
             .fetch_add(slots, Ordering::Relaxed)
@@ -59,8 +109,8 @@ impl KeptRequests {
         is_due
     }
 
-    /// Removes the slots of a connection that has ended.
-    pub(super) fn remove(&self, slots: usize) {
+    /// Removes the slots of a connection that has ended, and whose requests have.
+    fn remove(&self, slots: usize) {
         if slots > 0 {
             let left = self
                 .slots
@@ -74,6 +124,10 @@ impl KeptRequests {
     /// Whether there are more slots than allowed.
     pub(super) fn are_many(&self) -> bool {
         self.slots.load(Ordering::Relaxed) > self.max()
+    }
+
+    fn is_full(&self) -> bool {
+        self.slots.load(Ordering::Relaxed) > self.max().saturating_mul(3)
     }
 
     /// Sends away or closes those of all connections that have the most slots for nothing.
@@ -114,18 +168,21 @@ mod tests {
     use crate::listener::progress::{ConnectionEvent, SeenEvents};
     use futures_util::FutureExt as _;
 
-    /// A connection of HTTP/2 that had so many requests open at once.
-    fn had(kept: &KeptRequests, requests: usize) -> Arc<Progress> {
-        let progress = Arc::new(Progress::default());
+    fn connection(kept: &Arc<KeptRequests>) -> Arc<Progress> {
+        let progress = Progress::default().with_kept(kept);
         progress.negotiated_http2();
-        let open: Vec<_> = (0..requests)
-            .map(|_| {
-                let exchange = progress.open(true);
-                kept.add(progress.new_slots());
-                exchange
-            })
-            .collect();
-        drop(open);
+        Arc::new(progress)
+    }
+
+    /// A connection that had so many requests open at once.
+    fn had(kept: &Arc<KeptRequests>, requests: usize) -> Arc<Progress> {
+        let progress = connection(kept);
+        let opened = |_| {
+            let exchange = progress.open(true);
+            progress.keeps_too_much();
+            exchange
+        };
+        drop((0..requests).map(opened).collect::<Vec<_>>());
         progress
     }
 
@@ -140,7 +197,7 @@ mod tests {
         // Scenario: a limit of 1,024 slots, reached by many small connections and three that had 200 requests open at once; then one
         // more, then more than twice the limit. Expectation: at the limit nobody leaves; above it large ones do, and above
         // twice the limit some of them are closed. None of the small ones.
-        let kept = KeptRequests::default();
+        let kept = Arc::new(KeptRequests::default());
         kept.set_request_memory(1);
         let small: Vec<_> = (0..16).map(|_| had(&kept, 16)).collect();
         let few: Vec<_> = (0..1000).map(|_| had(&kept, 4)).collect();
@@ -165,9 +222,7 @@ mod tests {
         let none = small.iter().chain(&few).any(|progress| progress.must_leave());
         assert!(!none);
 
-        for progress in large.iter().chain(&small).chain(&few) {
-            kept.remove(progress.slots());
-        }
+        drop((small, few, large));
         assert_eq!(kept.slots.load(Ordering::Relaxed), 0);
     }
 
@@ -189,26 +244,36 @@ mod tests {
     fn open_requests_that_are_charged_keep_nothing_for_nothing() {
         // Scenario: 256 requests are open on a connection, charged to request memory, and then end. Expectation: nearly no idle
         // slot while they are open, but for those that are not charged to any connection; 256 afterwards. None over HTTP/1.
-        let kept = KeptRequests::default();
+        let kept = Arc::new(KeptRequests::default());
         let share = ringfetch_engine::share::Budget::new(16 << 20)
             .caller()
             .connection(u64::MAX);
-        for is_http2 in [true, false] {
-            let progress = Arc::new(Progress::default());
-            if is_http2 {
-                progress.negotiated_http2();
-            }
-            let open: Vec<_> = (0..256)
-                .map(|_| {
-                    let exchange = progress.open(true);
-                    kept.add(progress.new_slots());
-                    exchange.charge(1, &share).unwrap();
-                    exchange
-                })
-                .collect();
+        for (progress, slots) in [(connection(&kept), 256), (Arc::default(), 0)] {
+            let opened = |_| {
+                let exchange = progress.open(true);
+                progress.keeps_too_much();
+                exchange.charge(1, &share).unwrap();
+                exchange
+            };
+            let open: Vec<_> = (0..256).map(opened).collect();
             assert!(progress.idle_slots() <= 8, "{}", progress.idle_slots());
             drop(open);
-            assert_eq!(progress.idle_slots(), if is_http2 { 256 } else { 0 });
+            assert_eq!(progress.idle_slots(), slots);
         }
+    }
+
+    #[test]
+    fn nothing_is_received_while_what_is_closed_still_holds_its_slots() {
+        // Scenario: connections that had 256 requests open at once, to three times the limit, and one more, which end.
+        // Expectation: the others wait from the one more on, until one is gone; HTTP/1 never waits.
+        let kept = Arc::new(KeptRequests::default());
+        kept.set_request_memory(4 << 20);
+        let mut all: Vec<_> = (0..12).map(|_| had(&kept, 256)).collect();
+        let (other, http1) = (connection(&kept), Progress::default().with_kept(&kept));
+        assert!(!other.must_wait());
+        all.push(had(&kept, 5));
+        assert!(other.must_wait() && !http1.must_wait());
+        all.pop();
+        assert!(!other.must_wait());
     }
 }

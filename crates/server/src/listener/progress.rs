@@ -18,6 +18,7 @@ use futures_util::task::AtomicWaker;
 use slab::Slab;
 
 use super::close::{CloseDecision, CloseReason};
+use super::kept_requests::{KeptRequests, Slots};
 use super::timeouts::ExchangeStalls;
 use super::{BODY_WINDOW_BYTES, HEADER_LIST_BYTES, MESSAGES_WINDOW_BYTES};
 use crate::access::Revoke;
@@ -25,8 +26,7 @@ use crate::lifecycle::State;
 use crate::record::Record;
 use crate::rpc_metrics::RpcMetrics;
 
-/// Room for open exchanges that an idle connection keeps: 224 bytes, and h2's memory of as many requests, which the 24 KiB that
-/// each connection is assumed to take cover.
+/// Room for open exchanges that an idle connection keeps: 224 bytes.
 const KEPT_EXCHANGES: usize = 4;
 
 /// Length of the HTTP/2 connection preface (RFC 9113 3.4); shorter than any HTTP/1 head with a host.
@@ -75,8 +75,8 @@ pub(super) struct Progress {
     services: AtomicUsize,
     memory: ExchangeMemory,
     /// Room for open requests that h2 has made and keeps: see `kept_requests`.
-    slots: AtomicUsize,
-    /// It is to leave for them.
+    slots: Slots,
+    /// It is to leave for its slots.
     must_leave: AtomicBool,
     /// A drain does not wait for it.
     is_late: bool,
@@ -161,6 +161,14 @@ impl Progress {
         }
     }
 
+    /// Sets what counts its slots.
+    pub(super) fn with_kept(self, kept: &Arc<KeptRequests>) -> Self {
+        Self {
+            slots: Slots::new(kept),
+            ..self
+        }
+    }
+
     /// Its client's address.
     pub(super) fn peer(&self) -> Option<IpAddr> {
         self.peer
@@ -222,26 +230,20 @@ impl Progress {
         exchange
     }
 
-    /// Slots that h2 has made for the last request that was opened, since so many were never open at once.
-    pub(super) fn new_slots(&self) -> usize {
-        let (open, before) = (self.exchanges(), self.slots());
-        if open <= before.max(KEPT_EXCHANGES) || !self.is_http2() {
-            return 0;
-        }
-        // Only the connection's own task opens requests.
-        let slots = open.next_power_of_two();
-        self.slots.store(slots, Ordering::Relaxed);
-        slots - before
+    /// Counts what h2 keeps for the request that was just opened, if so many were never open at once. Returns whether
+    /// connections keep so much that some have to be closed.
+    pub(super) fn keeps_too_much(&self) -> bool {
+        self.is_http2() && self.slots.grow(self.exchanges())
     }
 
-    /// Slots that h2 keeps for its requests.
-    pub(super) fn slots(&self) -> usize {
-        self.slots.load(Ordering::Relaxed)
+    /// Whether the connection may receive nothing now: others that are closed have to release memory first.
+    pub(super) fn must_wait(&self) -> bool {
+        self.slots.are_full() && self.is_http2()
     }
 
-    /// Those of them that no open request is charged for.
+    /// Slots that h2 keeps for its requests, and that no open request is charged for.
     pub(super) fn idle_slots(&self) -> usize {
-        self.slots().saturating_sub(self.memory.charged_units())
+        self.slots.count().saturating_sub(self.memory.charged_units())
     }
 
     /// Closes it gracefully at the next check, because of its idle slots.

@@ -144,7 +144,9 @@ impl PortServer {
                     let recorder = port.recorder.as_ref();
                     let record = recorder.map(|to| to.begin(&request, progress.peer(), port.transport));
                     let exchange = progress.open_recorded(request.body().is_end_stream(), record);
-                    port.connection_limits.count_kept(&progress);
+                    if progress.keeps_too_much() {
+                        port.connection_limits.reclaim_kept();
+                    }
                     let is_head = request.method() == http::Method::HEAD;
                     let answer = within(exchange.record(), || {
                         port.dispatcher
