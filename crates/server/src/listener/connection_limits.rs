@@ -109,8 +109,8 @@ impl ConnectionLimits {
         &self.inner.kept
     }
 
-    /// Sends away connections for which h2 keeps much, if it keeps too much for all of them.
-    pub(super) fn reclaim_kept(&self) {
+    /// Sends away connections for which h2 keeps much, if it keeps too much for all of them; with `closes`, also closes some.
+    pub(super) fn reclaim_kept(&self, closes: bool) {
         if !self.inner.kept.are_many() {
             return;
         }
@@ -120,7 +120,7 @@ impl ConnectionLimits {
             .flat_map(|port| port.table().all().cloned().collect::<Vec<_>>())
             .collect();
         drop(ports);
-        self.inner.kept.reclaim(connections.into_iter());
+        self.inner.kept.reclaim(connections.into_iter(), closes);
     }
 }
 

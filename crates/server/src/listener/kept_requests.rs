@@ -4,13 +4,12 @@
 //! 2.6 KiB (measured) for each of as many requests as it ever had open at once, refused ones included. Those that are open and
 //! admitted are charged to request memory; what a connection keeps beyond that is counted in slots. Above a limit for all
 //! connections, those with the most such slots get GOAWAY at the next tick of `timeouts`; above twice the limit they are
-//! closed at once, when a connection gets more slots; above three times the limit, which needs as many requests that are admitted,
-//! or closed connections whose tasks have not run yet, nothing more is received over HTTP/2.
+//! closed at once, when a connection gets more slots; above three times the limit nothing more is received over HTTP/2 until those
+//! that were closed have released theirs, for which their tasks have to run.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::close::{CloseDecision, CloseReason};
 use super::progress::{Progress, UNIT_BYTES};
 
 /// Slots that are always allowed, however small request memory is: 2.6 MiB.
@@ -23,6 +22,8 @@ const FREE_SLOTS: usize = 4;
 #[derive(Debug, Default)]
 pub(super) struct Slots {
     own: AtomicUsize,
+    /// Those of them that were counted when the connection was closed for them.
+    closing: AtomicUsize,
     /// Those of all connections. `None` only in tests.
     all: Option<Arc<KeptRequests>>,
 }
@@ -30,7 +31,8 @@ pub(super) struct Slots {
 impl Slots {
     pub(super) fn new(all: &Arc<KeptRequests>) -> Self {
         Self {
-            own: AtomicUsize::new(0),
+            own: AtomicUsize::default(),
+            closing: AtomicUsize::default(),
             all: Some(Arc::clone(all)),
         }
     }
@@ -51,7 +53,17 @@ impl Slots {
         self.all.as_ref().is_some_and(|all| all.add(slots - before))
     }
 
-    /// Whether all connections have so many that no request may come.
+    /// Its connection is closed for them.
+    pub(super) fn close(&self) {
+        let slots = self.count();
+        if let Some(all) = &self.all
+            && self.closing.swap(slots, Ordering::Relaxed) == 0
+        {
+            all.closing.fetch_add(slots, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether all connections have so many that no request may come, and some will soon be released.
     pub(super) fn are_full(&self) -> bool {
         self.all.as_ref().is_some_and(|all| all.is_full())
     }
@@ -61,6 +73,8 @@ impl Drop for Slots {
     fn drop(&mut self) {
         if let Some(all) = &self.all {
             all.remove(self.count());
+            all.closing
+                .fetch_sub(self.closing.load(Ordering::Relaxed), Ordering::Relaxed);
         }
     }
 }
@@ -69,6 +83,8 @@ impl Drop for Slots {
 #[derive(Debug, Default)]
 pub(super) struct KeptRequests {
     slots: AtomicUsize,
+    /// Those of connections that are closed for them.
+    closing: AtomicUsize,
     max: AtomicUsize,
     /// With more slots than this, the next connection that gets some searches for connections to close.
     search_above: AtomicUsize,
@@ -127,11 +143,12 @@ impl KeptRequests {
     }
 
     fn is_full(&self) -> bool {
-        self.slots.load(Ordering::Relaxed) > self.max().saturating_mul(3)
+        let is_over = self.slots.load(Ordering::Relaxed) > self.max().saturating_mul(3);
+        is_over && self.closing.load(Ordering::Relaxed) > 0
     }
 
-    /// Sends away or closes those of all connections that have the most slots for nothing.
-    pub(super) fn reclaim(&self, connections: impl Iterator<Item = Arc<Progress>>) {
+    /// Sends away those of all connections that have the most slots for nothing; with `closes`, also closes some.
+    pub(super) fn reclaim(&self, connections: impl Iterator<Item = Arc<Progress>>, closes: bool) {
         let mut idle: Vec<_> = connections
             .map(|progress| (progress.idle_slots(), progress))
             .filter(|(slots, progress)| *slots > 0 && !progress.is_closing())
@@ -145,12 +162,16 @@ impl KeptRequests {
             let is_over = slots > limit;
             if is_over { slots - limit + self.step() } else { 0 }
         };
-        let mut to_close = excess(sum(|_| true), self.hard_max());
+        let mut to_close = if closes {
+            excess(sum(|_| true), self.hard_max())
+        } else {
+            0
+        };
         let mut to_leave = excess(sum(|progress| !progress.must_leave()), self.max());
         for (slots, progress) in &idle {
             if to_close > 0 {
                 to_close = to_close.saturating_sub(*slots);
-                progress.decide(CloseDecision::Close(CloseReason::Memory));
+                progress.close_for_slots();
             } else if to_leave == 0 {
                 break;
             }
@@ -165,6 +186,7 @@ impl KeptRequests {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::listener::close::{CloseDecision, CloseReason};
     use crate::listener::progress::{ConnectionEvent, SeenEvents};
     use futures_util::FutureExt as _;
 
@@ -202,23 +224,24 @@ mod tests {
         let small: Vec<_> = (0..16).map(|_| had(&kept, 16)).collect();
         let few: Vec<_> = (0..1000).map(|_| had(&kept, 4)).collect();
         let mut large: Vec<_> = (0..3).map(|_| had(&kept, 200)).collect();
-        let reclaim = |large: &[Arc<Progress>]| {
+        let reclaim = |large: &[Arc<Progress>], closes| {
             let all = small.iter().chain(&few).chain(large);
-            kept.reclaim(all.cloned().collect::<Vec<_>>().into_iter());
+            kept.reclaim(all.cloned().collect::<Vec<_>>().into_iter(), closes);
             let leave = large.iter().filter(|progress| progress.must_leave()).count();
             (leave, large.iter().filter(|progress| is_closed(progress)).count())
         };
         assert!(!kept.are_many());
-        assert_eq!(reclaim(&large), (0, 0));
+        assert_eq!(reclaim(&large, true), (0, 0));
 
         large.push(had(&kept, 129));
         assert!(kept.are_many());
-        assert_eq!(reclaim(&large), (2, 0));
-        assert_eq!(reclaim(&large), (2, 0));
+        assert_eq!(reclaim(&large, true), (2, 0));
+        assert_eq!(reclaim(&large, true), (2, 0));
 
         large.extend((0..4).map(|_| had(&kept, 256)));
         // 256 + 8 x 256 idle slots, 2 x 1,024 allowed.
-        assert_eq!(reclaim(&large), (6, 2));
+        assert_eq!(reclaim(&large, false), (6, 0));
+        assert_eq!(reclaim(&large, true), (6, 2));
         let none = small.iter().chain(&few).any(|progress| progress.must_leave());
         assert!(!none);
 
@@ -264,16 +287,20 @@ mod tests {
 
     #[test]
     fn nothing_is_received_while_what_is_closed_still_holds_its_slots() {
-        // Scenario: connections that had 256 requests open at once, to three times the limit, and one more, which end.
-        // Expectation: the others wait from the one more on, until one is gone; HTTP/1 never waits.
+        // Scenario: connections that had 256 requests open at once, to three times the limit, and one with few more; one of them is
+        // closed for its slots, and ends. Expectation: others wait from when it is closed until it has ended; HTTP/1 never waits.
         let kept = Arc::new(KeptRequests::default());
         kept.set_request_memory(4 << 20);
         let mut all: Vec<_> = (0..12).map(|_| had(&kept, 256)).collect();
+        all.push(had(&kept, 5));
         let (other, http1) = (connection(&kept), Progress::default().with_kept(&kept));
         assert!(!other.must_wait());
-        all.push(had(&kept, 5));
+        all[0].close_for_slots();
         assert!(other.must_wait() && !http1.must_wait());
-        all.pop();
+        all.remove(0);
+        assert!(!other.must_wait());
+        // What the one has released is not waited for again.
+        all.push(had(&kept, 256));
         assert!(!other.must_wait());
     }
 }

@@ -246,6 +246,12 @@ impl Progress {
         self.slots.count().saturating_sub(self.memory.charged_units())
     }
 
+    /// Closes it at once, because of its idle slots.
+    pub(super) fn close_for_slots(&self) {
+        self.slots.close();
+        self.decide(CloseDecision::Close(CloseReason::Memory));
+    }
+
     /// Closes it gracefully at the next check, because of its idle slots.
     pub(super) fn send_away(&self) {
         self.must_leave.store(true, Ordering::Relaxed);

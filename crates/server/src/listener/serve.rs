@@ -145,7 +145,7 @@ impl PortServer {
                     let record = recorder.map(|to| to.begin(&request, progress.peer(), port.transport));
                     let exchange = progress.open_recorded(request.body().is_end_stream(), record);
                     if progress.keeps_too_much() {
-                        port.connection_limits.reclaim_kept();
+                        port.connection_limits.reclaim_kept(true);
                     }
                     let is_head = request.method() == http::Method::HEAD;
                     let answer = within(exchange.record(), || {

@@ -306,7 +306,7 @@ async fn tick(connection_limits: ConnectionLimits) {
     loop {
         let times = connection_limits.timeouts();
         tokio::time::sleep(period(&times)).await;
-        connection_limits.reclaim_kept();
+        connection_limits.reclaim_kept(false);
         let goes_on = CORE.with_borrow_mut(|core| {
             for (_, watched) in &mut core.watched {
                 let CheckResult {
