@@ -211,7 +211,7 @@ impl Inner {
         })
     }
 
-    /// Holds back, until a restart, limits that need more memory than the engine has.
+    /// Holds back, until a restart, limits that need more memory or a longer queue than the engine has.
     fn hold_back(&self, config: &mut Config, changes: &mut ConfigDiff) {
         let engine = self.parts.fetcher.engine();
         if config.limits.response_bytes > engine.response_bytes_max() {
@@ -222,6 +222,10 @@ impl Inner {
         if config.engine.connection_bytes > budget {
             config.engine.connection_bytes = self.parts.connection_limits.connection_bytes();
             changes.hold_back("limits.connection_bytes");
+        }
+        if config.limits.items_per_request > engine.queued_reads_max() {
+            config.limits.items_per_request = self.parts.fetcher.limits().items_per_request;
+            changes.hold_back("limits.items_per_request");
         }
     }
 }

@@ -327,6 +327,45 @@ async fn limits_change_at_once_and_what_cannot_is_named() {
     daemon.stop().await;
 }
 
+#[tokio::test]
+async fn a_limit_that_only_a_restart_allows_waits_for_it() {
+    // Scenario: a larger batch, with the longer queue that it needs; a longer response, with the memory that it needs.
+    // Expectation: none is applied, since the queue or the memory in force has no room: clients would be asked to try
+    // again, for nothing. Reloads report all of them, and the old limits stay in force.
+    let keys = |limits: &str, memory: &str| {
+        format!("engine: {{backend: mmap, cores: 1, memory_budget: {memory}}}\nlimits: {{{limits}}}")
+    };
+    let small = keys("items_per_request: 8, queued_reads: 8", "32MiB");
+    let setup = Setup::new("mmap").whole(&file(&small, &["blocks"]));
+    setup.file("blocks.bin", &noise(9, 64 * 4096));
+    let daemon = setup.start();
+    let large = "items_per_request: 9, queued_reads: 9, response_bytes: 16MiB, connection_bytes: 64MiB";
+    daemon.rewrite(&file(&keys(large, "64MiB"), &["blocks"]));
+    for _ in 0..2 {
+        let answer = reload(&daemon).await.unwrap();
+        assert_eq!(told(&answer.applied), []);
+        assert_eq!(
+            told(&answer.needs_restart),
+            [
+                ("engine.memory_budget", "32MiB", "64MiB"),
+                ("limits.queued_reads", "8", "9"),
+                ("limits.response_bytes", "3MiB", "16MiB"),
+                ("limits.connection_bytes", "32MiB", "64MiB"),
+                ("limits.items_per_request", "8", "9"),
+            ]
+        );
+    }
+    let batch = wire::blocks("blocks", &[0, 1, 2, 3, 4, 5, 6, 7, 8]);
+    let status = daemon.fetch().await.fetch_blocks(batch).await.unwrap_err();
+    assert!(
+        status
+            .message()
+            .contains("9 items; the limit is 8 (limits.items_per_request)"),
+        "{status:?}"
+    );
+    daemon.stop().await;
+}
+
 async fn reload_on_held_connection(daemon: &Daemon, keys: &str) -> v1::ReloadResponse {
     daemon.rewrite(&file(keys, &["blocks"]));
     reload(daemon).await.unwrap()
