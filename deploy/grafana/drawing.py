@@ -108,7 +108,8 @@ def _legend_lines(names, width):
 
 def _series(panel, place, answers, start, end, switches):
     unit, by_backend = panel["fieldConfig"]["defaults"]["unit"], bool(panel["fieldConfig"]["overrides"])
-    stacked = panel["fieldConfig"]["defaults"]["custom"]["stacking"]["mode"] == "normal"
+    custom = panel["fieldConfig"]["defaults"]["custom"]
+    stacked, logarithmic = "stacking" in custom, "scaleDistribution" in custom
     lines = [(name, points) for _, named in answers for name, points in named]
     legend = _legend_lines([name for name, _ in lines], place["w"] - 24)
     shown = legend[:4]
@@ -119,9 +120,8 @@ def _series(panel, place, answers, start, end, switches):
             raised = [(at, value + floor.get(at, 0.0)) for at, value in points]
             lines[place_] = (name, raised)
             floor.update(raised)
-    custom = panel["fieldConfig"]["defaults"]["custom"]
     values = [value for _, points in lines for _, value in points]
-    if custom["scaleDistribution"]["type"] == "log" and any(value > 0 for value in values):
+    if logarithmic and any(value > 0 for value in values):
         low, high = math.floor(math.log10(min(value for value in values if value > 0))), math.ceil(math.log10(max(values)))
         high = max(high, low + 1)
         marks = [((power - low) / (high - low), told(10.0 ** power, unit)) for power in range(low, high + 1)]

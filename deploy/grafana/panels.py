@@ -1,4 +1,5 @@
-"""The building blocks of the dashboards: panels, variables and links as Grafana's JSON, written once.
+"""The building blocks of the dashboards: panels, variables and links as Grafana's JSON, written once. What equals Grafana's
+default is left out: it merges its defaults into each panel's options.
 
 Only `pick` writes selectors, so that every series is selected by job and instance. Each backend has its own colour, so that
 it looks the same on every panel.
@@ -53,7 +54,7 @@ def target(expression, legend="", **others):
 
 def _panel(kind, title, description, unit, size, targets, options, **defaults):
     width, height = size
-    queries = [{"refId": chr(ord("A") + place), "datasource": DATASOURCE, "editorMode": "code", **query}
+    queries = [{"refId": chr(ord("A") + place), "datasource": DATASOURCE, **query}
                for place, query in enumerate(targets)]
     return {
         "type": kind, "title": title, "description": description, "datasource": DATASOURCE,
@@ -65,11 +66,10 @@ def _panel(kind, title, description, unit, size, targets, options, **defaults):
 
 def series(title, description, unit, size, *targets, stacked=False, by_backend=False, logarithmic=False, **defaults):
     """Values over time, from 0 on or logarithmic."""
-    custom = {"drawStyle": "line", "lineWidth": 1, "fillOpacity": 40 if stacked else 8, "showPoints": "never",
-              "spanNulls": False, "scaleDistribution": {"type": "log", "log": 10} if logarithmic else {"type": "linear"},
-              "stacking": {"mode": "normal" if stacked else "none", "group": "A"}}
-    options = {"legend": {"displayMode": "list", "placement": "bottom", "showLegend": True, "calcs": []},
-               "tooltip": {"mode": "multi", "sort": "desc"}}
+    custom = {"fillOpacity": 40 if stacked else 8, "showPoints": "never",
+              **({"scaleDistribution": {"type": "log", "log": 10}} if logarithmic else {}),
+              **({"stacking": {"mode": "normal"}} if stacked else {})}
+    options = {"tooltip": {"mode": "multi", "sort": "desc"}}
     ranged = [{**query, "range": True} for query in targets]
     panel = _panel("timeseries", title, description, unit, size, ranged, options, custom=custom,
                    **({} if logarithmic else {"min": 0}), **defaults)
@@ -86,20 +86,16 @@ def stat(title, description, unit, size, expression, legend="", bad_from=None, *
     steps = [{"color": "green" if bad_from is not None else "text", "value": None}]
     if bad_from is not None:
         steps.append({"color": "red", "value": bad_from})
-    options = {"reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False}, "colorMode": "value",
-               "graphMode": "none", "textMode": "value", "justifyMode": "auto", "orientation": "auto",
-               "wideLayout": True, "showPercentChange": False, "percentChangeColorMode": "standard"}
     query = {**target(expression, legend), "instant": True}
-    return _panel("stat", title, description, unit, size, [query], options, color={"mode": "thresholds"},
+    return _panel("stat", title, description, unit, size, [query], {"graphMode": "none", "textMode": "value"},
+                  color={"mode": "thresholds"},
                   thresholds={"mode": "absolute", "steps": steps}, **defaults)
 
 
 def table(title, description, size, *targets, columns, hidden=(), units=()):
     """Rows of the series' labels. `columns`: their names and order."""
     queries = [{**query, "instant": True, "format": "table"} for query in targets]
-    options = {"frameIndex": 0, "showHeader": True, "cellHeight": "sm",
-               "footer": {"show": False, "reducer": ["sum"], "countRows": False}}
-    panel = _panel("table", title, description, "none", size, queries, options)
+    panel = _panel("table", title, description, "none", size, queries, {})
     panel["transformations"] = [
         {"id": "merge", "options": {}},
         {"id": "organize", "options": {
@@ -116,14 +112,7 @@ def table(title, description, size, *targets, columns, hidden=(), units=()):
 def heatmap(title, description, unit, size, expression):
     """The distribution of values over time: a histogram's buckets."""
     query = {**target(expression, "{{le}}"), "format": "heatmap", "range": True}
-    options = {
-        "calculate": False, "cellGap": 1, "showValue": "never",
-        "cellValues": {"unit": "short"}, "filterValues": {"le": 1e-9}, "exemplars": {"color": "rgba(255,0,255,0.7)"},
-        "color": {"mode": "scheme", "scheme": "Oranges", "steps": 64, "reverse": False, "exponent": 0.5,
-                  "scale": "exponential", "fill": "dark-orange"},
-        "yAxis": {"axisPlacement": "left", "unit": unit, "reverse": False}, "rowsFrame": {"layout": "auto"},
-        "legend": {"show": True}, "tooltip": {"mode": "single", "showColorScale": False, "yHistogram": False},
-    }
+    options = {"showValue": "never", "cellValues": {"unit": "short"}, "yAxis": {"unit": unit}}
     return _panel("heatmap", title, description, unit, size, [query], options)
 
 
@@ -133,8 +122,7 @@ def variable(name, label, metric, conditions="", default=None):
     everything = default is None
     return {
         "name": name, "label": label, "type": "query", "datasource": DATASOURCE,
-        "query": {"query": query, "refId": name}, "refresh": 2, "sort": 1, "hide": 0, "regex": "",
-        "multi": everything, "includeAll": everything, "skipUrlSync": False, "options": [],
+        "query": {"query": query, "refId": name}, "refresh": 2, "sort": 1, "multi": everything, "includeAll": everything,
         # Job and instance: the known values, since every program has `up` and `process_*`.
         **({"allValue": ".+"} if everything and name not in ("job", "instance") else {}),
         "current": {"text": "All", "value": "$__all"} if everything else {"text": default, "value": default},
@@ -174,19 +162,18 @@ def dashboard(name, title, description, variables, rows, others):
     return {
         "uid": f"ringfetch-{name}", "title": title, "description": description, "tags": ["ringfetch"],
         "schemaVersion": SCHEMA_VERSION, "version": 1, "editable": False, "graphTooltip": 1, "refresh": "5s",
-        "fiscalYearStartMonth": 0, "time": {"from": "now-15m", "to": "now"}, "timezone": "browser", "timepicker": {},
+        "time": {"from": "now-15m", "to": "now"}, "timezone": "browser",
         "links": [
             {"type": "link", "title": other_title, "url": f"/d/ringfetch-{other}", "icon": "dashboard", "tooltip": "",
-             "tags": [], "asDropdown": False, "targetBlank": False, "includeVars": True, "keepTime": True}
+             "tags": [], "includeVars": True, "keepTime": True}
             for other, other_title in others],
         "templating": {"list": [
             {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus", "refresh": 1,
-             "hide": 0, "regex": "", "multi": False, "includeAll": False, "skipUrlSync": False, "options": [],
              # The one provisioned here; elsewhere Grafana uses its default.
              "current": {"text": "Prometheus", "value": "prometheus"}},
             *variables]},
         "annotations": {"list": [{
-            "name": "Backend switched, or daemon started", "datasource": DATASOURCE, "enable": True, "hide": False,
+            "name": "Backend switched, or daemon started", "datasource": DATASOURCE, "enable": True,
             "iconColor": "purple",
             # In the first minute of a backend its series exists, and did not a minute before.
             "target": {"refId": "Anno", "expr": f"{switched} unless {switched} offset 1m", "interval": ""},
