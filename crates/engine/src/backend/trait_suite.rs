@@ -1,5 +1,5 @@
-//! One small suite over every backend that needs no ring, at the level of the trait: a single attempt returns
-//! the right bytes, and many are each reported once. The engine's contract suite tests everything above that.
+//! One small suite over every backend that needs no ring, at the level of the trait: what an attempt returns at and
+//! past the end of a file. Through the engine the contract suite tests everything else.
 
 use super::mmap::MmapBackend;
 use super::pread::PreadBackend;
@@ -139,37 +139,6 @@ fn one(backend: &mut impl Backend, file: &Arc<OpenFile>, offset: u64, length: us
     Ok(memory)
 }
 
-fn random_extents_are_right(backend: &mut impl Backend) {
-    // Scenario: batches of random extents of an intact file, some past its end, some empty. Expectation: every attempt
-    // reads exactly the file's bytes up to its end.
-    let sample = Sample::new(100_000);
-    let seed = fastrand::u64(..);
-    println!("seed {seed}");
-    let mut random = fastrand::Rng::with_seed(seed);
-    for _ in 0..50 {
-        let mut reads: Vec<Read> = (0..random.usize(1..200))
-            .map(|_| Read::new(random.u64(..110_000), random.usize(..20_000) * random.usize(..2)))
-            .collect();
-        make_all(backend, &sample.file, &mut reads);
-        for read in &reads {
-            let start = usize::try_from(read.offset)
-                .expect("small")
-                .min(sample.bytes.len());
-            let end = (start + read.memory.len()).min(sample.bytes.len());
-            let expected = &sample.bytes[start..end];
-            assert_eq!(
-                read.result,
-                Some(Ok(u32::try_from(expected.len()).expect("short")))
-            );
-            assert!(
-                read.memory[..expected.len()] == *expected,
-                "offset {}",
-                read.offset
-            );
-        }
-    }
-}
-
 fn end_of_file_is_short(backend: &mut impl Backend) {
     // Scenario: reads that cross the end, begin at it, lie past it, or begin where no file can. Expectation:
     // the bytes there are; then 0; an offset beyond 2^63 gives 0 or EINVAL, never bytes.
@@ -263,93 +232,21 @@ fn an_idle_backend_is_pending(backend: &mut impl Backend) {
     assert_eq!(backend.flush(), 0);
 }
 
-fn a_file_lives_as_long_as_its_attempt(backend: &mut impl Backend) {
-    // Scenario: the only other reference to a file is dropped while attempts on it are in flight.
-    // Expectation: they read its bytes, and afterwards the backend keeps no reference.
-    let mut sample = Sample::new(50_000);
-    let mut reads: Vec<Read> = (0..40).map(|number| Read::new(number * 1000, 1000)).collect();
-    for (slot, read) in reads.iter_mut().enumerate() {
-        let attempt = read.attempt(slot, &sample.file);
-        backend.start(attempt);
-    }
-    let weak = Arc::downgrade(&sample.file);
-    sample.file = Sample::new(1).file;
-    backend.flush();
-    collect(backend, &mut reads, 40);
-    for read in &reads {
-        let start = usize::try_from(read.offset).expect("small");
-        assert!(read.memory == sample.bytes[start..start + 1000]);
-    }
-    assert!(weak.upgrade().is_none(), "every reference went with its attempt");
-}
-
-/// A loop device over a file, detached on drop.
-struct LoopDevice(std::path::PathBuf);
-
-impl LoopDevice {
-    fn over(file: &tempfile::NamedTempFile) -> Self {
-        let output = std::process::Command::new("losetup")
-            .args(["--find", "--show"])
-            .arg(file.path())
-            .output()
-            .expect("install losetup (util-linux)");
-        assert!(output.status.success(), "losetup needs root: {output:?}");
-        Self(String::from_utf8(output.stdout).expect("a path").trim().into())
-    }
-}
-
-impl Drop for LoopDevice {
-    fn drop(&mut self) {
-        let _ = std::process::Command::new("losetup")
-            .arg("--detach")
-            .arg(&self.0)
-            .status();
-    }
-}
-
-fn a_failing_device_is_eio(backend: &mut impl Backend) {
-    // Scenario: a block device (a loop device) whose second half fails, because its backing file was
-    // truncated. Expectation: bytes from the first half, EIO from the second, and the process lives.
-    let sample = Sample::new(4 << 20);
-    sample.writable().sync_all().expect("sync");
-    let device = LoopDevice::over(&sample.named);
-    let file = Arc::new(OpenFile::open(&device.0, DirectIo::Off).expect("open"));
-    assert_eq!(file.length_bytes(), 4 << 20);
-    sample.writable().set_len(2 << 20).expect("truncate");
-    assert_eq!(
-        one(backend, &file, 5000, 5000).expect("the first half"),
-        sample.bytes[5000..10_000]
-    );
-    assert_eq!(one(backend, &file, 3 << 20, 5000), Err(libc::EIO));
-    assert_eq!(
-        one(backend, &file, 1 << 20, 5000).expect("it goes on"),
-        sample.bytes[1 << 20..][..5000]
-    );
-}
-
 macro_rules! suite {
     ($($module:ident: $backend:expr;)*) => {
         $(mod $module {
             use super::*;
             suite!(@cases $backend;
-                random_extents_are_right, end_of_file_is_short, an_empty_file_has_no_bytes, truncation_is_short,
-                truncation_in_flight_is_never_wrong_bytes, an_idle_backend_is_pending,
-                a_file_lives_as_long_as_its_attempt;
-                needs root: a_failing_device_is_eio);
+                end_of_file_is_short, an_empty_file_has_no_bytes, truncation_is_short,
+                truncation_in_flight_is_never_wrong_bytes, an_idle_backend_is_pending);
         })*
     };
     // Scenario and expectation: see the functions of these names above.
-    (@cases $backend:expr; $($case:ident),*; needs root: $($as_root:ident),*) => {
+    (@cases $backend:expr; $($case:ident),*) => {
         $(#[test]
         fn $case() {
             // See above.
             super::$case(&mut $backend);
-        })*
-        $(#[test]
-        #[ignore = "needs root"]
-        fn $as_root() {
-            // See above.
-            super::$as_root(&mut $backend);
         })*
     };
 }
