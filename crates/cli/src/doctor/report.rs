@@ -46,8 +46,6 @@ impl Report {
             "verdict": worst.unwrap_or(Verdict::Ok).as_str(),
             "backends": self.summary.json(),
             "fix_first": fix_first,
-            // The same under its earlier name.
-            "mend_first": fix_first,
             "checks": self.checks,
         })
     }
