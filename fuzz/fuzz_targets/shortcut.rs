@@ -76,7 +76,6 @@ static PORTS: LazyLock<Ports> = LazyLock::new(|| {
     }
 });
 
-/// Connections that are reused.
 #[derive(Default)]
 struct Connections {
     http: [Option<Http1>; 2],

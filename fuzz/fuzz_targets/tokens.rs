@@ -223,7 +223,6 @@ thread_local! {
     static CONNECTIONS: RefCell<[Connections; 2]> = RefCell::default();
 }
 
-/// What a request asks for.
 #[derive(Debug, Clone, Copy)]
 enum Asked {
     /// A path that needs no credential.

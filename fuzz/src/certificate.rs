@@ -38,7 +38,6 @@ pub struct Name {
     pub bytes: Vec<u8>,
 }
 
-/// The kind of a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
     Uri,
@@ -168,7 +167,6 @@ impl Authority {
         )
     }
 
-    /// A certificate with these names.
     pub fn certificate(&self, names: &[Name]) -> Vec<u8> {
         let (mut subject, mut alternatives) = (Vec::new(), Vec::new());
         for name in names {

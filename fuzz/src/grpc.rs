@@ -41,7 +41,6 @@ const DATA_LOSS: i32 = 15;
 /// Most pieces of a body.
 const PIECES_MAX: usize = 64;
 
-/// A call.
 #[derive(Debug, Clone)]
 pub struct Call {
     pub method: &'static str,
@@ -52,7 +51,6 @@ pub struct Call {
 }
 
 impl Call {
-    /// Parses an input.
     pub fn parse(input: &[u8]) -> Option<Self> {
         let (&[method, framing, timeout_bytes], rest) = input.split_first_chunk::<3>()?;
         let (timeout, body) = rest.split_at_checked(usize::from(timeout_bytes % 12))?;

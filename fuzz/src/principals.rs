@@ -20,7 +20,6 @@ pub enum Credential {
     Certificate(String),
 }
 
-/// A line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Line {
     pub name: String,
@@ -31,12 +30,10 @@ pub struct Line {
 }
 
 impl Line {
-    /// Whether it may read this dataset.
     pub fn may_read(&self, dataset: &str) -> bool {
         self.has("*") || self.has(dataset)
     }
 
-    /// Whether it has this right.
     pub fn has(&self, right: &str) -> bool {
         self.rights.contains(right)
     }

@@ -11,7 +11,6 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::pki_types::ServerName;
 
-/// The body of a request.
 pub type Body = BoxBody<Bytes, Infallible>;
 /// A connection that speaks HTTP/1.1.
 pub type Http1 = http1::SendRequest<Body>;

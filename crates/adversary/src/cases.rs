@@ -34,7 +34,6 @@ where
     all(&mut tasks).await
 }
 
-/// Waits for all tasks.
 async fn all(tasks: &mut JoinSet<()>) -> io::Result<()> {
     while let Some(ended) = tasks.join_next().await {
         ended.map_err(io::Error::other)?;

@@ -7,7 +7,6 @@ use tokio::net::TcpStream;
 const HEAD_BYTES_MAX: usize = 64 << 10;
 const BODY_BYTES_MAX: usize = 64 << 20;
 
-/// An answer.
 pub(crate) struct Answer {
     pub(crate) status: u16,
     pub(crate) body: Vec<u8>,
@@ -56,7 +55,6 @@ fn parse(head: &[u8]) -> io::Result<(u16, usize)> {
     Ok((status, length))
 }
 
-/// The status of a status line.
 pub(crate) fn status_of(line: &str) -> Option<u16> {
     line.strip_prefix("HTTP/1.")?.split(' ').nth(1)?.parse().ok()
 }

@@ -73,7 +73,6 @@ impl Target {
         }
     }
 
-    /// The value of `authorization` for calls.
     pub(crate) fn authorization(token: Option<&str>) -> io::Result<Option<HeaderValue>> {
         let value = |token| HeaderValue::try_from(format!("Bearer {token}")).map_err(io::Error::other);
         token.map(value).transpose()

@@ -29,7 +29,6 @@ pub(crate) fn hex_dump(out: &mut dyn Write, base: u64, bytes: &[u8]) -> io::Resu
     Ok(())
 }
 
-/// Bytes as one hexadecimal word.
 pub(crate) fn hex_word(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -38,7 +38,6 @@ fn lines(reloaded: &Reloaded) -> Vec<String> {
     groups.into_iter().flat_map(lines).collect()
 }
 
-/// The last reload as one line.
 pub(crate) fn last_line(last: &LastReload) -> String {
     if !last.successful {
         return format!("RELOAD FAILED, nothing has changed: {}", last.problem);

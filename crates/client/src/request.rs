@@ -221,7 +221,6 @@ impl Answer {
         }
     }
 
-    /// Whether it has the requested kind.
     pub(crate) fn fits(&self, kind: RequestKind) -> bool {
         matches!(
             (self, kind),

@@ -337,7 +337,6 @@ fn millis(left: Duration) -> u32 {
 }
 
 impl State {
-    /// Sends a request.
     fn send(&mut self, waiting: Waiting, request: StreamRequest, deadline_ms: u32) -> Result<(), Error> {
         if let Some(cause) = &self.broken {
             return Err(Error::StreamBroken {

@@ -31,7 +31,6 @@ const USAGE: &str = "usage: engine_load FILE [--flag value ...]
 /// Driven before anything is measured.
 const WARM_UP: Duration = Duration::from_millis(500);
 
-/// The requested options.
 struct Options {
     path: String,
     config: EngineConfig,

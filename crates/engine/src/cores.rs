@@ -25,7 +25,6 @@ use tokio::sync::{mpsc, watch};
 /// A task for a core. Its future is created there, so it need not be `Send`.
 pub(crate) type Task = Box<dyn FnOnce() -> Pin<Box<dyn Future<Output = ()>>> + Send>;
 
-/// A command to a core.
 pub(crate) enum CoreCommand {
     /// Run this concurrently.
     Task(Task),

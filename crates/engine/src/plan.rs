@@ -34,7 +34,6 @@ pub(crate) enum Place {
     Scratch(u32),
 }
 
-/// One read to be made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PlannedRead {
     /// Which file; see `Segment::file`.

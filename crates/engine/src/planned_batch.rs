@@ -30,7 +30,6 @@ pub(crate) enum Shortfall {
     Defect,
 }
 
-/// A planned batch with its memory.
 #[derive(Debug)]
 pub(crate) struct PlannedBatch {
     /// The backend for which it was accepted.

@@ -20,7 +20,6 @@ impl LabError {
         Self::Failed(format!("{what}: {error}"))
     }
 
-    /// Changes the words.
     pub(crate) fn map(self, words: impl Fn(&str) -> String) -> Self {
         match self {
             Self::Usage(problem) => Self::Usage(words(&problem)),

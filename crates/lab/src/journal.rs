@@ -50,7 +50,6 @@ struct Line {
     sample: Sample,
 }
 
-/// An open journal.
 #[derive(Debug)]
 pub(crate) struct Journal {
     /// Names its directory.

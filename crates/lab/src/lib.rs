@@ -253,7 +253,6 @@ fn measured(
     })
 }
 
-/// A path as a word of a shell.
 fn word(path: &Path) -> String {
     let shown = path.to_string_lossy();
     // No path has a zero byte, which cannot be quoted.

@@ -22,7 +22,6 @@ const PAGE_BYTES: u64 = 4096;
 /// A smaller file says nothing about a device.
 const LENGTH_MIN_BYTES: u64 = 1 << 20;
 
-/// A file of the data.
 #[derive(Debug)]
 pub(crate) struct DataFile {
     pub(crate) path: PathBuf,

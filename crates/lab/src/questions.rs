@@ -24,7 +24,6 @@ pub(crate) struct Head {
     pub(crate) dim: usize,
     /// Vectors.
     pub(crate) count: u64,
-    /// Queries.
     pub(crate) queries: usize,
     /// Results of a query.
     pub(crate) limit: usize,

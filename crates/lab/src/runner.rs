@@ -18,7 +18,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Template of the progress bar for steps.
 pub(crate) const STEPS: &str = "{bar:30} {pos}/{len}  {left}{wide_msg}";
-/// Reads of a probe.
 const PROBE_READS: u64 = 8;
 
 /// How cells are measured.

@@ -65,12 +65,10 @@ impl Sample {
 /// Extracts a figure from a sample.
 pub(crate) type Of = fn(&Sample) -> f64;
 
-/// Reads a second of a sample.
 pub(crate) fn reads_per_second(sample: &Sample) -> f64 {
     approximate(sample.reads) / sample.seconds
 }
 
-/// Bytes a second of a sample.
 pub(crate) fn bytes_per_second(sample: &Sample) -> f64 {
     approximate(sample.bytes) / sample.seconds
 }

@@ -103,7 +103,6 @@ impl Served {
         Ok(Some(served))
     }
 
-    /// Names of its objects.
     pub(crate) fn objects(&self) -> Result<Vec<String>, LabError> {
         use futures_util::TryStreamExt as _;
         wait("server", &self.url, async {
@@ -163,7 +162,6 @@ impl Served {
         Ok(())
     }
 
-    /// A connected client.
     pub(crate) async fn connect(&self, timeout: Duration) -> Result<Client, LabError> {
         let failed = |error| told("server", &self.url, &error);
         let client = self.clients.client(&self.url, timeout).map_err(failed)?;

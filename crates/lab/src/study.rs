@@ -92,7 +92,6 @@ pub(crate) enum Measure {
 }
 
 impl Measure {
-    /// Makes a step.
     pub(crate) fn step(&self, cell: &Cell, once: Once<'_>) -> Result<Sample, String> {
         match self {
             Self::Once => once(cell.setup),

@@ -11,7 +11,6 @@ use tempfile::NamedTempFile;
 /// Ends of the temporary names.
 const PARTIAL_PREFIX: &str = ".ringfetch-";
 const PARTIAL_SUFFIX: &str = ".partial";
-/// Bytes per write.
 const CHUNK_BYTES: usize = 1 << 20;
 
 /// Called with the bytes written so far from time to time; returning false stops the writing.

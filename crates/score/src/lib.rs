@@ -216,7 +216,6 @@ fn total(mut lanes: [f64; LANES]) -> f64 {
     lanes[0]
 }
 
-/// An element type.
 trait Element {
     const BYTES: usize;
     /// Decodes [`LANES`] elements.

@@ -263,7 +263,6 @@ impl Caller {
         self.engine.set_weight(limits.weight);
     }
 
-    /// Its requests in flight.
     pub(crate) fn requests_in_flight(&self) -> u64 {
         self.requests.held()
     }

@@ -287,7 +287,6 @@ fn milliseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Collects the status.
 #[derive(Debug)]
 pub(crate) struct StatusCollector {
     started: Instant,
@@ -313,7 +312,6 @@ impl StatusCollector {
         }
     }
 
-    /// The status now.
     pub(crate) fn collect(&self, fetcher: &Fetcher, state: State) -> StatusView {
         let now = Instant::now();
         let engine = fetcher.engine();

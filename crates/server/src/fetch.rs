@@ -504,7 +504,6 @@ pub(crate) mod tests {
         serving(Vec::new(), limits)
     }
 
-    /// The objects of a directory.
     pub(crate) fn objects_of(directory: &std::path::Path) -> Arc<Dataset> {
         let kind = KindSpec::objects(16, Duration::from_secs(60));
         let spec = DatasetSpec::new("objects", directory, kind, DirectIo::Off);

@@ -52,7 +52,6 @@ impl fmt::Display for FileError {
 
 impl std::error::Error for FileError {}
 
-/// A file and its bytes.
 #[derive(Debug)]
 pub(crate) struct KeyFile<'a> {
     key: &'static str,

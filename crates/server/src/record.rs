@@ -86,7 +86,6 @@ impl Facts {
         self.failed_items > 0 || !is_success(self.code())
     }
 
-    /// Sets the requested dataset.
     fn set_dataset(&mut self, name: &str) {
         if self.dataset.as_deref() != Some(name) {
             self.dataset = Some(name.chars().take(NAME_CHARS_MAX).collect());

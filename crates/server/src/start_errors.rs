@@ -46,7 +46,6 @@ impl StartErrors {
         }
     }
 
-    /// Opens the datasets.
     pub(crate) fn open(&mut self, datasets: &[DatasetSpec]) -> Option<Catalogue> {
         let OpenErrors(errors) = match Catalogue::open(datasets) {
             Ok(catalogue) => return Some(catalogue),

@@ -148,7 +148,6 @@ impl ClientProcess {
         Self { child, ask, answers }
     }
 
-    /// Makes `count` reads.
     fn reads(&mut self, count: u64) {
         writeln!(self.ask.as_mut().unwrap(), "{count}").unwrap();
         let mut answer = String::new();

@@ -16,7 +16,6 @@ use tokio::net::TcpStream;
 
 /// Last stream number used; the flood continues on a new connection.
 const STREAM_MAX: u32 = 1 << 30;
-/// Frames per write.
 const FRAMES_A_WRITE: u32 = 100;
 /// Most frames a second on each connection, so that the sender's own CPU use is known.
 const FRAMES_A_SECOND: u32 = 10_000;
@@ -152,7 +151,6 @@ async fn flood(stream: TcpStream, target: &Target, options: &Options, tally: &Ta
     }
 }
 
-/// The frames of one connection.
 struct Frames {
     kind: Kind,
     head: Vec<u8>,

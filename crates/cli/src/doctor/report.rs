@@ -7,7 +7,6 @@ use serde_json::{Value, json};
 use std::collections::HashSet;
 use std::io::{self, Write};
 
-/// The whole report.
 #[derive(Debug)]
 pub(super) struct Report {
     pub(super) release: String,

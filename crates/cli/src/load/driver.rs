@@ -19,7 +19,6 @@ use tokio::sync::mpsc;
 /// There is always a timer at most this far ahead.
 const TICK: Duration = Duration::from_millis(100);
 
-/// All threads of a run.
 #[derive(Debug)]
 pub(super) struct LoadThreads {
     threads: Vec<Thread>,
@@ -83,7 +82,6 @@ impl LoadThreads {
         self.reports.recv().await.unwrap_or_else(|| Err(panicked()))
     }
 
-    /// Number of threads.
     pub(super) fn threads(&self) -> u32 {
         u32::try_from(self.threads.len()).unwrap_or(u32::MAX)
     }

@@ -18,7 +18,6 @@ const TICKS_PER_HALF: u32 = 5;
 /// Longest encoded text; a full histogram is at most about 100 KB when compressed.
 const ENCODED_BYTES_MAX: usize = 8 << 20;
 
-/// Durations in nanoseconds.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Durations {
     min_ns: u64,

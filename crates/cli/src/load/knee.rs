@@ -11,7 +11,6 @@ const STEPS_MAX: usize = 30;
 /// If a larger share of arrivals was never sent, the rate was not driven at all.
 pub(crate) const MISSED_SHARE_MAX: f64 = 0.001;
 
-/// The state of a search.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Search {
     start: f64,
@@ -47,7 +46,6 @@ impl Search {
         }
     }
 
-    /// Records whether a rate held.
     pub(crate) fn record(&mut self, rate: f64, held: bool) {
         self.steps += 1;
         let end = if held { &mut self.held } else { &mut self.broken };

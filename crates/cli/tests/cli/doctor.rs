@@ -20,7 +20,6 @@ fn doctor(binary: &str, through: &[&str], args: &[&str]) -> Output {
     Command::new(line[0]).args(&line[1..]).output().unwrap()
 }
 
-/// A report as JSON.
 struct Report(Value);
 
 impl Report {

@@ -8,7 +8,6 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The page of metrics.
 #[derive(Clone, Copy, PartialEq)]
 enum Metrics {
     Short,

@@ -71,7 +71,6 @@ impl<J, R> Handoff<J, R> {
         self.queued.notify_all();
     }
 
-    /// Reports the result of a job.
     pub(crate) fn report(&self, result: R) {
         let waker = {
             let mut done = lock(&self.done);

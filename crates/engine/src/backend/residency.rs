@@ -30,7 +30,6 @@ impl Default for ResidencyHistories {
 }
 
 impl ResidencyHistories {
-    /// The history of a file.
     pub(crate) fn of(&mut self, file: u64) -> Option<&mut ResidencyHistory> {
         self.0
             .get_mut(usize::try_from(file).unwrap_or(0) % REMEMBERED_FILES)

@@ -81,7 +81,6 @@ impl From<Errno> for FileError {
 pub(super) enum Accept {
     /// Regular files and block devices.
     FilesAndDevices,
-    /// Regular files.
     FilesOnly,
 }
 

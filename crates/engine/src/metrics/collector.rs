@@ -223,7 +223,6 @@ impl Collector for EngineCollector {
     }
 }
 
-/// Adds the series of one shard.
 fn add_shard(scrape: &mut Scrape<'_>, shard: &ShardMetrics, all: &[Arc<ShardMetrics>]) {
     let number = shard.shard.to_string();
     let labels = [("shard", number.as_str())];

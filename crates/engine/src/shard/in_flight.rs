@@ -64,7 +64,6 @@ pub(super) struct Slot {
     next: u32,
 }
 
-/// A read and its progress.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct TrackedRead {
     /// Its batch.

@@ -14,7 +14,6 @@ const BATCHES_MAX: usize = 4096;
 /// Most control messages between two polls of a shard: a drain, and sweeps and heartbeats every few seconds.
 const CONTROLS_MAX: usize = 64;
 
-/// A control message.
 #[derive(Debug)]
 pub(crate) enum Control {
     /// Finish what was accepted, accept nothing more, end.
@@ -46,7 +45,6 @@ pub(crate) struct Inbox {
 /// Why a message was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SendError {
-    /// The channel is full.
     Full,
     /// The shard accepts no more batches, or has ended.
     Closed,

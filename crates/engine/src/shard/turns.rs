@@ -98,7 +98,6 @@ fn after(balance: i64, bytes: i64) -> i64 {
     balance.saturating_sub(bytes).max(-DEBT_BYTES_MAX)
 }
 
-/// A queue of a member.
 trait Queue: Default {
     fn is_empty(&self) -> bool;
     /// Whether it is worth keeping for its memory once it is empty.

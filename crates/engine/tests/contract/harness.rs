@@ -310,7 +310,6 @@ impl Harness {
         (self.blocks(block_bytes, &[&path]), model)
     }
 
-    /// The path of a file.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
@@ -553,7 +552,6 @@ pub(crate) fn ranges_of(dataset: &Arc<Dataset>, ranges: &[(usize, usize)]) -> Ba
     batch
 }
 
-/// A batch of blocks.
 pub(crate) fn blocks_of(dataset: &Arc<Dataset>, blocks: &[usize]) -> Batch {
     let mut batch = Batch::new(Arc::clone(dataset), blocks.len());
     for &block in blocks {

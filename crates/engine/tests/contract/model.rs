@@ -12,7 +12,6 @@ use std::sync::Arc;
 const FIRST_BYTES: usize = 70_001;
 const BLOCK_BYTES: u64 = 1000;
 
-/// One item of a batch.
 #[derive(Debug, Clone, Copy)]
 enum ItemRequest {
     Range { offset: u64, length: u64 },

@@ -16,7 +16,6 @@ use std::time::{Duration, Instant};
 
 const CALLERS: usize = 1000;
 
-/// A new caller.
 fn caller(harness: &Harness, id: u64) -> SubmitOptions {
     SubmitOptions {
         account: Some(harness.engine.caller_account(id).connection(id, u64::MAX)),

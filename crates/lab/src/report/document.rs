@@ -11,7 +11,6 @@ th,td{padding:.2rem .7rem;border-bottom:1px solid #ddd;text-align:left;white-spa
 th{background:#f3f3f3}.mark{background:#a40000;color:#fff;padding:.5rem 1rem;font-weight:600}\
 .confirmed{color:#0a6b1f}.refuted{color:#a40000}svg{max-width:100%;height:auto}pre{overflow-x:auto}";
 
-/// A part with a heading.
 enum Part<'a> {
     Claims(String),
     /// The head, which may be empty, is the first row.

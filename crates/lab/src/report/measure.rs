@@ -9,7 +9,6 @@ type Show = fn(f64) -> String;
 pub(crate) struct Measure {
     /// Name in JSON and CSV, its unit last.
     pub(crate) name: &'static str,
-    /// Title in tables.
     pub(crate) title: &'static str,
     pub(crate) of: Of,
     pub(crate) show: Show,
@@ -78,7 +77,6 @@ pub(crate) const MEASURES: [Measure; 19] = [
     ),
 ];
 
-/// The measure of this name.
 pub(crate) fn measure_named(name: &str) -> Option<&'static Measure> {
     MEASURES.iter().find(|measure| measure.name == name)
 }

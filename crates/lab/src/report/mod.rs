@@ -41,7 +41,6 @@ pub struct ReportRow {
 }
 
 impl ReportRow {
-    /// A measure's summary.
     pub(crate) fn measure(&self, name: &str) -> Option<&Summary> {
         let found = self.measures.iter().find(|(known, _)| known == name);
         found.map(|(_, summary)| summary)
@@ -175,7 +174,6 @@ impl Report {
         self.beside.push(Beside { title, rows });
     }
 
-    /// Adds a plot.
     pub(crate) fn plot(&mut self, name: String, title: String, axes: [&str; 2], series: Vec<Line>) {
         let [x, y] = axes.map(str::to_owned);
         self.plots.push(Plot {
@@ -226,7 +224,6 @@ impl Report {
         }
     }
 
-    /// The fact or setting of this name.
     pub(crate) fn fact(&self, name: &str) -> Option<&str> {
         get(&self.facts, name).or_else(|| get(&self.settings, name))
     }

@@ -63,7 +63,6 @@ pub(crate) static ALL: [&Strategy; 14] = [
     &daemon::STRATEGY,
 ];
 
-/// The strategy of this name.
 pub(crate) fn named(name: &str) -> Option<&'static Strategy> {
     ALL.into_iter().find(|strategy| strategy.name == name)
 }

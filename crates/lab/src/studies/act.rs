@@ -34,7 +34,6 @@ const IN_FLIGHT: usize = 512;
 /// (n for 2^n ms, the share of slower reads must be below this).
 const LIMITS: [(usize, f64); 3] = [(0, 0.05), (3, 0.01), (6, 0.001)];
 
-/// Plans the study.
 pub(crate) fn plan(args: &Act, clients: &Clients, progress: Progress<'_>) -> Result<Study, LabError> {
     check_only(&args.common, NAMES)?;
     check_daemon(&args.common, &args.daemon)?;

@@ -29,7 +29,6 @@ const BLOCKS_MIN: u64 = 16;
 /// own example allows about 17 %: 256 KiB took 12 ms on a disk that transfers them in 1.7 ms.
 const ALMOST_THE_SAME: f64 = 1.2;
 
-/// Plans the study.
 pub(crate) fn plan(args: &BlockSize, progress: Progress<'_>) -> Result<Study, LabError> {
     check_only(&args.common, NAMES)?;
     if args.largest < PAGE_BYTES {

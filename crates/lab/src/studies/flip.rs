@@ -23,7 +23,6 @@ pub(crate) static ABOUT: About = About {
     judge,
 };
 
-/// Plans the study.
 pub(crate) fn plan(args: &FlipArgs, clients: &Clients, admin: &str) -> Result<Study, LabError> {
     let missing = || LabError::Usage("--server: this study needs a running daemon, and --dataset".to_owned());
     let mut material = Material::found(&args.common.path)?;
@@ -125,7 +124,6 @@ pub(crate) fn step(flip: &Flip, cell: &Cell, once: Once<'_>) -> Result<Sample, S
     Ok(sample)
 }
 
-/// The compared figure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Compared {
     ItemsPerSecond,

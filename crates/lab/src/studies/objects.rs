@@ -62,7 +62,6 @@ fn sizes(args: &Objects) -> Result<Vec<(u64, u64)>, LabError> {
     args.file_bytes.iter().map(of).collect()
 }
 
-/// Plans the study.
 pub(crate) fn plan(args: &Objects, progress: Progress<'_>) -> Result<Study, LabError> {
     check_only(&args.common, NAMES)?;
     let planned = sizes(args)?;

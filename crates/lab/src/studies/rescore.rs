@@ -120,7 +120,6 @@ fn write(part: &Path, count: u64, progress: Progress<'_>) -> io::Result<()> {
     out.into_inner()?.sync_all()
 }
 
-/// Plans the study.
 pub(crate) fn plan(args: &Rescore, clients: &Clients, progress: Progress<'_>) -> Result<Study, LabError> {
     check_only(&args.common, NAMES)?;
     check_daemon(&args.common, &args.daemon)?;

@@ -38,7 +38,6 @@ const PUBLISHED: [(&str, f64); 6] = [
     ("128", 34.3),
 ];
 
-/// Plans the study.
 pub(crate) fn plan(args: &Strategies, progress: Progress<'_>) -> Result<Study, LabError> {
     check_only(&args.common, NAMES)?;
     let has = |profile: &&str| args.profiles.iter().any(|known| known == profile);

@@ -69,7 +69,6 @@ impl Grant {
         Arc::new(Self::new(Arc::clone(principal), credential, rights))
     }
 
-    /// Whether the lines are the same.
     pub(super) fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.principal, &other.principal)
             && (&self.credential, &self.rights) == (&other.credential, &other.rights)

@@ -108,7 +108,6 @@ impl Principal {
         self.requests.load(Ordering::Relaxed)
     }
 
-    /// Counts bytes of a response.
     pub(crate) fn count_bytes(&self, bytes: u64) {
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
     }
@@ -117,7 +116,6 @@ impl Principal {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Counts a refusal.
     pub(crate) fn count_rejection(&self, reason: Rejection) {
         if let Some(counter) = self.rejected.get(reason as usize) {
             counter.fetch_add(1, Ordering::Relaxed);

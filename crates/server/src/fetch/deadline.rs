@@ -203,7 +203,6 @@ fn start_walk(first: Instant) {
     }
 }
 
-/// The task that walks a list.
 struct ListWalk(Shared);
 
 impl ListWalk {

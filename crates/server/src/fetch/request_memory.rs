@@ -59,7 +59,6 @@ impl AsRef<[u8]> for ChargedText {
     }
 }
 
-/// The memory of one request.
 #[derive(Debug)]
 pub(crate) struct RequestMemory<'a> {
     fetcher: &'a Fetcher,

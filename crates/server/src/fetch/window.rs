@@ -11,7 +11,6 @@ use std::collections::VecDeque;
 /// Cuts fall on multiples of this: the largest alignment that direct I/O needs in practice (TRAPS 17).
 const CUT_ALIGNMENT_BYTES: u64 = 4096;
 
-/// A part of a body.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum BodyPart {
     /// Known bytes.
@@ -29,7 +28,6 @@ impl BodyPart {
     }
 }
 
-/// The length of a body.
 pub(crate) fn total_bytes<'a>(pieces: impl IntoIterator<Item = &'a BodyPart>) -> u64 {
     pieces
         .into_iter()

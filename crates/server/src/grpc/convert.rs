@@ -6,7 +6,6 @@ use ringfetch_engine::config::BackendKind;
 use ringfetch_engine::error::ItemError;
 use ringfetch_proto::v1;
 
-/// A dataset.
 pub(crate) fn dataset(info: DatasetInfo) -> v1::Dataset {
     let kind = match (info.block_bytes, &info.vectors) {
         (Some(_), _) => v1::Kind::Blocks,

@@ -23,7 +23,6 @@ const ID_TAG: u32 = 1;
 pub(super) struct EncodedMessage {
     /// The prefix, and all of the message before the bytes of `data`.
     pub(super) head: Bytes,
-    /// The bytes of `data`.
     pub(super) data: Bytes,
 }
 
@@ -175,7 +174,6 @@ impl FrameBuffer {
         });
     }
 
-    /// The frame.
     pub(super) fn into_frame(mut self) -> FrameParts {
         self.close_part();
         self.parts
@@ -292,7 +290,6 @@ fn head_of(
     })
 }
 
-/// The prefix of a message.
 fn prefix(message_length: usize) -> Result<[u8; PREFIX_BYTES], Status> {
     let length = u32::try_from(message_length).map_err(|_| {
         Status::internal(format!(

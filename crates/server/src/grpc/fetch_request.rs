@@ -140,7 +140,6 @@ pub(super) type Spares<M> = LocalKey<RefCell<Vec<M>>>;
 const SPARES_MAX: usize = 64;
 const SPARE_BYTES_MAX: usize = 512;
 
-/// A decoded request.
 pub(super) struct Decoded<M: UnaryRequest> {
     message: M,
     is_small: bool,

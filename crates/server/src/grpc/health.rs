@@ -12,7 +12,6 @@ use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_server::Health;
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
-/// The health of a set of services.
 #[derive(Debug, Clone)]
 pub(crate) struct HealthService {
     lifecycle: Lifecycle,

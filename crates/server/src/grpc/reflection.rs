@@ -25,7 +25,6 @@ use tonic_reflection::pb::v1::{ErrorResponse, ServerReflectionRequest, ServerRef
 
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 
-/// A call that has not ended.
 struct Call {
     requests: Messages,
     uri: Uri,

@@ -49,7 +49,6 @@ const CANCEL_TAG: u32 = 7;
 /// Cancels handled by one poll. Each scans the requests in flight.
 const CANCELS_AT_ONCE: usize = 64;
 
-/// Limits of a stream.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct StreamLimits {
     /// Requests in flight; at least 1.

@@ -105,7 +105,6 @@ pub(super) async fn serve(State(state): State<CallState>, request: Request, next
     }
 }
 
-/// The messages of a request.
 pub(super) struct Messages {
     body: Body,
     decoder: FrameDecoder,

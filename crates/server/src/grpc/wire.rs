@@ -56,7 +56,6 @@ pub(super) fn dataset_in(message: &[u8]) -> Option<&str> {
     dataset
 }
 
-/// A field of a message.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum FieldValue<'a> {
     /// A varint.

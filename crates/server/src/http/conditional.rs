@@ -34,7 +34,6 @@ impl ETag {
         Self(value.unwrap_or(HeaderValue::from_static("\"\"")))
     }
 
-    /// The header's value.
     pub(super) fn value(&self) -> HeaderValue {
         self.0.clone()
     }

@@ -8,17 +8,14 @@ pub(super) const OCTET_STREAM: &str = "application/octet-stream";
 /// The media type of JSON.
 pub(super) const JSON: &str = "application/json";
 
-/// The format of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ResponseFormat {
     /// The bytes.
     Octets,
-    /// JSON.
     Json,
 }
 
 impl ResponseFormat {
-    /// Its media type.
     pub(super) fn media_type(self) -> HeaderValue {
         HeaderValue::from_static(match self {
             Self::Octets => OCTET_STREAM,

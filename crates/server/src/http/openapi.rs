@@ -62,7 +62,6 @@ const BATCH_HEADERS: [(&str, bool, &str); 7] = [
 const TOKEN: &str = "token";
 const CERTIFICATE: &str = "certificate";
 
-/// The document as JSON.
 pub(super) fn document() -> Bytes {
     // Only strings and maps, so it cannot fail.
     let text = serde_json::to_string(&complete(Document::openapi())).unwrap_or_default();

@@ -19,7 +19,6 @@ pub(super) enum Ranges {
     Refused(String),
 }
 
-/// One range as requested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum RangeSpec {
     /// `first-last`, or `first-`.
@@ -66,7 +65,6 @@ pub(super) fn resolve(value: &[u8], length: u64, ranges_max: u32) -> Ranges {
     }
 }
 
-/// `Content-Range` of a part.
 pub(super) fn content_range(extent: Extent, length: u64) -> String {
     // bytes=0-499 of 1234 bytes: "bytes 0-499/1234", both ends included.
     let last = extent.offset.saturating_add(extent.length).saturating_sub(1);

@@ -9,7 +9,6 @@ use http::Method;
 pub(super) enum Verb {
     /// GET and HEAD.
     Read,
-    /// POST.
     Post,
 }
 

@@ -18,7 +18,6 @@ struct State {
     watched: bool,
 }
 
-/// The retired datasets.
 #[derive(Debug, Default)]
 pub(super) struct RetiredDatasets {
     state: Mutex<State>,

@@ -52,7 +52,6 @@ impl Outcome {
         self.transport() == GRPC
     }
 
-    /// Its `code` label.
     pub(crate) fn code_name(self) -> &'static str {
         let labels: &[&str] = if self.is_grpc() { &GRPC_CODES } else { &HTTP_CODES };
         labels.get(self.code()).copied().unwrap_or("other")

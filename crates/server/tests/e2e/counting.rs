@@ -14,7 +14,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const COUNT: u64 = 2000;
 const ROUNDS: u64 = 30;
 
-/// What the clients have counted.
 #[derive(Default)]
 struct Counted {
     good: AtomicU64,

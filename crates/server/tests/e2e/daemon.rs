@@ -124,7 +124,6 @@ impl Setup {
             .set("shutdown.lame_duck_ms", "0")
     }
 
-    /// A path in the directory.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
@@ -367,7 +366,6 @@ impl Refused {
     }
 }
 
-/// A serving daemon.
 pub(crate) struct Daemon {
     child: Child,
     setup: Setup,
@@ -438,7 +436,6 @@ impl Daemon {
         Pid::from_child(&self.child)
     }
 
-    /// Its resident memory.
     pub(crate) fn resident_mib(&self) -> f64 {
         let process = Process::new(self.child.id()).expect("it runs");
         process.usage().expect("it runs").resident_mib
@@ -465,7 +462,6 @@ impl Daemon {
         })
     }
 
-    /// Sends a signal to it.
     pub(crate) fn signal(&self, signal: Signal) {
         kill_process(self.pid(), signal).expect("the daemon is there");
     }

@@ -21,7 +21,6 @@ pub(crate) fn noise(seed: u64, length: usize) -> Vec<u8> {
 /// The items of an address space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Unit {
-    /// Blocks.
     Blocks,
     /// Vectors of this many elements of this type.
     Vectors(u32, &'static str),

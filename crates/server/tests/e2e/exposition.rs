@@ -1,6 +1,5 @@
 //! Prometheus' text format, as far as the tests need it: series with their labels, summed.
 
-/// One scrape.
 #[derive(Debug)]
 pub(crate) struct Scrape {
     pub(crate) text: String,

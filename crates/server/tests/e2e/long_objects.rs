@@ -57,7 +57,6 @@ async fn read(
     }
 }
 
-/// The messages in a complete body.
 fn messages(mut body: &[u8]) -> Vec<v1::ReadObjectResponse> {
     let mut found = Vec::new();
     while let Some((head, rest)) = body.split_at_checked(5) {

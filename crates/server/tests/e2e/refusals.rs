@@ -327,7 +327,6 @@ async fn a_bad_item_is_told_alike_by_both_transports() {
             .await;
         failing.is_problem(416, "range-out-of-range", Some("ranges"), &["ends past the end"]);
 
-        // Names.
         let names: Vec<&str> = BAD_NAMES
             .iter()
             .map(|bad| bad.0)

@@ -100,12 +100,10 @@ impl Daemon {
         fetch_client(channel(self.grpc).await)
     }
 
-    /// A client of the dataset service.
     pub(crate) async fn datasets(&self) -> DatasetServiceClient<Wire> {
         DatasetServiceClient::new(channel(self.grpc).await)
     }
 
-    /// A client of the admin service.
     pub(crate) async fn admin_client(&self) -> AdminServiceClient<Wire> {
         AdminServiceClient::new(channel(self.admin).await)
     }
@@ -192,7 +190,6 @@ impl Daemon {
     }
 }
 
-/// A request for blocks.
 pub(crate) fn blocks(dataset: &str, indices: &[u64]) -> v1::FetchBlocksRequest {
     v1::FetchBlocksRequest {
         dataset: dataset.to_owned(),
@@ -201,7 +198,6 @@ pub(crate) fn blocks(dataset: &str, indices: &[u64]) -> v1::FetchBlocksRequest {
     }
 }
 
-/// A request for vectors.
 pub(crate) fn vectors(dataset: &str, ids: &[u64]) -> v1::FetchVectorsRequest {
     v1::FetchVectorsRequest {
         dataset: dataset.to_owned(),
@@ -220,7 +216,6 @@ pub(crate) fn ranges(dataset: &str, ranges: &[(u64, u64)]) -> v1::FetchRangesReq
     }
 }
 
-/// A request for whole objects.
 pub(crate) fn objects(dataset: &str, names: &[&str]) -> v1::FetchObjectsRequest {
     v1::FetchObjectsRequest {
         dataset: dataset.to_owned(),
@@ -300,7 +295,6 @@ impl Answer {
             .map_or("", |value| value.to_str().expect("printable"))
     }
 
-    /// The body as JSON.
     pub(crate) fn json(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
@@ -354,7 +348,6 @@ async fn whole(response: http::Response<hyper::body::Incoming>) -> Answer {
     }
 }
 
-/// An HTTP/1.1 client.
 #[derive(Debug, Clone)]
 pub(crate) struct Http {
     client: Client<HttpConnector, Full<Bytes>>,
@@ -381,12 +374,10 @@ impl Http {
         Some(whole(self.client.request(request).await.ok()?).await)
     }
 
-    /// A plain GET.
     pub(crate) async fn get(&self, path: &str) -> Answer {
         self.send(Method::GET, path, &[], "").await
     }
 
-    /// A GET with headers.
     pub(crate) async fn get_with(&self, path: &str, headers: &[(&str, &str)]) -> Answer {
         self.send(Method::GET, path, headers, "").await
     }
@@ -544,7 +535,6 @@ impl Reconnecting {
         Self { client, address }
     }
 
-    /// A unary call.
     pub(crate) async fn call(&self, method: &str, message: &impl prost::Message) -> Held {
         let request = http::Request::post(format!("http://{}/{FETCH_SERVICE}/{method}", self.address))
             .header("content-type", "application/grpc")

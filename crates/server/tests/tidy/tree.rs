@@ -8,7 +8,6 @@ use std::process::Command;
 pub(super) struct Source {
     /// Relative to the repository, with `/` between the parts.
     pub(super) path: String,
-    /// Its text.
     pub(super) text: String,
 }
 

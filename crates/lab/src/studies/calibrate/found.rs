@@ -14,7 +14,6 @@ const KNEE_SHARE: f64 = 0.95;
 /// Fewest reads submitted at once: enough to keep two mmap threads in announced batches.
 const ASKED_MIN: u32 = 128;
 
-/// The knee of a curve.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Knee<'a> {
     pub(super) setting: u32,

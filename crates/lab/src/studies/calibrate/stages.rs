@@ -45,7 +45,6 @@ pub(super) struct Subject {
     pub(super) warm_bytes: u64,
 }
 
-/// The settings of a step.
 #[derive(Debug)]
 struct Step {
     stage: &'static str,

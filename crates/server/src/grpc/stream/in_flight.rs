@@ -23,7 +23,6 @@ fn cancelled(id: u64) -> Result<EncodedMessage, Status> {
 }
 
 pin_project! {
-    /// A request in flight.
     pub(super) struct InFlightRequest<F> {
         id: u64,
         // `None`: cancelled.
