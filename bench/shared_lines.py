@@ -45,6 +45,8 @@ TRAP_FLAG = 0x100
 READ, WRITE = 1, 2
 LINE = 64
 BLOCKS = 16384
+# Of each core.
+READS = 7
 
 
 class Registers(ctypes.Structure):
@@ -170,22 +172,22 @@ def cores(pid):
     return sorted(thread for thread, name in names.items() if name.startswith("rf-core"))
 
 
-def measured(daemon, transport, reads):
-    """What each of two cores touched for `reads` reads of its own connection."""
+def measured(daemon, transport):
+    """What each of two cores touched for `READS` reads of its own connection."""
     pid, clients = daemon.process.pid, [Client(daemon, transport, first) for first in (0, BLOCKS // 2)]
     for client in clients:
         client.read(300)
     found = []
     for client in clients:
         # The connection's core is the one that executes more.
-        touched = [stepped(pid, thread, lambda client=client: client.read(reads)) for thread in cores(pid)]
+        touched = [stepped(pid, thread, lambda client=client: client.read(READS)) for thread in cores(pid)]
         found.append(max(touched, key=len))
-    return [each_read(touched, reads) for touched in found]
+    return [each_read(touched) for touched in found]
 
 
-def each_read(touched, reads):
+def each_read(touched):
     times = collections.Counter(address for address, _, _ in touched)
-    return [one for one in touched if times[one[0]] % reads == 0]
+    return [one for one in touched if times[one[0]] % READS == 0]
 
 
 def shared(ours, theirs):
@@ -203,7 +205,6 @@ def main():
     parser.add_argument("--daemon", type=pathlib.Path, default=ringfetch.RINGFETCHD, help="default: the release build")
     parser.add_argument("--backend", choices=["uring", "mmap", "auto"], default="uring")
     parser.add_argument("--transport", choices=["grpc", "http"], default="grpc")
-    parser.add_argument("--reads", type=int, default=7, help="of each core (default: 7)")
     arguments = parser.parse_args()
     exit_on_sigterm()
     with tempfile.TemporaryDirectory(dir=ringfetch.ROOT / "target") as temporary:
@@ -215,18 +216,18 @@ def main():
         daemon = daemon.with_binary(arguments.daemon.absolute())
         daemon.start(directory)
         try:
-            ours, theirs = measured(daemon, arguments.transport, arguments.reads)
+            ours, theirs = measured(daemon, arguments.transport)
             symbols = Symbols(daemon.process.pid, daemon.binary)
         finally:
             daemon.stop()
     lines = shared(ours, theirs)
-    total = sum(sum(by.values()) for by in lines.values()) / arguments.reads
+    total = sum(sum(by.values()) for by in lines.values()) / READS
     print(f"{total:.0f} writes a read to {len(lines)} lines that the other core uses, too "
-          f"({arguments.transport}, {arguments.backend}, {arguments.reads} reads)")
+          f"({arguments.transport}, {arguments.backend}, {READS} reads)")
     for by in sorted(lines.values(), key=lambda by: -sum(by.values())):
         functions = collections.Counter()
         for address, count in by.items():
-            functions[symbols.of(address)] += count / arguments.reads
+            functions[symbols.of(address)] += count / READS
         print(f"{sum(functions.values()):6.0f}  " + "\n        ".join(f"{count:.0f} {name[:110]}" for name, count in functions.most_common()))
 
 

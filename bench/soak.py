@@ -422,7 +422,6 @@ def parse(arguments=None):
     parser.add_argument("--only", help="names of faults with commas between them (default: all)")
     parser.add_argument("--smoke", action="store_true", help="every fault once, in about a minute, with a fixed seed")
     parser.add_argument("--daemon", type=pathlib.Path, default=ringfetch.RINGFETCHD, help="default: the release build")
-    parser.add_argument("--slowdisk", type=pathlib.Path, help="default: beside the daemon")
     parser.add_argument("--directory", type=pathlib.Path, help="for the data; on a disk (default: target/)")
     parser.add_argument("--out", type=pathlib.Path, help="for the report (default: target/soak)")
     parser.add_argument("--verbose", action="store_true", help="also restarts, as they happen")
@@ -437,7 +436,7 @@ def parse(arguments=None):
     if options.seed is None:
         options.seed = SMOKE.seed if options.smoke else time.time_ns() // 1_000_000 % 1_000_000
     options.daemon = options.daemon.absolute()
-    options.slowdisk = (options.slowdisk or options.daemon.with_name("slowdisk")).absolute()
+    options.slowdisk = options.daemon.with_name("slowdisk")
     options.out = options.out or ringfetch.TARGET.parent / "soak"
     return options
 
