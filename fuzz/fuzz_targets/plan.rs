@@ -5,8 +5,8 @@
 use libfuzzer_sys::arbitrary::{self, Arbitrary, Unstructured};
 use libfuzzer_sys::fuzz_target;
 use ringfetch_engine::batch::Batch;
-use ringfetch_engine::bench_hooks::{Rules, plan_and_execute};
-use ringfetch_engine::config::DirectIo;
+use ringfetch_engine::bench_hooks::plan_and_execute;
+use ringfetch_engine::config::{DirectIo, PlanConfig};
 use ringfetch_engine::dataset::{Dataset, DatasetSpec, KindSpec, PartialTail};
 use std::sync::{Arc, LazyLock};
 
@@ -103,15 +103,13 @@ fuzz_target!(|input: Input| {
     }
     assert!(batch.errors().is_empty());
     let max_read_bytes = 4096 << (input.max_read % 8);
-    let rules = Rules {
-        direct: input.direct,
-        merge: input.merge,
+    let config = PlanConfig {
         // At most a read's length, as the configuration requires.
         merge_gap_bytes: u32::from(input.gap).min(max_read_bytes),
         max_read_bytes,
     };
     let files = [&world.model[..FIRST_FILE], &world.model[FIRST_FILE..]];
-    let (mut place, data) = plan_and_execute(&batch, rules, &files);
+    let (mut place, data) = plan_and_execute(&batch, input.direct, input.merge, &config, &files);
     for (offset, length) in items {
         let (offset, length) = (offset as usize, length as usize);
         assert_eq!(data[place..place + length], world.model[offset..offset + length]);

@@ -2,7 +2,7 @@
 //! No logic, and not a public API.
 
 use crate::batch::Batch;
-use crate::config::BackendKind;
+use crate::config::{BackendKind, PlanConfig};
 use crate::metrics::{EngineCollector, MetricsRegistry, ShardMetrics};
 use crate::plan::{self, PlanRules};
 use prometheus::core::Collector as _;
@@ -19,36 +19,23 @@ pub fn plan_reads(batch: &Batch) -> usize {
     plan::plan(batch, rules).reads.len()
 }
 
-/// Rules of a plan.
-#[derive(Debug, Clone, Copy)]
-pub struct Rules {
-    /// Whether to bypass the page cache.
-    pub direct: bool,
-    /// Whether to merge neighbours and drop duplicates.
-    pub merge: bool,
-    /// See `PlanConfig`.
-    pub merge_gap_bytes: u32,
-    /// See `PlanConfig`.
-    pub max_read_bytes: u32,
-}
-
 /// Plans a batch and executes the plan on the contents of its files. Returns where item 0 begins, and the
 /// response's bytes.
 ///
 /// # Panics
 /// The plan breaks a rule that devices or the shard rely on.
-pub fn plan_and_execute(batch: &Batch, rules: Rules, files: &[&[u8]]) -> (usize, Vec<u8>) {
-    let Rules {
-        direct,
-        merge,
-        merge_gap_bytes,
-        max_read_bytes,
-    } = rules;
+pub fn plan_and_execute(
+    batch: &Batch,
+    direct: bool,
+    merge: bool,
+    config: &PlanConfig,
+    files: &[&[u8]],
+) -> (usize, Vec<u8>) {
     let rules = PlanRules {
         direct,
         merge,
-        merge_gap_bytes,
-        max_read_bytes,
+        merge_gap_bytes: config.merge_gap_bytes,
+        max_read_bytes: config.max_read_bytes,
     };
     let planned = plan::plan(batch, rules);
     (planned.lead_bytes as usize, plan::model::execute(&planned, files))
