@@ -5,7 +5,9 @@
 
 #[cfg(all(loom, test))]
 use loom::sync::{Condvar, Mutex, MutexGuard};
+use std::any::Any;
 use std::collections::VecDeque;
+use std::panic::resume_unwind;
 use std::sync::PoisonError;
 #[cfg(not(all(loom, test)))]
 use std::sync::{Condvar, Mutex, MutexGuard};
@@ -29,6 +31,7 @@ struct Queue<J> {
 #[derive(Debug)]
 struct Done<R> {
     results: Vec<R>,
+    panic: Option<Box<dyn Any + Send>>,
     waker: Option<Waker>,
 }
 
@@ -42,6 +45,7 @@ impl<J, R> Handoff<J, R> {
             queued: Condvar::new(),
             done: Mutex::new(Done {
                 results: Vec::new(),
+                panic: None,
                 waker: None,
             }),
         }
@@ -72,9 +76,18 @@ impl<J, R> Handoff<J, R> {
     }
 
     pub(crate) fn report(&self, result: R) {
+        self.tell(|done| done.results.push(result));
+    }
+
+    /// Reports that a job panicked, so that it has no result: the task panics in its turn.
+    pub(crate) fn report_panic(&self, panic: Box<dyn Any + Send>) {
+        self.tell(|done| done.panic = Some(panic));
+    }
+
+    fn tell(&self, report: impl FnOnce(&mut Done<R>)) {
         let waker = {
             let mut done = lock(&self.done);
-            done.results.push(result);
+            report(&mut done);
             done.waker.take()
         };
         if let Some(waker) = waker {
@@ -85,6 +98,10 @@ impl<J, R> Handoff<J, R> {
     /// Appends the available results. `Pending` if there are none: the task is then woken by the next one.
     pub(crate) fn poll_results(&self, cx: &mut Context<'_>, results: &mut Vec<R>) -> Poll<()> {
         let mut done = lock(&self.done);
+        if let Some(panic) = done.panic.take() {
+            drop(done);
+            resume_unwind(panic);
+        }
         if done.results.is_empty() {
             match &mut done.waker {
                 Some(waker) => waker.clone_from(cx.waker()),

@@ -9,6 +9,7 @@ use super::{Attempt, Backend, Completion, ReadSource};
 use crate::shard::IN_FLIGHT_BYTES_MAX;
 use std::io;
 use std::mem::MaybeUninit;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::thread::JoinHandle;
@@ -61,6 +62,10 @@ impl PreadBackend {
     /// # Errors
     /// A thread cannot be started.
     pub(crate) fn new(threads: u32) -> io::Result<Self> {
+        Self::with(threads, pread_attempt)
+    }
+
+    fn with(threads: u32, make: unsafe fn(&Attempt) -> Result<u32, i32>) -> io::Result<Self> {
         let mut backend = Self {
             pool: Arc::new(Handoff::new()),
             threads: Vec::new(),
@@ -71,7 +76,12 @@ impl PreadBackend {
             // On failure dropping `backend` ends the threads that were started.
             let thread = std::thread::Builder::new()
                 .name(format!("rf-pread-{number}"))
-                .spawn(move || serve(&pool))?;
+                .spawn(move || {
+                    // An attempt that is never reported would wait forever: the shard fails (`cores::supervise`).
+                    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| serve(&pool, make))) {
+                        pool.report_panic(panic);
+                    }
+                })?;
             backend.threads.push(thread);
         }
         Ok(backend)
@@ -79,10 +89,10 @@ impl PreadBackend {
 }
 
 /// The loop of a pool thread, until the queue is closed and empty.
-fn serve(pool: &Handoff<SendAttempt, Completion>) {
+fn serve(pool: &Handoff<SendAttempt, Completion>, make: unsafe fn(&Attempt) -> Result<u32, i32>) {
     while let Some(SendAttempt(attempt)) = pool.next() {
         // SAFETY: the shard keeps the memory until we report the attempt, below.
-        let result = unsafe { pread_attempt(&attempt) };
+        let result = unsafe { make(&attempt) };
         let slot = attempt.slot;
         // Before the report: after it the caller may rely on the file being released.
         drop(attempt);
@@ -126,8 +136,7 @@ impl Drop for PreadBackend {
         self.flush();
         self.pool.close();
         for thread in self.threads.drain(..) {
-            // An error means that the thread panicked, which was reported then.
-            let _ = thread.join();
+            let _ended = thread.join();
         }
     }
 }
@@ -190,6 +199,22 @@ mod tests {
             ),
             2
         );
+    }
+
+    #[test]
+    fn a_panic_in_a_thread_is_one_of_the_shard() {
+        // Scenario: one of two threads panics in an attempt, as with a defect. Expectation: the shard's next poll panics
+        // too, instead of waiting for a completion that never comes; `cores::supervise` reports that.
+        unsafe fn defect(attempt: &Attempt) -> Result<u32, i32> {
+            assert!(attempt.offset != 1, "a defect");
+            Ok(attempt.length)
+        }
+        let sample = Sample::new(10);
+        let mut backend = PreadBackend::with(2, defect).expect("threads");
+        let mut reads = [Read::new(0, 1), Read::new(1, 1)];
+        let made = AssertUnwindSafe(|| make_all(&mut backend, &sample.file, &mut reads));
+        let panic = catch_unwind(made).expect_err("a panic");
+        assert_eq!(panic.downcast_ref(), Some(&"a defect"));
     }
 
     #[test]
