@@ -35,6 +35,13 @@ pub struct FileError {
     pub more: Vec<Self>,
 }
 
+impl FileError {
+    /// Whether this host had no descriptor or no memory left to read the file.
+    pub fn is_refused_by_host(&self) -> bool {
+        self.remedy == HOST_REMEDY
+    }
+}
+
 /// One problem per line.
 impl fmt::Display for FileError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

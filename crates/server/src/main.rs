@@ -29,6 +29,7 @@ use ringfetch_server::access_log::{AccessLog, FlushGuard};
 use ringfetch_server::catalogue::Catalogue;
 use ringfetch_server::config::{self, Base, Config, Inputs};
 use ringfetch_server::fetch::Fetcher;
+use ringfetch_server::key_file::FileError;
 use ringfetch_server::lifecycle::{self, EndWhileStarting, Lifecycle, ReloadSignals, ShutdownSignals};
 use ringfetch_server::listener::{
     self, Addresses, AllowedHosts, BoundSocket, ConnectionLimits, CorePool, Listener, Port, Role,
@@ -102,8 +103,15 @@ fn is_out_of_descriptors(error: &(dyn std::error::Error + 'static)) -> bool {
     matches!(errno, Some(Errno::MFILE | Errno::NFILE))
 }
 
-fn load(inputs: &Inputs) -> Result<config::Loaded, ConfigError> {
-    config::load(inputs).map_err(|problems| ConfigError(problems.to_string()))
+fn load(inputs: &Inputs) -> anyhow::Result<config::Loaded> {
+    config::load(inputs).map_err(|problems| {
+        let text = problems.to_string();
+        if problems.is_refused_by_host() {
+            HostError(text).into()
+        } else {
+            ConfigError(text).into()
+        }
+    })
 }
 
 fn print(text: &str) -> anyhow::Result<()> {
@@ -123,8 +131,8 @@ fn check_config(inputs: &Inputs, open: bool) -> anyhow::Result<()> {
     let opened = if open {
         let mut errors = StartErrors::default();
         errors.of_config(check_memory(&config));
-        errors.of_config(load_tls(&config));
-        errors.of_config(load_access(&config));
+        errors.of_key_file(load_tls(&config));
+        errors.of_key_file(load_access(&config));
         errors.of_config(config.access_log.as_ref().map_or(Ok(()), AccessLog::check));
         // They stay open, as in a start, while the backends are checked.
         let _open = errors.open(&config.datasets);
@@ -191,9 +199,8 @@ fn check_memory(config: &Config) -> Result<(), ConfigError> {
     host_memory::check(config.engine.memory_budget_bytes, &View::real()).map_err(ConfigError)
 }
 
-fn load_tls(config: &Config) -> Result<Option<Tls>, ConfigError> {
-    let loaded = config.tls.as_ref().map(Tls::load).transpose();
-    loaded.map_err(|error| ConfigError(error.to_string()))
+fn load_tls(config: &Config) -> Result<Option<Tls>, FileError> {
+    config.tls.as_ref().map(Tls::load).transpose()
 }
 
 fn open_access_log(
@@ -205,9 +212,9 @@ fn open_access_log(
     started.map_err(|error| ConfigError(error.to_string()))
 }
 
-fn load_access(config: &Config) -> Result<Option<Access>, ConfigError> {
+fn load_access(config: &Config) -> Result<Option<Access>, FileError> {
     let has_client_ca = config.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
-    Access::load(&config.access, has_client_ca).map_err(|error| ConfigError(error.to_string()))
+    Access::load(&config.access, has_client_ca)
 }
 
 /// The three ports, bound.
@@ -257,9 +264,9 @@ fn run(inputs: &Inputs, addresses_file: Option<&Path>) -> anyhow::Result<()> {
     let starting = EndWhileStarting::watch().context("catching signals")?;
     let mut errors = StartErrors::default();
     let memory = errors.of_config(check_memory(config));
-    let tls = errors.of_config(load_tls(config));
+    let tls = errors.of_key_file(load_tls(config));
     let access_log = errors.of_config(open_access_log(config, telemetry.registry()));
-    let access = errors.of_config(load_access(config));
+    let access = errors.of_key_file(load_access(config));
     let addresses = addresses_file.map_or(Some(()), |path| {
         let (flag, remedy) = (
             format!("--addresses-file {}", path.display()),

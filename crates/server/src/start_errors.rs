@@ -2,7 +2,7 @@
 
 use ringfetch_engine::dataset::{DatasetSpec, free_descriptors, is_refused_by_host};
 use ringfetch_server::catalogue::{Catalogue, OpenErrors};
-use ringfetch_server::key_file::HOST_REMEDY;
+use ringfetch_server::key_file::{FileError, HOST_REMEDY};
 use std::fmt::Display;
 use std::io;
 
@@ -14,7 +14,7 @@ pub(crate) struct ConfigError(pub(crate) String);
 /// What this host refuses, one per line.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub(crate) struct HostError(String);
+pub(crate) struct HostError(pub(crate) String);
 
 /// Gathers both.
 #[derive(Default)]
@@ -32,6 +32,14 @@ impl StartErrors {
     /// The value, or one more refusal of this host.
     pub(crate) fn of_host<T, E: Display>(&mut self, result: Result<T, E>) -> Option<T> {
         result.map_err(|error| self.refusals.push(error.to_string())).ok()
+    }
+
+    /// The value, or what is wrong with a file that the configuration names.
+    pub(crate) fn of_key_file<T>(&mut self, result: Result<T, FileError>) -> Option<T> {
+        match result {
+            Err(error) if error.is_refused_by_host() => self.of_host(Err(error)),
+            result => self.of_config(result),
+        }
     }
 
     /// The value, or what is wrong with the file of a flag: a refusal of this host where it has no descriptor or no memory

@@ -1,5 +1,6 @@
 //! Problems of a configuration, all reported at once.
 
+use crate::key_file::HOST_REMEDY;
 use std::fmt;
 use std::path::PathBuf;
 
@@ -72,6 +73,13 @@ impl fmt::Display for Problem {
 /// All mistakes of a configuration, at least one; printed one per line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problems(pub Vec<Problem>);
+
+impl Problems {
+    /// Whether all that is wrong is that this host had no descriptor or no memory left to read the file.
+    pub fn is_refused_by_host(&self) -> bool {
+        self.0.iter().all(|problem| problem.remedy == HOST_REMEDY)
+    }
+}
 
 impl fmt::Display for Problems {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

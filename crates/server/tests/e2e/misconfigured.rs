@@ -186,6 +186,34 @@ fn too_few_descriptors_for_a_dataset_are_the_hosts_refusal() {
 }
 
 #[test]
+#[ignore = "needs strace"]
+fn a_lack_of_descriptors_for_the_files_of_the_configuration_is_no_mistake_in_it() {
+    // Scenario: no descriptor is left for the configuration file; for the principals file. Expectation: exit code 3, the
+    // file's key and the remedy.
+    for (name, key) in [("ringfetchd.yaml", "config"), ("principals", "access.principals")] {
+        let (setup, _) = plain_blocks(Setup::new("pread").set("access.principals", "principals"), 1);
+        setup.file("principals", b"");
+        let path = setup.path(name);
+        let path = path.to_str().unwrap();
+        let no_descriptor = [
+            "strace",
+            "-qq",
+            "-o",
+            "/dev/null",
+            "-P",
+            path,
+            "-e",
+            "inject=?open,openat:error=ENFILE",
+        ];
+        refused_with_lines(
+            &setup.through(&no_descriptor),
+            3,
+            &[&[key, "raise the limit of open files"]],
+        );
+    }
+}
+
+#[test]
 fn a_check_opens_as_many_files_as_a_start() {
     // Scenario: a soft limit of 64 open files, which the daemon raises to the hard one, and 100 datasets. Expectation: the
     // check finds nothing wrong.
