@@ -2,6 +2,7 @@
 
 use ringfetch_engine::dataset::{DatasetSpec, free_descriptors, is_refused_by_host};
 use ringfetch_server::catalogue::{Catalogue, OpenErrors};
+use ringfetch_server::config::listed;
 use ringfetch_server::key_file::{FileError, HOST_REMEDY};
 use std::fmt::Display;
 use std::io;
@@ -80,7 +81,7 @@ impl StartErrors {
     /// [`HostError`].
     pub(crate) fn into_error(self) -> anyhow::Error {
         let is_mistaken = !self.mistakes.is_empty();
-        let text = [self.mistakes, self.refusals].concat().join("\n  ");
+        let text = listed(&[self.mistakes, self.refusals].concat(), "\n  ");
         if is_mistaken {
             ConfigError(text).into()
         } else {

@@ -3,6 +3,7 @@
 
 use super::grant::{Credential, Grant, Rights};
 use super::principal::{Principal, PrincipalLimits};
+use crate::config::REPORTED_MAX;
 use crate::key_file::{FileError, KeyFile};
 use ring::digest::{SHA256, digest};
 use ringfetch_command::size;
@@ -21,8 +22,6 @@ const LIMITS: &str = "write limits with commas between them: requests=NUMBER in 
 const BYTES_MIN: u64 = 64 << 10;
 /// A round over two callers is then 6.25 MiB.
 const WEIGHT_MAX: u32 = 100;
-/// Most wrong lines that are reported: a file of another kind has thousands.
-const WRONG_LINES_MAX: usize = 20;
 /// What metrics call clients without a principal.
 pub(super) const ANONYMOUS: &str = "anonymous";
 const RIGHTS: &str =
@@ -81,7 +80,7 @@ impl Table {
         };
         let mut lines_of: BTreeMap<Credential, usize> = BTreeMap::new();
         let mut rights_of: HashMap<&str, (usize, (Rights, PrincipalLimits))> = HashMap::new();
-        let wrong_lines = (1_usize..).zip(text.lines()).filter_map(|(number, line)| {
+        let mut wrong_lines = (1_usize..).zip(text.lines()).filter_map(|(number, line)| {
             let wrong =
                 |problem: String, remedy| Some(file.error(format!("line {number} {problem}"), remedy));
             let line = line.trim_ascii();
@@ -145,13 +144,14 @@ impl Table {
             table.add(Grant::new(principal, credential, rights), before);
             None
         });
-        let mut wrong_lines: Vec<FileError> = wrong_lines.take(WRONG_LINES_MAX).collect();
-        if !wrong_lines.is_empty() {
-            let first = wrong_lines.remove(0);
-            return Err(FileError {
-                more: wrong_lines,
-                ..first
-            });
+        if let Some(first) = wrong_lines.next() {
+            // The last one says how many more there are.
+            let mut more: Vec<FileError> = wrong_lines.by_ref().take(REPORTED_MAX - 2).collect();
+            let others = wrong_lines.count();
+            if others > 0 {
+                more.push(file.error(format!("{others} more of its lines are wrong"), "fix these first"));
+            }
+            return Err(FileError { more, ..first });
         }
         if lines_of.is_empty() {
             return Err(file.error("has no line with a principal", LINE));
@@ -481,7 +481,7 @@ mod tests {
     #[test]
     fn every_wrong_line_is_reported() {
         // Scenario: three wrong lines among good ones; a file with wrong lines only. Expectation: each wrong
-        // line with its remedy, in order; of many, the first twenty.
+        // line with its remedy, in order; of many, the first ones, and how many more there are.
         let (one, two) = (hash("one"), hash("two"));
         let text = format!("a sha256:{one} x\nb\nc sha256:{two} x\nd sha256:{two} @root\ne sha256:{one} x\n");
         let error = read(&text, None).unwrap_err().to_string();
@@ -497,6 +497,10 @@ mod tests {
             assert!(parts.iter().all(|part| line.contains(part)), "{error}");
         }
         let error = read(&"x\n".repeat(1000), None).unwrap_err().to_string();
-        assert_eq!(error.lines().count(), WRONG_LINES_MAX, "{error}");
+        assert_eq!(error.lines().count(), REPORTED_MAX, "{error}");
+        assert!(
+            error.ends_with(": 981 more of its lines are wrong; fix these first"),
+            "{error}"
+        );
     }
 }

@@ -160,10 +160,7 @@ fn not_reloaded(refused: &ReloadError) -> Status {
                 .collect();
             let mut message = listed().map(problem).collect::<Vec<_>>().join("; ");
             if mistakes.len() > PROBLEMS_MAX {
-                message.push_str(&format!(
-                    "; {} more are in the daemon's log",
-                    mistakes.len() - PROBLEMS_MAX
-                ));
+                message.push_str(&format!("; and {} more", mistakes.len() - PROBLEMS_MAX));
             }
             let mut details = ErrorDetails::with_bad_request(violations);
             details.set_error_info("INVALID_CONFIGURATION", ERROR_DOMAIN, HashMap::new());

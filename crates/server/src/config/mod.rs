@@ -27,7 +27,7 @@ pub use access_log::{AccessLogConfig, AccessLogTarget};
 pub(crate) use keys::GRPC_PORT;
 pub use layers::{Base, ENVIRONMENT_PREFIX, Flag, Inputs};
 pub use print::to_yaml;
-pub use problem::{Problem, Problems, Source};
+pub use problem::{Problem, Problems, REPORTED_MAX, Source, listed};
 pub use timeouts::Timeouts;
 pub use tls::{ClientCertificates, TlsConfig, TlsVersion};
 pub use tracing::TracingConfig;
@@ -274,6 +274,18 @@ mod tests {
             assert_eq!((key.as_str(), remedy.as_str()), ("config", "save it as UTF-8"));
             assert_eq!(*problem, format!("is not UTF-8 in line {line}"));
         }
+    }
+
+    #[test]
+    fn of_very_many_problems_the_first_ones_are_reported() {
+        // Scenario: 10,000 keys that do not exist. Expectation: all are found; printed are their number, the first twenty, one
+        // a line, and how many more there are.
+        let keys: String = (0..10_000).map(|key| format!("k{key}: 1\n")).collect();
+        let problems = load_file((keys + "datasets: []\n").as_bytes()).unwrap_err();
+        let printed = problems.to_string();
+        let lines: Vec<&str> = printed.lines().collect();
+        assert_eq!(lines[0], "the configuration has 10001 problems:");
+        assert_eq!((lines.len(), lines[21]), (22, "  and 9981 more"));
     }
 
     #[test]

@@ -70,6 +70,17 @@ impl fmt::Display for Problem {
     }
 }
 
+/// Most problems that are reported at once: a file of another kind has thousands.
+pub const REPORTED_MAX: usize = 20;
+
+/// The first problems, and how many more there are.
+pub fn listed(problems: &[impl fmt::Display], separator: &str) -> String {
+    let first = problems.iter().take(REPORTED_MAX).map(ToString::to_string);
+    let more = problems.len().saturating_sub(REPORTED_MAX);
+    let more = (more > 0).then(|| format!("and {more} more"));
+    first.chain(more).collect::<Vec<_>>().join(separator)
+}
+
 /// All mistakes of a configuration, at least one; printed one per line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problems(pub Vec<Problem>);
@@ -89,10 +100,7 @@ impl fmt::Display for Problems {
             "the configuration has {count} problem{}:",
             if count == 1 { "" } else { "s" }
         )?;
-        for problem in &self.0 {
-            write!(f, "\n  {problem}")?;
-        }
-        Ok(())
+        write!(f, "\n  {}", listed(&self.0, "\n  "))
     }
 }
 

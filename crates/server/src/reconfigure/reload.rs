@@ -7,7 +7,7 @@ use super::{ActiveConfig, Inner, lock};
 use crate::access::Access;
 use crate::access_log::AccessLog;
 use crate::catalogue::CatalogueDiff;
-use crate::config::{self, Base, Config, Loaded};
+use crate::config::{self, Base, Config, Loaded, listed};
 use crate::key_file::FileError;
 use crate::lifecycle::State;
 use crate::tls::Tls;
@@ -67,7 +67,7 @@ fn of_mistakes(mistakes: &[ReloadProblem]) -> String {
     let problems: Vec<&str> = mistakes.iter().map(|mistake| mistake.problem.as_str()).collect();
     format!(
         "the configuration has {count} problem{s}: {}",
-        problems.join("; ")
+        listed(&problems, "; ")
     )
 }
 
