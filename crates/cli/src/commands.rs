@@ -8,6 +8,7 @@ use crate::score::Score;
 use clap::builder::Resettable;
 use clap::{Arg, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use clap_complete::Shell;
+use ringfetch_command::arguments;
 use std::path::PathBuf;
 
 /// Fetch, inspect, generate and verify data, and drive load.
@@ -30,8 +31,9 @@ impl Cli {
     /// The arguments of this process; if they are wrong, it ends. A variable that is empty is as good as none, as in
     /// most programs: `RINGFETCH_CA= ringfetch ...` is how a shell leaves one out.
     pub(crate) fn of_process() -> Self {
-        let matches = without_empty_variables(Self::command()).get_matches();
-        Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
+        let matches = without_empty_variables(Self::command()).try_get_matches();
+        let parsed = matches.and_then(|matches| Self::from_arg_matches(&matches));
+        parsed.unwrap_or_else(|error| arguments::exit(&error))
     }
 }
 

@@ -1,7 +1,8 @@
 //! Command-line parts shared by `ringfetchd` and `ringfetch`: sizes and other quantities in human notation,
-//! tables, files to read and to write, manual pages, completions, remedies.
+//! tables, wrong arguments, files to read and to write, manual pages, completions, remedies.
 #![forbid(unsafe_code)]
 
+pub mod arguments;
 pub mod connect;
 pub mod input_file;
 pub mod manual;

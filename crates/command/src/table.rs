@@ -67,6 +67,12 @@ pub fn printable(text: &str) -> String {
     text.chars().map(shown).collect()
 }
 
+/// [`printable`], for text of several lines.
+pub fn printable_lines(text: &str) -> String {
+    let lines: Vec<String> = text.split('\n').map(printable).collect();
+    lines.join("\n")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

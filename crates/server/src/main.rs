@@ -18,6 +18,8 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use clap::Parser;
+use ringfetch_command::arguments;
+use ringfetch_command::table::printable_lines;
 use ringfetch_engine::blocking::BlockingPool;
 use ringfetch_engine::config::{BackendKind, EngineConfig};
 use ringfetch_engine::dataset::Dataset;
@@ -62,7 +64,7 @@ const EXIT_HOST: u8 = 3;
 static FLUSHER: BlockingPool = BlockingPool::new("rf-flush", 1);
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = Cli::try_parse().unwrap_or_else(|error| arguments::exit(&error));
     let outcome = match cli.command.clone().unwrap_or(Command::Run) {
         Command::Run => run(&cli.inputs(), cli.addresses_file.as_deref()),
         Command::CheckConfig { open } => check_config(&cli.inputs(), open),
@@ -76,7 +78,8 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             // To stderr for people: the log may be JSON, or not set up yet.
-            let _stderr_is_gone = writeln!(io::stderr(), "ringfetchd: {error:#}");
+            let text = printable_lines(&format!("{error:#}"));
+            let _stderr_is_gone = writeln!(io::stderr(), "ringfetchd: {text}");
             ExitCode::from(exit_code(&error))
         }
     }

@@ -198,6 +198,30 @@ fn an_error_cannot_control_the_terminal() {
 }
 
 #[test]
+fn wrong_arguments_cannot_control_the_terminal() {
+    // Scenario: an unknown command, a value that is no number and an unknown flag, each with a sequence that clears the screen
+    // and one that rings; colours are forced, as on a terminal. Expected: exit code 2, and no control character.
+    for args in [
+        &["\u{1b}[2J\u{7}"][..],
+        &["--timeout", "\u{1b}[2J\u{7}", "status"],
+        &["--\u{1b}[2J\u{7}"],
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_ringfetch"))
+            .args(args)
+            .env("CLICOLOR_FORCE", "1")
+            .output()
+            .unwrap();
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{error}");
+        assert!(
+            error.starts_with("error: ") && error.contains("--help"),
+            "{error:?}"
+        );
+        assert!(!error.replace('\n', "").contains(char::is_control), "{error:?}");
+    }
+}
+
+#[test]
 fn a_server_that_says_nothing_is_named() {
     // Scenario: a port that accepts connections, and no more. Expected: an error with the address and its flag.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

@@ -214,6 +214,25 @@ fn a_lack_of_descriptors_for_the_files_of_the_configuration_is_no_mistake_in_it(
 }
 
 #[test]
+fn no_mistake_can_control_the_terminal() {
+    // Scenario: a command and a key with a sequence that clears the screen; colours are forced, as on a terminal.
+    // Expectation: exit code 2, and the mistake without control characters.
+    let setup = Setup::new("pread").variable("CLICOLOR_FORCE", "1");
+    for (argument, part) in [
+        ("\u{1b}[2J", "unrecognized subcommand"),
+        ("--set=\u{1b}[2J=1", "\\u{1b}[2J"),
+    ] {
+        let run = setup.run(&[argument]);
+        run.with(2, &[part]);
+        assert!(
+            !run.said.replace('\n', "").contains(char::is_control),
+            "{:?}",
+            run.said
+        );
+    }
+}
+
+#[test]
 fn a_check_opens_as_many_files_as_a_start() {
     // Scenario: a soft limit of 64 open files, which the daemon raises to the hard one, and 100 datasets. Expectation: the
     // check finds nothing wrong.
