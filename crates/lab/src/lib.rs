@@ -142,12 +142,19 @@ impl Runs<'_> {
         if let Some(stopped) = done.stopped {
             return Err(LabError::Failed(stopped));
         }
-        done.report.write(&directory)?;
-        if self.context.json {
-            return self.print(&done.report.json()?);
-        }
-        let (text, shown) = (done.report.text(), directory.join("report.html"));
-        self.print(&format!("{text}\nReport: {}\n", shown.display()))
+        // A full disk does not cost the figures: they are printed all the same.
+        let written = done.report.write(&directory);
+        let text = if self.context.json {
+            done.report.json()?
+        } else {
+            let (text, shown) = (done.report.text(), directory.join("report.html"));
+            let shown = written
+                .as_ref()
+                .map(|()| format!("\nReport: {}\n", shown.display()));
+            text + shown.as_deref().unwrap_or_default()
+        };
+        self.print(&text)?;
+        written
     }
 }
 

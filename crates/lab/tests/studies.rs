@@ -4,7 +4,7 @@
 
 mod line;
 
-use line::{run, scratch};
+use line::{run, run_into, scratch};
 use ringfetch_lab::{LabError, Report};
 use std::fs;
 use std::path::Path;
@@ -15,6 +15,32 @@ fn report(directory: &Path) -> Report {
 }
 
 const SMALL: &str = "--path DIR --out DIR/out --repetitions 2 --force";
+
+#[test]
+fn a_report_that_cannot_be_written_costs_no_figures() {
+    // Scenario: studies that are resumed, where report.html is a directory. Expected: the cause, and the figures on stdout.
+    let directory = scratch();
+    fs::write(directory.path().join("data"), vec![1; 16 << 20]).unwrap();
+    let strategies = "strategies --path DIR --out OUT --force --size 4MiB --step 10ms --warm-bytes 2MiB --profiles buffered --only pread";
+    let calibrate = "calibrate DIR/data --report OUT --force --quick";
+    for (words, figures) in [(strategies, "pread"), (calibrate, "engine:")] {
+        let out = directory.path().join(figures);
+        let words = words.replace("OUT", out.to_str().unwrap());
+        run(&words, directory.path(), false).unwrap();
+        for name in ["report.json", "report.html"] {
+            fs::remove_file(out.join(name)).unwrap();
+        }
+        fs::create_dir(out.join("report.html")).unwrap();
+        let mut text = Vec::new();
+        let error = run_into(&mut text, &format!("{words} --resume"), directory.path(), false).unwrap_err();
+        assert!(
+            error.to_string().contains("report.html: is a directory"),
+            "{error}"
+        );
+        let text = String::from_utf8(text).unwrap();
+        assert!(text.contains(figures) && !text.contains("Report:"), "{text}");
+    }
+}
 
 #[test]
 fn a_study_of_strategies_is_measured_resumed_and_compared() {

@@ -102,6 +102,7 @@ pub(crate) async fn run(global: &Global, args: &Load) -> Result<(), Failure> {
             timeout: global.timeout,
             interval: args.interval,
             series,
+            series_broken: None,
             stop,
         },
         load_threads,
@@ -113,7 +114,8 @@ pub(crate) async fn run(global: &Global, args: &Load) -> Result<(), Failure> {
         test.measure(args.rates()).await.map(|(report, _)| report)
     };
     let report = result?;
-    publish(global, &report, files, &args.require)?;
+    let published = publish(global, &report, files, &args.require);
+    test.monitor.series_broken.map_or(published, Err)?;
     if let Some(knee) = &report.knee {
         if let Some(why) = &knee.ended {
             let problem = format!("the search for the knee ended early: {why}");

@@ -27,6 +27,8 @@ pub(super) struct Monitor {
     pub(super) timeout: Duration,
     pub(super) interval: Duration,
     pub(super) series: Option<Series>,
+    /// Why the series ended before the run, which it stops.
+    pub(super) series_broken: Option<Failure>,
     /// One for the whole run: it remembers a signal that arrives while it is not awaited.
     pub(super) stop: StopSignals,
 }
@@ -121,14 +123,14 @@ impl Monitor {
                 }
                 now = ticks.tick() => {
                     if !is_last(now, pacer.end(), self.interval) {
-                        self.report_interval(&mut run, load_threads, pacer)?;
+                        self.report_interval(&mut run, load_threads, pacer);
                     }
                 }
             }
         }
         let after = self.snapshot(&mut unknown);
         let page_after = self.page_if_any(&mut unknown).await;
-        self.report_interval(&mut run, load_threads, pacer)?;
+        self.report_interval(&mut run, load_threads, pacer);
         run.line.finish_and_clear();
         let mut between = |before: &Option<Page>| {
             let counted = Counted::between(before.as_ref()?, page_after.as_ref()?);
@@ -169,12 +171,7 @@ impl Monitor {
     }
 
     /// Collects an interval and reports it.
-    fn report_interval(
-        &mut self,
-        run: &mut Run,
-        load_threads: &LoadThreads,
-        pacer: &Pacer,
-    ) -> Result<(), Failure> {
+    fn report_interval(&mut self, run: &mut Run, load_threads: &LoadThreads, pacer: &Pacer) {
         let mut interval = Tally::default();
         let mut in_flight = 0;
         for recorder in load_threads.recorders() {
@@ -189,14 +186,19 @@ impl Monitor {
         // A rest after the end is reported only if there is anything in it.
         if length.is_zero() || interval.requests == 0 && interval.errors() == 0 && length < self.interval / 2
         {
-            return Ok(());
+            return;
         }
         let intended = pacer.rate_now();
-        if let Some(series) = &mut self.series {
-            series.line(since + length, length, intended, &interval, in_flight)?;
+        let series = self.series.as_mut();
+        let written =
+            series.map(|series| series.line(since + length, length, intended, &interval, in_flight));
+        if let Some(Err(failure)) = written {
+            self.series = None;
+            self.series_broken = Some(failure);
+            pacer.stop();
         }
         if run.line.is_hidden() {
-            return Ok(());
+            return;
         }
         let [p50, p99] = [50.0, 99.0].map(|percentile| {
             let ns = interval.latency.percentile(percentile);
@@ -213,7 +215,6 @@ impl Monitor {
             run.total.errors(),
         ));
         run.line.tick();
-        Ok(())
     }
 }
 

@@ -379,8 +379,8 @@ fn conditions_set_the_exit_code() {
 
 #[test]
 fn a_series_that_nobody_reads_any_more_is_an_error() {
-    // Scenario: --csv names a pipe whose reader leaves, long before the run is to end. Expected: the run ends, with exit code
-    // 1, which names the flag; it is not the end of stdout, which would be fine.
+    // Scenario: --csv names a pipe whose reader leaves, long before the run is to end. Expected: the run ends with what was
+    // measured until then, and exit code 1, which names the flag; it is not the end of stdout, which would be fine.
     let server = start(Flaw::NONE);
     let directory = tempfile::tempdir().unwrap();
     let pipe = directory.path().join("series");
@@ -390,11 +390,15 @@ fn a_series_that_nobody_reads_any_more_is_an_error() {
         move || drop(std::fs::File::open(pipe).unwrap())
     });
     let run = "load --dataset blocks --batch 1 --seconds 1h --warmup-seconds 0 --interval 0.05";
-    let error = failure(Some(server), &format!("{run} --csv {}", word(&pipe)), 1);
+    let output = ringfetch(Some(server), &format!("--json {run} --csv {}", word(&pipe)));
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{error}");
     assert!(
         error.contains("--csv ") && error.contains("Broken pipe"),
         "{error}"
     );
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(report["reads"].as_u64().unwrap() > 0, "{report}");
     reader.join().unwrap();
 }
 

@@ -192,9 +192,11 @@ pub(crate) fn run(args: &Calibrate, runs: Runs<'_>) -> Result<(), LabError> {
         report.notes.push(note.to_owned());
     }
     conclude(&mut report, &found, args);
-    if let Some(directory) = &args.report {
-        report.write(directory)?;
-    }
+    // A full disk does not cost the figures: they are printed all the same.
+    let reported = args
+        .report
+        .as_deref()
+        .map_or(Ok(()), |directory| report.write(directory));
     // All of its plots show the depths.
     let depths: Vec<_> = report.plots.iter().filter(|_| found.depth().is_some()).collect();
     let mut text = report.text();
@@ -206,7 +208,6 @@ pub(crate) fn run(args: &Calibrate, runs: Runs<'_>) -> Result<(), LabError> {
         let comments = lines.collect::<Vec<_>>().join("\n");
         text = format!("{comments}\n\n{}", yaml(&[], &report.advice));
     }
-    // A full disk does not cost the figures: they are printed all the same.
     let configured = yaml_file.map_or(Ok(()), |file| file.write(&report.yaml));
     let plotted = match plot_file {
         Some(_) if depths.is_empty() => Err(failed(
@@ -216,7 +217,7 @@ pub(crate) fn run(args: &Calibrate, runs: Runs<'_>) -> Result<(), LabError> {
         None => Ok(()),
     };
     runs.print(&text)?;
-    configured.and(plotted)
+    reported.and(configured).and(plotted)
 }
 
 /// Draws conclusions from the rows: advice, the comparison of the backends, plots, doubts.

@@ -20,6 +20,18 @@ pub(crate) fn scratch() -> tempfile::TempDir {
 
 /// What a command prints; as JSON if its words begin with --json.
 pub(crate) fn run(words: &str, directory: &Path, stopped: bool) -> Result<String, LabError> {
+    let mut out = Vec::new();
+    run_into(&mut out, words, directory, stopped)?;
+    Ok(String::from_utf8(out).unwrap())
+}
+
+/// The same, to see what a command prints that fails.
+pub(crate) fn run_into(
+    out: &mut Vec<u8>,
+    words: &str,
+    directory: &Path,
+    stopped: bool,
+) -> Result<(), LabError> {
     let at = directory.display().to_string();
     let (json, words) = match words.strip_prefix("--json ") {
         Some(words) => (true, words),
@@ -36,7 +48,5 @@ pub(crate) fn run(words: &str, directory: &Path, stopped: bool) -> Result<String
         admin: "http://127.0.0.1:1".to_owned(),
         command_line: words.to_owned(),
     };
-    let mut out = Vec::new();
-    ringfetch_lab::run(&line.lab, &context, &mut out)?;
-    Ok(String::from_utf8(out).unwrap())
+    ringfetch_lab::run(&line.lab, &context, out)
 }
