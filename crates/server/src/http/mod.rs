@@ -112,7 +112,7 @@ fn method_of(operation: HttpOperation) -> MethodRouter<Arc<AppState>> {
 /// Adds the outermost layer and the fallback for unknown paths.
 fn with_outer_layer<S: Clone + Send + Sync + 'static>(router: Router<S>, rpc: RpcMetrics) -> Router<S> {
     router
-        .fallback(problem::no_such_path)
+        .fallback(problem::no_route)
         .layer(from_fn_with_state(rpc, outer_layer))
 }
 

@@ -11,7 +11,7 @@ use axum::extract::{FromRequestParts, Path};
 use axum::response::{IntoResponse, Response};
 use http::header::{self, HeaderName};
 use http::request::Parts;
-use http::{HeaderMap, HeaderValue, Method, StatusCode};
+use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::borrow::Cow;
@@ -222,6 +222,14 @@ pub(super) async fn no_such_path() -> Problem {
         "no-such-path",
         "there is no resource at this path; /openapi.json lists the resources",
     )
+}
+
+/// The response where no route matches. `OPTIONS *` only asks whether anybody answers (RFC 9110 9.3.7).
+pub(super) async fn no_route(method: Method, uri: Uri) -> Result<StatusCode, Problem> {
+    if method == Method::OPTIONS && uri.path() == "*" {
+        return Ok(StatusCode::NO_CONTENT);
+    }
+    Err(no_such_path().await)
 }
 
 fn method_not_allowed(matched: Option<&str>, method: &Method) -> Problem {

@@ -327,6 +327,11 @@ impl RequestDispatcher {
                 let detail = "Host: missing, or more than one; send one";
                 return refuse(StatusCode::BAD_REQUEST, "malformed", detail);
             }
+            Err(HostError::Malformed) => {
+                self.refusals.host.inc();
+                let detail = "Host: not of the form HOST or HOST:PORT";
+                return refuse(StatusCode::BAD_REQUEST, "malformed", detail);
+            }
             Err(HostError::Foreign) => {
                 self.refusals.host.inc();
                 let detail = "Host: not a name of this daemon; list the names that clients use in http.hosts";

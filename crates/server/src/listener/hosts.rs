@@ -8,6 +8,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use http::header::HOST;
+use http::uri::Authority;
 use http::{Request, Version};
 
 /// The service's name in docker-compose.yml, which Prometheus uses.
@@ -26,6 +27,8 @@ pub struct AllowedHosts {
 pub(super) enum HostError {
     /// Missing or repeated.
     Missing,
+    /// Not the form of a host: RFC 9112 3.2 has 400 for it.
+    Malformed,
     /// Not accepted.
     Foreign,
 }
@@ -63,16 +66,14 @@ impl AllowedHosts {
         if is_missing || another.is_some() {
             return Err(HostError::Missing);
         }
-        if self.any {
-            return Ok(());
-        }
-        let header = match header.map(|header| header.to_str()) {
-            Some(Ok(header)) => Some(header),
-            Some(Err(_)) => return Err(HostError::Foreign),
-            None => None,
-        };
+        let header = header.map(|header| header.to_str()).transpose();
+        let header = header.map_err(|_| HostError::Malformed)?;
         let is_ours = |name: Option<&str>| name.is_none_or(|name| self.knows(name));
         if is_ours(authority) && is_ours(header) {
+            Ok(())
+        } else if !header.is_none_or(is_host) {
+            Err(HostError::Malformed)
+        } else if self.any {
             Ok(())
         } else {
             Err(HostError::Foreign)
@@ -120,6 +121,13 @@ impl AllowedHosts {
     fn knows_address(&self, address: IpAddr) -> bool {
         self.addresses || address.to_canonical().is_loopback()
     }
+}
+
+/// Whether this is a host, with or without a port, wherever it is. An empty one is (RFC 9110 7.2).
+fn is_host(text: &str) -> bool {
+    let host = text.parse::<Authority>();
+    let port = host.as_ref().ok().and_then(|host| text.strip_prefix(host.host()));
+    text.is_empty() || port.is_some_and(|port| port.is_empty() || is_port(port))
 }
 
 /// `:` and a number.
@@ -212,7 +220,7 @@ mod tests {
     fn every_name_in_a_request_counts() {
         // Scenario: requests with a target and headers. Expectation: a foreign name in either is refused, as
         // are two headers, and a missing one except with HTTP/1.0; HTTP/1.1 needs it even if the target has a name
-        // (RFC 9112 3.2). `*` accepts every name, but not two.
+        // (RFC 9112 3.2). `*` accepts every name, but not two. What is no name at all is malformed.
         let check = |hosts: &AllowedHosts, target: &str, names: &[&str], version| {
             let mut request = Request::get(target).version(version);
             for name in names {
@@ -245,7 +253,40 @@ mod tests {
         );
         assert_eq!(check(&ours, "http://localhost/", &["localhost"], h1), Ok(()));
         let all = hosts("127.0.0.1:1", Some(&["*"]));
-        assert_eq!(check(&all, "/", &["evil.example"], h1), Ok(()));
+        for host in [
+            "evil.example",
+            "evil.example:80",
+            "evil.example:",
+            "[2001:db8::1]:80",
+            "a_b",
+            "",
+        ] {
+            assert_eq!(check(&all, "/", &[host], h1), Ok(()), "{host:?}");
+            assert_eq!(
+                check(&ours, "/", &[host], h1),
+                Err(HostError::Foreign),
+                "{host:?}"
+            );
+        }
+        for host in [
+            "localhost:x",
+            "localhost:80:80",
+            "localhost@evil.example",
+            "evil.example#localhost",
+            "localhost/",
+            "local host",
+            "[::1]evil.example",
+            "[::1",
+            "\u{e9}.example",
+        ] {
+            for hosts in [&all, &ours] {
+                assert_eq!(
+                    check(hosts, "/", &[host], h1),
+                    Err(HostError::Malformed),
+                    "{host:?}"
+                );
+            }
+        }
         let two = ["evil.example", "localhost"];
         assert_eq!(check(&all, "/", &two, h1), Err(HostError::Missing));
         assert_eq!(check(&all, "/", &[], h1), Err(HostError::Missing));

@@ -376,6 +376,32 @@ async fn pages_in_browsers_reach_nothing() {
 }
 
 #[tokio::test]
+async fn what_concerns_no_resource_is_answered_as_http_has_it() {
+    // Scenario: OPTIONS for the whole server, other methods and paths like it, and a Host that is none. Expectation: no
+    // content (RFC 9110 9.3.7); 404; 400 (RFC 9112 3.2).
+    let (setup, _) = plain_blocks(Setup::new("pread"), 16);
+    let daemon = setup.start();
+    for (line, host, status) in [
+        ("OPTIONS *", "localhost", "204"),
+        ("GET *", "localhost", "404"),
+        ("OPTIONS /*", "localhost", "404"),
+        ("GET /livez", "localhost:x", "400"),
+        ("GET /livez", "local host", "400"),
+    ] {
+        let request = format!("{line} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n");
+        let mut answer = String::new();
+        let mut stream = saying(daemon.http, request.as_bytes()).await;
+        stream.read_to_string(&mut answer).await.unwrap();
+        assert!(
+            answer.starts_with(&format!("HTTP/1.1 {status} ")),
+            "{request}{answer}"
+        );
+        assert!(status != "204" || answer.ends_with("\r\n\r\n"), "{answer}");
+    }
+    daemon.stop().await;
+}
+
+#[tokio::test]
 async fn a_configured_name_is_accepted() {
     // Scenario: a list of two names. Expectation: these and loopback names are accepted, and no others.
     let (setup, _) = plain_blocks(Setup::new("pread"), 16);
