@@ -18,7 +18,7 @@ use std::time::Duration;
 fn alone(test: impl AsyncFnOnce()) {
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    limit_descriptors(1024);
+    limit_descriptors(256);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.unwrap().block_on(test());
 }
@@ -132,7 +132,7 @@ fn too_few_descriptors_are_the_only_reason() {
             let blocks = DatasetSpec::new("d", path("below/it/file"), KindSpec::blocks(512), direct_io);
             let objects = DatasetSpec::new("d", dir.path(), objects.clone(), direct_io);
             for spec in [blocks, objects] {
-                limit_descriptors(1024);
+                limit_descriptors(256);
                 let expected = Dataset::open(&spec).unwrap();
                 let opened = with_few_descriptors(&spec, |error| {
                     assert!(error.is_refused_by_host, "{error}");

@@ -236,7 +236,7 @@ fn no_mistake_can_control_the_terminal() {
 fn a_check_opens_as_many_files_as_a_start() {
     // Scenario: a soft limit of 64 open files, which the daemon raises to the hard one, and 100 datasets. Expectation: the
     // check finds nothing wrong.
-    let setup = Setup::new("pread").through(&["prlimit", "--nofile=64:1024"]);
+    let setup = Setup::new("pread").through(&["prlimit", "--nofile=64:256"]);
     setup.file("blocks.bin", &[1; 4096]);
     let setup = (0..100).fold(setup, |setup, index| {
         setup.dataset(&[&format!(
