@@ -122,13 +122,15 @@ fn completed(
     ring: &mut IoUring,
     entry: &io_uring::squeue::Entry,
 ) -> Result<i32, UringRefusal> {
-    // SAFETY: the entry's memory and descriptor are kept by the callers until the ring is gone.
-    if unsafe { ring.submission().push(entry) }.is_err() {
-        return Err(UringRefusal::Other {
+    let push = |ring: &mut IoUring| {
+        // SAFETY: the entry's memory and descriptor are kept by the callers until the ring is gone.
+        let pushed = unsafe { ring.submission().push(entry) };
+        pushed.map_err(|_| UringRefusal::Other {
             step,
             errno: libc::EBUSY,
-        });
-    }
+        })
+    };
+    push(ring)?;
     let deadline = Instant::now() + WAIT;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -139,8 +141,15 @@ fn completed(
         } else {
             ring.submit_and_wait(1)
         };
-        if let Some(completion) = ring.completion().next() {
-            return Ok(completion.result());
+        let result = ring.completion().next().map(|completion| completion.result());
+        match result {
+            // Signals kept the kernel from creating a thread for it: TRAPS 36.
+            Some(result) if result == -libc::ECANCELED && !left.is_zero() => {
+                push(ring)?;
+                continue;
+            }
+            Some(result) => return Ok(result),
+            None => {}
         }
         match waited {
             // A signal ends the wait: with what was submitted, or with EINTR if nothing was.

@@ -7,7 +7,7 @@
 use super::in_flight::Slot;
 use crate::planned_batch::PlannedBatch;
 
-/// How often an interrupted attempt (EINTR, EAGAIN) is repeated before it fails.
+/// How often an interrupted attempt (EINTR, EAGAIN, or ECANCELED, see TRAPS 36) is repeated before it fails.
 const INTERRUPTED_RETRIES_MAX: u8 = 16;
 
 /// How often a read continues after attempts without progress before it fails.
@@ -26,7 +26,7 @@ pub(super) enum Next {
 pub(super) fn after(result: Result<u32, i32>, slot: &mut Slot, batch: &PlannedBatch) -> Next {
     match result {
         Ok(bytes) => after_bytes(bytes, slot, batch).unwrap_or_else(|errno| failed(errno, slot)),
-        Err(libc::EINTR | libc::EAGAIN) if slot.interrupted < INTERRUPTED_RETRIES_MAX => {
+        Err(libc::EINTR | libc::EAGAIN | libc::ECANCELED) if slot.interrupted < INTERRUPTED_RETRIES_MAX => {
             slot.interrupted += 1;
             Next::Attempt
         }

@@ -57,7 +57,7 @@ fn a_read_that_arrives_byte_by_byte() {
 }
 
 fn interrupted_attempts_are_made_again() {
-    // Scenario: EINTR and EAGAIN a few times before a read succeeds, also after a short part of it.
+    // Scenario: EINTR, EAGAIN and ECANCELED a few times before a read succeeds, also after a short part of it.
     // Expectation: the bytes. If it never succeeds: that errno, with the item's extent, not a loop.
     let (harness, control, dataset, model) = Harness::simulated(10_000, 1);
     let options = SubmitOptions::default;
@@ -66,6 +66,7 @@ fn interrupted_attempts_are_made_again() {
         Fault::Errno(libc::EAGAIN),
         Fault::Short { bytes: 1000 },
         Fault::Errno(libc::EINTR),
+        Fault::Errno(libc::ECANCELED),
     ];
     control.set_faults(FaultPlan::script(&interrupted));
     let answer = harness.fetch_outside(ranges_of(&dataset, &[(5, 5000)]), options());
@@ -74,7 +75,7 @@ fn interrupted_attempts_are_made_again() {
         &expected(&[Ok(&model[5..5005])]),
         "interrupted",
     );
-    for errno in [libc::EINTR, libc::EAGAIN] {
+    for errno in [libc::EINTR, libc::EAGAIN, libc::ECANCELED] {
         control.set_faults(FaultPlan::script(&[Fault::Errno(errno); 1000]));
         let answer = harness.fetch_outside(ranges_of(&dataset, &[(5, 5000)]), options());
         assert_answer(
