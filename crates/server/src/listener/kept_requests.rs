@@ -56,9 +56,12 @@ impl Slots {
     /// Its connection is closed for them.
     pub(super) fn close(&self) {
         let slots = self.count();
-        if let Some(all) = &self.all
-            && self.closing.swap(slots, Ordering::Relaxed) == 0
-        {
+        // Two searches at a time may find it.
+        let is_first = self
+            .closing
+            .compare_exchange(0, slots, Ordering::Relaxed, Ordering::Relaxed)
+            .is_ok();
+        if let (Some(all), true) = (&self.all, is_first) {
             all.closing.fetch_add(slots, Ordering::Relaxed);
         }
     }
@@ -288,13 +291,14 @@ mod tests {
     #[test]
     fn nothing_is_received_while_what_is_closed_still_holds_its_slots() {
         // Scenario: connections that had 256 requests open at once, to three times the limit, and one with few more; one of them is
-        // closed for its slots, and ends. Expectation: others wait from when it is closed until it has ended; HTTP/1 never waits.
+        // closed for its slots, by two searches, and ends. Expectation: others wait from when it is closed until it has ended; HTTP/1 never waits.
         let kept = Arc::new(KeptRequests::default());
         kept.set_request_memory(4 << 20);
         let mut all: Vec<_> = (0..12).map(|_| had(&kept, 256)).collect();
         all.push(had(&kept, 5));
         let (other, http1) = (connection(&kept), Progress::default().with_kept(&kept));
         assert!(!other.must_wait());
+        all[0].close_for_slots();
         all[0].close_for_slots();
         assert!(other.must_wait() && !http1.must_wait());
         all.remove(0);
