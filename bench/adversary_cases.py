@@ -230,6 +230,8 @@ CASES = [
          [within_100_ms("livez"), within_100_ms("newcomer"), nobody_refused, memory], 1000, 5.0),
     Case("idle-http2", f"{HALF_OPEN_IDLE} idle HTTP/2 connections",
          ["half-open", "--connections", HALF_OPEN_IDLE, "--kinds", "idle-http2", "--once"], [idle_cost], 1000, 5.0),
+    Case("kept-requests", "3,000 HTTP/2 connections that make 256 calls of an unknown method each, at once, are idle, and come back",
+         ["half-open", "--connections", 3000, "--kinds", "idle-http2", "--calls", 256], [nobody_refused, memory, survives], 1000, 0.0),
     Case("big-answers", "8 callers fetch answers of 16 MiB without pause", ["big-answers", "--callers", 8],
          [nobody_refused, p99_within(3)], 8),
     Case("big-answers-scattered", "the same, each answer of 4096 reads at random places",

@@ -1,7 +1,10 @@
 //! Connections that never complete a request: half heads, half bodies, one byte a second, idle.
 
 use super::{OPENING_AT_A_TIME, RECONNECT_AFTER, again, each};
-use crate::frames::{PREFACE, ending, put_opening, wait_politely};
+use crate::frames::{
+    END_HEADERS, END_STREAM, HEADERS, PREFACE, ending, grpc_fields, put, put_fields, put_opening,
+    wait_politely,
+};
 use crate::hold::Hold;
 use crate::http1;
 use crate::tally::Tally;
@@ -33,7 +36,7 @@ pub enum Kind {
     HalfPreface,
     /// The preface and settings, a byte a second.
     SlowPreface,
-    /// A whole handshake of HTTP/2, pings answered, no call.
+    /// A whole handshake of HTTP/2, pings answered, no call unless `calls` says so.
     IdleHttp2,
 }
 
@@ -52,6 +55,9 @@ pub struct Options {
     /// What they do, in turn, with commas between; all kinds if left out.
     #[arg(long, value_enum, value_delimiter = ',')]
     pub kinds: Vec<Kind>,
+    /// Calls of an unknown method, sent at once, before an `idle-http2` connection is idle.
+    #[arg(long, default_value_t = 0)]
+    pub calls: usize,
     /// Do not reconnect when the daemon closes a connection; otherwise after a second.
     #[arg(long)]
     pub once: bool,
@@ -72,7 +78,7 @@ pub async fn run(target: &Target, options: &Options, hold: &Hold, tally: &Tally)
         let (target, options, hold) = (target.clone(), options.clone(), hold.clone());
         let (tally, opening) = (tally.clone(), Arc::clone(&opening));
         async move {
-            let (target, hold, tally) = (&target, &hold, &tally);
+            let (target, options, hold, tally) = (&target, &options, &hold, &tally);
             let address = if kind.is_for_grpc() {
                 target.grpc
             } else {
@@ -83,14 +89,14 @@ pub async fn run(target: &Target, options: &Options, hold: &Hold, tally: &Tally)
                 let _permit = opening.acquire().await;
                 target.connect(address).await
             };
-            let attack = |stream| stay(stream, kind, target, hold, tally);
+            let attack = |stream| stay(stream, kind, options.calls, target, hold, tally);
             again(hold, tally, reconnect_after, connect, attack).await;
         }
     })
     .await
 }
 
-async fn stay(mut stream: TcpStream, kind: Kind, target: &Target, hold: &Hold, tally: &Tally) {
+async fn stay(mut stream: TcpStream, kind: Kind, calls: usize, target: &Target, hold: &Hold, tally: &Tally) {
     let mut opening = Vec::new();
     let mut slow: &[u8] = &[];
     match kind {
@@ -123,6 +129,11 @@ async fn stay(mut stream: TcpStream, kind: Kind, target: &Target, hold: &Hold, t
         Kind::SlowPreface => slow = PREFACE,
         Kind::IdleHttp2 => {
             put_opening(&mut opening, 65_535);
+            let mut fields = Vec::new();
+            put_fields(&mut fields, &grpc_fields("/unknown.Service/Unknown"));
+            for stream in (1..).step_by(2).take(calls) {
+                put(&mut opening, HEADERS, END_HEADERS | END_STREAM, stream, &fields);
+            }
             return wait_politely(stream, &opening, hold, tally).await;
         }
     }
