@@ -2,11 +2,14 @@
 //! a login).
 
 use crate::outcome::Failure;
+use ringfetch_pattern::abandon_partial_files;
 use std::future::pending;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinHandle;
+use tokio::time::timeout;
 
 /// Catches the signals. One that arrives while none is awaited is remembered.
 #[derive(Debug)]
@@ -61,7 +64,7 @@ impl StopSignals {
     }
 
     /// Waits for work on a thread that ends soon once `stop` is set, which the first signal does. The second one
-    /// ends the wait: the thread may hang in a read.
+    /// ends the wait: the thread may hang in a read, or in a write, whose partial file is removed.
     pub(crate) async fn end_in_order<T>(
         mut self,
         mut work: JoinHandle<T>,
@@ -74,6 +77,9 @@ impl StopSignals {
                 }
                 () = self.next() => {
                     if stop.swap(true, Ordering::Relaxed) {
+                        // At most this long: the file system may not remove it either.
+                        let removal = tokio::task::spawn_blocking(abandon_partial_files);
+                        let _removed = timeout(Duration::from_secs(1), removal).await;
                         let problem = "stopped a second time, before it had ended in order";
                         return Err(Failure::Failed(problem.to_owned()));
                     }

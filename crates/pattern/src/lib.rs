@@ -9,7 +9,10 @@
 
 mod write;
 
-pub use write::{Progress, npy_header, remove_partial_files, write_blocks, write_objects, write_vectors};
+pub use write::{
+    Progress, abandon_partial_files, npy_header, remove_partial_files, write_blocks, write_objects,
+    write_vectors,
+};
 
 use ringfetch_engine::dataset::Dtype;
 

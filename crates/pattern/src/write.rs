@@ -1,5 +1,6 @@
 //! Writes pattern data to files. A file is written under a temporary name and renamed when it is complete. A run that
-//! is stopped leaves no partial file; one that is killed does, and [`remove_partial_files`] removes it.
+//! is stopped leaves no partial file, even while a write hangs ([`abandon_partial_files`]); one that is killed does, and
+//! [`remove_partial_files`] removes it.
 
 use super::{fill, fill_elements, object_length, object_name, object_seed};
 use ringfetch_engine::dataset::{Dtype, Layout};
@@ -116,15 +117,28 @@ pub fn write_objects(
 /// cannot be removed stays.
 pub fn remove_partial_files(directory: &Path) {
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let is_partial = name
-            .to_str()
-            .is_some_and(|name| name.starts_with(PARTIAL_PREFIX) && name.ends_with(PARTIAL_SUFFIX));
+        let path = entry.path();
         // Its writer holds the lock.
-        if is_partial && File::open(entry.path()).is_ok_and(|file| file.try_lock().is_ok()) {
-            let _removed = fs::remove_file(entry.path());
+        if is_partial(&path) && File::open(&path).is_ok_and(|file| file.try_lock().is_ok()) {
+            let _removed = fs::remove_file(path);
         }
     }
+}
+
+/// Removes the partial files that this process has open, for one that ends while a write hangs. May hang itself.
+pub fn abandon_partial_files() {
+    for descriptor in fs::read_dir("/proc/self/fd").into_iter().flatten().flatten() {
+        if let Ok(path) = fs::read_link(descriptor.path())
+            && is_partial(&path)
+        {
+            let _removed = fs::remove_file(path);
+        }
+    }
+}
+
+fn is_partial(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str());
+    name.is_some_and(|name| name.starts_with(PARTIAL_PREFIX) && name.ends_with(PARTIAL_SUFFIX))
 }
 
 fn invalid(problem: String) -> io::Error {

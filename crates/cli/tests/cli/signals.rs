@@ -3,8 +3,9 @@
 use crate::load::{end_once, number};
 use crate::server::{Flaw, start};
 use crate::{command, ended_by, started, word};
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use std::io::{BufRead as _, BufReader};
 use std::net::TcpListener;
 use std::process::Command;
 use std::sync::mpsc::channel;
@@ -65,6 +66,45 @@ fn a_command_that_is_stopped_leaves_no_part_of_a_file() {
         let left = std::fs::read_dir(directory.path()).unwrap();
         assert_eq!(left.count(), 0, "{args}");
     }
+}
+
+#[test]
+#[ignore = "needs strace"]
+fn a_second_signal_leaves_no_part_of_a_dataset() {
+    // Scenario: the file system hangs while room for a file is reserved; two signals once there
+    // is a part of it. Expected: exit code 1, and nothing where the file would be.
+    let directory = tempfile::tempdir().unwrap();
+    let files = || std::fs::read_dir(directory.path()).unwrap().count();
+    let mut run = Command::new("strace");
+    // -D: the command stays a child of this process.
+    run.args(["-D", "-f", "-qq", "-o", "/dev/null"])
+        .args(["-e", "inject=fallocate:delay_enter=600s"])
+        .arg(env!("CARGO_BIN_EXE_ringfetch"))
+        .args(["dataset", "make", "blocks", "--size", "1MiB"])
+        .arg(directory.path().join("blocks"));
+    let mut run = started(&mut run);
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while files() == 0 {
+        assert!(Instant::now() < deadline, "no part of the file");
+        std::thread::yield_now();
+    }
+    let pid = Pid::from_child(&run);
+    for signal in [Signal::INT, Signal::TERM] {
+        kill_process(pid, signal).unwrap();
+    }
+    let mut error = String::new();
+    BufReader::new(run.stderr.take().unwrap())
+        .read_line(&mut error)
+        .unwrap();
+    let left = files();
+    // strace would keep the process until the delay has passed.
+    let status = std::fs::read_to_string(format!("/proc/{}/status", run.id())).unwrap();
+    let tracer = status.lines().find_map(|line| line.strip_prefix("TracerPid:"));
+    let tracer = Pid::from_raw(tracer.unwrap().trim().parse().unwrap());
+    kill_process(tracer.unwrap(), Signal::KILL).unwrap();
+    assert_eq!(run.wait().unwrap().code(), Some(1), "{error}");
+    assert!(error.starts_with("ringfetch: stopped a second time, "), "{error}");
+    assert_eq!(left, 0, "{error}");
 }
 
 #[test]
