@@ -85,12 +85,6 @@ impl Objects {
         let (options, facts) = try_direct(&directory, path, direct_io, context)?;
         // A file that is read directly has two descriptors: 1000 descriptors hold 500 files.
         let each = descriptors_each(options.direct_io) as usize;
-        if max_open_files < each {
-            return Err(context.field(
-                "max_open_files",
-                format!("is {max_open_files}: one object takes {each} (one for each way to read): set more"),
-            ));
-        }
         let files = NonZeroUsize::new(max_open_files / each).unwrap_or(NonZeroUsize::MIN);
         // `new` would allocate the whole table at once, for a limit that may never be reached.
         let cache = Arc::new(Mutex::new(LruCache::sparse(files)));

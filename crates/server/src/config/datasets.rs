@@ -60,6 +60,8 @@ const NAME_ALLOWED: &str = "allowed: 1 to 128 of A-Z a-z 0-9 . _ -, the first on
                             number, true, false or null)";
 const HEADER_BYTES_MAX: u64 = 1 << 40;
 const MAX_OPEN_FILES_DEFAULT: u64 = 1024;
+/// An object that is read directly takes two descriptors.
+const MAX_OPEN_FILES_MIN: u64 = 2;
 const MAX_OPEN_FILES_MAX: u64 = 1 << 20;
 const REVALIDATE_MS_MAX: u64 = 3_600_000;
 
@@ -470,7 +472,8 @@ fn vectors(
 }
 
 fn objects(section: &mut Section<'_>) -> KindSpec {
-    let max_open_files = section.integer("max_open_files", MAX_OPEN_FILES_DEFAULT, 1..=MAX_OPEN_FILES_MAX);
+    let range = MAX_OPEN_FILES_MIN..=MAX_OPEN_FILES_MAX;
+    let max_open_files = section.integer("max_open_files", MAX_OPEN_FILES_DEFAULT, range);
     let default = u64::try_from(OBJECT_REVALIDATE_DEFAULT.as_millis()).unwrap_or(REVALIDATE_MS_MAX);
     let revalidate_ms = section.integer("revalidate_ms", default, 0..=REVALIDATE_MS_MAX);
     KindSpec::Objects {

@@ -410,11 +410,6 @@ fn bad_specifications() {
         error.field == "path" && error.problem.contains("does not exist"),
         "{error}"
     );
-    let error = refused(&spec(dir.path(), 0, LONG));
-    assert!(
-        error.field == "max_open_files" && error.problem.contains("set more"),
-        "{error}"
-    );
     let mut two = spec(dir.path(), 10, LONG);
     two.paths.push(dir.path().to_owned());
     assert!(refused(&two).problem.contains("one directory"));
