@@ -14,7 +14,7 @@ use prometheus::{IntCounterVec, Opts, Registry};
 use ringfetch_engine::sync::lock;
 use serde::{Serialize, Serializer};
 use std::cell::RefCell;
-use std::io::Write as _;
+use std::io::{self, Write as _};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -47,67 +47,39 @@ pub struct FlushGuard {
     _worker: WorkerGuard,
 }
 
-/// Why the access log cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum AccessLogError {
-    /// The target is neither a regular file nor a character device, or it cannot be opened for appending.
-    #[error(
-        "access_log.path: {path} {problem}; name a file that the daemon may append to, stdout, stderr or off"
-    )]
-    Target {
-        /// The file, or the stream.
-        path: String,
-        /// The problem.
-        problem: String,
-    },
-    /// A metric's name is already registered.
-    #[error("a metric cannot be registered: {0}")]
-    Metrics(#[from] prometheus::Error),
-}
-
 impl AccessLog {
     /// Checks whether the log can be opened. Creates nothing.
     ///
     /// # Errors
     /// It cannot be opened.
-    pub fn check(config: &AccessLogConfig) -> Result<(), AccessLogError> {
-        output::check(&config.target).map_err(|problem| AccessLogError::Target {
-            path: config.target.to_string(),
-            problem,
-        })
+    pub fn check(config: &AccessLogConfig) -> io::Result<()> {
+        output::check(&config.target)
     }
 
     /// Opens the log and starts the thread that writes it. Registers `ringfetch_access_log_dropped_total{reason}`.
     ///
     /// # Errors
     /// The target cannot be opened, or a metric's name is already registered.
-    pub fn start(
-        config: &AccessLogConfig,
-        registry: &Registry,
-    ) -> Result<(Self, FlushGuard), AccessLogError> {
+    pub fn start(config: &AccessLogConfig, registry: &Registry) -> io::Result<(Self, FlushGuard)> {
         let counters = Opts::new(
             "ringfetch_access_log_dropped_total",
             "Lines of the access log that were dropped: the queue was full, or they could not be written.",
         );
-        let counters = IntCounterVec::new(counters, &["reason"])?;
+        let counters = IntCounterVec::new(counters, &["reason"]).map_err(io::Error::other)?;
         let reopen = Arc::new(AtomicBool::new(false));
         let unwritten = counters.with_label_values(&["write"]);
-        let output = Output::open(&config.target, Arc::clone(&reopen), unwritten).map_err(|problem| {
-            AccessLogError::Target {
-                path: config.target.to_string(),
-                problem,
-            }
-        })?;
+        let output = Output::open(&config.target, Arc::clone(&reopen), unwritten)?;
         let (queue, worker) = NonBlockingBuilder::default()
             .lossy(true)
             .buffered_lines_limit(QUEUE_LINES_MAX)
             .thread_name("rf-access-log")
             .finish(output);
-        registry.register(Box::new(Dropped {
+        let dropped = Dropped {
             counters,
             queue: queue.error_counter(),
             reading: Mutex::new(()),
-        }))?;
+        };
+        registry.register(Box::new(dropped)).map_err(io::Error::other)?;
         let log = Self {
             inner: Arc::new(Inner {
                 queue,

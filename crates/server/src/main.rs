@@ -27,7 +27,7 @@ use ringfetch_engine::engine::{BackendStatus, Engine, StartError};
 use ringfetch_host::View;
 use ringfetch_host::block::{Device, Tags};
 use ringfetch_server::access::Access;
-use ringfetch_server::access_log::{AccessLog, FlushGuard};
+use ringfetch_server::access_log::AccessLog;
 use ringfetch_server::catalogue::Catalogue;
 use ringfetch_server::config::{self, Base, Config, Inputs};
 use ringfetch_server::fetch::Fetcher;
@@ -136,7 +136,7 @@ fn check_config(inputs: &Inputs, open: bool) -> anyhow::Result<()> {
         errors.of_config(check_memory(&config));
         errors.of_key_file(load_tls(&config));
         errors.of_key_file(load_access(&config));
-        errors.of_config(config.access_log.as_ref().map_or(Ok(()), AccessLog::check));
+        errors.of_access_log(&config, AccessLog::check);
         // They stay open, as in a start, while the backends are checked.
         let _open = errors.open(&config.datasets);
         let checked = Engine::check_backend(&config.engine, config.engine.backend);
@@ -206,15 +206,6 @@ fn load_tls(config: &Config) -> Result<Option<Tls>, FileError> {
     config.tls.as_ref().map(Tls::load).transpose()
 }
 
-fn open_access_log(
-    config: &Config,
-    registry: &prometheus::Registry,
-) -> Result<Option<(AccessLog, FlushGuard)>, ConfigError> {
-    let start = |config| AccessLog::start(config, registry);
-    let started = config.access_log.as_ref().map(start).transpose();
-    started.map_err(|error| ConfigError(error.to_string()))
-}
-
 fn load_access(config: &Config) -> Result<Option<Access>, FileError> {
     let has_client_ca = config.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
     Access::load(&config.access, has_client_ca)
@@ -268,7 +259,7 @@ fn run(inputs: &Inputs, addresses_file: Option<&Path>) -> anyhow::Result<()> {
     let mut errors = StartErrors::default();
     let memory = errors.of_config(check_memory(config));
     let tls = errors.of_key_file(load_tls(config));
-    let access_log = errors.of_config(open_access_log(config, telemetry.registry()));
+    let access_log = errors.of_access_log(config, |log| AccessLog::start(log, telemetry.registry()));
     let access = errors.of_key_file(load_access(config));
     let addresses = addresses_file.map_or(Some(()), |path| {
         let (flag, remedy) = (

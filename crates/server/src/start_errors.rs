@@ -2,7 +2,7 @@
 
 use ringfetch_engine::dataset::{DatasetSpec, free_descriptors, is_refused_by_host};
 use ringfetch_server::catalogue::{Catalogue, OpenErrors};
-use ringfetch_server::config::listed;
+use ringfetch_server::config::{AccessLogConfig, Config, listed};
 use ringfetch_server::key_file::{FileError, HOST_REMEDY};
 use std::fmt::Display;
 use std::io;
@@ -43,7 +43,7 @@ impl StartErrors {
         }
     }
 
-    /// The value, or what is wrong with the file of a flag: a refusal of this host where it has no descriptor or no memory
+    /// The value, or what is wrong with the file of a flag or key: a refusal of this host where it has no descriptor or no memory
     /// left.
     pub(crate) fn of_file<T>(&mut self, result: io::Result<T>, flag: &str, remedy: &str) -> Option<T> {
         match result {
@@ -53,6 +53,20 @@ impl StartErrors {
             }
             Err(error) => self.of_config(Err(format!("{flag}: {error}; {remedy}"))),
         }
+    }
+
+    /// The log if there is to be one, or what is wrong with its target.
+    pub(crate) fn of_access_log<T>(
+        &mut self,
+        config: &Config,
+        open: impl FnOnce(&AccessLogConfig) -> io::Result<T>,
+    ) -> Option<Option<T>> {
+        let Some(log) = &config.access_log else {
+            return Some(None);
+        };
+        let key = format!("access_log.path: {} cannot be written", log.target);
+        let remedy = "name a file that the daemon may append to, stdout, stderr or off";
+        self.of_file(open(log), &key, remedy).map(Some)
     }
 
     pub(crate) fn open(&mut self, datasets: &[DatasetSpec]) -> Option<Catalogue> {

@@ -133,7 +133,7 @@ fn check_config_asks_whether_the_access_log_can_be_written() {
     let directory = tempfile::tempdir().unwrap();
     let place = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
     for (path, complaint) in [
-        (place("nowhere/log"), Some("cannot be created")),
+        (place("nowhere/log"), Some("cannot be written: No such file")),
         (place(""), Some("is a directory")),
         (place("log"), None),
     ] {

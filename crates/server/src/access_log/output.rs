@@ -44,16 +44,13 @@ impl Output {
     /// Opens the target. Once `reopen` is set, a file is opened again.
     ///
     /// # Errors
-    /// A problem with the target, as text.
+    /// The target cannot be opened.
     pub(super) fn open(
         target: &AccessLogTarget,
         reopen: Arc<AtomicBool>,
         dropped: IntCounter,
-    ) -> Result<Self, String> {
-        let stream = |fd: io::Result<_>| {
-            let file = fd.map(File::from).map_err(|error| format!("is closed: {error}"));
-            file.map(|file| (file, None))
-        };
+    ) -> io::Result<Self> {
+        let stream = |fd: io::Result<_>| fd.map(|fd| (File::from(fd), None));
         let (file, path) = match target {
             AccessLogTarget::File(path) => (append_to(path)?, Some(path.clone())),
             AccessLogTarget::Stdout => stream(io::stdout().as_fd().try_clone_to_owned())?,
@@ -78,8 +75,8 @@ impl Output {
                 self.is_torn = is_cut_off(&file, self.is_torn);
                 self.file = file;
             }
-            Err(problem) => {
-                tracing::warn!(path = %path.display(), problem, "the access log cannot be reopened; still writing to the old file");
+            Err(error) => {
+                tracing::warn!(path = %path.display(), %error, "the access log cannot be reopened; still writing to the old file");
             }
         }
     }
@@ -160,8 +157,8 @@ fn write(mut file: &File, bytes: &[u8]) -> (usize, io::Result<()>) {
 /// Whether a target can be opened, or, if the file does not exist, created.
 ///
 /// # Errors
-/// A problem with the target, as text.
-pub(super) fn check(target: &AccessLogTarget) -> Result<(), String> {
+/// It can be neither.
+pub(super) fn check(target: &AccessLogTarget) -> io::Result<()> {
     let AccessLogTarget::File(path) = target else {
         return Ok(());
     };
@@ -172,8 +169,7 @@ pub(super) fn check(target: &AccessLogTarget) -> Result<(), String> {
         Some(parent) if parent != Path::new("") => parent,
         Some(_) | None => Path::new("."),
     };
-    rustix::fs::access(directory, Access::WRITE_OK | Access::EXEC_OK)
-        .map_err(|errno| format!("cannot be created: {}", io::Error::from(errno)))
+    Ok(rustix::fs::access(directory, Access::WRITE_OK | Access::EXEC_OK)?)
 }
 
 /// Whether the last line is not complete: whoever wrote it was stopped within it, or the disk was full. `was_torn` counts
@@ -189,7 +185,7 @@ fn is_cut_off(file: &File, was_torn: bool) -> bool {
 }
 
 /// Opens a regular file or a character device to append to it, and to read it where that is allowed.
-fn append_to(path: &Path) -> Result<File, String> {
+fn append_to(path: &Path) -> io::Result<File> {
     let open = |reads| {
         OpenOptions::new()
             .read(reads)
@@ -207,11 +203,12 @@ fn append_to(path: &Path) -> Result<File, String> {
         Err(_) => path.metadata(),
     };
     let kind = kind.map(|metadata| metadata.file_type());
-    match (opened, kind) {
-        (_, Ok(kind)) if kind.is_dir() => Err("is a directory".to_owned()),
-        (_, Ok(kind)) if !kind.is_file() && !kind.is_char_device() => Err("is not a regular file".to_owned()),
-        (Ok(file), _) => Ok(file),
-        (Err(error), _) => Err(format!("cannot be written: {error}")),
+    match kind {
+        Ok(kind) if kind.is_dir() => Err(io::Error::other("is a directory")),
+        Ok(kind) if !kind.is_file() && !kind.is_char_device() => {
+            Err(io::Error::other("is not a regular file"))
+        }
+        Ok(_) | Err(_) => opened,
     }
 }
 
@@ -318,9 +315,9 @@ mod tests {
             ("", "is a directory"),
             ("fifo", "is not a regular file"),
             ("socket", "is not a regular file"),
-            ("none/log", "cannot be written: No such file"),
+            ("none/log", "No such file"),
         ] {
-            let refused = append_to(&path(name)).unwrap_err();
+            let refused = append_to(&path(name)).unwrap_err().to_string();
             assert!(refused.starts_with(problem), "{name}: {refused}");
         }
         append_to(&path("log")).unwrap();

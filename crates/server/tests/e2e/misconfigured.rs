@@ -188,11 +188,16 @@ fn too_few_descriptors_for_a_dataset_are_the_hosts_refusal() {
 #[test]
 #[ignore = "needs strace"]
 fn a_lack_of_descriptors_for_the_files_of_the_configuration_is_no_mistake_in_it() {
-    // Scenario: no descriptor is left for the configuration file; for the principals file. Expectation: exit code 3, the
-    // file's key and the remedy.
-    for (name, key) in [("ringfetchd.yaml", "config"), ("principals", "access.principals")] {
-        let (setup, _) = plain_blocks(Setup::new("pread").set("access.principals", "principals"), 1);
-        setup.file("principals", b"");
+    // Scenario: no descriptor is left for the configuration file; for the principals file; for the access log. Expectation:
+    // exit code 3, the file's key and the remedy.
+    for (name, key) in [
+        ("ringfetchd.yaml", "config"),
+        ("principals", "access.principals"),
+        ("access.log", "access_log.path"),
+    ] {
+        let setup = Setup::new("pread").with_token();
+        let (setup, _) = plain_blocks(setup.set("access_log.path", "access.log"), 1);
+        setup.file("access.log", b"");
         let path = setup.path(name);
         let path = path.to_str().unwrap();
         let no_descriptor = [
