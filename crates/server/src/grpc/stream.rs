@@ -7,8 +7,8 @@
 //! HTTP/2 flow control stops the client. One more message is read, so that a cancel is seen while the stream
 //! is full.
 //!
-//! An invalid request gets an error response and the stream continues; bytes that are not a request end it. A
-//! drain ends it once the requests in flight are answered. The deadline holds even if the body is not polled,
+//! An invalid request gets an error response and the stream continues. Bytes that are not a request end it, and so does a
+//! drain, once the requests in flight are answered. The deadline holds even if the body is not polled,
 //! as when the client does not read: the requests in flight are then cancelled, so that they hold no memory.
 
 mod in_flight;
@@ -386,7 +386,10 @@ where
                         self.decoder.push(piece);
                     }
                 }
-                Poll::Ready(Some(Err(_))) => return Err(Status::cancelled("the client went away")),
+                Poll::Ready(Some(Err(_))) => {
+                    self.cut(Status::cancelled("the client went away"));
+                    break;
+                }
                 Poll::Ready(None) => {
                     self.incoming = None;
                     self.decoder.finish().map_err(|error| error.to_status())?;
@@ -397,12 +400,18 @@ where
         (self.hold)(self.decoder.held() + waiting).map_err(|error| error_status::to_status(&error, "request"))
     }
 
+    /// Ends the stream once the requests in flight are answered.
+    fn stop_reading(&mut self, status: Status) {
+        self.incoming = None;
+        self.decoder = FrameDecoder::new(0);
+        self.waiting = None;
+        self.end = Err(status);
+    }
+
     /// Ends the stream at once and cancels the requests in flight.
     fn cut(&mut self, status: Status) {
-        self.incoming = None;
-        self.waiting = None;
+        self.stop_reading(status);
         self.in_flight.clear();
-        self.end = Err(status);
     }
 
     /// Checks for a drain.
@@ -414,12 +423,9 @@ where
         {
             self.draining = None;
             // A client that has sent all its requests gets OK after its responses; others get UNAVAILABLE.
-            if self.incoming.take().is_some() {
-                self.waiting = None;
-                self.end = Err(error_status::to_status(
-                    &FetchError::Read(ringfetch_engine::error::ReadError::Draining),
-                    "request",
-                ));
+            if self.incoming.is_some() {
+                let draining = FetchError::Read(ringfetch_engine::error::ReadError::Draining);
+                self.stop_reading(error_status::to_status(&draining, "request"));
             }
         }
     }
@@ -462,7 +468,7 @@ where
         loop {
             // Requests first, so that the disk is busy while responses are encoded.
             if let Err(status) = self.take_up(cx, &mut cancels) {
-                self.cut(status);
+                self.stop_reading(status);
             }
             match self.in_flight.poll_next_unpin(cx) {
                 // Small responses that are ready together share a frame; the first one that does not fit

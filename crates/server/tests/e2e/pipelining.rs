@@ -1,7 +1,7 @@
 //! FetchStream: many requests at once, responses in any order, and a client that does not read.
 
 use crate::backlog::{Load, batch, slow};
-use crate::daemon::{Setup, backends, eventually_async, setups};
+use crate::daemon::{Setup, any_backend, backends, eventually_async, setups};
 use crate::data::everything;
 use crate::wire;
 use bytes::{BufMut as _, Bytes};
@@ -221,6 +221,61 @@ async fn fetch_stream(sender: &SendRequest<Bytes>) -> (ResponseFuture, h2::SendS
     sender.send_request(request.body(()).unwrap(), false).unwrap()
 }
 
+/// The responses in a body.
+fn responses(mut body: &[u8]) -> Vec<v1::FetchStreamResponse> {
+    let mut responses = Vec::new();
+    while let Some((prefix, behind)) = body.split_first_chunk::<5>() {
+        let length = u32::from_be_bytes([prefix[1], prefix[2], prefix[3], prefix[4]]);
+        let (message, behind) = behind.split_at(usize::try_from(length).unwrap());
+        responses.push(v1::FetchStreamResponse::decode(message).unwrap());
+        body = behind;
+    }
+    responses
+}
+
+#[tokio::test]
+async fn what_is_no_request_ends_the_stream_once_those_before_it_are_answered() {
+    // Scenario: in one frame three requests, a message that is not protobuf, and one more request. Expectation: the
+    // responses to the three, then the status of the message.
+    let (setup, bytes) = crate::data::plain_blocks(Setup::new(any_backend()), 4);
+    let daemon = setup.start();
+    let request = |id| {
+        let call = Request::Blocks(wire::blocks("blocks", &[id]));
+        wire::framed(&wire::on_stream(id, call).encode_to_vec())
+    };
+    let sent = [
+        request(1),
+        request(2),
+        request(3),
+        wire::framed(&[0xff, 0xff]),
+        request(0),
+    ]
+    .concat();
+    let (body, status) = wire::Narrow::connect(daemon.grpc, 1 << 20)
+        .await
+        .ask(
+            "/ringfetch.v1.FetchService/FetchStream",
+            &[("content-type", "application/grpc"), ("te", "trailers")],
+            sent.into(),
+        )
+        .await
+        .rest()
+        .await;
+    let mut answered: Vec<_> = responses(&body)
+        .into_iter()
+        .map(|answer| {
+            let from = usize::try_from(answer.id).unwrap() * 4096;
+            assert!(wire::blocks_of(answer.response).unwrap().data == bytes[from..from + 4096]);
+            answer.id
+        })
+        .collect();
+    answered.sort_unstable();
+    assert_eq!(answered, [1, 2, 3], "{status:?}");
+    assert_eq!(status.unwrap().code(), Code::InvalidArgument);
+    daemon.gives_memory_back().await;
+    daemon.stop().await;
+}
+
 #[tokio::test]
 async fn a_burst_of_small_requests_waits_and_ends_no_connection() {
     // Scenario: four streams on one connection, each with 2,000 requests in one frame each, as gRPC's clients
@@ -260,12 +315,7 @@ async fn a_burst_of_small_requests_waits_and_ends_no_connection() {
             body.flow_control().release_capacity(part.len()).unwrap();
         }
         let mut answered = 0;
-        let mut rest = &received[..];
-        while let Some((prefix, behind)) = rest.split_first_chunk::<5>() {
-            let length = u32::from_be_bytes([prefix[1], prefix[2], prefix[3], prefix[4]]);
-            let (message, behind) = behind.split_at(usize::try_from(length).unwrap());
-            rest = behind;
-            let answer = v1::FetchStreamResponse::decode(message).unwrap();
+        for answer in responses(&received) {
             let blocks = wire::blocks_of(answer.response).unwrap();
             let from = usize::try_from(answer.id % 256).unwrap() * 4096;
             assert!(blocks.data == bytes[from..from + 4096], "{}", answer.id);

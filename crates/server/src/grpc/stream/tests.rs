@@ -11,7 +11,7 @@ use std::sync::Mutex;
 use tokio::sync::{mpsc, oneshot, watch};
 use tonic_types::RpcStatusExt as _;
 
-type Pieces = mpsc::UnboundedSender<Bytes>;
+type Pieces = mpsc::UnboundedSender<Result<Bytes, ()>>;
 
 /// Requests that were started and are not answered, by id.
 #[derive(Clone, Default)]
@@ -46,10 +46,10 @@ struct Stream<B> {
 fn stream(
     deadline: Option<Instant>,
 ) -> Stream<impl http_body::Body<Data = FrameParts, Error = Infallible> + Unpin> {
-    let (pieces, received) = mpsc::unbounded_channel::<Bytes>();
+    let (pieces, received) = mpsc::unbounded_channel::<Result<Bytes, ()>>();
     let received = futures_util::stream::unfold(received, |mut received| async move {
         let piece = received.recv().await?;
-        Some((Ok::<_, Infallible>(Frame::data(piece)), received))
+        Some((piece.map(Frame::data), received))
     });
     let incoming = http_body_util::StreamBody::new(Box::pin(received));
     let begun = Begun::default();
@@ -91,7 +91,7 @@ fn stream(
 
 impl<B: http_body::Body<Data = FrameParts, Error = Infallible> + Unpin> Stream<B> {
     fn send(&self, bytes: impl Into<Bytes>) {
-        self.pieces.as_ref().unwrap().send(bytes.into()).unwrap();
+        self.pieces.as_ref().unwrap().send(Ok(bytes.into())).unwrap();
     }
 
     fn request(&self, id: u64) {
@@ -296,8 +296,8 @@ async fn requests_may_arrive_in_any_pieces() {
 
 #[tokio::test]
 async fn bytes_that_are_no_request_end_the_stream() {
-    // Not protobuf, too long, compressed, truncated: each ends the stream with its status, whether requests
-    // are in flight or not.
+    // Not protobuf, too long, compressed, truncated: each ends the stream with its status, once the request in flight is
+    // answered.
     for (bytes, code) in [
         (&[0, 0, 0, 0, 2, 0xff, 0xff][..], Code::InvalidArgument),
         (&[0, 0, 0, 0, 65], Code::ResourceExhausted),
@@ -308,13 +308,21 @@ async fn bytes_that_are_no_request_end_the_stream() {
         stream.request(1);
         stream.send(bytes);
         stream.pieces = None;
+        assert!(stream.poll().is_none(), "{bytes:?}");
+        stream.begun.answer(1, b"one");
+        assert_eq!(stream.answer().0, 1);
         assert_eq!(stream.end().code(), code, "{bytes:?}");
         assert_eq!(*stream.ended.lock().unwrap(), [code]);
-        assert!(
-            stream.begun.0.lock().unwrap()[&1].is_closed(),
-            "what is in flight is given up"
-        );
     }
+}
+
+#[tokio::test]
+async fn a_client_that_goes_away_gives_up_its_requests() {
+    let mut stream = stream(None);
+    stream.request(1);
+    stream.pieces.as_ref().unwrap().send(Err(())).unwrap();
+    assert_eq!(stream.end().code(), Code::Cancelled);
+    assert!(stream.begun.0.lock().unwrap()[&1].is_closed());
 }
 
 #[tokio::test]
@@ -464,12 +472,12 @@ async fn a_response_that_waits_for_its_frame_is_given_back_at_the_deadline() {
 /// most 40 bytes.
 fn charged() -> (
     Arc<Mutex<Vec<usize>>>,
-    Pieces,
+    mpsc::UnboundedSender<Bytes>,
     impl http_body::Body<Data = FrameParts, Error = Infallible> + Unpin,
 ) {
     let held = Arc::new(Mutex::new(Vec::new()));
     let hears = Arc::clone(&held);
-    let (pieces, mut received) = mpsc::unbounded_channel::<Bytes>();
+    let (pieces, mut received) = mpsc::unbounded_channel();
     let incoming = futures_util::stream::poll_fn(move |cx| received.poll_recv(cx))
         .map(|piece| Ok::<_, Infallible>(Frame::data(piece)));
     let bounds = StreamLimits {
@@ -507,8 +515,8 @@ fn framed(length: u32) -> Vec<u8> {
 #[tokio::test]
 async fn a_request_that_is_not_whole_is_charged() {
     // Scenario: half a request message of 60 bytes, then the rest of it. Expectation: what has arrived is
-    // charged while the rest is awaited, and nothing once the request has started; a refused charge ends the
-    // stream.
+    // charged while the rest is awaited, and nothing once the request has started; on another stream a refused charge
+    // ends it.
     let (held, pieces, mut body) = charged();
     pieces.send(Bytes::copy_from_slice(&framed(60)[..25])).unwrap();
     assert!(body.frame().now_or_never().is_none());
@@ -516,6 +524,7 @@ async fn a_request_that_is_not_whole_is_charged() {
     pieces.send(Bytes::from(vec![0; 40])).unwrap();
     assert!(body.frame().now_or_never().is_none());
     assert_eq!(held.lock().unwrap().last(), Some(&0));
+    let (_held, pieces, mut body) = charged();
     pieces.send(Bytes::copy_from_slice(&framed(60)[..50])).unwrap();
     let trailers = body
         .frame()
