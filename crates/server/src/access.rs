@@ -212,14 +212,13 @@ impl Access {
     /// # Cancel safety
     /// Dropping the future has no effect on what is in force.
     pub async fn watch(self) {
-        watch(move || self.renew()).await;
-    }
-
-    fn renew(&self) {
-        let renewed = self.inner.rereads.check(self.read(), |problem| {
-            tracing::error!(%problem, "the principals file cannot be used; the old one stays in force");
-        });
-        renewed.into_iter().for_each(|renewed| self.install(renewed));
+        watch(move || {
+            let renewed = self.inner.rereads.check(self.read(), |problem| {
+                tracing::error!(%problem, "the principals file cannot be used; the old one stays in force");
+            });
+            renewed.into_iter().for_each(|renewed| self.install(renewed));
+        })
+        .await;
     }
 }
 
