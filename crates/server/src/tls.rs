@@ -144,7 +144,6 @@ impl Active {
             )
         })?;
         http2.session_storage = Arc::new(NoServerSessionStorage {});
-        http2.send_tls13_tickets = 0;
         let mut http = http2.clone();
         http2.alpn_protocols = vec![b"h2".to_vec()];
         http.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
@@ -464,8 +463,9 @@ mod tests {
 
     #[test]
     fn a_common_name_is_never_taken_for_an_alternative_name() {
-        // Scenario: a certificate with names of each type, one of which looks like a common name; and bytes
-        // that are not a certificate. Expectation: URIs and DNS names, then the common name, marked; nothing.
+        // Scenario: a certificate with names of each type, one of which looks like a common name; bytes that are not a
+        // certificate; a certificate with many names. Expectation: URIs and DNS names, then the common name, marked; nothing;
+        // the first ones.
         let mut params = CertificateParams::new(["a.example".to_owned(), "192.0.2.1".to_owned()]).unwrap();
         for uri in ["spiffe://b", "CN=root"] {
             params
@@ -481,5 +481,9 @@ mod tests {
             ["a.example", "spiffe://b", "CN=spiffe://root"]
         );
         assert!(names_of(&CertificateDer::from_slice(b"none")).is_empty());
+        // Each request may look all of them up.
+        let many = CertificateParams::new(vec!["a.example".to_owned(); CLIENT_NAMES_MAX + 1]).unwrap();
+        let certificate = many.self_signed(&KeyPair::generate().unwrap()).unwrap();
+        assert_eq!(names_of(certificate.der()).len(), CLIENT_NAMES_MAX);
     }
 }

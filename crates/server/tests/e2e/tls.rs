@@ -18,7 +18,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
 use tokio_rustls::rustls::{
-    ClientConfig, ProtocolVersion, RootCertStore, SupportedProtocolVersion, crypto, version,
+    ClientConfig, HandshakeKind, ProtocolVersion, RootCertStore, SupportedProtocolVersion, crypto, version,
 };
 
 /// An authority that signs certificates.
@@ -54,10 +54,10 @@ impl Authority {
         self.0.pem()
     }
 
-    fn signs(&self, name: &str, last_year: i32) -> Pair {
+    fn signs(&self, name: &str, first_year: i32, last_year: i32) -> Pair {
         let mut params = CertificateParams::new(["127.0.0.1".to_owned(), "localhost".to_owned()]).unwrap();
         params.distinguished_name.push(DnType::CommonName, name);
-        params.not_before = date_time_ymd(2020, 1, 1);
+        params.not_before = date_time_ymd(first_year, 1, 1);
         params.not_after = date_time_ymd(last_year, 1, 1);
         let key = KeyPair::generate().unwrap();
         Pair {
@@ -68,7 +68,7 @@ impl Authority {
 
     /// A certificate for a daemon or a client here.
     pub(crate) fn pair(&self, name: &str) -> Pair {
-        self.signs(name, 2200)
+        self.signs(name, 2020, 2200)
     }
 
     /// Handshakes with chosen versions and protocols.
@@ -273,6 +273,33 @@ async fn every_port_speaks_tls_and_nothing_else() {
 }
 
 #[tokio::test]
+async fn no_session_is_resumed() {
+    // Scenario: a client that resumes sessions if it can connects twice with each version, and reads a response each time.
+    // Expectation: each handshake is a full one, so that no client is served by what it was before a file changed.
+    let authority = Authority::new();
+    let (setup, _) = plain_blocks(Setup::new("pread"), 16);
+    let daemon = with_tls(setup, &authority.pair("daemon")).start();
+    for version in [&version::TLS13, &version::TLS12] {
+        let connector = authority.connector(&[version], &["http/1.1"]);
+        for _ in 0..2 {
+            let stream = TcpStream::connect(daemon.http).await.unwrap();
+            let name = ServerName::from(daemon.http.ip());
+            let mut stream = connector.connect(name, stream).await.unwrap();
+            stream
+                .write_all(b"GET /livez HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+                .await
+                .unwrap();
+            let mut answer = Vec::new();
+            stream.read_to_end(&mut answer).await.unwrap();
+            assert!(answer.starts_with(b"HTTP/1.1 200"));
+            let handshake = stream.get_ref().1.handshake_kind();
+            assert_eq!(handshake, Some(HandshakeKind::Full), "{version:?}");
+        }
+    }
+    daemon.stop().await;
+}
+
+#[tokio::test]
 async fn a_drain_ends_tls_in_order() {
     // Scenario: connections that are idle after a response, one over each protocol, when the daemon drains.
     // Expectation: each sees the end of TLS, not only of the socket, which would be a truncation; the drain
@@ -327,7 +354,7 @@ async fn a_client_needs_a_certificate_where_it_is_required() {
 #[tokio::test]
 async fn files_that_change_are_used_and_no_connection_notices() {
     // Scenario: new certificates, by SIGHUP and by the daemon's own check; then invalid files of each kind.
-    // Expectation: handshakes see the new certificate, an older connection continues; a reload with invalid
+    // Expectation: handshakes see the new certificate, metrics its end, an older connection continues; a reload with invalid
     // files fails completely and names the key, and the old certificate stays, as it does when the daemon
     // checks by itself.
     let authority = Authority::new();
@@ -342,9 +369,9 @@ async fn files_that_change_are_used_and_no_connection_notices() {
         shaken.unwrap().2
     };
     let first = served(&authority).await;
-    for signal in [Some(Signal::HUP), None] {
+    for (signal, last_year) in [(Some(Signal::HUP), 2100), (None, 2101)] {
         let before = served(&authority).await;
-        write(&daemon.path(""), &authority.pair("next"));
+        write(&daemon.path(""), &authority.signs("next", 2020, last_year));
         if let Some(signal) = signal {
             daemon.signal(signal);
         }
@@ -353,6 +380,9 @@ async fn files_that_change_are_used_and_no_connection_notices() {
         })
         .await;
         old.fetch_blocks("blocks", &[3]).await.unwrap();
+        let expires = date_time_ymd(last_year, 1, 1).unix_timestamp();
+        let expires = format!("ringfetch_tls_certificate_expiry_timestamp_seconds {expires}\n");
+        assert!(metric(&daemon, &tls, &expires).await, "{expires}");
     }
     let good = served(&authority).await;
     assert_ne!(first, good);
@@ -366,7 +396,11 @@ async fn files_that_change_are_used_and_no_connection_notices() {
         (key, other.key.as_str(), "tls.key"),
         (key, "", "tls.key"),
         (chain, "not a certificate", "tls.certificate"),
-        (chain, &authority.signs("old", 2021).chain, "tls.certificate"),
+        (
+            chain,
+            &authority.signs("old", 2020, 2021).chain,
+            "tls.certificate",
+        ),
         (chain, &[&right[0][..], &right[0]].concat(), "tls.certificate"),
     ] {
         fs::write(path, text).unwrap();
@@ -397,7 +431,8 @@ fn bad_files_are_refused_at_the_start() {
     let good = authority.pair("daemon");
     let twice = good.chain.repeat(2);
     let keys = [&good.key[..], &authority.pair("other").key].concat();
-    let expired = authority.signs("daemon", 2021);
+    let expired = authority.signs("daemon", 2020, 2021);
+    let early = authority.signs("daemon", 2199, 2200);
     // PKCS#8, whose 57 bytes of key are zero.
     let ed448 = ["MEcCAQAwBQYDK2VxBDsEOQ", &"A".repeat(76), "=="].concat();
     let ed448 = format!("-----BEGIN PRIVATE KEY-----\n{ed448}\n-----END PRIVATE KEY-----\n");
@@ -424,6 +459,7 @@ fn bad_files_are_refused_at_the_start() {
         ("chain.pem", Some(&good.key), "holds no certificate"),
         ("chain.pem", Some(&twice), "holds certificate 2 twice"),
         ("chain.pem", Some(&expired.chain), "has expired"),
+        ("chain.pem", Some(&early.chain), "is not valid before"),
         ("clients.pem", Some(""), "is empty"),
         ("clients.pem", Some(&expired.chain), "has expired"),
         ("clients.pem", Some(&marked), "begins with a byte order mark"),
