@@ -192,7 +192,7 @@ impl Share {
         let most = free / 2;
         if callers.saturating_add(amount) > most {
             Err(Refused::Caller)
-        } else if held > most.saturating_sub(callers) && held > amount {
+        } else if held > most.saturating_sub(callers) {
             Err(Refused::Connection)
         } else {
             Ok(())
@@ -472,6 +472,19 @@ mod tests {
         held.extend(take());
         assert_eq!(caller.held(), 6);
         assert!(budget.caller().connection(u64::MAX).charge(300).is_ok());
+    }
+
+    #[test]
+    fn a_weight_is_at_least_one() {
+        // Scenario: a weight of 0, and of 7. Expectation: 1, since rounds in which a caller gets nothing would not end; 7.
+        let budget = Budget::new(1);
+        let caller = CallerAccount::new(0, &budget, &budget);
+        let connection = caller.connection(0, 1);
+        let set = |weight| {
+            caller.set_weight(weight);
+            connection.weight()
+        };
+        assert_eq!([0, 7].map(set), [1, 7]);
     }
 
     #[test]

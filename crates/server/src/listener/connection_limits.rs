@@ -64,11 +64,6 @@ impl ConnectionLimits {
         connection_limits
             .kept
             .set_request_memory(limits.request_memory_bytes);
-        let ports = connection_limits
-            .ports
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        ports.iter().for_each(|port| port.changed.notify_waiters());
     }
 
     /// Replaces the timeouts.
@@ -247,6 +242,7 @@ impl Drop for ConnectionPermit {
 mod tests {
     use super::*;
     use futures_util::FutureExt as _;
+    use std::task::Poll;
 
     fn caller() -> CallerKey {
         CallerKey::of("127.0.0.1".parse().unwrap())
@@ -254,14 +250,22 @@ mod tests {
 
     #[tokio::test]
     async fn a_place_is_free_once_its_connection_is_gone() {
-        // Scenario: two connections, one of which a drain does not wait for. Expectation: it waits for the other alone.
+        // Scenario: two connections with a request each, one of which a drain does not wait for. Expectation: it waits for the
+        // other alone, whose request is unanswered until its last byte is written.
         let connections = Arc::new(PortConnections::default());
         let progress = Arc::new(Progress::default());
         let awaited = connections.take(caller(), &progress, 2).unwrap();
-        let late = connections
-            .take(caller(), &Arc::new(Progress::new(true)), 2)
-            .unwrap();
+        let is_late = Arc::new(Progress::new(true));
+        let late = connections.take(caller(), &is_late, 2).unwrap();
         assert_eq!((connections.open(), connections.awaited()), (2, 1));
+        let _late_request = is_late.open(true);
+        let request = progress.open(true);
+        assert_eq!(connections.unanswered(), 1);
+        progress.wrote(&Poll::<Result<usize, ()>>::Pending);
+        drop(request);
+        assert_eq!(connections.unanswered(), 1);
+        progress.wrote(&Poll::Ready(Ok::<_, ()>(1)));
+        assert_eq!(connections.unanswered(), 0);
         let mut gone = Box::pin(connections.until(|connections| connections.awaited() == 0));
         assert!(gone.as_mut().now_or_never().is_none());
         drop(awaited);
@@ -289,20 +293,34 @@ mod tests {
 
     #[test]
     fn a_bound_that_changes_counts_for_the_next_connection() {
-        // Scenario: limits and timeouts are replaced. Expectation: the new values are returned from then on.
+        // Scenario: limits and timeouts are replaced, and a connection had 1,100 requests open at once. Expectation: the new values
+        // are returned from then on; with little request memory those are too many.
         let connection_limits = ConnectionLimits::new(&Limits::default(), 4096);
+        let progress = Arc::new(Progress::default().with_kept(connection_limits.kept()));
+        progress.negotiated_http2();
+        let opened = |_| {
+            let exchange = progress.open(true);
+            progress.keeps_too_much();
+            exchange
+        };
+        drop((0..1100).map(opened).collect::<Vec<_>>());
+        assert!(!connection_limits.kept().are_many());
         let limits = Limits {
             connections: 7,
+            requests_per_connection: 9,
+            request_memory_bytes: 1,
             ..Limits::default()
         };
         connection_limits.set(&limits, 8192);
         assert_eq!(
             (
                 connection_limits.connections_max(),
+                connection_limits.streams(),
                 connection_limits.connection_bytes()
             ),
-            (7, 8192)
+            (7, 9, 8192)
         );
+        assert!(connection_limits.kept().are_many());
         let timeouts = Timeouts {
             send_bytes_min: 5,
             ..Timeouts::default()
