@@ -444,7 +444,7 @@ impl Engine {
                 backend: group.backend,
                 routed: routed.any(|route| Arc::ptr_eq(&route.group, group)),
                 in_flight: metrics.in_flight.load(Ordering::Relaxed),
-                queued: u64::try_from(metrics.queued.load(Ordering::Relaxed)).unwrap_or(0),
+                queued: metrics.queued(),
                 queue_depth: metrics.depth_limit.load(Ordering::Relaxed),
                 device_reads_total: metrics.device_reads.load(Ordering::Relaxed),
                 submissions_total: metrics.submissions.load(Ordering::Relaxed),
@@ -535,8 +535,7 @@ impl Engine {
         }
         threads.retain(|thread| !thread.is_finished());
         let left = |shard: &ShardHandle| {
-            let queued = u64::try_from(shard.metrics.queued.load(Ordering::Relaxed)).unwrap_or(0);
-            u64::from(shard.metrics.in_flight.load(Ordering::Relaxed)) + queued
+            u64::from(shard.metrics.in_flight.load(Ordering::Relaxed)) + shard.metrics.queued()
         };
         let abandoned_reads = if threads.is_empty() {
             0

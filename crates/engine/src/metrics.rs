@@ -201,6 +201,13 @@ impl ShardMetrics {
         })
     }
 
+    /// Reads that are accepted and not started.
+    pub(crate) fn queued(&self) -> u64 {
+        let queued = self.queued.load(Ordering::Relaxed);
+        debug_assert!(queued >= 0, "{queued} reads are queued");
+        u64::try_from(queued).unwrap_or(0)
+    }
+
     /// The counters of a backend; the first ones for a backend that this shard does not serve.
     pub(crate) fn per_backend(&self, backend: BackendKind) -> &PerBackend {
         let [first, second] = &self.backends;

@@ -230,8 +230,7 @@ fn add_shard(scrape: &mut Scrape<'_>, shard: &ShardMetrics, all: &[Arc<ShardMetr
     scrape.gauge("ringfetch_in_flight_reads", &labels, f64::from(in_flight));
     let limit = shard.depth_limit.load(Ordering::Relaxed);
     scrape.gauge("ringfetch_queue_depth_limit", &labels, f64::from(limit));
-    let queued = u64::try_from(shard.queued.load(Ordering::Relaxed)).unwrap_or(0);
-    scrape.gauge("ringfetch_queued_reads", &labels, float(queued));
+    scrape.gauge("ringfetch_queued_reads", &labels, float(shard.queued()));
     let mut depth = HistogramTotal::default();
     shard.depth_seen.merge_into(&mut depth);
     scrape.histogram("ringfetch_queue_depth", &labels, &depth, &COUNT_BOUNDS, 1.0);

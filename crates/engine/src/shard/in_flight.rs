@@ -402,11 +402,14 @@ mod tests {
 
     #[test]
     fn a_read_joins_what_covers_it_and_nothing_else() {
-        // In flight: 4 KiB at 64 KiB, 20 KiB across the next grain's boundary, 1 MiB at 10 MiB.
+        // In flight: 4 KiB at 64 KiB, 20 KiB across the next grain's boundary, 1 MiB at 10 MiB, and 4 KiB at 20 MiB of which
+        // one byte is needed.
         let mut in_flight = InFlight::new(8, u64::MAX);
         started(&mut in_flight, 64 << 10, 4096);
         started(&mut in_flight, 90 << 10, 20 << 10);
         started(&mut in_flight, 10 << 20, 1 << 20);
+        let last = started(&mut in_flight, 20 << 20, 4096);
+        in_flight.get_mut(last).expect("in flight").tracked.read.needed = 1;
         let mut joins = |access, offset, length, joinable| {
             let read = read(offset, length);
             let index_key = in_flight.index_key(access, &read);
@@ -430,6 +433,7 @@ mod tests {
         let same = Joinable::Same { batch: 1 };
         assert!(!joins(FILE, (64 << 10) + 512, 512, same), "only a part");
         assert!(joins(FILE, 64 << 10, 4096, same));
+        assert!(!joins(FILE, 20 << 20, 4096, same), "needs less");
         let own = Joinable::Same { batch: 0 };
         assert!(!joins(FILE, 64 << 10, 4096, own), "of the batch itself");
         let buffered = FileAccess {

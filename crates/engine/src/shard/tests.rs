@@ -188,6 +188,25 @@ fn a_heartbeat_comes_before_the_copies_that_are_left() {
 }
 
 #[test]
+fn a_heartbeat_lets_go_of_what_nobody_waits_for() {
+    // Scenario: a device that does not answer, and three batches for its queue of one; the callers of those that wait leave.
+    // Expectation: after a heartbeat nothing is queued, and their memory is free.
+    let mut world = World::new(1, 100_000);
+    world.control.hold();
+    let _in_flight = world.send(&[(0, 1000)], |_| {});
+    let waiting = [10_000, 20_000].map(|offset| world.send(&[(offset, 1000)], |_| {}));
+    assert!(world.poll().is_pending());
+    assert_eq!(world.metrics.queued.load(Ordering::Relaxed), 2);
+    drop(waiting);
+    let (reply, mut beat) = oneshot::channel();
+    world.mailbox.try_command(Control::Beat(reply));
+    assert!(world.poll().is_pending());
+    assert_eq!(beat.try_recv(), Ok(()));
+    assert_eq!(world.metrics.queued.load(Ordering::Relaxed), 0);
+    assert_eq!(world.shard.actives.iter().flatten().count(), 1);
+}
+
+#[test]
 fn reads_are_started_by_the_weights_of_their_callers() {
     // Two callers with 40 reads of 64 KiB each, one of weight 3, on a device that reads one at a time. Of the
     // first 40 reads the heavier caller gets 30, except for the first round.
@@ -217,6 +236,21 @@ fn reads_are_started_by_the_weights_of_their_callers() {
         heavy + light == 40 && (28..=32).contains(&heavy),
         "{heavy} and {light}"
     );
+}
+
+#[test]
+fn who_is_alone_has_four_times_the_bytes_in_flight() {
+    // Scenario: twelve reads of 1 MiB, without a connection, and of one that has just come. Expectation: eight and two of them
+    // are in flight.
+    for (origin, in_flight) in [(None, 8), (Some((1, 0)), 2)] {
+        let mut world = World::new(16, 12 << 20);
+        world.control.hold();
+        let reads =
+            (0..12).map(|number| world.send(&[(number << 20, 1 << 20)], |batch| batch.origin = origin));
+        let _answers: Vec<_> = reads.collect();
+        assert!(world.poll().is_pending());
+        assert_eq!(world.control.in_flight(), in_flight, "{origin:?}");
+    }
 }
 
 #[test]

@@ -86,6 +86,41 @@ fn a_caller_gets_its_weight_times_the_bytes_of_others() {
 }
 
 #[test]
+fn others_come_between_the_turns_of_a_heavy_caller() {
+    // A caller of weight 100 comes, and then another one; both have one batch. Expectation: the other one has its turn after
+    // the first of the heavy caller, none of whose turns is longer than others.
+    let mut turns = Turns::default();
+    turns.push(weighted(0, 0, 100), 0);
+    turns.push(origin(1, 0), 1);
+    for number in 0..300 {
+        let turn = turns.next().expect("a batch waits");
+        assert!(number >= 2 || turn.batch == number);
+        assert!(turn.bytes <= QUANTUM_BYTES);
+        turns.took(&turn, 64 << 10, false);
+    }
+}
+
+#[test]
+fn what_one_long_read_takes_is_paid_back_in_few_rounds() {
+    // A caller starts 100 MiB in one turn, beside one with blocks. Expectation: its next turn comes after 1 MiB of those.
+    let mut turns = Turns::default();
+    turns.push(origin(0, 0), 0);
+    turns.push(origin(1, 0), 1);
+    let (mut long_turns, mut blocks) = (0, 0_u64);
+    while long_turns < 2 {
+        let turn = turns.next().expect("a batch waits");
+        if turn.batch == 0 {
+            long_turns += 1;
+            turns.took(&turn, 100 << 20, false);
+        } else {
+            blocks += 4096;
+            turns.took(&turn, 4096, false);
+        }
+    }
+    assert!((1 << 20..2 << 20).contains(&blocks), "{blocks}");
+}
+
+#[test]
 fn a_single_block_goes_first_beside_a_heavy_caller() {
     // A caller of weight 100 with long reads on eight connections; another with one block, again and
     // again. The block is next every time.
