@@ -291,6 +291,37 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn anonymous_clients_are_let_in_by_their_host_and_never_administer() {
+        // Scenario: requests without a credential from this host and from another one, where nobody, this host or everybody may
+        // be anonymous. Expectation: those are let in and counted that may, but to no administration.
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("principals");
+        std::fs::write(&path, format!("a sha256:{} x\n", "1".repeat(64))).unwrap();
+        let fetcher = crate::fetch::tests::without_datasets(crate::config::Limits::default());
+        for (anonymous, let_in) in [
+            (Anonymous::Nobody, [false, false]),
+            (Anonymous::Loopback, [true, false]),
+            (Anonymous::Everybody, [true, true]),
+        ] {
+            let config = AccessConfig {
+                principals: Some(path.clone()),
+                anonymous,
+            };
+            let access = Access::load(&config, false).unwrap().unwrap();
+            let found = ["::ffff:127.0.0.2", "192.0.2.1"].map(|address| {
+                let connection = fetcher.callers().connect(address.parse().unwrap(), u64::MAX);
+                let user = Arc::new(User::default());
+                let admit = |need| access.admit(&HeaderMap::new(), need, &connection, &user);
+                assert_eq!(admit(Need::Admin).unwrap_err(), Denied::Unauthenticated);
+                admit(Need::Known).is_ok()
+            });
+            assert_eq!(found, let_in, "{anonymous:?}");
+            let counted = access.inner.anonymous_requests.load(Ordering::Relaxed);
+            assert_eq!(counted, let_in.into_iter().map(u64::from).sum::<u64>());
+        }
+    }
+
+    #[test]
     fn a_bearer_token_is_one_header_of_one_scheme() {
         // Scenario: no header; the scheme in other case; more blanks; another scheme, no token, two headers.
         // Expectation: nothing; the token, twice; refusals.

@@ -112,7 +112,7 @@ impl Principal {
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    pub(super) fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 

@@ -224,8 +224,8 @@ mod tests {
 
     #[test]
     fn what_is_given_back_and_another_bound_free_the_bucket() {
-        // A debt of hours: it is gone once it is given back or the limit changes, but not when the same limit
-        // is set.
+        // A debt of hours: it is gone once it is given back or the limit changes, also if it is taken at the old limit just then,
+        // but not when the same limit is set.
         let rate = rate(1 << 10);
         rate.take_any(1 << 30).unwrap();
         rate.give_back(1 << 30);
@@ -234,6 +234,9 @@ mod tests {
         assert_eq!(rate.take_any(1).unwrap_err().per_s, 1 << 10);
         assert!(rate.reserve(1) > Duration::from_secs(3600));
         rate.set(1 << 20);
+        rate.take_any(1).unwrap();
+        // One that had read the limit before it changed.
+        rate.take_at(now_ns(), 1, 1 << 20, 0).unwrap();
         rate.take_any(1).unwrap();
         rate.set(UNLIMITED);
         assert_eq!(rate.take(u64::MAX), Ok(()));

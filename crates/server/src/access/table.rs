@@ -347,10 +347,12 @@ mod tests {
 
     #[test]
     fn a_good_file_says_who_may_what() {
-        // Scenario: comments, tokens of two principals, one with two, a certificate. Expectation: each
-        // credential finds its principal, others find none; roles and datasets are as written.
+        // Scenario: comments, a hash that begins as that of a token, tokens of two principals, one with two, a certificate.
+        // Expectation: each credential finds its principal, others find none; roles and datasets are as written.
         let text = format!(
-            "# who\n\na sha256:{} x,y\na sha256:{} y,x\n  b\tsha256:{} *,@admin\nc certificate:spiffe://c @metrics\n",
+            "# who\n\nd sha256:{}{} *\na sha256:{} x,y\na sha256:{} y,x\n  b\tsha256:{} *,@admin\nc certificate:spiffe://c @metrics\n",
+            &hash("one")[..16],
+            &hash("two")[16..],
             hash("one"),
             hash("two").to_uppercase(),
             hash("three"),
@@ -442,6 +444,10 @@ mod tests {
             ),
             (format!("{good}b/c {two} x\n"), "line 2 has an invalid name"),
             (format!("{good}\u{a0}b {two} x\n"), "line 2 has an invalid name"),
+            (
+                format!("{good}{} {two} x\n", "b".repeat(NAME_BYTES_MAX + 1)),
+                "line 2 has an invalid name",
+            ),
             (of(&hash("two"), "x"), "line 2 has neither sha256:"),
             (of("sha256:abc", "x"), "line 2 has no hash"),
             (
@@ -450,6 +456,10 @@ mod tests {
             ),
             (
                 of(&format!("sha256:{}", hash("")), "x"),
+                "line 2 has the hash of an empty token",
+            ),
+            (
+                of(&format!("sha256:{}", hash("\n")), "x"),
                 "line 2 has the hash of an empty token",
             ),
             (of("certificate:", "x"), "line 2 names no certificate"),
