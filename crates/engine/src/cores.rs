@@ -46,7 +46,7 @@ thread_local! {
 const CHARGED_MAX: usize = 256;
 
 /// Charges a caller for time that this core's shard spent on its reads.
-pub(crate) fn charge(caller: u64, time: Duration) {
+pub fn charge(caller: u64, time: Duration) {
     CHARGES.with_borrow_mut(|charges| {
         if let Some((_, charged)) = charges.iter_mut().find(|(charged, _)| *charged == caller) {
             *charged += time;

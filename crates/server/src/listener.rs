@@ -10,7 +10,7 @@ mod close;
 mod coalesce;
 mod connection_limits;
 mod connection_table;
-mod core_turns;
+pub(crate) mod core_turns;
 mod dispatch;
 mod frame_parts;
 mod hosts;

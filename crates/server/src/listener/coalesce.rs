@@ -275,6 +275,7 @@ impl<T: Read + Write + Unpin> Write for CoalescingIo<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::listener::kept_requests::KeptRequests;
     use std::collections::VecDeque;
 
     /// A socket that accepts what its script says, counts calls, and keeps what it received: a real socket
@@ -400,6 +401,43 @@ mod tests {
         assert_eq!(ended.unwrap_err().kind(), io::ErrorKind::BrokenPipe);
     }
 
+    /// The output of a task that is polled only when it is woken.
+    async fn woken<T: 'static>(task: impl Future<Output = T> + 'static) -> T {
+        let local = tokio::task::LocalSet::new();
+        let task = tokio::time::timeout(std::time::Duration::from_secs(1), local.spawn_local(task));
+        let done = local.run_until(task).await.expect("it is woken");
+        done.expect("no panic")
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_that_waits_hears_that_its_write_has_failed() {
+        // Scenario: a connection writes little and waits for nothing; the socket fails after its turn. Expectation: it is
+        // polled again, and its next read or write returns the error.
+        for reads in [true, false] {
+            let socket = Scripted {
+                script: [Err(io::ErrorKind::BrokenPipe)].into(),
+                ..Scripted::default()
+            };
+            let (mut io, drain) = CoalescingIo::new(socket, Arc::default());
+            let mut is_first = true;
+            let mut connection = Box::pin(std::future::poll_fn(move |cx| {
+                if std::mem::take(&mut is_first) {
+                    let buffered = Pin::new(&mut io).poll_write(cx, b"answer");
+                    assert!(matches!(buffered, Poll::Ready(Ok(6))));
+                    return Poll::Pending;
+                }
+                let mut buffer = hyper::rt::ReadBuf::new(&mut []);
+                if reads {
+                    Pin::new(&mut io).poll_read(cx, buffer.unfilled())
+                } else {
+                    Pin::new(&mut io).poll_write(cx, b"more").map_ok(drop)
+                }
+            }));
+            let ended = woken(async move { drain.drive(connection.as_mut()).await }).await;
+            assert_eq!(ended.unwrap_err().kind(), io::ErrorKind::BrokenPipe);
+        }
+    }
+
     /// 16 MiB to a socket that accepts everything go out in bounded turns, and the connection asks for
     /// another turn after each.
     #[tokio::test]
@@ -435,6 +473,46 @@ mod tests {
         .unwrap();
         assert!(turns >= BYTES / TURN_BYTES_MAX, "{turns} turns");
         assert_eq!(got.borrow().concat(), vec![7; BYTES]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_must_wait_reads_once_memory_is_released() {
+        // Scenario: a connection of HTTP/2 while another one that is closed keeps the memory of requests; then that is gone.
+        // Expectation: it reads nothing before, and is polled again until then.
+        let kept = Arc::default();
+        KeptRequests::set_request_memory(&kept, 1);
+        let connect = || {
+            let progress = Arc::new(Progress::default().with_kept(&kept));
+            progress.negotiated_http2();
+            progress
+        };
+        let closed = connect();
+        let opened = |_| {
+            let exchange = closed.open(true);
+            closed.keeps_too_much();
+            exchange
+        };
+        drop((0..4096).map(opened).collect::<Vec<_>>());
+        closed.close_for_slots();
+        let progress = connect();
+        let socket = Scripted {
+            progress: Arc::clone(&progress),
+            ..Scripted::default()
+        };
+        let (mut io, drain) = CoalescingIo::new(socket, Arc::clone(&progress));
+        let (mut closed, turns) = (Some(closed), Rc::new(Cell::new(0)));
+        let counting = Rc::clone(&turns);
+        let mut connection = Box::pin(std::future::poll_fn(move |cx| {
+            counting.set(counting.get() + 1);
+            if counting.get() == 10 {
+                drop(closed.take());
+            }
+            let mut buffer = hyper::rt::ReadBuf::new(&mut []);
+            Pin::new(&mut io).poll_read(cx, buffer.unfilled())
+        }));
+        let ended = woken(async move { drain.drive(connection.as_mut()).await }).await;
+        ended.unwrap();
+        assert_eq!((turns.get(), progress.read_bytes()), (10, 1 << 10));
     }
 
     #[tokio::test]

@@ -173,8 +173,8 @@ mod tests {
         // Scenario: a caller with two busy connections, an idle and a half-open one; another with an older
         // half-open and an older idle one; then new connections one after the other. Expectation: they
         // replace the half-open one of the caller with the most, the other caller's half-open one, then the
-        // idle ones. Once all are busy, only a caller with more than half of the places loses one, and only
-        // to other callers.
+        // idle ones. Once all are busy, only a caller with more than half of the places loses its oldest, and
+        // only to other callers.
         let mut table = ConnectionTable::default();
         let (few, many, third) = (caller(1), caller(2), caller(3));
         let (few_half, few_idle) = (unproven(), idle());
@@ -186,9 +186,13 @@ mod tests {
             table.take(many, progress, 7).unwrap();
         }
         assert_eq!(table.taken(), 7);
-        for idle_victim in [&many_half, &few_half, &many_idle, &few_idle] {
+        let third_busy = [busy(), busy(), busy(), busy()];
+        for (idle_victim, new) in [&many_half, &few_half, &many_idle, &few_idle]
+            .into_iter()
+            .zip(&third_busy)
+        {
             assert!(!is_closed(idle_victim));
-            table.take(third, &busy(), 7).unwrap();
+            table.take(third, new, 7).unwrap();
             assert!(is_closed(idle_victim));
             assert_eq!(table.taken(), 7);
         }
@@ -197,6 +201,10 @@ mod tests {
         table.take(few, &busy(), 7).unwrap();
         assert_eq!(table.take(few, &busy(), 7), Err(PortFull));
         assert!(many_busy.iter().all(|busy| !is_closed(busy)));
+        assert_eq!(
+            third_busy.each_ref().map(|busy| is_closed(busy)),
+            [true, false, false, false]
+        );
     }
 
     #[test]

@@ -123,6 +123,12 @@ pub(crate) fn note_refusal() {
     CORE.with(|core| core.refuses.set(true));
 }
 
+/// Whether the task that is being polled, or the calling thread without one, has noted a refusal; forgets it.
+#[cfg(test)]
+pub(crate) fn take_refusal() -> bool {
+    CORE.with(|core| core.refuses.take())
+}
+
 /// The caller of the task that is being polled.
 pub(super) fn current() -> Option<Rc<Caller>> {
     CORE.with(|core| core.current.borrow().clone())

@@ -476,3 +476,42 @@ fn with_length(mut response: Response<AnswerBody>) -> Response<AnswerBody> {
     }
     response
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::listener::core_turns::take_refusal;
+
+    #[test]
+    fn who_is_denied_uses_time_of_the_core() {
+        // Scenario: requests without a credential and without the right, as a gRPC call and over HTTP. Expectation: each has its
+        // code, is counted, and is noted for the caller's time on the core.
+        let registry = Registry::new();
+        let dispatcher = RequestDispatcher {
+            router: Router::new(),
+            fast_paths: Box::new([]),
+            hosts: None,
+            role: Role::Data,
+            access: None,
+            refusals: RefusalCounters::new(&metric(&registry).unwrap(), "grpc"),
+        };
+        for (denied, status, code) in [
+            (Denied::Unauthenticated, 401, "16"),
+            (Denied::Forbidden(Need::Known), 403, "7"),
+        ] {
+            let get = Request::get("/v1/datasets").body(()).unwrap();
+            assert_eq!(dispatcher.denied(denied, &get).status(), status);
+            assert!(take_refusal());
+            let call = Request::post(FETCH_STREAM).header(header::CONTENT_TYPE, "application/grpc");
+            let answer = dispatcher.denied(denied, &call.body(()).unwrap());
+            assert_eq!(answer.headers()["grpc-status"], code);
+            assert!(take_refusal());
+        }
+        let RefusalCounters {
+            unauthenticated,
+            forbidden,
+            ..
+        } = &dispatcher.refusals;
+        assert_eq!((unauthenticated.get(), forbidden.get()), (2, 2));
+    }
+}

@@ -89,6 +89,24 @@ impl Buf for FrameParts {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use std::sync::Arc;
+
+    #[test]
+    fn the_memory_of_a_part_is_free_once_it_is_sent() {
+        // Scenario: two parts are sent one after the other. Expectation: the first is freed while the second is not.
+        let parts: [Arc<[u8]>; 2] = [[1; 4].into(), [2; 4].into()];
+        let mut data = FrameParts::default();
+        parts
+            .iter()
+            .for_each(|part| data.push(Bytes::from_owner(Arc::clone(part))));
+        let held = || parts.each_ref().map(|part| Arc::strong_count(part) - 1);
+        data.advance(3);
+        assert_eq!(held(), [1, 1]);
+        data.advance(1);
+        assert_eq!(held(), [0, 1]);
+        data.advance(4);
+        assert_eq!(held(), [0, 0]);
+    }
 
     proptest! {
         #[test]

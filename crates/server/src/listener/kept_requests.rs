@@ -290,20 +290,21 @@ mod tests {
 
     #[test]
     fn nothing_is_received_while_what_is_closed_still_holds_its_slots() {
-        // Scenario: connections that had 256 requests open at once, to three times the limit, and one with few more; one of them is
-        // closed for its slots, by two searches, and ends. Expectation: others wait from when it is closed until it has ended; HTTP/1 never waits.
+        // Scenario: connections that had 256 requests open at once, to three times the limit; one of them is closed for its slots,
+        // by two searches; then there is one with few more, and the closed one ends. Expectation: others wait from above that limit
+        // until it has ended; HTTP/1 never waits.
         let kept = Arc::new(KeptRequests::default());
         kept.set_request_memory(4 << 20);
         let mut all: Vec<_> = (0..12).map(|_| had(&kept, 256)).collect();
-        all.push(had(&kept, 5));
         let (other, http1) = (connection(&kept), Progress::default().with_kept(&kept));
+        all[0].close_for_slots();
+        all[0].close_for_slots();
         assert!(!other.must_wait());
-        all[0].close_for_slots();
-        all[0].close_for_slots();
+        all.push(had(&kept, 5));
         assert!(other.must_wait() && !http1.must_wait());
         all.remove(0);
         assert!(!other.must_wait());
-        // What the one has released is not waited for again.
+        // Nobody waits where nothing will be released.
         all.push(had(&kept, 256));
         assert!(!other.must_wait());
     }

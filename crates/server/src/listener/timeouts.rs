@@ -334,6 +334,8 @@ async fn tick(connection_limits: ConnectionLimits) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::close;
+    use super::super::progress::{ConnectionEvent, SeenEvents};
     use super::*;
     use std::task::Poll;
 
@@ -404,11 +406,16 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_later_head_has_its_own_time_and_an_idle_connection_another() {
-        // Scenario: a request, then nothing; the same, then half a head. Expectation: closed gracefully, then
-        // at once; closed at once.
+        // Scenario: a request every six seconds, the half of whose head arrives that much earlier, then nothing; the same, then
+        // half a head. Expectation: closed gracefully, then at once; closed at once.
         let progress = Arc::new(Progress::default());
         progress.read(HEAD);
         let mut watch = TimeoutTracker::new(0);
+        for _ in 0..10 {
+            drop(progress.open(true));
+            progress.read(HEAD);
+            assert_eq!(until_decided(&mut watch, &times(), &progress, 6).await, None);
+        }
         drop(progress.open(true));
         let decided = until_decided(&mut watch, &times(), &progress, 60).await;
         assert_eq!(decided, Some((51, CloseDecision::GoAway(CloseReason::Idle))));
@@ -523,8 +530,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_old_connection_of_http1_may_ask_again_until_it_is_idle() {
-        // Scenario: a connection that becomes too old and then sends nothing, with HTTP/1 and with HTTP/2.
-        // Expectation: closed after the idle timeout, and soon after the GOAWAY.
+        // Scenario: a connection that becomes too old, sends one more request, takes ten seconds to read the response, and then
+        // sends nothing, with HTTP/1 and with HTTP/2. Expectation: closed after the idle timeout, and soon after the response.
         let times = Timeouts {
             connection_age_grace: Duration::from_secs(300),
             ..times()
@@ -538,8 +545,37 @@ mod tests {
             assert_eq!(decision, CloseDecision::GoAway(CloseReason::Age));
             progress.decide(decision);
             drop(request);
+            assert_eq!(until_decided(&mut watch, &times, &progress, 1).await, None);
+            let request = progress.open(true);
+            assert_eq!(until_decided(&mut watch, &times, &progress, 100).await, None);
+            drop(request);
+            progress.wrote(&Poll::<Result<usize, ()>>::Pending);
+            assert_eq!(until_decided(&mut watch, &times, &progress, 10).await, None);
+            progress.wrote(&Poll::Ready(Ok::<_, ()>(1)));
             let decided = until_decided(&mut watch, &times, &progress, 60).await;
             assert_eq!(decided, Some((seconds, CloseDecision::Close(CloseReason::Age))));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_core_checks_connections_as_long_as_it_has_any() {
+        // Scenario: a connection that sends nothing; then none; then another one that sends nothing. Expectation: both are told
+        // to close after their time, and nothing is kept of them.
+        let caller = CallerKey::of([192, 0, 2, 1].into());
+        let registry = prometheus::Registry::new();
+        let counters = CloseCounters::new(&close::metric(&registry).unwrap(), "grpc");
+        let limits = ConnectionLimits::new(&crate::config::Limits::default(), 4096);
+        limits.set_timeouts(&times());
+        for _ in 0..2 {
+            let (progress, mut seen) = (Arc::new(Progress::default()), SeenEvents::default());
+            let guard = WatchGuard::start(TimeoutTracker::new(0), &progress, &counters, caller, &limits);
+            let event = std::future::poll_fn(|cx| progress.poll_event(cx, &mut seen));
+            let event = tokio::time::timeout(times().head, event).await;
+            let close = CloseDecision::Close(CloseReason::Handshake);
+            assert_eq!(event, Ok(ConnectionEvent::Close(close)));
+            drop(guard);
+            tokio::time::sleep(2 * TICK_MAX).await;
+            assert!(CORE.with_borrow(|core| core.watched.is_empty()));
         }
     }
 

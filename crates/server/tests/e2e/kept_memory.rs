@@ -23,6 +23,8 @@ fn served_with_room_for_1024() -> Daemon {
     setup
         .set("limits.request_bytes", "16KiB")
         .set("limits.request_memory", "4MiB")
+        // No connection ends because of a request that does.
+        .set("timeouts.body_ms", "600000")
         .start()
 }
 

@@ -1,13 +1,14 @@
 //! Which clients are waited for, and how long: a connection that makes no progress is closed for a reason
 //! that is counted, and clients that make progress are served meanwhile.
 
-use crate::daemon::{Daemon, Setup, eventually_async};
+use crate::daemon::{Daemon, PATIENCE, Setup, eventually_async};
 use crate::data::{noise, plain_blocks};
 use crate::wire::{self, Narrow, Reconnecting};
 use ringfetch_proto::v1::fetch_stream_request::Request;
 use std::net::SocketAddr;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
+use tokio::time::timeout;
 use tonic::Code;
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
@@ -23,7 +24,8 @@ async fn saying(address: SocketAddr, words: &[u8]) -> TcpStream {
 /// Reads until the daemon closes the connection, in any way.
 async fn hear_out(mut stream: TcpStream) {
     let mut bytes = [0; 4096];
-    while stream.read(&mut bytes).await.is_ok_and(|read| read > 0) {}
+    let closes = async { while stream.read(&mut bytes).await.is_ok_and(|read| read > 0) {} };
+    timeout(PATIENCE, closes).await.expect("it closes");
 }
 
 impl Daemon {
@@ -52,6 +54,7 @@ async fn whoever_does_not_come_on_is_closed_for_a_reason_that_is_counted() {
         .set("timeouts.body_ms", "300")
         .set("timeouts.send_ms", "300")
         .set("timeouts.idle_ms", "300")
+        .set("limits.deadline_ms", "600000")
         .start();
     let whole = b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n";
     for (address, transport, words, reason) in [

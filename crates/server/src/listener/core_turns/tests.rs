@@ -1,5 +1,5 @@
 use super::*;
-use ringfetch_engine::cores::count_parks;
+use ringfetch_engine::cores::{charge, count_parks};
 use std::future::{pending, poll_fn};
 use tokio::task::{LocalSet, yield_now};
 
@@ -62,10 +62,12 @@ async fn polls_between(greedy: usize, weight: u32) -> u32 {
 
 #[test]
 fn a_caller_with_many_tasks_has_its_part_of_time_between_two_turns_of_another() {
-    // 64 tasks of one caller and one of another. Expectation: one poll, which takes longer than the part of a
-    // round; with nine times the weight six to seven. Without turns it would be 64.
-    for (weight, polls) in [(1, 1..=1), (9, 1..=7)] {
+    // 64 tasks of one caller, whose weight has changed, and one of another. Expectation: one poll, which takes longer than
+    // the part of a round; with nine times the weight six to seven, or fewer if all were interrupted. Without turns it would
+    // be 64.
+    for (weight, polls) in [(1, 1..=1), (9, 2..=7)] {
         on_a_core(move || async move {
+            let _before = of(1, 10 - weight);
             let most = polls_between(64, weight).await;
             assert!(polls.contains(&most), "weight {weight}: {most}");
         });
@@ -244,12 +246,15 @@ fn a_connection_works_for_its_requests_callers_or_for_its_own() {
 #[test]
 fn turns_end_when_one_caller_has_been_alone_for_a_while() {
     // 16 tasks of a caller that are always ready, and another caller once. Expectation: after a while nothing
-    // is timed, no task waits and no debt is left, though tasks waited all the time before.
+    // is timed, no task waits and no debt is left, though tasks waited all the time before; all tasks go on.
     on_a_core(|| async {
-        for _ in 0..16 {
-            let task = async {
+        let polled = Rc::new(Cell::new(0_u32));
+        for number in 0..16 {
+            let polled = Rc::clone(&polled);
+            let task = async move {
                 loop {
                     work();
+                    polled.set(polled.get() | 1 << number);
                     yield_now().await;
                 }
             };
@@ -270,6 +275,41 @@ fn turns_end_when_one_caller_has_been_alone_for_a_while() {
         let caller = of(1, 1);
         assert!(caller.waiting.borrow().is_empty() && caller.balance.get() == caller.full());
         assert!(CORE.with(|core| core.busy.borrow().is_empty()));
+        polled.set(0);
+        for _ in 0..3 {
+            yield_now().await;
+        }
+        assert_eq!(polled.get(), 0xffff);
+    });
+}
+
+#[test]
+fn what_a_core_keeps_of_its_callers_is_bounded() {
+    // Scenario: ten thousand callers come and go; a poll of another takes a second, and so do a hundred more. Expectation: few
+    // are remembered; the first poll counts as four parts of a round, and all of them as no more than twenty in debt.
+    on_a_core(|| async {
+        for id in 0..10_000 {
+            drop(of(id, 1));
+        }
+        assert!(CORE.with(|core| core.callers.borrow().len() <= 4 * CALLERS_MIN));
+        let caller = of(1, 1);
+        caller.charge(Duration::from_secs(1));
+        assert_eq!(caller.balance.get(), caller.full() - POLL_NS_MAX);
+        for _ in 0..100 {
+            caller.charge(Duration::from_secs(1));
+        }
+        assert_eq!(caller.balance.get(), -DEBT_NS_MAX);
+    });
+}
+
+#[test]
+fn what_a_shard_spends_for_a_caller_is_part_of_its_time() {
+    // The core's shard spends two parts of a round for a caller. Expectation: the next round deducts them, and adds one.
+    on_a_core(|| async {
+        let caller = of(1, 1);
+        charge(1, 2 * Duration::from_nanos(PART_NS.unsigned_abs()));
+        CORE.with(Core::begin_round);
+        assert_eq!(caller.balance.get(), caller.full() - PART_NS);
     });
 }
 
