@@ -14,6 +14,8 @@ mod deadline;
 mod describe;
 mod handle;
 mod listing;
+#[cfg(test)]
+mod order;
 mod planning;
 mod rates;
 mod rejection;

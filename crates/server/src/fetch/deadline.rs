@@ -236,6 +236,7 @@ impl Drop for ListWalk {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use futures_util::FutureExt as _;
     use std::pin::pin;
 
     #[tokio::test(start_paused = true)]
@@ -281,6 +282,29 @@ mod tests {
             with_list(|list| list.entries.iter().next().is_none()),
             "noted still"
         );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_deadline_wakes_who_polled_last() {
+        // Scenario: work with a distant deadline is polled by a task that is gone, and then by this one; and a place in the list
+        // that has another entry by now. Expectation: this task is woken at the deadline; that entry stays as it is.
+        let begin = Instant::now();
+        let deadline = begin + Duration::from_secs(30);
+        let mut late = Box::pin(timeout_at(
+            Some(deadline.into_std()),
+            std::future::pending::<()>(),
+        ));
+        assert!(late.as_mut().now_or_never().is_none());
+        let (place, number) = with_list(|list| list.insert(deadline, Waker::noop()))
+            .0
+            .expect("distant");
+        assert!(with_list(|list| list.remove(place, number + 1)).is_none());
+        assert!(with_list(|list| list.update_waker(place, number + 1, Waker::noop())).is_none());
+        assert!(with_list(|list| list.remove(place, number)).is_some());
+        // Its waker is the only one that is set for that time.
+        let late = tokio::time::timeout(Duration::from_secs(60), late).await;
+        assert_eq!(late, Ok(None));
+        assert!(begin.elapsed() < Duration::from_secs(31), "{:?}", begin.elapsed());
     }
 
     #[test]

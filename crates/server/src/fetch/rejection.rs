@@ -159,6 +159,7 @@ impl RejectionCounters {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::listener::core_turns::take_refusal;
 
     #[test]
     fn every_refusal_has_its_reason() {
@@ -174,5 +175,24 @@ mod tests {
         });
         assert_eq!(Rejection::of(&overloaded), Some(Rejection::ConnectionMemory));
         assert_eq!(Rejection::of(&FetchError::Read(ReadError::ZeroLength)), None);
+    }
+
+    #[test]
+    fn who_is_over_its_rate_uses_time_of_the_core() {
+        // Scenario: a request over each rate, and one over the memory. Expectation: only the former are noted for the caller's
+        // time on the core.
+        let rejections = RejectionCounters::new();
+        let over = |rate| FetchError::OverRate {
+            rate,
+            max: 1,
+            retry_after: std::time::Duration::from_secs(1),
+        };
+        let noted = |error| {
+            rejections.count(&error, None);
+            take_refusal()
+        };
+        assert!(noted(over(RateLimit::Requests)) && noted(over(RateLimit::Bytes)));
+        let resource = Resource::Memory;
+        assert!(!noted(FetchError::Read(ReadError::Overloaded { resource })));
     }
 }

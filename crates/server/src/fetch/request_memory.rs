@@ -192,3 +192,23 @@ impl Fetcher {
 fn steps(bytes: usize) -> u64 {
     u64::try_from(bytes.next_multiple_of(STEP_BYTES)).unwrap_or(u64::MAX)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Limits;
+    use crate::fetch::tests::without_datasets;
+
+    #[test]
+    fn a_complete_request_is_charged_for_its_bytes_and_its_items() {
+        // Scenario: the largest request that is free, with many items, and one of a byte more. Expectation: only the latter is
+        // charged: 513 bytes and 32 for each of 1,000 items, in steps of 16 KiB.
+        let fetcher = without_datasets(Limits::default());
+        for (bytes, charged) in [(SMALL_BYTES_MAX, None), (SMALL_BYTES_MAX + 1, Some(32 << 10))] {
+            let mut memory = RequestMemory::new(&fetcher, None);
+            memory.whole(bytes, 1000).unwrap();
+            let charge = memory.into_charge();
+            assert_eq!(charge.as_ref().map(Charge::amount), charged);
+        }
+    }
+}

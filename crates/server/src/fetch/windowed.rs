@@ -371,7 +371,12 @@ impl http_body::Body for WindowedBody {
 mod tests {
     use super::*;
     use crate::access::PrincipalLimits;
+    use crate::config::Limits;
+    use crate::fetch::tests::{objects_of, serving};
+    use crate::fetch::{Items, Purpose};
+    use http_body_util::BodyExt as _;
     use ringfetch_engine::error::{Resource, ResponseMax};
+    use ringfetch_engine::geometry::Extent;
 
     #[test]
     fn waits_double_and_are_bounded() {
@@ -412,6 +417,66 @@ mod tests {
         principal.give_back_bytes(debt);
         drop(wait_for_rate(&principal, 1000 * per_s).await);
         assert_eq!(owed(), Duration::ZERO);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_limit_that_changes_ends_the_wait_for_the_old_one() {
+        // Scenario: a principal at 64 KiB/s owes a minute; a window has been charged unconditionally and waits, and the limit is
+        // raised. Expectation: it waits until it looks again.
+        let principal = Principal::new("reader");
+        let limits = |bytes_per_s| PrincipalLimits {
+            bytes_per_s,
+            ..PrincipalLimits::NONE
+        };
+        principal.set_limits(limits(64 << 10));
+        principal.take_bytes(60 * (64 << 10)).unwrap();
+        let begun = Instant::now();
+        let raise = async {
+            tokio::time::sleep(Duration::from_secs(62)).await;
+            principal.set_limits(limits(128 << 10));
+        };
+        let (charged, ()) = tokio::join!(wait_for_rate(&principal, 1), raise);
+        assert!(charged.is_some() && begun.elapsed() < Duration::from_secs(64));
+    }
+
+    #[tokio::test]
+    async fn nothing_is_read_ahead_while_memory_is_short() {
+        // Scenario: an object of three windows of 64 KiB, while little of 1 MiB of response memory is in use, and while half of it
+        // is. Expectation: only in the first case is the second window read while the first is sent; all arrive in both.
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("a"), vec![7; 192 << 10]).unwrap();
+        let limits = Limits {
+            response_bytes: 64 << 10,
+            ..Limits::default()
+        };
+        let fetcher = serving(vec![objects_of(directory.path())], limits);
+        let context = RequestContext::default();
+        let window = Items::Objects {
+            names: &["a".to_owned()],
+            offsets: &[0],
+            lengths: &[64 << 10],
+            if_match: &[],
+        };
+        let mut held = Vec::new();
+        for (answers, is_ahead) in [(0, true), (8, false)] {
+            while held.len() < answers {
+                held.push(fetcher.fetch("objects", "", &window, &context).await.unwrap());
+            }
+            let version = fetcher
+                .object("objects", "a", Purpose::Read, &context)
+                .await
+                .unwrap();
+            let reader = SnapshotReader::new(fetcher.clone(), None, version);
+            let whole = BodyPart::Extent(Extent {
+                offset: 0,
+                length: 192 << 10,
+            });
+            let mut body = WindowedBody::start(reader, vec![whole]).await.unwrap();
+            let first = body.frame().await.unwrap().unwrap().into_data().unwrap();
+            assert_eq!(body.fetching.is_some() || body.fetched.is_some(), is_ahead);
+            let rest = body.collect().await.unwrap().to_bytes();
+            assert_eq!(first.len() + rest.len(), 192 << 10);
+        }
     }
 
     #[test]

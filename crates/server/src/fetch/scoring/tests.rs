@@ -1,10 +1,13 @@
 //! Windows, yielding and results that are left out, over a simulated disk that answers when a test says so.
 
 use super::*;
+use crate::access::tests::User;
+use crate::access::{Grant, Principal, PrincipalLimits};
 use futures_util::FutureExt as _;
 use ringfetch_engine::config::{DirectIo, EngineConfig, PlanConfig};
 use ringfetch_engine::dataset::{Dataset, DatasetSpec, Dtype, KindSpec};
 use ringfetch_engine::engine::Engine;
+use ringfetch_engine::error::Resource;
 use ringfetch_engine::sim::SimControl;
 use std::future::Future as _;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -203,6 +206,42 @@ fn others_have_their_turn_while_much_is_computed() {
     };
     assert!(other_done && turns > 20, "{turns} turns");
     assert_eq!(rankings.len(), 200);
+}
+
+#[tokio::test]
+async fn scores_need_memory_for_one_window_and_cost_nothing_without() {
+    // Scenario: a principal with 64 KiB of memory and 64 KiB a second, whose memory is used up, asks a hundred times for scores
+    // of 64 vectors of 1 KiB; then 24 KiB are free, for one window of 16 KiB but not two. Expectation: it is refused because
+    // of its memory each time; then it gets its scores, and 64 KiB are counted for it.
+    let vectors: Vec<Vec<f32>> = (0..64_u16).map(|id| vec![f32::from(id); 256]).collect();
+    let rig = rig(&vectors);
+    let principal = Principal::new("a");
+    principal.set_limits(PrincipalLimits {
+        memory_bytes: 64 << 10,
+        bytes_per_s: 64 << 10,
+        ..PrincipalLimits::NONE
+    });
+    let connection = rig
+        .fetcher
+        .callers()
+        .connect("192.0.2.1".parse().unwrap(), u64::MAX);
+    let grant = Grant::for_tests(&principal, 1);
+    let connection = connection.granted(&grant, &Arc::new(User::default())).unwrap();
+    let context = RequestContext {
+        connection: Some(Arc::clone(&connection)),
+        ..RequestContext::default()
+    };
+    let (query, ids) = (vec![1.0; 256], (0..64).collect::<Vec<u64>>());
+    let scoring = scoring(&[(&query, &ids)], 64);
+    let mut held = connection.account().memory().charge(64 << 10).unwrap();
+    for _ in 0..100 {
+        let refused = rig.fetcher.score("v", "", &scoring, &context).await;
+        let resource = Resource::PrincipalMemory;
+        assert_eq!(refused.map(drop), Err(ReadError::Overloaded { resource }.into()));
+    }
+    held.resize(40 << 10).unwrap();
+    let (_, rankings) = rig.fetcher.score("v", "", &scoring, &context).await.unwrap();
+    assert_eq!((rankings[0].best.len(), principal.bytes()), (64, 64 << 10));
 }
 
 #[tokio::test]
