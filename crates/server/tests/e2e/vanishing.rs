@@ -224,9 +224,9 @@ async fn an_object_replaced_by_rename_is_read_anew() {
 
 #[tokio::test]
 async fn an_object_cut_short_is_lost_once_and_then_what_it_is() {
-    // Scenario: an open object is truncated. Expectation: a read of the lost part is DATA_LOSS on every
-    // backend, and the object is opened again at once, without waiting for `revalidate_ms`: complete at its
-    // new length.
+    // Scenario: an open object is truncated, again and again, and read in a batch, in one that fails as a whole, and over HTTP.
+    // Expectation: a read of the lost part is DATA_LOSS on every backend, and the object is opened again at once, without
+    // waiting for `revalidate_ms`: complete at its new length.
     for &backend in backends() {
         let setup = Setup::new(backend);
         let bytes = noise(70, 50_000);
@@ -244,25 +244,45 @@ async fn an_object_cut_short_is_lost_once_and_then_what_it_is() {
                 .data
                 == bytes
         );
-        OpenOptions::new()
+        let object = OpenOptions::new()
             .write(true)
             .open(daemon.path("objects/o"))
-            .unwrap()
-            .set_len(20_001)
             .unwrap();
-        let answer = fetch.fetch_objects(request.clone()).await.unwrap().into_inner();
-        assert_eq!(
-            (answer.errors.len(), answer.errors[0].code),
-            (1, i32::from(Code::DataLoss)),
-            "{backend}"
-        );
-        assert_eq!((answer.data.len(), answer.lengths), (0, vec![0]));
-        let answer = fetch.fetch_objects(request.clone()).await.unwrap().into_inner();
-        assert!(
-            answer.errors.is_empty() && answer.data == bytes[..20_001],
-            "{backend}: {:?}",
-            answer.errors
-        );
+        for length in [20_001, 15_000, 10_000] {
+            object.set_len(length).unwrap();
+            match length {
+                20_001 => {
+                    let answer = fetch.fetch_objects(request.clone()).await.unwrap().into_inner();
+                    assert_eq!(
+                        (answer.errors.len(), answer.errors[0].code),
+                        (1, i32::from(Code::DataLoss)),
+                        "{backend}"
+                    );
+                    assert_eq!((answer.data.len(), answer.lengths), (0, vec![0]));
+                }
+                15_000 => {
+                    let mut request = request.clone();
+                    request.fail_fast = true;
+                    let status = fetch.fetch_objects(request).await.unwrap_err();
+                    assert_eq!(status.code(), Code::DataLoss, "{backend}");
+                }
+                _ => {
+                    let http = daemon.http_client();
+                    let answer = http.get("/v1/datasets/objects/objects/o").await;
+                    assert_eq!(
+                        (answer.status.as_u16(), answer.body.len()),
+                        (200, 10_000),
+                        "{backend}"
+                    );
+                }
+            }
+            let answer = fetch.fetch_objects(request.clone()).await.unwrap().into_inner();
+            assert!(
+                answer.errors.is_empty() && answer.data == bytes[..usize::try_from(length).unwrap()],
+                "{backend}: {:?}",
+                answer.errors
+            );
+        }
         daemon.stop().await;
     }
 }
