@@ -358,13 +358,7 @@ impl Fetcher {
         items: &Items<'_>,
         context: &RequestContext,
     ) -> Result<FetchResponse, FetchError> {
-        // The part was sized when the response was planned; limits lowered since by a reload apply to later responses.
-        let limits = Limits {
-            items_per_request: u32::MAX,
-            response_bytes: u64::MAX,
-            ..self.limits()
-        };
-        self.fetch_within(&limits, dataset, items, context, ReadPhase::AfterHead)
+        self.fetch_within(&self.limits(), dataset, items, context, ReadPhase::AfterHead)
             .await
     }
 

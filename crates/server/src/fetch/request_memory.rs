@@ -211,4 +211,19 @@ mod tests {
             assert_eq!(charge.as_ref().map(Charge::amount), charged);
         }
     }
+
+    #[test]
+    fn text_is_charged_in_place_of_its_request() {
+        // Scenario: a request of 1 MiB has a response with 5 KiB of text. Expectation: 16 KiB are charged until that is sent.
+        let fetcher = without_datasets(Limits::default());
+        let used = || fetcher.callers().request_memory().used();
+        let mut memory = RequestMemory::new(&fetcher, None);
+        memory.whole(1 << 20, 0).unwrap();
+        assert_eq!(used(), 1 << 20);
+        let text = Bytes::from(vec![b' '; 5 << 10]);
+        let text = fetcher.charge_text(None, memory.into_charge(), text).unwrap();
+        assert_eq!(used(), 16 << 10);
+        drop(text);
+        assert_eq!(used(), 0);
+    }
 }
