@@ -254,6 +254,34 @@ fn who_is_alone_has_four_times_the_bytes_in_flight() {
 }
 
 #[test]
+fn a_turn_that_newcomers_interrupt_is_paid_for() {
+    // Scenario: two callers with a batch of forty blocks each, on a device that reads one at a time; a third one sends a block
+    // each time. Expectation: of sixty reads that are made, both have their part.
+    let mut world = World::new(1, 1 << 20);
+    world.control.hold();
+    let blocks =
+        |first: u64, count: u64| -> Vec<_> { (first..first + count).map(|at| (at << 12, 1 << 12)).collect() };
+    let caller = |caller| move |batch: &mut PlannedBatch| batch.origin = Some((caller, 0));
+    let mut answers = Vec::from([0, 1].map(|number| world.send(&blocks(number * 40, 40), caller(number))));
+    assert!(world.poll().is_pending());
+    for number in 0..60 {
+        answers.push(world.send(&blocks(100 + number, 1), caller(2)));
+        assert!(world.poll().is_pending());
+        assert_eq!(world.control.release(1), 1);
+        assert!(world.poll().is_pending());
+    }
+    let batches = world.shard.actives.iter().flatten();
+    let started: Vec<usize> = batches
+        .filter(|active| active.planned == 40)
+        .map(|active| active.next_read)
+        .collect();
+    assert!(
+        started.len() == 2 && started.iter().all(|reads| *reads >= 8),
+        "{started:?}"
+    );
+}
+
+#[test]
 fn callers_that_share_a_device_fill_half_of_its_queue() {
     // A caller with forty reads for a queue of 64, then a second one with as many. Expectation: alone it has
     // all of them in flight; together they have 32; all are answered.

@@ -350,7 +350,7 @@ mod tests {
         // Scenario: comments, a hash that begins as that of a token, tokens of two principals, one with two, a certificate.
         // Expectation: each credential finds its principal, others find none; roles and datasets are as written.
         let text = format!(
-            "# who\n\nd sha256:{}{} *\na sha256:{} x,y\na sha256:{} y,x\n  b\tsha256:{} *,@admin\nc certificate:spiffe://c @metrics\n",
+            "# who\n\nd sha256:{}{} *\na sha256:{} x,y\na sha256:{} y,x\n  b\tsha256:{} *,@admin\nc certificate:spiffe://c @metrics\ne certificate:CN=c *\n",
             &hash("one")[..16],
             &hash("two")[16..],
             hash("one"),
@@ -372,7 +372,7 @@ mod tests {
             table.of_certificate(&names).map(|grant| grant.rights.clone())
         };
         assert_eq!(of(&["other"]), None);
-        assert!(of(&["other", "spiffe://c"]).unwrap().metrics);
+        assert!(of(&["other", "spiffe://c", "CN=c"]).unwrap().metrics);
         let rights = &table.of_token(b"three").unwrap().rights;
         assert!(rights.all_datasets && rights.admin && !rights.metrics);
         assert!(!format!("{table:?}").contains(&hash("one")[..8]));

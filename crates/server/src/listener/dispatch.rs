@@ -480,21 +480,50 @@ fn with_length(mut response: Response<AnswerBody>) -> Response<AnswerBody> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::{AccessConfig, Anonymous, Limits};
+    use crate::fetch::tests::without_datasets;
     use crate::listener::core_turns::take_refusal;
 
-    #[test]
-    fn who_is_denied_uses_time_of_the_core() {
-        // Scenario: requests without a credential and without the right, as a gRPC call and over HTTP. Expectation: each has its
-        // code, is counted, and is noted for the caller's time on the core.
-        let registry = Registry::new();
-        let dispatcher = RequestDispatcher {
+    fn dispatcher() -> RequestDispatcher {
+        RequestDispatcher {
             router: Router::new(),
             fast_paths: Box::new([]),
             hosts: None,
             role: Role::Data,
             access: None,
-            refusals: RefusalCounters::new(&metric(&registry).unwrap(), "grpc"),
+            refusals: RefusalCounters::new(&metric(&Registry::new()).unwrap(), "grpc"),
+        }
+    }
+
+    #[test]
+    fn a_credential_goes_no_further_than_its_check() {
+        // Scenario: calls with a token, of a method that needs one and of one that needs none. Expectation: once they are
+        // admitted, neither has it.
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("principals");
+        // The hash of "abc" (FIPS 180-2, B.1).
+        let hash = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        std::fs::write(&path, format!("a sha256:{hash} *\n")).unwrap();
+        let config = AccessConfig {
+            principals: Some(path),
+            anonymous: Anonymous::Nobody,
         };
+        let access = Access::load(&config, false).unwrap().unwrap();
+        let fetcher = without_datasets(Limits::default());
+        let connection = fetcher.callers().connect("192.0.2.1".parse().unwrap(), u64::MAX);
+        for path in [FETCH_STREAM, "/grpc.health.v1.Health/Check"] {
+            let request = Request::post(path).header(header::AUTHORIZATION, "Bearer abc");
+            let mut request = request.body(()).unwrap();
+            let admitted = dispatcher().admitted(&access, &mut request, &connection, &Arc::default());
+            assert!(admitted.is_ok() && !request.headers().contains_key(header::AUTHORIZATION));
+        }
+    }
+
+    #[test]
+    fn who_is_denied_uses_time_of_the_core() {
+        // Scenario: requests without a credential and without the right, as a gRPC call and over HTTP. Expectation: each has its
+        // code, is counted, and is noted for the caller's time on the core.
+        let dispatcher = dispatcher();
         for (denied, status, code) in [
             (Denied::Unauthenticated, 401, "16"),
             (Denied::Forbidden(Need::Known), 403, "7"),

@@ -546,6 +546,19 @@ mod tests {
     }
 
     #[test]
+    fn a_drain_does_not_concern_a_late_connection_until_it_ends() {
+        // Scenario: the daemon drains, and ends. Expectation: a late connection hears of the latter alone.
+        for is_late in [false, true] {
+            let (progress, mut seen) = (Progress::new(is_late), SeenEvents::default());
+            let mut event = || std::future::poll_fn(|cx| progress.poll_event(cx, &mut seen)).now_or_never();
+            progress.set_state(State::Draining);
+            assert_eq!(event(), (!is_late).then_some(ConnectionEvent::Drain));
+            progress.set_state(State::Ended);
+            assert_eq!(event(), is_late.then_some(ConnectionEvent::Drain));
+        }
+    }
+
+    #[test]
     fn a_decision_is_heard_once_and_closing_beats_leaving() {
         // Scenario: decisions to close gracefully for age, then at once for not reading, then gracefully
         // again. Expectation: each of the first two is seen, the third is not.

@@ -304,12 +304,40 @@ fn what_a_core_keeps_of_its_callers_is_bounded() {
 
 #[test]
 fn what_a_shard_spends_for_a_caller_is_part_of_its_time() {
-    // The core's shard spends two parts of a round for a caller. Expectation: the next round deducts them, and adds one.
+    // The core's shard spends two parts of a round for a caller; and again, before the core is no longer shared. Expectation:
+    // the next round deducts the former, and adds one; the latter are forgotten.
     on_a_core(|| async {
         let caller = of(1, 1);
         charge(1, 2 * Duration::from_nanos(PART_NS.unsigned_abs()));
         CORE.with(Core::begin_round);
         assert_eq!(caller.balance.get(), caller.full() - PART_NS);
+        charge(1, 2 * Duration::from_nanos(PART_NS.unsigned_abs()));
+        CORE.with(|core| {
+            core.end_turns();
+            core.begin_round();
+        });
+        assert_eq!(caller.balance.get(), caller.full());
+    });
+}
+
+#[test]
+fn no_task_overtakes_one_of_its_caller_that_waits() {
+    // Two tasks of a caller without time wait; then it has time, and a third one comes. Expectation: that one waits too.
+    on_a_core(|| async {
+        CORE.with(|core| core.shared_until.set(Some(Instant::now() + SHARED_FOR)));
+        let caller = of(1, 1);
+        let waits = |task: &mut Pin<Box<InTurn<std::future::Ready<()>>>>| {
+            let polled = task.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+            polled.is_pending()
+        };
+        let task = || Box::pin(InTurn::new(Rc::clone(&caller), std::future::ready(())));
+        let mut tasks = [task(), task(), task()];
+        caller.balance.set(0);
+        assert!(waits(&mut tasks[0]) && waits(&mut tasks[1]));
+        caller.balance.set(PART_NS);
+        assert!(waits(&mut tasks[2]));
+        caller.let_on();
+        assert!(!waits(&mut tasks[0]));
     });
 }
 

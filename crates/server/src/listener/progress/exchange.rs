@@ -394,7 +394,7 @@ mod tests {
     fn memory_of_exchanges_is_charged_in_steps_and_given_back() {
         // Scenario: exchanges of one unit open one after the other, and end; then one of many units is
         // refused. Expectation: six are free, the others charged in steps of eight; little stays charged
-        // while few are open, and nothing at the end or for the refused one.
+        // while few are open, and nothing at the end or for the refused one; nothing is kept of those that ended.
         let budget = Budget::new(1 << 20);
         let share = budget.caller().connection(u64::MAX);
         let progress = Arc::new(Progress::default());
@@ -413,8 +413,11 @@ mod tests {
         let large = progress.open(true);
         assert!(large.charge(1000, &share).is_err());
         drop(large);
+        let tracked = || progress.exchanges.lock().unwrap().len();
+        assert_eq!(tracked(), open.len());
         drop(open);
         assert_eq!((share.held(), budget.used()), (0, 0));
+        assert_eq!((tracked(), progress.exchanges.lock().unwrap().capacity()), (0, 0));
     }
 
     #[test]
