@@ -506,7 +506,7 @@ impl<'w> Section<'w> {
         self.path_or_word(name, directory, &[("off", ())]).ok()
     }
 
-    /// The path of a file, relative to `directory`, or one of these words; the first word is the default.
+    /// The path of a file, relative to `directory`, or one of these words, the first by default. Printed: no text of a key.
     pub(super) fn path_or_word<T: Clone + PartialEq>(
         &mut self,
         name: &str,
@@ -522,6 +522,9 @@ impl<'w> Section<'w> {
             }
             if text.is_empty() || text.contains('\0') {
                 return Err(content.describe());
+            }
+            if text.contains("-----BEGIN ") {
+                return Err("is the text of a PEM file, not its path".to_owned());
             }
             let joined = directory.join(text);
             Ok(Ok(std::path::absolute(&joined).unwrap_or(joined)))
