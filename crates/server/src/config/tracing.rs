@@ -20,8 +20,10 @@ pub(super) fn read(mut section: Section<'_>) -> Option<TracingConfig> {
         let uri = text.parse::<http::Uri>();
         // Credentials in the URL are neither repeated nor accepted: the configuration is printed, and its
         // changes are logged.
-        if text.contains('@') {
-            return Err("contains a user or a password: use OTEL_EXPORTER_OTLP_HEADERS instead".to_owned());
+        if text.contains(['@', '?', '#']) {
+            let problem =
+                "contains a user, a password, a query or a fragment: use OTEL_EXPORTER_OTLP_HEADERS instead";
+            return Err(problem.to_owned());
         }
         let is_plain = uri.is_ok_and(|uri| {
             uri.scheme_str() == Some("http") && uri.port().is_some() && matches!(uri.path(), "" | "/")
