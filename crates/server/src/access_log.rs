@@ -13,6 +13,7 @@ use prometheus::proto::MetricFamily;
 use prometheus::{IntCounterVec, Opts, Registry};
 use ringfetch_engine::sync::lock;
 use serde::{Serialize, Serializer};
+use serde_json::ser::Formatter;
 use std::cell::RefCell;
 use std::io::{self, Write as _};
 use std::net::IpAddr;
@@ -121,7 +122,8 @@ impl AccessLog {
         LINE.with_borrow_mut(|line| {
             line.clear();
             // Only text and numbers, so it cannot fail. The queue drops and counts lines that do not fit.
-            if serde_json::to_writer(&mut *line, &Line::new(facts, times)).is_ok() {
+            let mut json = serde_json::Serializer::with_formatter(&mut *line, EscapedControls);
+            if Line::new(facts, times).serialize(&mut json).is_ok() {
                 line.push(b'\n');
                 let _queued = inner.queue.clone().write_all(line);
             }
@@ -184,6 +186,28 @@ impl<'a> Line<'a> {
             code: facts.code(),
             duration_us: microseconds(times.duration),
         }
+    }
+}
+
+/// JSON with control characters, separators of lines and overrides of direction escaped: clients may ask for any name, and
+/// terminals obey those.
+struct EscapedControls;
+
+impl Formatter for EscapedControls {
+    fn write_string_fragment<W>(&mut self, writer: &mut W, fragment: &str) -> io::Result<()>
+    where
+        W: ?Sized + io::Write,
+    {
+        let is_obeyed =
+            |c: char| c.is_control() || matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+        for part in fragment.split_inclusive(is_obeyed) {
+            let text = part.trim_end_matches(is_obeyed);
+            writer.write_all(text.as_bytes())?;
+            for c in part.chars().filter(|c| is_obeyed(*c)) {
+                write!(writer, "\\u{:04x}", u32::from(c))?;
+            }
+        }
+        Ok(())
     }
 }
 

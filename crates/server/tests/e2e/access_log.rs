@@ -405,6 +405,27 @@ async fn a_line_names_the_principal_and_no_secret() {
 }
 
 #[tokio::test]
+async fn a_line_is_one_line_and_controls_no_terminal() {
+    // Scenario: a client asks for a dataset whose name has controls of both kinds, a delete, separators of lines, and a
+    // character that reverses the text after it; and for one whose name is not ASCII. Expectation: the line has the names, and
+    // the former's characters only escaped.
+    let (setup, _) = plain_blocks(Setup::new(any_backend()), 16);
+    let daemon = setup.set("access_log.path", "access.log").start();
+    let bad = "\u{1b}[31m\u{9b}31m\u{7f}\n\u{85}\u{2028}\u{2029}\u{202e}x";
+    for (id, name) in [("bad", bad), ("good", "Ångström 𝛼")] {
+        let asked = frame(&wire::blocks(name, &[1]));
+        call(&daemon, id, "FetchService/FetchBlocks", asked).await;
+        assert_eq!(lines_of(&daemon, id, 1).await[0]["dataset"], name);
+    }
+    let text = fs::read_to_string(daemon.path("access.log")).unwrap();
+    let raw = bad.chars().filter(|c| !c.is_ascii_graphic() && *c != '\n');
+    let raw: Vec<_> = raw.filter(|c| text.contains(*c)).collect();
+    assert!(raw.is_empty(), "{raw:?}");
+    assert!(text.lines().count() == 2 && text.contains("Ångström 𝛼"), "{text}");
+    daemon.stop().await;
+}
+
+#[tokio::test]
 async fn a_sample_leaves_out_only_what_is_good_and_fast() {
     // Scenario: after a reload one in four billion requests is logged; then good requests, one that fails,
     // and one with an item that fails. Expectation: only the latter two are logged.
