@@ -219,9 +219,12 @@ pub fn loopback_client(
         .map_err(io::Error::other)?
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(AnyServer(provider)));
-    let client = match &config.client_ca {
-        None => builder.with_no_client_auth(),
-        Some(_) => {
+    let needs_certificate =
+        config.client_ca.is_some() && config.client_certificates == ClientCertificates::Required;
+    let client = match needs_certificate {
+        false => builder.with_no_client_auth(),
+        // One that is optional must be valid too: this one may be of an authority that signs no clients.
+        true => {
             let certificate =
                 KeyFile::read("tls.certificate", &config.certificate).map_err(io::Error::other)?;
             let key = KeyFile::read("tls.key", &config.key).map_err(io::Error::other)?;

@@ -332,9 +332,10 @@ async fn a_drain_ends_tls_in_order() {
 #[tokio::test]
 async fn a_client_needs_a_certificate_where_it_is_required() {
     // Scenario: an authority for clients and one client's own certificate, which signs itself, required and optional;
-    // clients with no certificate, with one from another authority, with one from this authority, and that client.
-    // Expectation: the last two are served, and if it is optional the first too; none of this authority once a reload has
-    // found another one in its file.
+    // clients with no certificate, with one from another authority, with one from this authority, and that client; and the
+    // daemon's own health check, which has the daemon's certificate at most, from another authority. Expectation: the last
+    // two clients are served, and if it is optional the first too, and the health check; none of this authority once a
+    // reload has found another one in its file.
     for (word, without) in [("required", false), ("optional", true)] {
         let (authority, clients) = (Authority::new(), Authority::new());
         let (setup, _) = plain_blocks(Setup::new("pread"), 16);
@@ -348,6 +349,8 @@ async fn a_client_needs_a_certificate_where_it_is_required() {
         assert!(!is_served(&daemon, authority.trusted(Some(&authority.pair("stranger")))).await);
         assert!(is_served(&daemon, authority.trusted(Some(&clients.pair("client")))).await);
         assert!(is_served(&daemon, authority.trusted(Some(&own))).await);
+        let checked = daemon.command(&["--http-listen", &daemon.http.to_string(), "healthcheck"]);
+        assert_eq!(checked.status.success(), without, "{word}: {checked:?}");
         fs::write(daemon.path("clients.pem"), Authority::new().pem()).unwrap();
         daemon.signal(Signal::HUP);
         eventually_async("the authority is gone", async || {
