@@ -108,11 +108,18 @@ impl Content {
             Self::Null => "has no value".to_owned(),
             Self::Bool(value) => format!("is {value}"),
             Self::Number(number) => format!("is {number}"),
+            // Of a key, perhaps: problems are logged.
+            Self::Text(text) if is_pem(text) => "is the text of a PEM file".to_owned(),
             Self::Text(text) => format!("is {text:?}"),
             Self::List(_) => "is a list".to_owned(),
             Self::Section(_) => "is a section of keys".to_owned(),
         }
     }
+}
+
+/// Whether it is the text of a certificate or a key, where the path of its file belongs.
+pub(super) fn is_pem(text: &str) -> bool {
+    text.contains("-----BEGIN ")
 }
 
 /// Reads the file and overrides it with the environment and the flags. Problems with single values are

@@ -15,7 +15,7 @@ use serde_yaml::Value;
 
 use ringfetch_command::size;
 
-use super::layers::{Content, Node, is_joined_by_underscores, join, section_allowed, variable_meant};
+use super::layers::{Content, Node, is_joined_by_underscores, is_pem, join, section_allowed, variable_meant};
 use super::problem::{Problem, Source};
 
 /// One key's effective value.
@@ -520,11 +520,8 @@ impl<'w> Section<'w> {
             if let Some((_, word)) = words.iter().find(|(word, _)| *word == text) {
                 return Ok(Err(word.clone()));
             }
-            if text.is_empty() || text.contains('\0') {
+            if text.is_empty() || text.contains('\0') || is_pem(&text) {
                 return Err(content.describe());
-            }
-            if text.contains("-----BEGIN ") {
-                return Err("is the text of a PEM file, not its path".to_owned());
             }
             let joined = directory.join(text);
             Ok(Ok(std::path::absolute(&joined).unwrap_or(joined)))
