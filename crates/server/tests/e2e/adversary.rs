@@ -129,6 +129,7 @@ async fn half_open_connections_keep_nobody_out() {
         let options = cases::half_open::Options {
             connections: 300,
             kinds: Vec::new(),
+            calls: 0,
             once: true,
         };
         during(

@@ -45,7 +45,13 @@ fn messages(source: &Source) -> Vec<Result<String, String>> {
     let ascii = |c: char| if c.is_ascii() { c } else { '?' };
     let source = &Source::new(&source.path, &source.text.chars().map(ascii).collect::<String>());
     let code = blank(&source.text);
-    let end = code.find("#[cfg(test)]").unwrap_or(code.len());
+    // A declaration of test code in another file may come before code that logs.
+    let is_inline = |at: &usize| {
+        let item = code[*at..].lines().nth(1).unwrap_or_default();
+        item.contains("mod ") && item.contains('{')
+    };
+    let mut tests = code.match_indices("#[cfg(test)]").map(|(at, _)| at);
+    let end = tests.find(is_inline).unwrap_or(code.len());
     let mut found = Vec::new();
     for call in ["tracing::warn!(", "tracing::error!("] {
         for (at, _) in code[..end].match_indices(call) {
@@ -124,7 +130,7 @@ fn every_warning_and_error_is_explained() {
     // row for each message, with its beginning or all of it, and a message for each row.
     let sample = Source::new(
         "crates/x/src/a.rs",
-        "fn f() { tracing::warn!(a = g(\"x, y\"), %b, \"a disk \\\n  (or two) is gone for good\"); }\n\
+        "#[cfg(test)]\nmod order;\nfn f() { tracing::warn!(a = g(\"x, y\"), %b, \"a disk \\\n  (or two) is gone for good\"); }\n\
          fn g() { tracing::error!(\"short\"); }\n#[cfg(test)]\nmod tests { fn f() { tracing::warn!(\"not this\"); } }\n",
     );
     let found: Vec<String> = messages(&sample)
