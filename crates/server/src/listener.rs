@@ -17,6 +17,7 @@ mod hosts;
 mod kept_requests;
 mod progress;
 mod response_future;
+mod running_time;
 mod serve;
 mod socket;
 mod timeouts;

@@ -1,7 +1,7 @@
 //! Timeouts of connections, checked once per tick for all connections of a core.
 //!
 //! There are no timers per connection or request, which cost a system call each (ADR 0012): a core with
-//! connections checks their counters (`progress`) once per tick, so a timeout is precise to one tick.
+//! connections checks their counters (`progress`) once per tick, so a timeout is precise to one tick. They count `running_time`.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use super::close::{CloseCounters, CloseDecision, CloseReason};
 use super::connection_limits::ConnectionLimits;
 use super::progress::{PREFACE_BYTES, Progress};
+use super::running_time;
 use crate::caller::CallerKey;
 use crate::config::Timeouts;
 
@@ -80,7 +81,7 @@ pub(super) struct CheckResult {
 impl TimeoutTracker {
     /// Tracks a new connection; `salt` spreads the ages of connections opened together.
     pub(super) fn new(salt: u64) -> Self {
-        let now = Instant::now();
+        let now = running_time::now();
         // 900 to 1099, well spread for consecutive numbers.
         let spread = u32::try_from(salt.wrapping_mul(0x9e37_79b9) % 200).unwrap_or_default();
         Self {
@@ -100,7 +101,7 @@ impl TimeoutTracker {
 
     /// Checks the counters; called once per tick.
     pub(super) fn check(&mut self, times: &Timeouts, progress: &Progress) -> CheckResult {
-        let now = Instant::now();
+        let now = running_time::now();
         let tick = now - self.last;
         self.last = now;
         let mut look = CheckResult {
@@ -305,7 +306,7 @@ fn period(times: &Timeouts) -> Duration {
 async fn tick(connection_limits: ConnectionLimits) {
     loop {
         let times = connection_limits.timeouts();
-        tokio::time::sleep(period(&times)).await;
+        running_time::tick(period(&times)).await;
         connection_limits.reclaim_kept(false);
         let goes_on = CORE.with_borrow_mut(|core| {
             for (_, watched) in &mut core.watched {

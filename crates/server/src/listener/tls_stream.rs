@@ -14,12 +14,13 @@ use std::time::Duration;
 use prometheus::IntCounter;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 use tokio::net::TcpStream;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::timeout;
 use tokio_rustls::server::TlsStream;
 
 use super::close::CloseReason;
 use super::connection_table::ConnectionTable;
 use super::progress::{ConnectionEvent, Progress, SeenEvents};
+use super::running_time;
 use super::serve::{AcceptedConnection, LAST_WORD, PortServer};
 use super::socket::{LINGER, Socket};
 use crate::tls::{Tls, names_of};
@@ -301,7 +302,7 @@ impl Handshakes {
         } else {
             limit.min(HANDSHAKE_MAX)
         };
-        let mut late = pin!(sleep_until(Instant::now() + limit));
+        let mut late = pin!(running_time::sleep(limit));
         let socket = Socket::new(TcpStream::from_std(stream).map_err(failed)?, Arc::clone(progress));
         let mut shaking = self
             .tls
@@ -329,7 +330,7 @@ impl Handshakes {
                 event = event => match event {
                     ConnectionEvent::Close(decision) => return Err(decision.reason()),
                     // Its first request is answered if it arrives soon.
-                    ConnectionEvent::Drain => late.as_mut().reset(Instant::now() + LAST_WORD.min(limit)),
+                    ConnectionEvent::Drain => late.set(running_time::sleep(LAST_WORD.min(limit))),
                 },
                 () = &mut late => return Err(CloseReason::Handshake),
             }

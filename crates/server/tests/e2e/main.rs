@@ -51,6 +51,7 @@ mod scores;
 mod seccomp;
 mod shortcuts;
 mod slow_readers;
+mod stopped;
 mod supervised;
 mod surfaces;
 mod system_calls;

@@ -72,7 +72,11 @@ impl Authority {
     }
 
     /// Handshakes with chosen versions and protocols.
-    fn connector(&self, versions: &[&'static SupportedProtocolVersion], alpn: &[&str]) -> TlsConnector {
+    pub(crate) fn connector(
+        &self,
+        versions: &[&'static SupportedProtocolVersion],
+        alpn: &[&str],
+    ) -> TlsConnector {
         let mut roots = RootCertStore::empty();
         roots
             .add(CertificateDer::from_pem_slice(self.pem().as_bytes()).unwrap())
