@@ -11,6 +11,7 @@ import json
 import os
 import random
 import resource
+import signal
 import socket
 import ssl
 import struct
@@ -31,7 +32,7 @@ PHASE_SECONDS = (6, 12)
 # How long a reload that must succeed is repeated.
 RELOAD_SECONDS = 10
 
-# `restarts`: it ends and starts the daemon; at most one such fault at a time. `needs`: requirements on the machine.
+# `restarts`: it ends and starts the daemon, or stops it; at most one such fault at a time. `needs`: requirements on the machine.
 Fault = collections.namedtuple("Fault", "name act restarts needs")
 FAULTS = {}
 Phase = collections.namedtuple("Phase", "number faults seconds")
@@ -371,6 +372,18 @@ def term(soak, chance, until):
     sleep(until, chance.uniform(0.5, 3))
     soak.restart("term")
     sleep(until, until - time.monotonic())
+
+
+@fault("stopped", restarts=True)
+def stopped(soak, chance, until):
+    """SIGSTOP for longer than each timeout of connections, then SIGCONT. Calls may pass their own deadline meanwhile."""
+    while sleep(until, chance.uniform(0.5, 3)):
+        with soak.faults.window("stopped", {"DEADLINE_EXCEEDED"}):
+            soak.daemon.process.send_signal(signal.SIGSTOP)
+            try:
+                time.sleep(chance.uniform(3.2, 4))
+            finally:
+                soak.daemon.process.send_signal(signal.SIGCONT)
 
 
 @fault("clock", restarts=True, needs=("faketime",))
