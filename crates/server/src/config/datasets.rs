@@ -294,6 +294,7 @@ fn paths(
             Content::Null
             | Content::Bool(_)
             | Content::Number(_)
+            | Content::Secret(_)
             | Content::List(_)
             | Content::Section(_) => (
                 node.content.describe(),

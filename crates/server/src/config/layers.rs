@@ -97,29 +97,40 @@ pub(super) enum Content {
     Bool(bool),
     Number(Number),
     Text(String),
+    /// Text that no key may have, and what it is. Not kept: values and problems are printed and logged.
+    Secret(&'static str),
     List(Vec<Node>),
     Section(Vec<(String, Node)>),
 }
 
 impl Content {
+    fn of_text(text: String) -> Self {
+        secret_in(&text).map_or(Self::Text(text), Self::Secret)
+    }
+
     /// A description of the content, for the middle of a sentence.
     pub(super) fn describe(&self) -> String {
         match self {
             Self::Null => "has no value".to_owned(),
             Self::Bool(value) => format!("is {value}"),
             Self::Number(number) => format!("is {number}"),
-            // Of a key, perhaps: problems are logged.
-            Self::Text(text) if is_pem(text) => "is the text of a PEM file".to_owned(),
             Self::Text(text) => format!("is {text:?}"),
+            Self::Secret(what) => (*what).to_owned(),
             Self::List(_) => "is a list".to_owned(),
             Self::Section(_) => "is a section of keys".to_owned(),
         }
     }
 }
 
-/// Whether it is the text of a certificate or a key, where the path of its file belongs.
-pub(super) fn is_pem(text: &str) -> bool {
-    text.contains("-----BEGIN ")
+/// What of a text belongs in a file of its own, for the middle of a sentence. A token cannot be recognised.
+fn secret_in(text: &str) -> Option<&'static str> {
+    let is_hash = |word: &str| word.trim_start_matches(['\'', '"']).starts_with("sha256:");
+    if text.contains("-----BEGIN ") {
+        Some("is the text of a PEM file")
+    } else {
+        let has_hash = text.split_ascii_whitespace().any(is_hash);
+        has_hash.then_some("contains the hash of a token")
+    }
 }
 
 /// Reads the file and overrides it with the environment and the flags. Problems with single values are
@@ -141,7 +152,7 @@ pub(super) fn merge(inputs: &Inputs, demo: Value, problems: &mut Vec<Problem>) -
     match root.content {
         Content::Section(_) => {}
         Content::Null => root.content = Content::Section(Vec::new()),
-        Content::Bool(_) | Content::Number(_) | Content::Text(_) | Content::List(_) => {
+        Content::Bool(_) | Content::Number(_) | Content::Text(_) | Content::Secret(_) | Content::List(_) => {
             let remedy = "the file is a mapping of keys, such as `engine:`";
             let problem = root.content.describe();
             problems.push(Problem::new("config", problem, remedy, root.source.clone()));
@@ -206,8 +217,11 @@ fn read(path: &Path) -> Result<Value, ProblemAndRemedy> {
         )
     })?;
     let syntax = |error: serde_yaml::Error| {
+        // It repeats a key that is there twice.
+        let error = error.to_string();
+        let problem = secret_in(&error).map_or(error, |what| format!("a key {what}"));
         (
-            format!("is not valid YAML: {error}"),
+            format!("is not valid YAML: {problem}"),
             "fix the syntax first; nothing else was checked".to_owned(),
         )
     };
@@ -223,7 +237,7 @@ fn convert(value: Value, path: &str, source: &Source, problems: &mut Vec<Problem
         Value::Null => Content::Null,
         Value::Bool(value) => Content::Bool(value),
         Value::Number(number) => Content::Number(number),
-        Value::String(text) => Content::Text(text),
+        Value::String(text) => Content::of_text(text),
         Value::Sequence(items) => {
             let item = |(index, item)| convert(item, &format!("{path}[{index}]"), source, problems);
             Content::List(items.into_iter().enumerate().map(item).collect())
@@ -231,14 +245,18 @@ fn convert(value: Value, path: &str, source: &Source, problems: &mut Vec<Problem
         Value::Mapping(entries) => {
             let mut section = Vec::new();
             for (key, value) in entries {
-                if let Value::String(key) = key {
-                    let node = convert(value, &join(path, &key), source, problems);
-                    section.push((key, node));
-                } else {
-                    let place = if path.is_empty() { "config" } else { path };
-                    let problem = format!("has a key that is not text: {}", plain(&key));
-                    problems.push(Problem::new(place, problem, "keys are words", source.clone()));
-                }
+                let text = plain(&key);
+                let problem = match (secret_in(&text), key) {
+                    (None, Value::String(key)) => {
+                        let node = convert(value, &join(path, &key), source, problems);
+                        section.push((key, node));
+                        continue;
+                    }
+                    (Some(what), _) => format!("has a key that {what}"),
+                    (None, _) => format!("has a key that is not text: {text}"),
+                };
+                let place = if path.is_empty() { "config" } else { path };
+                problems.push(Problem::new(place, problem, "keys are words", source.clone()));
             }
             Content::Section(section)
         }
@@ -289,9 +307,9 @@ fn set(root: &mut Node, key: &str, text: &str, source: Source, problems: &mut Ve
         Ok(Value::Null) => Content::Null,
         Ok(Value::Bool(value)) => Content::Bool(value),
         Ok(Value::Number(number)) => Content::Number(number),
-        Ok(Value::String(text)) => Content::Text(text),
+        Ok(Value::String(text)) => Content::of_text(text),
         Ok(Value::Sequence(_) | Value::Mapping(_) | Value::Tagged(_)) | Err(_) => {
-            Content::Text(text.to_owned())
+            Content::of_text(text.to_owned())
         }
     };
     // A value in place of a section is reported, and must not hide keys that are set inside that section.

@@ -245,6 +245,42 @@ mod tests {
         assert_eq!(problems.0[0].remedy, "did you mean access_log.path?");
     }
 
+    #[test]
+    fn no_problem_repeats_a_secret() {
+        // Scenario: the text of a PEM file or a line of the principals file as the value of each key, by a variable and, for a
+        // dataset, in the file. Expectation: a problem of that key, which does not repeat it.
+        for secret in [
+            "-----BEGIN PRIVATE KEY-----\nc0ffee=\n-----END PRIVATE KEY-----\n",
+            "search sha256:c0ffee *",
+        ] {
+            for key in known_keys() {
+                let loaded = match key.strip_prefix("datasets[].") {
+                    Some(name) => {
+                        let (text, kind) = (serde_json::Value::from(secret), "kind: blocks, ");
+                        let kind = if name == "kind" { "" } else { kind };
+                        load_file(format!("datasets: [{{{kind}{name}: {text}}}]").as_bytes())
+                    }
+                    None => {
+                        let variable = key.to_ascii_uppercase().replace('.', "__");
+                        let mut inputs = inputs(&[], &[]);
+                        inputs.environment = vec![(format!("RINGFETCH__{variable}").into(), secret.into())];
+                        load(&inputs)
+                    }
+                };
+                let problems = loaded.expect_err(&key);
+                let printed = problems.0.iter().map(ToString::to_string).collect::<String>();
+                assert!(!printed.contains("c0ffee"), "{key}: {printed}");
+                assert!(
+                    problems
+                        .0
+                        .iter()
+                        .any(|problem| problem.key.replace("[0]", "[]") == key),
+                    "{key}: {printed}"
+                );
+            }
+        }
+    }
+
     fn load_file(bytes: &[u8]) -> Result<Loaded, Problems> {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), bytes).unwrap();

@@ -10,12 +10,13 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 use serde_yaml::Value;
 
 use ringfetch_command::size;
 
-use super::layers::{Content, Node, is_joined_by_underscores, is_pem, join, section_allowed, variable_meant};
+use super::layers::{Content, Node, is_joined_by_underscores, join, section_allowed, variable_meant};
 use super::problem::{Problem, Source};
 
 /// One key's effective value.
@@ -355,14 +356,10 @@ impl<'w> Section<'w> {
         };
         let allowed = format!("{from} to {to}, {of}written as {}", size::ALLOWED);
         let parse = |content: &Content| {
-            let value = match content {
-                Content::Text(text) => {
-                    size::parse(text).map_err(|problem| format!("is {text:?}, which {problem}"))?
-                }
-                Content::Number(number) => number.as_u64().ok_or_else(|| content.describe())?,
-                Content::Null | Content::Bool(_) | Content::List(_) | Content::Section(_) => {
-                    return Err(content.describe());
-                }
+            let value = if let Content::Text(text) = content {
+                size::parse(text).map_err(|problem| format!("is {text:?}, which {problem}"))?
+            } else {
+                integer(content, &range)?
             };
             if range.contains(&value) && value.is_multiple_of(multiple) {
                 Ok(value)
@@ -375,14 +372,11 @@ impl<'w> Section<'w> {
 
     /// `true` or `false`.
     pub(super) fn boolean(&mut self, name: &str, default: bool) -> bool {
-        let parse = |content: &Content| match content {
-            Content::Bool(value) => Ok(*value),
-            Content::Text(text) if matches!(text.as_str(), "true" | "false") => Err(quoted(content)),
-            Content::Null
-            | Content::Number(_)
-            | Content::Text(_)
-            | Content::List(_)
-            | Content::Section(_) => Err(content.describe()),
+        let parse = |content: &Content| {
+            let Content::Bool(value) = content else {
+                return Err(not_a::<bool>(content));
+            };
+            Ok(*value)
         };
         let value = self.read(name, "true or false", parse, |value| (*value).into());
         self.or_default(name, value, default, |value| (*value).into())
@@ -489,9 +483,11 @@ impl<'w> Section<'w> {
                 let checked = names.map(|name| check(name).map(|()| name.to_owned()));
                 checked.collect::<Result<_, _>>().map(Some)
             }
-            Content::Null | Content::Bool(_) | Content::Number(_) | Content::Section(_) => {
-                Err(content.describe())
-            }
+            Content::Null
+            | Content::Bool(_)
+            | Content::Number(_)
+            | Content::Secret(_)
+            | Content::Section(_) => Err(content.describe()),
         };
         let write = |value: &Option<Vec<String>>| match value {
             None => word.into(),
@@ -506,7 +502,7 @@ impl<'w> Section<'w> {
         self.path_or_word(name, directory, &[("off", ())]).ok()
     }
 
-    /// The path of a file, relative to `directory`, or one of these words, the first by default. Printed: no text of a key.
+    /// The path of a file, relative to `directory`, or one of these words, the first by default.
     pub(super) fn path_or_word<T: Clone + PartialEq>(
         &mut self,
         name: &str,
@@ -520,7 +516,7 @@ impl<'w> Section<'w> {
             if let Some((_, word)) = words.iter().find(|(word, _)| *word == text) {
                 return Ok(Err(word.clone()));
             }
-            if text.is_empty() || text.contains('\0') || is_pem(&text) {
+            if text.is_empty() || text.contains('\0') {
                 return Err(content.describe());
             }
             let joined = directory.join(text);
@@ -564,21 +560,29 @@ fn text(content: &Content) -> Result<String, String> {
     match content {
         Content::Text(text) => Ok(text.clone()),
         Content::Number(_) | Content::Bool(_) => Err(format!("{}, which is not text", content.describe())),
-        Content::Null | Content::List(_) | Content::Section(_) => Err(content.describe()),
+        Content::Null | Content::Secret(_) | Content::List(_) | Content::Section(_) => {
+            Err(content.describe())
+        }
     }
 }
 
-fn quoted(content: &Content) -> String {
-    format!("{}, which is text: leave out the quotes", content.describe())
+/// What a value is instead of a `T`; the text of one, perhaps.
+fn not_a<T: FromStr>(content: &Content) -> String {
+    let is_quoted = matches!(content, Content::Text(text) if text.parse::<T>().is_ok());
+    let remedy = if is_quoted {
+        ", which is text: leave out the quotes"
+    } else {
+        ""
+    };
+    format!("{}{remedy}", content.describe())
 }
 
 fn integer(content: &Content, range: &RangeInclusive<u64>) -> Result<u64, String> {
-    let value = match content {
-        Content::Number(number) => number.as_u64(),
-        Content::Text(text) if text.parse::<u64>().is_ok() => return Err(quoted(content)),
-        Content::Null | Content::Bool(_) | Content::Text(_) | Content::List(_) | Content::Section(_) => None,
+    let Content::Number(number) = content else {
+        return Err(not_a::<u64>(content));
     };
-    value
+    number
+        .as_u64()
         .filter(|value| range.contains(value))
         .ok_or_else(|| content.describe())
 }
