@@ -400,7 +400,14 @@ impl Fetcher {
         phase: ReadPhase,
     ) -> Result<FetchResponse, FetchError> {
         check(*items, limits)?;
-        let (_in_flight, deadline) = self.admit(limits, context)?;
+        let (_in_flight, deadline) = match phase {
+            ReadPhase::BeforeHead => {
+                let (in_flight, deadline) = self.admit(limits, context)?;
+                (Some(in_flight), deadline)
+            }
+            // A request in flight ends with its head. What follows is limited by the memory and the queue.
+            ReadPhase::AfterHead => (None, within(limits, Instant::now(), context.deadline)),
+        };
         let max = self.response_max(limits, context.connection.as_ref());
         // The deadline holds in every phase of the batch.
         let late = || FetchError::from(ReadError::DeadlineExceeded);

@@ -240,12 +240,7 @@ fn is_over_a_limit(error: &SnapshotError) -> bool {
 
 /// Whether a retry may succeed soon.
 fn is_transient(error: &FetchError) -> bool {
-    matches!(
-        error,
-        FetchError::TooManyRequests { .. }
-            | FetchError::PrincipalRequests { .. }
-            | FetchError::Read(ReadError::Overloaded { .. })
-    )
+    matches!(error, FetchError::Read(ReadError::Overloaded { .. }))
 }
 
 /// How long to wait before each further attempt.
@@ -370,7 +365,8 @@ impl http_body::Body for WindowedBody {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::access::PrincipalLimits;
+    use crate::access::tests::User;
+    use crate::access::{Grant, PrincipalLimits};
     use crate::config::Limits;
     use crate::fetch::tests::{objects_of, serving};
     use crate::fetch::{Items, Purpose};
@@ -440,6 +436,44 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_principal_at_its_limit_of_requests_gets_the_rest_of_a_response() {
+        // Scenario: a principal reads an object of three windows; after the first its limit is lowered to one request, and it has
+        // one in flight. Expectation: the rest of the object.
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("a"), vec![7; 192 << 10]).unwrap();
+        let limits = Limits {
+            response_bytes: 64 << 10,
+            ..Limits::default()
+        };
+        let fetcher = serving(vec![objects_of(directory.path())], limits);
+        let principal = Principal::new("reader");
+        let connection = fetcher.callers().connect("192.0.2.1".parse().unwrap(), u64::MAX);
+        let grant = Grant::for_tests(&principal, 1);
+        let connection = connection.granted(&grant, &Arc::new(User::default())).unwrap();
+        let context = RequestContext {
+            connection: Some(Arc::clone(&connection)),
+            ..RequestContext::default()
+        };
+        let version = fetcher
+            .object("objects", "a", Purpose::Read, &context)
+            .await
+            .unwrap();
+        let reader = SnapshotReader::new(fetcher.clone(), Some(Arc::clone(&connection)), version);
+        let whole = BodyPart::Extent(Extent {
+            offset: 0,
+            length: 192 << 10,
+        });
+        let body = WindowedBody::start(reader, vec![whole]).await.unwrap();
+        principal.set_limits(PrincipalLimits {
+            requests: 1,
+            ..PrincipalLimits::NONE
+        });
+        let _in_flight = connection.requests().charge(1).unwrap();
+        let received = body.collect().await.unwrap().to_bytes();
+        assert_eq!(received.len(), 192 << 10);
+    }
+
+    #[tokio::test]
     async fn nothing_is_read_ahead_while_memory_is_short() {
         // Scenario: an object of three windows of 64 KiB, while little of 1 MiB of response memory is in use, and while half of it
         // is. Expectation: only in the first case is the second window read while the first is sent; all arrive in both.
@@ -481,8 +515,7 @@ mod tests {
 
     #[test]
     fn only_bounds_that_pass_are_waited_for() {
-        // Both kinds of overload are transient; a lost range, a drain and a permanent limit are not.
-        assert!(is_transient(&FetchError::TooManyRequests { max: 1, own: false }));
+        // Overload is transient; a lost range, a drain and a permanent limit are not.
         assert!(is_transient(&FetchError::Read(ReadError::Overloaded {
             resource: Resource::Memory
         })));

@@ -1,10 +1,11 @@
 //! Bounds that many requests together reach: walks of directories, and memory.
 
-use super::served::{BLOCKS_BYTES, Served, data, json_of, text};
+use super::served::{BLOCKS_BYTES, LIMITS, MIB, Served, data, json_of, text};
 use axum::response::Response;
 use http::{StatusCode, header};
 use http_body_util::BodyExt as _;
 use ringfetch_proto::v1;
+use ringfetch_server::config::Limits;
 use serde_json::json;
 use std::future::Future as _;
 use std::task::Poll;
@@ -72,5 +73,38 @@ async fn full_memory_refuses_new_answers_and_delays_begun_ones() {
     drop((first, second));
     all.extend_from_slice(&body.collect().await.unwrap().to_bytes());
     assert!(all == data(BLOCKS_BYTES, 0));
+    served.stop().await;
+}
+
+#[tokio::test]
+async fn requests_in_flight_do_not_delay_responses_that_have_begun() {
+    // Scenario: an object is read over gRPC and HTTP; after its first window the limit is lowered, and others hold all that it
+    // allows. Expectation: a new request is refused; both responses are complete.
+    let served = Served::new();
+    let mut body = served.get("o/objects/a/long", &[]).await.into_body();
+    let first = body.frame().await.unwrap().unwrap().into_data().unwrap();
+    let request = v1::ReadObjectRequest {
+        dataset: "o".into(),
+        name: "a/long".into(),
+        ..Default::default()
+    };
+    let mut call = served.fetch().read_object(request).await.unwrap().into_inner();
+    assert!(call.message().await.unwrap().is_some());
+    // Of 64, some of which the next windows may have.
+    let _held = served.fetcher.callers().requests().charge(32).unwrap();
+    let limits = Limits {
+        requests_in_flight: 2,
+        ..LIMITS
+    };
+    served.fetcher.replace(served.fetcher.datasets(), limits);
+    let refused = served.get("b/blocks/0", &[]).await;
+    assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+    let mut received = 0;
+    while let Some(message) = call.message().await.unwrap() {
+        received += message.data.len();
+    }
+    let rest = body.collect().await.unwrap().to_bytes();
+    assert_eq!(received, 5 * MIB + 17);
+    assert!([&first[..], &rest[..]].concat() == data(5 * MIB + 17, 1));
     served.stop().await;
 }
