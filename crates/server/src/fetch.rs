@@ -281,7 +281,11 @@ impl Fetcher {
         })?;
         let arrived = context.arrived.unwrap_or_else(Instant::now);
         let deadline = within(limits, arrived, context.deadline);
-        if deadline.is_some_and(|deadline| deadline <= arrived) {
+        // Of a client that is late, before its principal is charged for the bytes.
+        if context
+            .deadline
+            .is_some_and(|deadline| deadline <= Instant::now())
+        {
             return Err(ReadError::DeadlineExceeded.into());
         }
         Ok((entered, deadline))

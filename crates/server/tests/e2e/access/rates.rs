@@ -3,7 +3,7 @@
 use super::{Stream, get, grpc_roads, http_roads, lines, read, rewrite, served, with, with_wide};
 use crate::daemon::{Daemon, PATIENCE, eventually_async};
 use crate::exposition::Scrape;
-use crate::wire;
+use crate::wire::{self, Narrow};
 use ringfetch_proto::v1;
 use rustix::process::Signal;
 use std::future;
@@ -198,6 +198,31 @@ async fn bytes_a_second_are_charged_before_they_are_read() {
     let read = seen.sum("ringfetch_principal_read_bytes_total", &[("principal", "greedy")]);
     // Two long responses, and two blocks over the stream.
     assert_eq!(read, 2 * ((3 << 20) + 4096));
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn a_request_past_its_deadline_is_not_charged_for_bytes() {
+    // Scenario: a principal with 64 KiB a second requests 3 MiB and scores, many times, with a deadline that has passed when they
+    // arrive; then it reads a block. Expectation: each is past its deadline; the block is read.
+    let daemon = served(&principals("bytes/s=64KiB")).start();
+    let mut narrow = Narrow::connect(daemon.grpc, 1 << 20).await;
+    let indices: Vec<u64> = (0..768).map(|number| number % 64).collect();
+    let (much, scores) = (
+        wire::blocks("blocks", &indices),
+        wire::best("vectors", vec![1.0; 4], vec![3; 4096]),
+    );
+    let late = [("authorization", "Bearer greedy"), ("grpc-timeout", "1n")];
+    for _ in 0..20 {
+        for call in [
+            narrow.call("FetchBlocks", &late, &much).await,
+            narrow.call("ScoreVectors", &late, &scores).await,
+        ] {
+            let status = call.status().await;
+            assert_eq!(status.code(), Code::DeadlineExceeded, "{status:?}");
+        }
+    }
+    read(&daemon, "greedy", "blocks").await.unwrap();
     daemon.stop().await;
 }
 
