@@ -79,7 +79,8 @@ const BODIES_WINDOW_BYTES: u32 = 256 << 10;
 /// one and fall short by 174,330 bytes; half the connection's window, 1 MiB, allows six such streams.
 const STREAM_WINDOW_BYTES: u32 = 16 << 10;
 const MESSAGES_WINDOW_BYTES: u32 = 2 << 20;
-/// Longest list of headers, decoded (RFC 9113 6.5.2).
+/// Longest list of headers, decoded (RFC 9113 6.5.2). Up to about twice that gets 431; beyond it h2 ends the connection rather than
+/// buffer what it needs to keep the compression's state (`framed_read.rs`), and has no other setting for it.
 const HEADER_LIST_BYTES: u32 = 16 << 10;
 /// Pause after an `accept` that failed for lack of descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
