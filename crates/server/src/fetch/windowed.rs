@@ -365,8 +365,7 @@ impl http_body::Body for WindowedBody {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::access::tests::User;
-    use crate::access::{Grant, PrincipalLimits};
+    use crate::access::PrincipalLimits;
     use crate::config::Limits;
     use crate::fetch::tests::{objects_of, serving};
     use crate::fetch::{Items, Purpose};
@@ -433,44 +432,6 @@ mod tests {
         };
         let (charged, ()) = tokio::join!(wait_for_rate(&principal, 1), raise);
         assert!(charged.is_some() && begun.elapsed() < Duration::from_secs(64));
-    }
-
-    #[tokio::test]
-    async fn a_principal_at_its_limit_of_requests_gets_the_rest_of_a_response() {
-        // Scenario: a principal reads an object of three windows; after the first its limit is lowered to one request, and it has
-        // one in flight. Expectation: the rest of the object.
-        let directory = tempfile::tempdir().unwrap();
-        std::fs::write(directory.path().join("a"), vec![7; 192 << 10]).unwrap();
-        let limits = Limits {
-            response_bytes: 64 << 10,
-            ..Limits::default()
-        };
-        let fetcher = serving(vec![objects_of(directory.path())], limits);
-        let principal = Principal::new("reader");
-        let connection = fetcher.callers().connect("192.0.2.1".parse().unwrap(), u64::MAX);
-        let grant = Grant::for_tests(&principal, 1);
-        let connection = connection.granted(&grant, &Arc::new(User::default())).unwrap();
-        let context = RequestContext {
-            connection: Some(Arc::clone(&connection)),
-            ..RequestContext::default()
-        };
-        let version = fetcher
-            .object("objects", "a", Purpose::Read, &context)
-            .await
-            .unwrap();
-        let reader = SnapshotReader::new(fetcher.clone(), Some(Arc::clone(&connection)), version);
-        let whole = BodyPart::Extent(Extent {
-            offset: 0,
-            length: 192 << 10,
-        });
-        let body = WindowedBody::start(reader, vec![whole]).await.unwrap();
-        principal.set_limits(PrincipalLimits {
-            requests: 1,
-            ..PrincipalLimits::NONE
-        });
-        let _in_flight = connection.requests().charge(1).unwrap();
-        let received = body.collect().await.unwrap().to_bytes();
-        assert_eq!(received.len(), 192 << 10);
     }
 
     #[tokio::test]

@@ -2,6 +2,7 @@
 
 use super::rates::metrics;
 use super::*;
+use tokio::io::{AsyncBufReadExt as _, BufReader};
 
 #[tokio::test]
 async fn a_revoked_credential_ends_its_streams_and_no_others() {
@@ -144,6 +145,53 @@ async fn limits_are_a_principals_own_and_change_under_its_streams() {
 }
 
 #[tokio::test]
+async fn fewer_requests_in_flight_end_no_response_that_has_begun() {
+    // Scenario: a principal begins to read an object over each transport; its limit is lowered to one request in flight. It reads
+    // a block, the rest of one response while the other is unread, and then the rest of the other. Expectation: all is read.
+    let of = |limits: &str| {
+        let rights = format!("blocks,objects {limits}");
+        lines(&[("one", "one", &rights), ("root", "root", "*")])
+    };
+    let setup = served(&of("requests=2"));
+    setup.file("objects/long", &vec![7; 32 << 20]);
+    let daemon = setup.start();
+    let request = with("one", wire::object("objects", "long"));
+    let mut call = daemon
+        .fetch()
+        .await
+        .read_object(request)
+        .await
+        .unwrap()
+        .into_inner();
+    let mut mirrored = TcpStream::connect(daemon.http).await.unwrap();
+    let request = "GET /v1/datasets/objects/objects/long HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer one\r\n\r\n";
+    mirrored.write_all(request.as_bytes()).await.unwrap();
+    let mut body = BufReader::new(mirrored);
+    let mut line = String::new();
+    while line != "\r\n" {
+        line.clear();
+        body.read_line(&mut line).await.unwrap();
+    }
+    rewrite(&daemon, &of("requests=1"));
+    daemon.signal(Signal::HUP);
+    eventually_async("the limit is lowered", async || {
+        let loads = metrics(&daemon, "root").await;
+        (loads.sum("ringfetch_access_loads_total", &[("result", "ok")]) == 1).then_some(())
+    })
+    .await;
+    read(&daemon, "one", "blocks").await.unwrap();
+    let mut called = 0;
+    while let Some(message) = call.message().await.unwrap() {
+        called += message.data.len();
+    }
+    assert_eq!(called, 32 << 20);
+    let mut whole = vec![0; 32 << 20];
+    body.read_exact(&mut whole).await.unwrap();
+    assert!(whole.iter().all(|byte| *byte == 7));
+    daemon.stop().await;
+}
+
+#[tokio::test]
 async fn scores_need_no_more_memory_than_their_principal_has() {
     // Scenario: a principal with 64 KiB of response memory scores 1,024 vectors of 512 bytes. Expectation: it
     // gets its scores, since candidates are read in parts that fit.
@@ -166,8 +214,8 @@ async fn scores_need_no_more_memory_than_their_principal_has() {
 
 #[tokio::test]
 async fn a_limit_of_its_own_is_named_to_its_principal() {
-    // Scenario: a principal that may have one request in flight, or 64 KiB of response memory, has an unread
-    // response to a long object. Expectation: its next request is refused by its own limit, which is named;
+    // Scenario: a principal that may have one request in flight, or 64 KiB of response memory, makes several requests at once,
+    // next to an unread response to a long object. Expectation: at least one is refused by its own limit, which is named;
     // another principal is served; and so is the first once that response has ended. A batch that its memory
     // can never hold is too large.
     let sixteen: Vec<u64> = (0..16).collect();
@@ -251,22 +299,30 @@ async fn own_limit(limit: &str, reason: &str, blocks: &[u64]) {
     let mut answer = vec![0; 12];
     unread.read_exact(&mut answer).await.unwrap();
     assert_eq!(answer, b"HTTP/1.1 200");
-    let mut fetch = daemon.fetch().await;
-    let mut ask = async |token| {
-        fetch
-            .fetch_blocks(with(token, wire::blocks("blocks", blocks)))
-            .await
+    let fetch = daemon.fetch().await;
+    let ask = async |token| {
+        let request = with(token, wire::blocks("blocks", blocks));
+        fetch.clone().fetch_blocks(request).await
     };
     // While the sockets' buffers fill, the response may hold less for a moment.
-    let refused = eventually_async("it is refused", async || ask("one").await.err()).await;
-    assert_eq!(refused.code(), Code::ResourceExhausted);
+    let mut refusals = Vec::new();
+    eventually_async("one is refused", async || {
+        let answers = futures_util::future::join_all((0..8).map(|_| ask("one"))).await;
+        refusals.extend(answers.into_iter().filter_map(Result::err));
+        (!refusals.is_empty()).then_some(())
+    })
+    .await;
     let (name, _) = limit.split_once('=').unwrap();
-    assert!(refused.message().contains(&format!("{name}=")), "{refused:?}");
+    for refused in &refusals {
+        assert_eq!(refused.code(), Code::ResourceExhausted);
+        assert!(refused.message().contains(&format!("{name}=")), "{refused:?}");
+    }
     ask("root").await.unwrap();
     let seen = metrics(&daemon, "root").await;
     let refused = |name: &str| seen.sum(name, &[("reason", reason)]);
-    assert_eq!(refused("ringfetch_principal_rejected_total"), 1);
-    assert_eq!(refused("ringfetch_rejected_total"), 1);
+    let refusals = refusals.len() as u64;
+    assert_eq!(refused("ringfetch_principal_rejected_total"), refusals);
+    assert_eq!(refused("ringfetch_rejected_total"), refusals);
     drop(unread);
     eventually_async("it is served", async || ask("one").await.ok()).await;
     daemon.stop().await;
