@@ -104,8 +104,14 @@ pub(super) enum Content {
 }
 
 impl Content {
-    fn of_text(text: String) -> Self {
-        secret_in(&text).map_or(Self::Text(text), Self::Secret)
+    /// The text of the value at `path`.
+    fn of_text(text: String, path: &str) -> Self {
+        match secret_in(&text) {
+            // A dataset, or its file, may be named by the hash of its content.
+            Some(_) if path.starts_with("datasets") && is_digits(&text) => Self::Text(text),
+            Some(what) => Self::Secret(what),
+            None => Self::Text(text),
+        }
     }
 
     /// A description of the content, for the middle of a sentence.
@@ -122,15 +128,21 @@ impl Content {
     }
 }
 
-/// What of a text belongs in a file of its own, for the middle of a sentence. A token cannot be recognised.
+/// What of a text belongs in a file of its own, for the middle of a sentence. Not every token can be recognised.
 fn secret_in(text: &str) -> Option<&'static str> {
-    let is_hash = |word: &str| word.trim_start_matches(['\'', '"']).starts_with("sha256:");
+    let is_token =
+        |word: &str| word.trim_start_matches(['\'', '"']).starts_with("sha256:") || is_digits(word);
     if text.contains("-----BEGIN ") {
         Some("is the text of a PEM file")
     } else {
-        let has_hash = text.split_ascii_whitespace().any(is_hash);
-        has_hash.then_some("contains the hash of a token")
+        let has_token = text.split_ascii_whitespace().any(is_token);
+        has_token.then_some("contains a token or the hash of one")
     }
+}
+
+/// Whether it has the form of a hash, or of a token as the handbook makes them.
+fn is_digits(text: &str) -> bool {
+    text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
 /// Reads the file and overrides it with the environment and the flags. Problems with single values are
@@ -237,7 +249,7 @@ fn convert(value: Value, path: &str, source: &Source, problems: &mut Vec<Problem
         Value::Null => Content::Null,
         Value::Bool(value) => Content::Bool(value),
         Value::Number(number) => Content::Number(number),
-        Value::String(text) => Content::of_text(text),
+        Value::String(text) => Content::of_text(text, path),
         Value::Sequence(items) => {
             let item = |(index, item)| convert(item, &format!("{path}[{index}]"), source, problems);
             Content::List(items.into_iter().enumerate().map(item).collect())
@@ -307,9 +319,9 @@ fn set(root: &mut Node, key: &str, text: &str, source: Source, problems: &mut Ve
         Ok(Value::Null) => Content::Null,
         Ok(Value::Bool(value)) => Content::Bool(value),
         Ok(Value::Number(number)) => Content::Number(number),
-        Ok(Value::String(text)) => Content::of_text(text),
+        Ok(Value::String(text)) => Content::of_text(text, key),
         Ok(Value::Sequence(_) | Value::Mapping(_) | Value::Tagged(_)) | Err(_) => {
-            Content::of_text(text.to_owned())
+            Content::of_text(text.to_owned(), key)
         }
     };
     // A value in place of a section is reported, and must not hide keys that are set inside that section.

@@ -247,13 +247,19 @@ mod tests {
 
     #[test]
     fn no_problem_repeats_a_secret() {
-        // Scenario: the text of a PEM file or a line of the principals file as the value of each key, by a variable and, for a
-        // dataset, in the file. Expectation: a problem of that key, which does not repeat it.
+        // Scenario: the text of a PEM file, a line of the principals file, or a token of hexadecimal digits as the value of each
+        // key, by a variable and, for a dataset, in the file. Expectation: a problem of that key, which does not repeat it. A
+        // dataset may have such digits as its name and path.
+        let digits = format!("c0ffee{:058}", 0);
         for secret in [
             "-----BEGIN PRIVATE KEY-----\nc0ffee=\n-----END PRIVATE KEY-----\n",
             "search sha256:c0ffee *",
+            &digits,
         ] {
             for key in known_keys() {
+                if secret == digits && key.starts_with("datasets") {
+                    continue;
+                }
                 let loaded = match key.strip_prefix("datasets[].") {
                     Some(name) => {
                         let (text, kind) = (serde_json::Value::from(secret), "kind: blocks, ");
@@ -279,6 +285,12 @@ mod tests {
                 );
             }
         }
+        let dataset =
+            format!("datasets: [{{name: '{digits}', kind: blocks, path: '{digits}', block_bytes: 1}}]");
+        assert_eq!(
+            load_file(dataset.as_bytes()).unwrap().config.datasets[0].name,
+            digits
+        );
     }
 
     fn load_file(bytes: &[u8]) -> Result<Loaded, Problems> {
