@@ -130,8 +130,10 @@ impl Content {
 
 /// What of a text belongs in a file of its own, for the middle of a sentence. Not every token can be recognised.
 fn secret_in(text: &str) -> Option<&'static str> {
-    let is_token =
-        |word: &str| word.trim_start_matches(['\'', '"']).starts_with("sha256:") || is_digits(word);
+    let is_token = |word: &str| {
+        let word = word.trim_matches(['\'', '"']);
+        word.starts_with("sha256:") || is_digits(word)
+    };
     if text.contains("-----BEGIN ") {
         Some("is the text of a PEM file")
     } else {
