@@ -19,7 +19,6 @@ from verdict import UNITS
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench/results/results.json"
-FLIPS = ROOT / "bench/results/flips.json"
 # ScoreVectors has its own run.
 SCORES = ROOT / "bench/results/scores/results.json"
 PART = re.compile(r"(<!-- figures: ([a-z-]+) -->\n).*?(<!-- /figures -->)", re.DOTALL)
@@ -56,7 +55,7 @@ def missed(rows):
     return [name for name, row in rows.items() if not all(target["met"] for target in row["targets"])]
 
 
-def comparison(results, _flips):
+def comparison(results):
     """README: the comparison with our peers, hits and misses."""
     rows, facts = results["rows"], results["machine"]
     misses = missed(rows)
@@ -75,16 +74,7 @@ def comparison(results, _flips):
            f"every missed row is shown.")
 
 
-def flips(_results, run):
-    """One line: the effects of switching the backend under load."""
-    seen = {condition["what"]: condition["seen"] for condition in run["conditions"]}
-    failed = seen["failed reads, as clients saw"]
-    wrong = seen["wrong bytes (every byte checked)"]
-    yield (f"{run['asked']} switches under full load: {failed} reads failed, {wrong} bytes were wrong "
-           f"(`bench/results/flips.md`).")
-
-
-def cpu(results, _flips):
+def cpu(results):
     """CPU cost of a read, and the cores that it implies."""
     yield "| reads of 4 KiB | server CPU us/read | cores for 100,000 reads/s |"
     yield "|---|--:|--:|"
@@ -94,7 +84,7 @@ def cpu(results, _flips):
         yield f"| {title(name, row)} | {each:.1f} | {each / 10:.1f} |"
 
 
-def depth(results, _flips):
+def depth(results):
     """The engine alone at three depths."""
     yield "| queue depth | reads/s | p50 us | p99 us |"
     yield "|--:|--:|--:|--:|"
@@ -104,7 +94,7 @@ def depth(results, _flips):
         yield f"| {at} | " + " | ".join(cells) + " |"
 
 
-def memory(results, _flips):
+def memory(results):
     """The daemon's memory after load, and its idle CPU use."""
     yield "| after load, `engine.memory_budget: 256MiB` | MiB | idle CPU, % of a core |"
     yield "|---|--:|--:|"
@@ -114,7 +104,7 @@ def memory(results, _flips):
         yield f"| {what} | {number(median(row, 'subject', figure))} | {median(row, 'subject', 'idle_cpu_percent'):.2f} |"
 
 
-def misses(results, _flips):
+def misses(results):
     """The targets that the committed run missed."""
     rows = results["rows"]
     yield f"Run of {results['machine']['date']}, commit {results['machine']['commit']}:"
@@ -130,7 +120,7 @@ def misses(results, _flips):
                        f"| {target['relation']} {target['bound']:g}{'x' if ratio else ''} |")
 
 
-def scores(_results, _flips):
+def scores(_results):
     """What ScoreVectors gains and costs."""
     run = json.loads(SCORES.read_text())
     facts = run["machine"]
@@ -152,24 +142,24 @@ def beside(results, names):
         yield f"| {title(name, row)} | {sides(row, 'reads_per_second')} | {sides(row, 'cpu_us', 1)} |"
 
 
-def access(results, _flips):
+def access(results):
     """The cost of a token in each request, and of an access log."""
     yield from beside(results, ("token-1", "token-64", "log-64"))
 
 
-def tls(results, _flips):
+def tls(results):
     """The cost of TLS."""
     yield from beside(results, ("tls-1", "tls-64", "tls-64k"))
 
 
-PARTS = {part.__name__: part for part in (comparison, flips, cpu, depth, memory, misses, scores, access, tls)}
+PARTS = {part.__name__: part for part in (comparison, cpu, depth, memory, misses, scores, access, tls)}
 
 
-def filled(text, results, flips_run):
+def filled(text, results):
     """The document with its marked parts regenerated. KeyError: an unknown part."""
 
     def written(match):
-        lines = PARTS[match.group(2)](results, flips_run)
+        lines = PARTS[match.group(2)](results)
         return match.group(1) + "".join(line + "\n" for line in lines) + match.group(3)
 
     return PART.sub(written, text)
@@ -183,11 +173,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="change nothing; end with 1 when a part differs")
     options = parser.parse_args()
-    results, flips_run = json.loads(RESULTS.read_text()), json.loads(FLIPS.read_text())
+    results = json.loads(RESULTS.read_text())
     stale = []
     for path in documents():
         text = path.read_text()
-        new = filled(text, results, flips_run)
+        new = filled(text, results)
         if new != text:
             stale.append(str(path.relative_to(ROOT)))
             if not options.check:
