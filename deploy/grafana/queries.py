@@ -32,9 +32,3 @@ def targets(dashboard):
     for panel in dashboard["panels"]:
         for target in panel["targets"]:
             yield panel, target
-
-
-def legend(target, labels):
-    """A series' name."""
-    names = re.sub(r"\{\{ *(\w+) *\}\}", lambda match: labels.get(match.group(1), ""), target["legendFormat"])
-    return " ".join(names.split())

@@ -1,4 +1,4 @@
-"""A real daemon per backend, a real Prometheus with the files of deploy/prometheus, and load: used by `test` and `render`.
+"""A real daemon per backend, a real Prometheus with the files of deploy/prometheus, and load, for `test`.
 Everything listens on loopback, on free ports, and uses one scratch directory."""
 
 import contextlib
