@@ -109,6 +109,11 @@ async fn several_ranges(http: &Http, path: &str, bytes: &[u8]) {
         assert_eq!(content_range, format!("bytes {from}-{}/{length}", to - 1));
         assert!(data == bytes[from..to], "{content_range}");
     }
+    // One that is left of two is sent as one.
+    let range = format!("bytes=10-19,{length}-");
+    let answer = http.get_with(path, &[("range", &range)]).await;
+    assert_eq!(answer.header("content-range"), format!("bytes 10-19/{length}"));
+    assert!(answer.body == bytes[10..20]);
     // Many small ones, as from a client that reads chunks.
     let many: Vec<String> = (0..64).map(|i| format!("{}-{}", i * 900, i * 900 + 99)).collect();
     let answer = http
@@ -139,16 +144,36 @@ async fn conditions(http: &Http, path: &str, bytes: &[u8]) {
     assert!(tag.starts_with('"') && tag.len() > 10, "a strong tag: {tag}");
     let stale = "\"stale\"";
     let weak = format!("W/{tag}");
+    let (date, list) = ("Tue, 15 Nov 1994 12:45:26 GMT", format!("{tag}, {stale}"));
     for (headers, status) in [
         (vec![("if-none-match", tag.as_str())], 304),
         (vec![("if-none-match", weak.as_str())], 304),
         (vec![("if-none-match", "*")], 304),
         (vec![("if-none-match", stale)], 200),
+        (
+            vec![("if-none-match", stale), ("if-none-match", tag.as_str())],
+            304,
+        ),
         (vec![("if-match", tag.as_str())], 200),
         (vec![("if-match", stale)], 412),
+        (vec![("if-match", stale), ("if-none-match", tag.as_str())], 412),
+        (vec![("range", "bytes=1-2"), ("range", "bytes=1-2")], 200),
         (vec![("range", "bytes=1-2"), ("if-range", tag.as_str())], 206),
         (vec![("range", "bytes=1-2"), ("if-range", stale)], 200),
         (vec![("range", "bytes=1-2"), ("if-range", weak.as_str())], 200),
+        (vec![("range", "bytes=1-2"), ("if-range", date)], 200),
+        (vec![("range", "bytes=1-2"), ("if-range", "*")], 200),
+        (vec![("range", "bytes=1-2"), ("if-range", list.as_str())], 200),
+        (
+            vec![
+                ("range", "bytes=1-2"),
+                ("if-range", tag.as_str()),
+                ("if-range", tag.as_str()),
+            ],
+            200,
+        ),
+        (vec![("range", "bytes=99999999999-"), ("if-range", stale)], 200),
+        (vec![("range", "bytes=0-,0-,0-"), ("if-range", stale)], 200),
         (vec![("range", "bytes=1-2"), ("if-none-match", tag.as_str())], 304),
         (vec![("range", "bytes=99999999999-"), ("if-match", stale)], 412),
     ] {
@@ -172,6 +197,10 @@ async fn heads(http: &Http, path: &str, bytes: &[u8]) {
         assert_eq!(answer.header("content-length"), bytes.len().to_string());
         assert_eq!(answer.header("content-type"), "application/octet-stream");
         assert!(answer.body.is_empty());
+    }
+    for (condition, tag, status) in [("if-none-match", "*", 304), ("if-match", "\"stale\"", 412)] {
+        let answer = http.send(Method::HEAD, path, &[(condition, tag)], "").await;
+        assert_eq!(answer.status, status, "{condition}");
     }
 }
 
