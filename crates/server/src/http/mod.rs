@@ -70,7 +70,10 @@ pub fn service(
         registry,
         document: openapi::document(),
     };
-    with_outer_layer(router(), rpc).with_state(Arc::new(app))
+    router()
+        .fallback(problem::no_route)
+        .layer(from_fn_with_state(rpc, outer_layer))
+        .with_state(Arc::new(app))
 }
 
 /// Whether a path is for operators and orchestrators, and served until the end of a drain.
@@ -109,13 +112,6 @@ fn method_of(operation: HttpOperation) -> MethodRouter<Arc<AppState>> {
     }
 }
 
-/// Adds the outermost layer and the fallback for unknown paths.
-fn with_outer_layer<S: Clone + Send + Sync + 'static>(router: Router<S>, rpc: RpcMetrics) -> Router<S> {
-    router
-        .fallback(problem::no_route)
-        .layer(from_fn_with_state(rpc, outer_layer))
-}
-
 /// Counts and times a request, and writes the body of its problem, if it has one.
 async fn outer_layer(State(rpc): State<RpcMetrics>, request: Request, next: Next) -> Response {
     let arrival = Instant::now();
@@ -127,6 +123,3 @@ async fn outer_layer(State(rpc): State<RpcMetrics>, request: Request, next: Next
     counted.end(response.status());
     response
 }
-
-#[cfg(test)]
-mod tests;

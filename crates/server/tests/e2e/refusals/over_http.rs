@@ -7,6 +7,18 @@ use serde_json::json;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 
+/// Paths of no resource, also below known ones.
+const NO_PATHS: [&str; 8] = [
+    "/v1",
+    "/v1/nowhere",
+    "/index.html",
+    "/page",
+    "/v1/datasets/blocks/blobs",
+    "/v1/datasets/blocks/blocks",
+    "/v1/datasets/blocks/blocks/1/2",
+    "/metrics/",
+];
+
 #[tokio::test]
 async fn a_request_that_is_wrong_as_a_whole_is_told_so_over_http() {
     // Scenario: each mistake that an HTTP request can have. Expectation: its status, problem+json with the
@@ -25,9 +37,11 @@ async fn a_request_that_is_wrong_as_a_whole_is_told_so_over_http() {
     get("/v1/datasets/nothing")
         .await
         .is_problem(404, "dataset-not-found", Some("dataset"), &[]);
-    get("/v1/nowhere")
-        .await
-        .is_problem(404, "no-such-path", None, &[]);
+    for path in NO_PATHS {
+        let answer = get(path).await;
+        answer.is_problem(404, "no-such-path", None, &[]);
+        assert_eq!(answer.json()["instance"], path);
+    }
     get("/v1/datasets/fbin/blocks/0").await.is_problem(
         400,
         "wrong-kind",
@@ -44,12 +58,22 @@ async fn a_request_that_is_wrong_as_a_whole_is_told_so_over_http() {
         let answer = get(path).await;
         answer.is_problem(400, "wrong-kind", Some("dataset"), &["kind blocks"]);
     }
-    get("/v1/datasets/objects/objects/..%2Fsecret").await.is_problem(
-        400,
-        "object-name-invalid",
-        Some("object"),
-        &["`..` part"],
-    );
+    for path in ["..%2Fsecret", "../secret", "%2e%2e/secret"] {
+        let answer = get(&format!("/v1/datasets/objects/objects/{path}")).await;
+        answer.is_problem(400, "object-name-invalid", Some("object"), &["`..` part"]);
+    }
+    // Names are decoded once.
+    for (path, name) in [
+        ("no%2Fone", "no/one"),
+        ("no%252Fone", "no%2Fone"),
+        ("%C3%A9%20%3F%23", "é ?#"),
+        ("no+one", "no+one"),
+        ("bytes", "bytes"),
+    ] {
+        let answer = get(&format!("/v1/datasets/objects/objects/{path}")).await;
+        let name = format!("no object \"{name}\"");
+        answer.is_problem(404, "object-not-found", Some("object"), &[&name]);
+    }
     for (path, field) in [("objects/objects/%ff", "object"), ("%ff/bytes", "dataset")] {
         let answer = get(&format!("/v1/datasets/{path}")).await;
         answer.is_problem(400, "malformed", Some(field), &["UTF-8", "percent-encode"]);
@@ -116,13 +140,20 @@ async fn a_request_that_is_wrong_as_a_whole_is_told_so_over_http() {
         .batch(ranges, &json!({"ranges": [{"offset": 1}]}), JSON)
         .await;
     answer.is_problem(400, "malformed", Some("ranges[0]"), &["length"]);
-    let many = json!({"indices": vec![0; 101]});
-    http.batch(batch, &many, JSON).await.is_problem(
-        413,
-        "too-many-items",
-        Some("indices"),
-        &["limits.items_per_request"],
+    http.batch(ranges, &json!({"ranges": []}), JSON).await.is_problem(
+        400,
+        "empty-batch",
+        Some("ranges"),
+        &["at least one"],
     );
+    let range = json!({"offset": 0, "length": 1});
+    for (path, field, many) in [
+        (batch, "indices", json!({"indices": vec![0; 101]})),
+        (ranges, "ranges", json!({"ranges": vec![range; 101]})),
+    ] {
+        let answer = http.batch(path, &many, JSON).await;
+        answer.is_problem(413, "too-many-items", Some(field), &["limits.items_per_request"]);
+    }
     let large = json!({"ranges": [{"offset": 0, "length": 200_000}, {"offset": 0, "length": 200_000}]});
     for (path, field, body) in [
         (ranges, "ranges", &large),
@@ -156,13 +187,30 @@ async fn a_request_that_is_wrong_as_a_whole_is_told_so_over_http() {
     http.batch(batch, &json!({"indices": [0]}), "image/png")
         .await
         .is_problem(406, "not-acceptable", Some("Accept"), &[JSON]);
-    let answer = http
-        .send(Method::DELETE, "/v1/datasets/blocks/bytes", &[], "")
-        .await;
-    answer.is_problem(405, "method-not-allowed", None, &["GET, HEAD"]);
-    assert_eq!(answer.header("allow"), "GET, HEAD");
-    let answer = http.get(batch).await;
-    assert_eq!((answer.status.as_u16(), answer.header("allow")), (405, "POST"));
+    let brew = Method::from_bytes(b"BREW").unwrap();
+    for (method, path, allow) in [
+        (Method::DELETE, "/v1/datasets/objects/objects/a", "GET, HEAD"),
+        (Method::POST, "/v1/datasets/blocks/bytes", "GET, HEAD"),
+        (brew, ranges, "POST"),
+        (Method::GET, batch, "POST"),
+    ] {
+        let answer = http.send(method, path, &[], "").await;
+        answer.is_problem(405, "method-not-allowed", None, &[allow]);
+        assert_eq!(answer.header("allow"), allow);
+        let allowed = allow.split(", ").collect::<Vec<_>>();
+        assert_eq!(answer.json()["allowed"], json!(allowed));
+    }
+    let answer = http.send(Method::HEAD, batch, &[], "").await;
+    assert_eq!(answer.status, 405);
+
+    // Paths and methods of clients are no labels.
+    let scrape = daemon.scrape().await;
+    for (code, requests) in [("404", NO_PATHS.len() as u64), ("405", 5)] {
+        let labels = [("transport", "http"), ("method", "other"), ("code", code)];
+        let counted = scrape.sum("ringfetch_rpc_requests_total", &labels);
+        assert_eq!(counted, requests, "{code}");
+    }
+    assert!(!scrape.text.contains("nowhere") && !scrape.text.contains("BREW"));
 
     daemon.assert_serves("blocks").await;
     daemon.stop().await;
