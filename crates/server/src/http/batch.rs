@@ -372,27 +372,4 @@ mod tests {
             rendered(check_form(&ranges(5), ResponseFormat::Octets, 4096).unwrap_err()).await;
         assert_eq!((status, field.as_str()), (406, "ranges"));
     }
-
-    #[test]
-    fn errors_name_the_member_of_the_request() {
-        // A fetcher's error about its columns: reported in terms of the JSON.
-        let error = in_terms_of("ranges", FetchError::EmptyBatch { field: "offsets" });
-        assert_eq!(error, FetchError::EmptyBatch { field: "ranges" });
-        let error = in_terms_of(
-            "objects",
-            FetchError::TooManyItems {
-                field: "names",
-                items: 9,
-                max: 8,
-            },
-        );
-        assert_eq!(
-            error,
-            FetchError::TooManyItems {
-                field: "objects",
-                items: 9,
-                max: 8
-            }
-        );
-    }
 }

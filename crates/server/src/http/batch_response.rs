@@ -268,13 +268,6 @@ mod tests {
     use ringfetch_engine::batch::Times;
     use ringfetch_engine::error::ReadError;
 
-    fn failed(item: u32) -> ItemError {
-        ItemError {
-            item,
-            error: ReadError::ZeroLength,
-        }
-    }
-
     fn fetched(data: &'static [u8], lengths: Lengths, errors: Vec<ItemError>) -> Fetched {
         Fetched {
             data: Bytes::from_static(data),
@@ -282,75 +275,6 @@ mod tests {
             errors,
             times: Times::default(),
         }
-    }
-
-    fn header_of(response: &Response, name: HeaderName) -> &str {
-        response
-            .headers()
-            .get(name)
-            .map_or("absent", |value| value.to_str().unwrap())
-    }
-
-    #[test]
-    fn bytes_of_equal_items_are_cut_by_one_number() {
-        // Two good items of two bytes, and the same with a failed one between them: Item-Bytes determines the
-        // split.
-        let uniform = fetched(
-            b"aabb",
-            Lengths::Uniform {
-                item_bytes: 2,
-                items: 2,
-            },
-            vec![],
-        );
-        let response = octets(
-            uniform,
-            Some(Shape {
-                dim: 1,
-                dtype: Dtype::F16,
-            }),
-            "indices",
-        )
-        .ok()
-        .unwrap();
-        assert_eq!(header_of(&response, RINGFETCH_ITEMS), "2");
-        assert_eq!(header_of(&response, RINGFETCH_ERRORS), "0");
-        assert_eq!(header_of(&response, RINGFETCH_ERROR_ITEMS), "absent");
-        assert_eq!(header_of(&response, RINGFETCH_ITEM_BYTES), "2");
-        assert_eq!(header_of(&response, RINGFETCH_DTYPE), "f16");
-        let gap = fetched(b"aabb", Lengths::Each(vec![2, 0, 2]), vec![failed(1)]);
-        let response = octets(gap, None, "indices").ok().unwrap();
-        assert_eq!(header_of(&response, RINGFETCH_ERROR_ITEMS), "1");
-        assert_eq!(header_of(&response, RINGFETCH_ITEM_BYTES), "2");
-        assert_eq!(header_of(&response, RINGFETCH_LENGTHS), "absent");
-    }
-
-    #[test]
-    fn bytes_of_differing_items_come_with_their_lengths() {
-        // Items of 1, 0 (an empty object) and 3 bytes: Lengths lists all of them.
-        let response = octets(
-            fetched(b"abbb", Lengths::Each(vec![1, 0, 3]), vec![]),
-            None,
-            "ranges",
-        )
-        .ok()
-        .unwrap();
-        assert_eq!(header_of(&response, RINGFETCH_LENGTHS), "1,0,3");
-        assert_eq!(header_of(&response, RINGFETCH_ITEM_BYTES), "absent");
-    }
-
-    #[test]
-    fn a_batch_of_failures_is_still_an_answer() {
-        // Both items failed: 200 with both listed and an empty body, as in the gRPC API.
-        let response = octets(
-            fetched(b"", Lengths::Each(vec![0, 0]), vec![failed(0), failed(1)]),
-            None,
-            "indices",
-        )
-        .ok()
-        .unwrap();
-        assert_eq!(response.status(), 200);
-        assert_eq!(header_of(&response, RINGFETCH_ERROR_ITEMS), "0,1");
     }
 
     #[tokio::test]
@@ -393,21 +317,6 @@ mod tests {
             text.extend_from_slice(&frame.unwrap().into_data().unwrap());
         }
         text
-    }
-
-    #[tokio::test]
-    async fn json_has_everything() {
-        // A batch with a failed item: count, lengths, the error with its code, and the data in base64.
-        let batch = fetched(b"ab", Lengths::Each(vec![2, 0]), vec![failed(1)]);
-        let etags = vec!["v".to_owned(), String::new()];
-        let body = sent(json(batch, etags, None, Ok).unwrap().into_body()).await;
-        let body: serde_json::Value = serde_json::from_slice(&body).unwrap();
-        let message = "length is 0: ask for at least one byte";
-        let expected = serde_json::json!({
-            "items": 2, "lengths": [2, 0], "data": "YWI=", "etags": ["v", ""],
-            "errors": [{"item": 1, "code": "zero-length", "message": message}],
-        });
-        assert_eq!(body, expected);
     }
 
     proptest! {

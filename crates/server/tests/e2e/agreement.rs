@@ -126,6 +126,11 @@ async fn units(fetch: &mut FetchServiceClient<Wire>, http: &Http, space: &Space)
     assert_eq!(answer.status, 200, "{answer:?}");
     assert_eq!(answer.header("ringfetch-items"), wanted.len().to_string());
     assert_eq!(answer.header("ringfetch-item-bytes"), length.to_string());
+    assert_eq!(answer.header("ringfetch-errors"), "0");
+    if let Unit::Vectors(dim, dtype) = space.unit {
+        assert_eq!(answer.header("ringfetch-dim"), dim.to_string());
+        assert_eq!(answer.header("ringfetch-dtype"), dtype);
+    }
     assert!(answer.body == expected, "{name}: octets");
     let answer = http.batch(&path, &body, JSON).await.json();
     assert_eq!(

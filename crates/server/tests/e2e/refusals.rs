@@ -266,6 +266,9 @@ async fn a_bad_item_is_told_alike_by_both_transports() {
         assert_eq!(mirrored.header("ringfetch-error-items"), "1,3");
         assert_eq!(mirrored.header("ringfetch-item-bytes"), "4096");
         assert_eq!(mirrored.body, answer.data);
+        let nothing = http.batch(path, &json!({"indices": [300]}), OCTETS).await;
+        assert_eq!(nothing.status, 200);
+        assert_eq!(nothing.header("ringfetch-error-items"), "0");
         let failing = json!({"indices": request.indices, "fail_fast": true});
         let failing = http.batch(path, &failing, OCTETS).await;
         failing.is_problem(404, "index-out-of-range", Some("indices"), &["block 300"]);
