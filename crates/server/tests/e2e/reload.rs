@@ -431,19 +431,34 @@ async fn the_files_word_ends_what_was_set_at_run_time() {
 
 #[tokio::test]
 async fn an_objects_directory_that_grows_stays_and_one_that_is_replaced_does_not() {
-    // Scenario: a file is added to a directory; then the directory itself is replaced; each with a reload.
-    // Expectation: the dataset stays open at first, is then opened again, and the new directory's files are
-    // served.
-    let datasets = "datasets:\n  - {name: objects, kind: objects, path: objects, revalidate_ms: 0}\n";
-    let setup = Setup::new("mmap").whole(&format!("{LISTEN}{}\n{datasets}", engine("mmap")));
+    // Scenario: a file is added to a directory; then the directory itself is replaced, and another dataset's file is cut into
+    // other blocks; then the directory's cache gets another bound; each with a reload. Expectation: the datasets stay open at
+    // first, those that changed are then opened again, and the new directory's files are served.
+    let layout = |open_files: u32, block_bytes: u32| {
+        let objects =
+            format!("{{name: objects, kind: objects, path: objects, max_open_files: {open_files}}}");
+        let blocks = format!("{{name: cut, kind: blocks, block_bytes: {block_bytes}, path: cut.bin}}");
+        format!(
+            "{LISTEN}{}\ndatasets:\n  - {objects}\n  - {blocks}\n",
+            engine("mmap")
+        )
+    };
+    let setup = Setup::new("mmap").whole(&layout(8, 512));
     setup.file("objects/one", b"one");
+    setup.file("cut.bin", &[7; 8192]);
     let daemon = setup.start();
     fs::write(daemon.path("objects/two"), "two").unwrap();
-    assert_eq!(reload(&daemon).await.unwrap().datasets_unchanged, ["objects"]);
+    let unchanged = reload(&daemon).await.unwrap().datasets_unchanged;
+    assert_eq!(unchanged, ["cut", "objects"]);
     fs::rename(daemon.path("objects"), daemon.path("old")).unwrap();
     fs::create_dir(daemon.path("objects")).unwrap();
     fs::write(daemon.path("objects/three"), "three").unwrap();
-    assert_eq!(reload(&daemon).await.unwrap().datasets_replaced, ["objects"]);
+    daemon.rewrite(&layout(8, 1024));
+    let replaced = reload(&daemon).await.unwrap().datasets_replaced;
+    assert_eq!(replaced, ["cut", "objects"]);
+    daemon.rewrite(&layout(9, 1024));
+    let replaced = reload(&daemon).await.unwrap().datasets_replaced;
+    assert_eq!(replaced, ["objects"]);
     let answer = daemon
         .fetch()
         .await
