@@ -265,41 +265,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_of_others_are_left_alone() {
-        // Scenario: the directory has a blocks.bin that the demo did not make. Expectation: an error that names it and
-        // the flag; the file is untouched, and no marker claims it.
-        let directory = tempfile::tempdir().expect("a directory");
-        let theirs = directory.path().join(BLOCKS_NAME);
-        std::fs::write(&theirs, b"theirs").expect("write");
-        let error = prepare(directory.path()).expect_err("must refuse").to_string();
-        assert!(
-            error.contains(BLOCKS_NAME) && error.contains("--demo-dir"),
-            "{error}"
-        );
-        assert_eq!(std::fs::read(&theirs).expect("read"), b"theirs");
-        assert!(!directory.path().join(PARTIAL_NAME).exists());
-    }
-
-    #[test]
     fn a_complete_directory_is_used_as_it_is() {
         // Scenario: the marker of a finished demo. Expectation: nothing is created.
         let directory = tempfile::tempdir().expect("a directory");
         std::fs::write(directory.path().join(COMPLETE_NAME), b"").expect("write");
         prepare(directory.path()).expect("complete");
         assert_eq!(std::fs::read_dir(directory.path()).expect("list").count(), 1);
-    }
-
-    #[test]
-    fn a_directory_that_cannot_be_made_is_an_error() {
-        // Scenario: the path of the demo directory leads through a file. Expectation: an error that names the
-        // directory and the flag.
-        let directory = tempfile::tempdir().expect("a directory");
-        let file = directory.path().join("file");
-        std::fs::write(&file, b"").expect("write");
-        let error = prepare(&file.join("demo")).expect_err("must fail").to_string();
-        assert!(
-            error.contains("file/demo") && error.contains("--demo-dir"),
-            "{error}"
-        );
     }
 }

@@ -361,6 +361,8 @@ fn a_demo_directory_that_cannot_be_used_is_a_mistake() {
             .run(&["make-demo", "--demo-dir", path.to_str().unwrap()])
             .with(code, &[directory, problem, "--demo-dir"]);
     }
+    assert_eq!(std::fs::read(setup.path("theirs/blocks.bin")).unwrap(), b"theirs");
+    assert!(!setup.path("theirs/.ringfetch-demo-partial").exists());
 }
 
 #[test]
