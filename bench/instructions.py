@@ -2,10 +2,9 @@
 """Instructions a run of each micro-benchmark piece, counted by valgrind: the same on a busy machine as on a quiet one.
 
     bench/instructions.py                        all pieces, as a Markdown table
-    bench/instructions.py --before COMMIT        and how they changed since that commit, whose pieces are built and counted too
-    bench/instructions.py --against OLD.json     the same with counts that --json wrote; .ci/run compares them with
-                                                 bench/results/instructions.json: write that anew when a change is meant
     bench/instructions.py --json NEW.json        also writes them, to compare with later
+    bench/instructions.py --against OLD.json     and how they changed since then; .ci/run compares them with
+                                                 bench/results/instructions.json: write that anew when a change is meant
 
 --limit 2 fails when a piece takes over 2 % and 70 instructions more than before. A piece is run N and 2N times; the difference is N
 runs without start and end of the program. What a run costs in time is what the program `pieces` tells by itself. Needs valgrind.
@@ -20,7 +19,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # With the crates of README's commands, so that what those have built is not rebuilt.
@@ -37,10 +35,9 @@ INLINING = 70
 TUNABLES = "glibc.cpu.hwcaps=-ERMS,-FSRM,-AVX2,-AVX512F,-AVX512VL,-AVX_Fast_Unaligned_Load"
 
 
-def built(source, target):
+def built():
     """Builds all pieces and returns the executable."""
-    environment = {**os.environ, **({"CARGO_TARGET_DIR": str(target)} if target else {})}
-    done = subprocess.run([*BUILD, "--message-format=json"], cwd=source, env=environment, stdout=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run([*BUILD, "--message-format=json"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode != 0:
         sys.exit("the pieces do not build")
     messages = (json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
@@ -66,31 +63,13 @@ def of_one_run(executable, piece):
     return round(rough if rough * RUNS >= INSTRUCTIONS else of_runs(int(INSTRUCTIONS / rough)), 1)
 
 
-def pieces(source=ROOT, target=None):
-    """(name, instructions per run) of every piece of a source tree, counted by one process per CPU at a time."""
-    executable = built(source, target)
+def pieces():
+    """(name, instructions per run) of every piece, counted by one process per CPU at a time."""
+    executable = built()
     names = subprocess.run([executable, "--list"], capture_output=True, text=True, check=True).stdout.split()
     # Each run is a single-threaded process.
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as at_once:
         yield from zip(names, at_once.map(lambda name: of_one_run(executable, name), names), strict=True)
-
-
-def pieces_of(commit):
-    """The pieces of a commit, built next to this build. The build stays there, for the next time."""
-    named = subprocess.run(["git", "rev-parse", "--verify", "--short=12", f"{commit}^{{commit}}"], cwd=ROOT,
-                           capture_output=True, text=True, check=False)
-    if named.returncode != 0:
-        sys.exit(f"--before: {commit}: no such commit")
-    place = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).absolute() / "bench" / "before"
-    source = place / named.stdout.strip()
-    if not source.exists():
-        place.mkdir(parents=True, exist_ok=True)
-        unpacked = tempfile.mkdtemp(dir=place)
-        archive = subprocess.run(["git", "archive", commit], cwd=ROOT, stdout=subprocess.PIPE, check=True)
-        subprocess.run(["tar", "--extract", f"--directory={unpacked}"], input=archive.stdout, check=True)
-        # Only when complete: an aborted run must not leave a partial commit.
-        os.rename(unpacked, source)
-    return dict(pieces(source, place / "target"))
 
 
 def change(before, count):
@@ -114,20 +93,13 @@ def line(name, before, count):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=pathlib.Path, help="write the counts here")
-    old = parser.add_mutually_exclusive_group()
-    old.add_argument("--against", type=pathlib.Path, help="counts that --json wrote before")
-    old.add_argument("--before", metavar="COMMIT", help="build and count this commit's pieces too")
+    parser.add_argument("--against", type=pathlib.Path, help="counts that --json wrote before")
     parser.add_argument("--limit", type=float,
-                        help="with --against or --before: fail when a piece grew by more than so many percent "
-                             f"and by more than {INLINING} instructions")
+                        help=f"with --against: fail when a piece grew by more than so many percent and by more than {INLINING} instructions")
     options = parser.parse_args()
     if shutil.which("valgrind") is None:
         sys.exit("valgrind is missing. On Debian: apt-get install valgrind")
-    before = {}
-    if options.against:
-        before = json.loads(options.against.read_text())
-    elif options.before:
-        before = pieces_of(options.before)
+    before = json.loads(options.against.read_text()) if options.against else {}
     print("| piece | instructions a run | before | change |\n|---|--:|--:|--:|")
     counts, grown = {}, []
     for name, count in pieces():
