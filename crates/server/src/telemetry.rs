@@ -60,9 +60,7 @@ impl Telemetry {
     ///
     /// # Errors
     /// As [`Telemetry::start`], except for the subscriber.
-    pub fn detached(
-        log: &LogConfig,
-    ) -> Result<(Self, impl Subscriber + Send + Sync + use<>), TelemetryError> {
+    fn detached(log: &LogConfig) -> Result<(Self, impl Subscriber + Send + Sync + use<>), TelemetryError> {
         let filter = parse(&log.filter).map_err(TelemetryError::Filter)?;
         let (filter, handle) = reload::Layer::new(filter);
         let terminal = std::io::stderr().is_terminal();

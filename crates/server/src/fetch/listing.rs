@@ -53,7 +53,7 @@ impl Fetcher {
     ///
     /// # Errors
     /// `ListingsBusy`.
-    pub fn charge_walk(&self, connection: Option<&Arc<Connection>>) -> Result<Charge, FetchError> {
+    fn charge_walk(&self, connection: Option<&Arc<Connection>>) -> Result<Charge, FetchError> {
         let walk = match connection {
             Some(connection) => connection.walks().charge(1),
             None => self.inner.callers.walks().charge(1),

@@ -369,6 +369,7 @@ mod tests {
     use crate::config::Limits;
     use crate::fetch::tests::{objects_of, serving};
     use crate::fetch::{Items, Purpose};
+    use futures_util::FutureExt as _;
     use http_body_util::BodyExt as _;
     use ringfetch_engine::error::{Resource, ResponseMax};
     use ringfetch_engine::geometry::Extent;
@@ -469,6 +470,17 @@ mod tests {
             let mut body = WindowedBody::start(reader, vec![whole]).await.unwrap();
             let first = body.frame().await.unwrap().unwrap().into_data().unwrap();
             assert_eq!(body.fetching.is_some() || body.fetched.is_some(), is_ahead);
+            // While all of it is in use, the rest waits.
+            loop {
+                match fetcher.fetch("objects", "", &window, &context).await {
+                    Ok(answer) => held.push(answer),
+                    Err(refused) => break assert!(is_transient(&refused), "{refused}"),
+                }
+            }
+            if !is_ahead {
+                assert!(body.frame().now_or_never().is_none());
+            }
+            held.truncate(answers);
             let rest = body.collect().await.unwrap().to_bytes();
             assert_eq!(first.len() + rest.len(), 192 << 10);
         }

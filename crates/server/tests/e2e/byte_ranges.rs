@@ -1,7 +1,7 @@
 //! The bytes resource and objects over HTTP: ranges, several ranges, conditions, HEAD, on every backend; some
 //! of it also with curl.
 
-use crate::daemon::{Daemon, Setup, backends, setups};
+use crate::daemon::{Daemon, Setup, any_backend, backends, setups};
 use crate::data::everything;
 use crate::wire::{Answer, Http, curl};
 use http::Method;
@@ -202,6 +202,35 @@ async fn heads(http: &Http, path: &str, bytes: &[u8]) {
         let answer = http.send(Method::HEAD, path, &[(condition, tag)], "").await;
         assert_eq!(answer.status, status, "{condition}");
     }
+}
+
+#[tokio::test]
+async fn head_has_the_head_of_get_and_reads_nothing() {
+    // Scenario: HEAD of every resource with bytes, and of one that is not there. Expectation: GET's status and head; nothing
+    // is read.
+    let (setup, _) = everything(Setup::new(any_backend()));
+    let daemon = setup.start();
+    let http = daemon.http_client();
+    for path in [
+        "joined/bytes",
+        "tailed/blocks/3",
+        "fbin/vectors/7",
+        "objects/objects/large.bin",
+        "objects/objects/empty",
+    ] {
+        let path = format!("/v1/datasets/{path}");
+        let get = http.get(&path).await;
+        let reads = daemon.sum("ringfetch_reads_total", &[]).await;
+        let head = http.send(Method::HEAD, &path, &[], "").await;
+        assert_eq!((get.status.as_u16(), head.status.as_u16()), (200, 200), "{path}");
+        for name in ["content-length", "content-type", "etag", "accept-ranges"] {
+            assert_eq!(head.header(name), get.header(name), "{path} {name}");
+        }
+        assert_eq!(daemon.sum("ringfetch_reads_total", &[]).await, reads, "{path}");
+    }
+    let gone = "/v1/datasets/tailed/blocks/999999";
+    assert_eq!(http.send(Method::HEAD, gone, &[], "").await.status, 404);
+    daemon.stop().await;
 }
 
 #[tokio::test]

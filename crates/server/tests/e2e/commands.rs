@@ -2,7 +2,11 @@
 
 use crate::daemon::{Setup, any_backend};
 use crate::data::plain_blocks;
+use ringfetch_engine::dataset::{Dtype, Layout};
+use ringfetch_proto::v1;
 use rustix::process::Signal;
+use tonic::Code;
+use tonic_types::StatusExt as _;
 
 #[tokio::test]
 async fn a_configuration_that_became_invalid_makes_no_running_daemon_unhealthy() {
@@ -39,4 +43,34 @@ async fn a_configuration_that_became_invalid_makes_no_running_daemon_unhealthy()
         String::from_utf8_lossy(&health.stderr).contains("engin"),
         "{health:?}"
     );
+}
+
+#[tokio::test]
+async fn a_daemon_without_a_file_cannot_reload_and_says_so() {
+    // Scenario: the demo, which has no configuration file, gets a call to reload. Expectation: FAILED_PRECONDITION with the
+    // remedy, and no reload in the status.
+    let ports = ["grpc.listen", "http.listen", "admin.listen"];
+    let setup = ports
+        .iter()
+        .fold(Setup::new("mmap"), |setup, port| setup.set(port, "127.0.0.1:0"));
+    setup.file("demo/.ringfetch-demo-complete", b"");
+    setup.file("demo/blocks.bin", &[7; 4096]);
+    setup.file("demo/objects/one", b"1");
+    let vectors = setup.path("demo/vectors.npy");
+    ringfetch_pattern::write_vectors(&vectors, 1, Layout::Npy, Dtype::F32, 128, 4, &mut |_| true).unwrap();
+    let demo = setup.path("demo").to_str().unwrap().to_owned();
+    // Without `--config FILE`.
+    let through = ["sh", "-c", "shift 2; exec \"$0\" --demo-dir \"$DEMO\" \"$@\""];
+    let daemon = setup.variable("DEMO", &demo).through(&through).start();
+    let status = daemon
+        .admin_client()
+        .await
+        .reload(v1::ReloadRequest {})
+        .await
+        .unwrap_err();
+    assert_eq!(status.code(), Code::FailedPrecondition, "{status:?}");
+    assert!(status.message().contains("--config"), "{status:?}");
+    assert_eq!(status.get_details_error_info().unwrap().reason, "NO_FILE");
+    assert_eq!(daemon.status().await.last_reload, None);
+    daemon.stop().await;
 }

@@ -42,6 +42,7 @@ mod misconfigured;
 mod no_ring;
 mod no_threads;
 mod overload;
+mod page;
 mod patience;
 mod pipelining;
 mod refusals;

@@ -448,17 +448,23 @@ async fn readiness_ends_before_service_and_probes_after_it() {
         (daemon.http_client().get("/readyz").await.status == 503).then_some(())
     })
     .await;
+    let state = async || daemon.http_client().get("/v1/status").await.json()["state"].clone();
+    assert_eq!(state().await, "draining");
     daemon.assert_serves("blocks").await;
     eventually_async("the gRPC port is closed", async || {
         TcpStream::connect(daemon.grpc).await.err()
     })
     .await;
-    for path in ["/livez", "/metrics", "/v1/status"] {
+    for path in ["/", "/livez", "/metrics"] {
         assert_eq!(daemon.http_client().get(path).await.status, 200, "{path}");
     }
+    assert_eq!(state().await, "draining");
     let refused = daemon.http_client().get("/v1/datasets/blocks/blocks/0").await;
     refused.is_problem(503, "draining", None, &["draining"]);
     assert_eq!(refused.header("retry-after"), "1");
+    let counted = [("transport", "http"), ("reason", "draining")];
+    let refusals = daemon.sum("ringfetch_requests_refused_total", &counted);
+    assert_eq!(refusals.await, 1);
     assert_eq!(daemon.status().await.state, "draining");
     daemon.ends_with(1).await;
     daemon.logged(&["shutdown.drain_timeout_ms (5000) passed with 1 connections open"]);

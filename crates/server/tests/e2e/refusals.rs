@@ -90,6 +90,13 @@ async fn a_request_that_is_wrong_as_a_whole_is_told_so_over_grpc() {
         "dataset",
         &["\"\""],
     );
+    // A message of any text arrives.
+    refused(
+        fetch.fetch_blocks(wire::blocks("näme\n%00", &[0])).await,
+        DATASET_NOT_FOUND,
+        "dataset",
+        &[r#"no dataset "näme\n%00"; there are"#],
+    );
     refused(
         fetch.fetch_blocks(wire::blocks("fbin", &[0])).await,
         WRONG_KIND,
@@ -190,7 +197,7 @@ async fn a_request_that_is_wrong_as_a_whole_is_told_so_over_grpc() {
         let refused = scrape.sum("ringfetch_rejected_total", &[("reason", reason)]);
         assert_eq!(refused, refusals, "{reason}");
     }
-    for (method, calls) in [("FetchBlocks", 2), ("GetDataset", 1)] {
+    for (method, calls) in [("FetchBlocks", 3), ("GetDataset", 1)] {
         let labels = [("transport", "grpc"), ("method", method), ("code", "NOT_FOUND")];
         let counted = scrape.sum("ringfetch_rpc_requests_total", &labels);
         assert_eq!(counted, calls, "{method}");

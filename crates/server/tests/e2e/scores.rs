@@ -479,3 +479,21 @@ async fn bad_json_is_answered_with_its_member() {
     );
     daemon.stop().await;
 }
+
+#[tokio::test]
+async fn candidates_beyond_an_answers_bytes_are_scored() {
+    // Scenario: responses of at most 4 KiB, and 61 candidates of 516 bytes that fifty queries share. Expectation: each query
+    // has its results, since only ids and scores are in the response.
+    let (setup, everything) = everything(Setup::new(any_backend()));
+    let daemon = setup.set("limits.response_bytes", "4KiB").start();
+    let space = everything.spaces.iter().find(|space| space.name == "fbin");
+    let mut request = request(space.unwrap(), 129, v1::Metric::Dot);
+    let mut query = request.queries[0].clone();
+    query.ids = (0..61).collect();
+    (request.queries, request.limit) = (vec![query; 50], 3);
+    let scored = daemon.fetch().await.score_vectors(request).await;
+    let results = scored.unwrap().into_inner().results;
+    assert_eq!((results.len(), results[0].ids.len()), (50, 3));
+    assert!(results.iter().all(|result| *result == results[0]));
+    daemon.stop().await;
+}

@@ -3,11 +3,12 @@
 use crate::daemon::{Setup, backends, eventually_async};
 use crate::data::{everything, plain_blocks};
 use crate::wire::{self, Narrow, channel};
-use bytes::{Buf as _, BufMut as _, Bytes};
+use bytes::Bytes;
+use prost::Message as _;
 use ringfetch_proto::v1;
+use serde_json::Value;
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
-use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::{Code, Status};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
@@ -52,46 +53,121 @@ async fn each_service_has_its_health() {
     daemon.stop().await;
 }
 
+/// Calls a path with bytes that no client library would send. Expects a gRPC response without a message.
+async fn raw(address: SocketAddr, path: &str, headers: &[(&str, &str)], body: impl Into<Bytes>) -> Status {
+    let common = [("content-type", "application/grpc"), ("te", "trailers")];
+    let mut client = Narrow::connect(address, 65_535).await;
+    let held = client
+        .ask(path, &[&common[..], headers].concat(), body.into())
+        .await;
+    assert_eq!(held.head.status, 200, "{path}");
+    assert_eq!(held.head.headers["content-type"], "application/grpc", "{path}");
+    let (body, status) = held.rest().await;
+    assert!(body.is_empty(), "{path}");
+    status.expect("a status")
+}
+
 #[tokio::test]
-async fn every_service_refuses_what_is_no_request_in_the_same_way() {
-    // Scenario: a method of each service gets a message that is none of its requests, one that is too long, and a
-    // timeout that is none. Expectation: the same errors from all of them, whatever frames its messages.
+async fn bytes_that_are_no_call_get_a_status() {
+    // Scenario: what a broken or hostile client sends to services of both kinds of framing. Expectation: the same status
+    // from all of them, with the field or the limit.
     let setup = plain_blocks(Setup::new("mmap"), 1).0;
     let daemon = setup.set("limits.request_bytes", "64KiB").start();
-    for (address, path) in [
-        (daemon.grpc, "/ringfetch.v1.FetchService/FetchBlocks"),
-        (daemon.grpc, "/ringfetch.v1.DatasetService/GetDataset"),
-        (daemon.grpc, "/grpc.health.v1.Health/Check"),
-        (daemon.admin, "/ringfetch.v1.AdminService/SetLogLevel"),
+    let blocks = wire::blocks("blocks", &[0]).encode_to_vec();
+    for (address, path, message) in [
+        (daemon.grpc, "/ringfetch.v1.FetchService/FetchBlocks", &blocks[..]),
+        (daemon.grpc, "/ringfetch.v1.DatasetService/ListDatasets", b""),
+        (daemon.grpc, "/grpc.health.v1.Health/Watch", b""),
+        (daemon.admin, "/ringfetch.v1.AdminService/SetLogLevel", b""),
     ] {
-        let refused = async |message: &[u8], grpc_timeout: Option<&'static str>| {
-            let mut client = tonic::client::Grpc::new(channel(address).await);
-            client.ready().await.unwrap();
-            let mut request = tonic::Request::new(Bytes::copy_from_slice(message));
-            if let Some(timeout) = grpc_timeout {
-                request
-                    .metadata_mut()
-                    .insert("grpc-timeout", timeout.parse().unwrap());
+        let good = wire::framed(message).to_vec();
+        let compressed = [&[1], &good[1..]].concat();
+        let claims_4_gib = [&[0, 255, 255, 255, 255], &good[5..]].concat();
+        for (headers, body, code, part) in [
+            (&[][..], Vec::new(), Code::Unimplemented, ""),
+            (&[], [&good[..], &good].concat(), Code::Unimplemented, ""),
+            (&[], good[..4].to_vec(), Code::Internal, ""),
+            (&[], wire::framed(&[0; 9])[..13].to_vec(), Code::Internal, ""),
+            (&[], wire::framed(&[0xff; 9]).to_vec(), Code::InvalidArgument, ""),
+            (&[], compressed, Code::Internal, ""),
+            (&[], claims_4_gib, Code::ResourceExhausted, "the limit is 65536"),
+            (
+                &[],
+                wire::framed(&[0; 65_537]).to_vec(),
+                Code::ResourceExhausted,
+                "the limit is 65536",
+            ),
+            (
+                &[("grpc-encoding", "gzip")],
+                good.clone(),
+                Code::Unimplemented,
+                "",
+            ),
+            (
+                &[("grpc-timeout", "never")],
+                good.clone(),
+                Code::InvalidArgument,
+                "grpc-timeout",
+            ),
+        ] {
+            let status = raw(address, path, headers, body).await;
+            assert_eq!(status.code(), code, "{path}: {status:?}");
+            let message = status.message();
+            assert!(!message.is_empty() && message.contains(part), "{path}: {message}");
+            let details = status.get_error_details();
+            if code == Code::ResourceExhausted {
+                assert_eq!(
+                    details.error_info().unwrap().reason,
+                    "REQUEST_TOO_LARGE",
+                    "{path}"
+                );
             }
-            let path = http::uri::PathAndQuery::from_static(path);
-            client.unary(request, path, Unread).await.unwrap_err()
-        };
-        let status = refused(b"\x08\x05", None).await;
-        assert_eq!(status.code(), Code::InvalidArgument, "{path}: {status:?}");
-        let details = status.get_error_details();
-        let violations = &details.bad_request().unwrap().field_violations;
-        assert_eq!(violations[0].field, "message", "{path}");
-        let status = refused(&vec![0; 70_000], None).await;
-        assert_eq!(status.code(), Code::ResourceExhausted, "{path}: {status:?}");
-        assert!(
-            status.message().contains("the limit is 65536"),
-            "{path}: {status:?}"
-        );
-        let reason = &status.get_error_details().error_info().unwrap().reason.clone();
-        assert_eq!(reason, "REQUEST_TOO_LARGE", "{path}");
-        let status = refused(b"", Some("soon")).await;
-        assert_eq!(status.code(), Code::InvalidArgument, "{path}: {status:?}");
-        assert!(status.message().contains("grpc-timeout"), "{path}: {status:?}");
+            if code == Code::InvalidArgument && headers.is_empty() {
+                let violations = &details.bad_request().unwrap().field_violations;
+                assert_eq!(violations[0].field, "message", "{path}");
+            }
+        }
+    }
+    for version in ["v1", "v1alpha"] {
+        let path = format!("/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo");
+        for (body, code) in [
+            (wire::framed(&[0xff; 9]), Code::InvalidArgument),
+            (wire::framed(&[]).slice(..4), Code::Internal),
+            (Bytes::from_static(&[1, 0, 0, 0, 0]), Code::Internal),
+            (wire::framed(&[0; 65_537]), Code::ResourceExhausted),
+            (Bytes::new(), Code::Ok),
+        ] {
+            let status = raw(daemon.grpc, &path, &[], body).await;
+            assert_eq!(status.code(), code, "{version}: {status:?}");
+        }
+    }
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn what_is_not_served_is_unimplemented() {
+    // Scenario: unknown methods, unknown services, and the admin service on the public port. Expectation: a message that
+    // says what there is.
+    let daemon = plain_blocks(Setup::new("mmap"), 1).0.start();
+    let no_method = "ringfetch.v1.FetchService has no such method";
+    let no_service = "this port has ringfetch.v1.FetchService, ringfetch.v1.DatasetService, grpc.health";
+    for (path, message) in [
+        ("/ringfetch.v1.FetchService/FetchEverything", no_method),
+        ("/ringfetch.v1.FetchService/", no_method),
+        ("/ringfetch.v1.FetchService/FetchBlocks/", no_method),
+        ("/ringfetch.v1.FetchService/FetchBlocks/more", no_method),
+        (
+            "/ringfetch.v1.DatasetService/Nonsense",
+            "ringfetch.v1.DatasetService has no such method",
+        ),
+        ("/ringfetch.v1.fetchservice/FetchBlocks", no_service),
+        ("/ringfetch.v1.ScoreService/ScoreVectors", no_service),
+        ("/ringfetch.v1.AdminService/GetStatus", no_service),
+        ("/", no_service),
+    ] {
+        let status = raw(daemon.grpc, path, &[], wire::framed(&[])).await;
+        assert_eq!(status.code(), Code::Unimplemented, "{path}");
+        assert!(status.message().contains(message), "{path}: {}", status.message());
     }
     daemon.stop().await;
 }
@@ -142,44 +218,6 @@ async fn what_is_no_call_is_refused_and_counted() {
         assert_eq!(counted().await - before, 4, "{path}");
     }
     daemon.stop().await;
-}
-
-/// Sends bytes as a message, and decodes nothing.
-#[derive(Debug, Default, Clone, Copy)]
-struct Unread;
-
-impl Codec for Unread {
-    type Encode = Bytes;
-    type Decode = ();
-    type Encoder = Self;
-    type Decoder = Self;
-
-    fn encoder(&mut self) -> Self {
-        Self
-    }
-    fn decoder(&mut self) -> Self {
-        Self
-    }
-}
-
-impl Encoder for Unread {
-    type Item = Bytes;
-    type Error = Status;
-
-    fn encode(&mut self, item: Bytes, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
-        buffer.put(item);
-        Ok(())
-    }
-}
-
-impl Decoder for Unread {
-    type Item = ();
-    type Error = Status;
-
-    fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<()>, Status> {
-        buffer.advance(buffer.remaining());
-        Ok(Some(()))
-    }
 }
 
 #[tokio::test]
@@ -349,6 +387,39 @@ async fn openapi_describes_both_forms_of_a_batch() {
     daemon.stop().await;
 }
 
+/// The figures of the page after 90 reads of blocks of 4 KiB, 30 of them past the end.
+fn figures_are_of(figures: &Value) {
+    let number = |value: &Value| {
+        value
+            .as_u64()
+            .unwrap_or_else(|| panic!("no whole number: {value}"))
+    };
+    assert_eq!(figures["state"], "serving");
+    for of in [&figures["totals"], &figures["datasets"][0]] {
+        let counted =
+            ["reads_total", "read_errors_total", "read_bytes_total"].map(|member| number(&of[member]));
+        assert_eq!(counted, [90, 30, 60 * 4096], "{of}");
+    }
+    let duration = &figures["read_duration"];
+    let buckets = duration["buckets"].as_array().unwrap();
+    let counts: Vec<u64> = buckets.iter().map(|bucket| number(&bucket["count"])).collect();
+    assert!(counts.is_sorted(), "{buckets:?}");
+    assert_eq!(counts.last(), Some(&number(&duration["count"])));
+    let bounds: Vec<f64> = buckets
+        .iter()
+        .filter_map(|bucket| bucket["le_us"].as_f64())
+        .collect();
+    assert!(
+        bounds.is_sorted() && bounds.len() == buckets.len() - 1,
+        "{buckets:?}"
+    );
+    for shard in figures["shards"].as_array().unwrap() {
+        let depth = &shard["depth_seen"];
+        assert!(number(&shard["queue_depth"]) > 0, "{shard}");
+        assert!(depth["sum"].as_f64() >= depth["count"].as_f64(), "{shard}");
+    }
+}
+
 #[tokio::test]
 async fn the_status_is_plausible_after_a_load() {
     // Scenario: a few hundred reads with some errors, on each backend. Expectation: the values of the
@@ -408,6 +479,7 @@ async fn the_status_is_plausible_after_a_load() {
                 > 30
         );
         assert_eq!(status.datasets.len(), 1);
+        figures_are_of(&daemon.http_client().get("/v1/status").await.json());
         daemon.stop().await;
     }
 }
