@@ -115,28 +115,4 @@ mod tests {
         assert_eq!(next().await, Some(ServingStatus::NotServing));
         assert_eq!(next().await, None);
     }
-
-    #[tokio::test]
-    async fn only_services_that_are_there_have_health() {
-        // The daemon as a whole and a service by name have a status; an unknown name is NOT_FOUND, and
-        // SERVICE_UNKNOWN in a watch.
-        let lifecycle = Lifecycle::new();
-        lifecycle.start_serving();
-        let health = HealthService::new(lifecycle, &["ringfetch.v1.FetchService"]);
-        for name in ["", "ringfetch.v1.FetchService"] {
-            assert_eq!(
-                health.check(ask(name)).await.unwrap().into_inner().status(),
-                ServingStatus::Serving
-            );
-        }
-        assert_eq!(
-            health.check(ask("other")).await.unwrap_err().code(),
-            tonic::Code::NotFound
-        );
-        let mut watch = health.watch(ask("other")).await.unwrap().into_inner();
-        assert_eq!(
-            watch.next().await.unwrap().unwrap().status(),
-            ServingStatus::ServiceUnknown
-        );
-    }
 }

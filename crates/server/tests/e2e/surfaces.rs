@@ -19,35 +19,36 @@ const FETCH: &str = "ringfetch.v1.FetchService";
 const DATASETS: &str = "ringfetch.v1.DatasetService";
 const ADMIN: &str = "ringfetch.v1.AdminService";
 
-async fn health(address: SocketAddr, service: &str) -> Result<ServingStatus, Code> {
+/// A service's health, as a check and a watch report it.
+async fn health(address: SocketAddr, service: &str) -> (Result<ServingStatus, Code>, ServingStatus) {
     let request = HealthCheckRequest {
         service: service.to_owned(),
     };
-    let answer = HealthClient::new(channel(address).await).check(request).await;
-    answer
-        .map(|answer| answer.into_inner().status())
-        .map_err(|status| status.code())
+    let mut client = HealthClient::new(channel(address).await);
+    let mut watch = client.watch(request.clone()).await.unwrap().into_inner();
+    let first = watch.message().await.unwrap().unwrap();
+    let checked = client.check(request).await;
+    let checked = checked.map(|answer| answer.into_inner().status());
+    (checked.map_err(|status| status.code()), first.status())
 }
 
 #[tokio::test]
 async fn each_service_has_its_health() {
     // Scenario: both gRPC ports are checked for the daemon as a whole, their own services, the other port's
-    // and unknown names. Expectation: SERVING for what they serve, NOT_FOUND for the rest.
+    // and unknown names, and watched. Expectation: SERVING for what they serve; NOT_FOUND, or SERVICE_UNKNOWN, for the rest.
     let (setup, _) = plain_blocks(Setup::new("mmap"), 1);
     let daemon = setup.start();
     for (address, own, others) in [
         (daemon.grpc, vec!["", FETCH, DATASETS], vec![ADMIN, "nonsense"]),
         (daemon.admin, vec!["", ADMIN], vec![FETCH, "nonsense"]),
     ] {
+        let serving = (Ok(ServingStatus::Serving), ServingStatus::Serving);
         for service in own {
-            assert_eq!(
-                health(address, service).await,
-                Ok(ServingStatus::Serving),
-                "{service}"
-            );
+            assert_eq!(health(address, service).await, serving, "{service}");
         }
+        let unknown = (Err(Code::NotFound), ServingStatus::ServiceUnknown);
         for service in others {
-            assert_eq!(health(address, service).await, Err(Code::NotFound), "{service}");
+            assert_eq!(health(address, service).await, unknown, "{service}");
         }
     }
     daemon.stop().await;
