@@ -259,17 +259,3 @@ To run the other engine:
         backend.backend, backend.reason
     )
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_complete_directory_is_used_as_it_is() {
-        // Scenario: the marker of a finished demo. Expectation: nothing is created.
-        let directory = tempfile::tempdir().expect("a directory");
-        std::fs::write(directory.path().join(COMPLETE_NAME), b"").expect("write");
-        prepare(directory.path()).expect("complete");
-        assert_eq!(std::fs::read_dir(directory.path()).expect("list").count(), 1);
-    }
-}
