@@ -42,6 +42,10 @@ fn verify_finds_the_first_wrong_byte() {
             "objects --count 151 --length-min 10 --length-max 3000",
             "object shard-01/object-000150 is missing",
         ),
+        (
+            "objects --count 149 --length-min 10 --length-max 3000",
+            "object shard-01/object-000149 is not one of the 149 (--count)",
+        ),
         ("objects --count 150", "object shard-00/object-000002 has "),
     ] {
         let error = failure(Some(server), &format!("dataset verify {args}"), 1);
