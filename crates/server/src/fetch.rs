@@ -37,8 +37,6 @@ pub(crate) use self::request_memory::{RequestMemory, enough_for};
 pub use self::scoring::{ScoreQuery, Scoring};
 pub use self::snapshot::{Purpose, ReadPhase, Snapshot, SnapshotError};
 pub(crate) use self::window::BodyPart;
-#[cfg(test)]
-pub(crate) use self::window::total_bytes;
 pub(crate) use self::windowed::{SnapshotReader, WindowedBody};
 
 use self::planning::{plan, plan_objects};

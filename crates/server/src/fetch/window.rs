@@ -28,7 +28,7 @@ impl BodyPart {
     }
 }
 
-pub(crate) fn total_bytes<'a>(pieces: impl IntoIterator<Item = &'a BodyPart>) -> u64 {
+pub(super) fn total_bytes<'a>(pieces: impl IntoIterator<Item = &'a BodyPart>) -> u64 {
     pieces
         .into_iter()
         .map(BodyPart::bytes)

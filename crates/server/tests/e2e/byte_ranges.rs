@@ -102,7 +102,9 @@ async fn several_ranges(http: &Http, path: &str, bytes: &[u8]) {
     }
     // The first part is nearly everything: of the object, more than two windows.
     let range = format!("bytes=1000-{},-10,5-5", length - 100);
-    let parts = multipart(&http.get_with(path, &[("range", &range)]).await);
+    let other = http.get_with(path, &[("range", &range)]).await;
+    assert_ne!(boundary(&other), boundary(&answer));
+    let parts = multipart(&other);
     let wanted = [(1000, length - 99), (length - 10, length), (5, 6)];
     assert_eq!(parts.len(), wanted.len());
     for ((from, to), (content_range, data)) in wanted.into_iter().zip(parts) {
@@ -301,13 +303,22 @@ async fn emptiness(http: &Http) {
     assert_eq!(http.get_with(path, &[("range", "bytes=-5")]).await.status, 200);
 }
 
-/// The parts of a multipart/byteranges response, (Content-Range, bytes), parsed according to RFC 2046.
-fn multipart(answer: &Answer) -> Vec<(String, Vec<u8>)> {
-    let boundary = answer
+fn boundary(answer: &Answer) -> &str {
+    answer
         .header("content-type")
         .strip_prefix("multipart/byteranges; boundary=")
         .unwrap_or_else(|| panic!("{answer:?}"))
-        .to_owned();
+}
+
+/// The parts of a multipart/byteranges response, (Content-Range, bytes), parsed according to RFC 2046.
+fn multipart(answer: &Answer) -> Vec<(String, Vec<u8>)> {
+    let boundary = boundary(answer);
+    // RFC 2046: without characters that need quotes.
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+    assert!(
+        boundary.len() <= 70 && boundary.bytes().all(is_plain),
+        "{boundary}"
+    );
     assert_eq!(answer.header("content-length"), answer.body.len().to_string());
     let mut rest = &answer.body[..];
     let mut parts = Vec::new();
