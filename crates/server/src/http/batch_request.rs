@@ -342,54 +342,6 @@ pub(super) mod tests {
         assert_eq!((parts.columns, parts.field), (columns, "objects"));
     }
 
-    #[tokio::test]
-    async fn mistakes_are_named_with_their_member_and_place() {
-        // Malformed and wrong JSON of every kind: 400, the member, and line and column in the message.
-        for (json, field, part) in [
-            (
-                r#"{"ranges":[{"offset":1,"length":1},{"offset":-1,"length":1}]}"#,
-                "ranges[1].offset",
-                "line 1 column",
-            ),
-            (
-                r#"{"ranges":[{"offset":1}]}"#,
-                "ranges[0]",
-                "missing field `length`",
-            ),
-            (
-                r#"{"ranges":[],"failfast":true}"#,
-                "failfast",
-                "unknown field `failfast`",
-            ),
-            (r#"{"ranges":[]} x"#, "body", "trailing characters"),
-            (r#"{}"#, "body", "missing field `ranges`"),
-            ("", "body", "EOF"),
-            ("[[], false, 5]", "body", "expected an object"),
-            (r#"{"ranges":[[1, 2]]}"#, "ranges[0]", "expected an object"),
-            ("{", "body", "EOF"),
-            (r#"{"ranges":[{"#, "ranges[0]", "EOF"),
-            ("{\n\"ranges\": [}", "ranges[0]", "line 2 column 12"),
-            (
-                r#"{"ranges":[],"deadline_ms":-1}"#,
-                "deadline_ms",
-                "invalid value",
-            ),
-        ] {
-            let (status, got_field, detail) = rendered(call::<RangesBatch>(json).unwrap_err()).await;
-            assert_eq!((status, got_field.as_str()), (400, field), "{json}: {detail}");
-            assert!(detail.contains(part), "{json}: {detail}");
-        }
-    }
-
-    #[tokio::test]
-    async fn objects_are_given_in_one_way() {
-        // Neither list, and both: a problem that says which one to use.
-        for json in ["{}", r#"{"names":["a"],"objects":[{"name":"a"}]}"#] {
-            let (status, field, detail) = rendered(call::<ObjectsBatch>(json).unwrap_err()).await;
-            assert_eq!((status, field.as_str()), (400, "objects"), "{detail}");
-        }
-    }
-
     #[test]
     fn whole_objects_have_no_common_length() {
         // Objects without lengths, with equal ones, and to their ends: only equal explicit lengths are uniform.

@@ -357,24 +357,4 @@ mod tests {
         assert_eq!(json_numbers(Dtype::I8, &[0, 255]), "[0,-1]");
         assert_eq!(json_numbers(Dtype::F32, &[]), "[]");
     }
-
-    #[test]
-    fn an_index_is_decimal_digits() {
-        // Path segments that are numbers, and others (signs, blanks, too large): only digits in range pass.
-        assert_eq!(number("index", "0").unwrap(), 0);
-        assert_eq!(number("index", "18446744073709551615").unwrap(), u64::MAX);
-        for text in [
-            "",
-            "-1",
-            "+1",
-            " 1",
-            "1.0",
-            "0x1",
-            "abc",
-            "18446744073709551616",
-            "1e3",
-        ] {
-            assert!(number("index", text).is_err(), "{text}");
-        }
-    }
 }

@@ -87,7 +87,17 @@ async fn a_request_that_is_wrong_as_a_whole_is_told_so_over_http() {
     get("/v1/datasets/fbin/vectors/61")
         .await
         .is_problem(404, "index-out-of-range", Some("id"), &["0 to 60"]);
-    for index in ["-1", "+1", "1.0", "x", "18446744073709551616", "%00"] {
+    for index in [
+        "-1",
+        "+1",
+        "%201",
+        "1.0",
+        "0x1",
+        "1e3",
+        "x",
+        "18446744073709551616",
+        "%00",
+    ] {
         let answer = get(&format!("/v1/datasets/blocks/blocks/{index}")).await;
         answer.is_problem(400, "malformed", Some("index"), &["decimal number"]);
     }
@@ -136,10 +146,48 @@ async fn a_request_that_is_wrong_as_a_whole_is_told_so_over_http() {
     let answer = http.batch(other_kind, &json!({"names": ["a"]}), JSON).await;
     answer.is_problem(400, "wrong-kind", Some("dataset"), &["kind blocks"]);
     let ranges = "/v1/datasets/blocks/ranges:batchFetch";
-    let answer = http
-        .batch(ranges, &json!({"ranges": [{"offset": 1}]}), JSON)
-        .await;
-    answer.is_problem(400, "malformed", Some("ranges[0]"), &["length"]);
+    let objects = "/v1/datasets/objects/objects:batchFetch";
+    for (path, body, field, part) in [
+        (
+            ranges,
+            r#"{"ranges":[{"offset":1}]}"#,
+            "ranges[0]",
+            "missing field `length`",
+        ),
+        (
+            ranges,
+            r#"{"ranges":[{"offset":1,"length":1},{"offset":-1,"length":1}]}"#,
+            "ranges[1].offset",
+            "line 1 column",
+        ),
+        (ranges, "{}", "body", "missing field `ranges`"),
+        (
+            ranges,
+            r#"{"ranges":[[1, 2]]}"#,
+            "ranges[0]",
+            "expected an object",
+        ),
+        (ranges, r#"{"ranges":[{"#, "ranges[0]", "EOF"),
+        (ranges, "{\n\"ranges\": [}", "ranges[0]", "line 2 column 12"),
+        (
+            ranges,
+            r#"{"ranges":[],"deadline_ms":-1}"#,
+            "deadline_ms",
+            "invalid value",
+        ),
+        // Objects are given in one of two ways.
+        (objects, "{}", "objects", "names"),
+        (
+            objects,
+            r#"{"names":["a"],"objects":[{"name":"a"}]}"#,
+            "objects",
+            "names",
+        ),
+    ] {
+        let headers = [("content-type", JSON)];
+        let answer = http.send(Method::POST, path, &headers, body).await;
+        answer.is_problem(400, "malformed", Some(field), &[part]);
+    }
     http.batch(ranges, &json!({"ranges": []}), JSON).await.is_problem(
         400,
         "empty-batch",
