@@ -81,31 +81,3 @@ pub(super) async fn get(
     let connection = Connection::of(request.extensions());
     Ok(Json(app.fetcher.describe(&name, connection.as_ref())?))
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_page_is_asked_for_as_over_grpc() {
-        // Queries with and without a size and a token; invalid ones and unknown keys are refused.
-        let page = |uri: &'static str| page_of(&Uri::from_static(uri)).map(|page| (page.token, page.size));
-        assert_eq!(page("/x").unwrap(), (String::new(), 0));
-        assert_eq!(
-            page("/x?page_token=a%2Fb&page_size=7").unwrap(),
-            ("a/b".to_owned(), 7)
-        );
-        assert_eq!(page("/x?page_size=4294967295").unwrap().1, u32::MAX);
-        for uri in [
-            "/x?page_size=4294967296",
-            "/x?page_size=-1",
-            "/x?page_size=ten",
-            "/x?page_size=",
-            "/x?page=1",
-            "/x?limit=1",
-            "/x?page_size=1&page_size=2",
-        ] {
-            assert!(page(uri).is_err(), "{uri}");
-        }
-    }
-}

@@ -138,6 +138,10 @@ async fn both_transports_page_alike() {
         for (query, field) in [
             ("page_size=-1", "page_size"),
             ("page_size=x", "page_size"),
+            ("page_size=", "page_size"),
+            ("page_size=4294967296", "page_size"),
+            ("page_size=1&page_size=2", "query"),
+            ("page=1", "query"),
             ("limit=1", "query"),
         ] {
             let answer = http.get(&format!("{path}?{query}")).await;
