@@ -337,9 +337,10 @@ impl Listener {
         DrainingPort { connections, late }
     }
 
-    /// Accepts the connections in the backlog, as far as there is room: closing the port would reset them,
+    /// Accepts the connections in the backlog, as far as there is room, before the port is closed: that would reset them,
     /// but they should learn that the daemon drains.
     fn accept_backlog(&self, is_late: bool) {
+        bind::refuse_handshakes(&self.tcp);
         let mut last = 0;
         while self.connections.open() < self.server.connection_limits.connections_max() {
             // Asks the kernel directly: tokio knows only the readiness that it polled last.

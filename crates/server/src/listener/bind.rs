@@ -10,7 +10,7 @@ use std::path::Path;
 
 use ringfetch_command::part_file::{PartFile, write_whole};
 use rustix::io::Errno;
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::{Domain, Protocol, SockFilter, SockRef, Socket, Type};
 use tokio::net::TcpListener;
 
 /// Backlog of a port; the kernel limits it to net.core.somaxconn (4096 by default).
@@ -154,10 +154,25 @@ impl BoundSocket {
     }
 }
 
+/// Lets nobody connect to a port any more, while who has connected still waits to be accepted: closing it would reset those
+/// who connect between the last accept and the close, and on a busy machine that takes a while. The kernel drops their SYN,
+/// and sends it again after a second, when the port is closed.
+pub(super) fn refuse_handshakes(listener: &TcpListener) {
+    // Classic BPF over a segment: load the flags, byte 13 of TCP's header; drop it if of SYN (2) and ACK (16) only SYN is set.
+    let drop_syn = [
+        SockFilter::new(0x30, 0, 0, 13),
+        SockFilter::new(0x54, 0, 0, 0x12),
+        SockFilter::new(0x15, 0, 1, 0x02),
+        SockFilter::new(0x06, 0, 0, 0),
+        SockFilter::new(0x06, 0, 0, u32::MAX),
+    ];
+    // A sandbox may forbid it. Then who connects in that instant is reset.
+    let _dropped = SockRef::from(listener).attach_filter(&drop_syn);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use socket2::SockRef;
     use std::net::Ipv4Addr;
 
     #[tokio::test]
