@@ -173,6 +173,7 @@ mod tests {
     use super::*;
     use crate::backend::residency::trust;
     use crate::config::DirectIo;
+    use crate::dataset::tests::file_on_disk;
     use crate::dataset::{DatasetSpec, KindSpec};
 
     const BLOCKS: u64 = 64;
@@ -191,9 +192,8 @@ mod tests {
             .map(|backend| (CoreReads::new(ShardMetrics::new(0, backend, 0)), backend))
     }
 
-    /// A file below the target directory: tmpfs never evicts.
     fn file() -> (tempfile::NamedTempFile, Vec<u8>) {
-        let file = tempfile::NamedTempFile::new_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        let file = file_on_disk();
         let bytes: Vec<u8> = (0..BLOCKS * 4096).map(|at| (at / 4096 + at) as u8).collect();
         std::fs::write(file.path(), &bytes).unwrap();
         (file, bytes)

@@ -278,7 +278,8 @@ fn what_makes_no_sense_is_refused_with_its_option() {
             "--largest",
         ),
     ] {
-        let problem = run(words, directory.path(), false).unwrap_err().to_string();
+        let problem = run(&format!("{words} --out DIR/out"), directory.path(), false);
+        let problem = problem.unwrap_err().to_string();
         assert!(problem.starts_with(option), "{words}: {problem}");
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "{words}");
     }

@@ -205,13 +205,14 @@ mod tests {
     use crate::backend::uring::RingRuntime;
     use crate::config::DirectIo;
     use crate::dataset::OpenFile;
+    use crate::dataset::tests::file_on_disk;
     use rustix::fs::{Advice, fadvise};
 
     const PAGE: u32 = 4096;
 
     /// A file of 32 MiB of sevens, of which the page cache has only what is before `offset`.
     fn evicted_from(offset: u64) -> (tempfile::NamedTempFile, Arc<OpenFile>) {
-        let file = tempfile::NamedTempFile::new_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        let file = file_on_disk();
         std::fs::write(file.path(), vec![7_u8; 32 << 20]).unwrap();
         rustix::fs::fsync(file.as_file()).unwrap();
         fadvise(file.as_file(), offset, None, Advice::DontNeed).unwrap();

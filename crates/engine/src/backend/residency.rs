@@ -226,6 +226,7 @@ pub(crate) fn trust(file: &OpenFile) {
 mod tests {
     use super::*;
     use crate::config::DirectIo;
+    use crate::dataset::tests::file_on_disk;
     use rustix::fs::{Advice, fadvise};
 
     /// Fresh pages are resident. After the second half is dropped, ranges in it or reaching into it are not.
@@ -233,7 +234,7 @@ mod tests {
     #[test]
     fn residency_is_what_the_page_cache_says() {
         const HALF: u32 = 8 << 20;
-        let file = tempfile::NamedTempFile::new_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        let file = file_on_disk();
         std::fs::write(file.path(), vec![7_u8; 2 * HALF as usize]).unwrap();
         rustix::fs::fsync(file.as_file()).unwrap();
         let open = OpenFile::open(file.path(), DirectIo::Off).unwrap();

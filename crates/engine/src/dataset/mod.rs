@@ -538,4 +538,4 @@ impl Dataset {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

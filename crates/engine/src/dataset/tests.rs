@@ -3,9 +3,16 @@
 mod vectors;
 
 use super::*;
-use rustix::fs::{CWD, Mode};
+use rustix::fs::{CWD, FileType, Mode, mknodat};
 use std::path::Path;
-use tempfile::TempDir;
+use tempfile::{NamedTempFile, TempDir};
+
+/// Next to the test binary: temporary directories are often in memory, whose pages are never evicted, and the sources may be
+/// read-only.
+pub(crate) fn file_on_disk() -> NamedTempFile {
+    let program = std::env::current_exe().unwrap();
+    NamedTempFile::new_in(program.parent().unwrap()).unwrap()
+}
 
 fn spec(paths: &[&Path], kind: KindSpec) -> DatasetSpec {
     DatasetSpec {
@@ -143,7 +150,8 @@ fn paths_that_are_no_files() {
         ],
     );
     let socket = dir.path().join("socket");
-    let _bound = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    // Not bound, which takes only short paths.
+    mknodat(CWD, &socket, FileType::Socket, Mode::RWXU, 0).unwrap();
     refused(
         &spec(&[&socket], kind.clone()),
         "path",
@@ -373,7 +381,7 @@ fn what_the_page_cache_serves_is_held_against_the_length() {
 /// A dataset is open as long as any clone is.
 #[test]
 fn the_last_clone_closes_it() {
-    let file = tempfile::NamedTempFile::new().unwrap();
+    let file = NamedTempFile::new().unwrap();
     std::fs::write(file.path(), [1; 512]).unwrap();
     let opened = Dataset::open(&spec(&[file.path()], blocks(512, PartialTail::Refuse))).unwrap();
     let (clone, weak) = (opened.clone(), opened.downgrade());

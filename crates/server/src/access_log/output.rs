@@ -215,6 +215,7 @@ fn append_to(path: &Path) -> io::Result<File> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
     use std::io::Read as _;
 
     fn output(path: &Path) -> Output {
@@ -309,8 +310,9 @@ mod tests {
         // group; the others are errors that name the problem.
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name);
-        rustix::fs::mkfifoat(rustix::fs::CWD, path("fifo"), rustix::fs::Mode::RUSR).unwrap();
-        let _socket = std::os::unix::net::UnixListener::bind(path("socket")).unwrap();
+        for (name, kind) in [("fifo", FileType::Fifo), ("socket", FileType::Socket)] {
+            mknodat(CWD, path(name), kind, Mode::RUSR, 0).unwrap();
+        }
         for (name, problem) in [
             ("", "is a directory"),
             ("fifo", "is not a regular file"),

@@ -79,7 +79,8 @@ impl Manager {
     /// Listens in the setup's directory, and sets NOTIFY_SOCKET.
     fn beside(setup: Setup) -> (Self, Setup) {
         let path = setup.path("notify");
-        let socket = UnixDatagram::bind(&path).expect("a socket");
+        let socket =
+            UnixDatagram::bind(&path).expect("a socket's path has at most 107 bytes: TMPDIR must be short");
         let setup = setup.variable("NOTIFY_SOCKET", path.to_str().expect("a path"));
         (Self(socket), setup)
     }

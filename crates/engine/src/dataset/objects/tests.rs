@@ -129,7 +129,8 @@ fn nothing_outside_is_reachable() {
     symlink("d/file", at("link")).unwrap();
     symlink("d", at("link-dir")).unwrap();
     rustix::fs::mkfifoat(rustix::fs::CWD, at("fifo"), rustix::fs::Mode::RWXU).unwrap();
-    let _socket = std::os::unix::net::UnixListener::bind(at("socket")).unwrap();
+    let (socket, mode) = (rustix::fs::FileType::Socket, rustix::fs::Mode::RWXU);
+    rustix::fs::mknodat(rustix::fs::CWD, at("socket"), socket, mode, 0).unwrap();
     let up = format!("up/{}/secret", sibling.to_str().unwrap());
     for resolver in [Resolver::Openat2, Resolver::Walk] {
         let objects = objects(&dir, resolver);
