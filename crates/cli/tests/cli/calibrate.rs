@@ -2,7 +2,7 @@
 //! step is made and every answer has its form, but never what is fast.
 
 use crate::seccomp::{EPERM, without_io_uring};
-use crate::{ended_by, failure, ringfetch, started, word};
+use crate::{ended_by, failure, program, ringfetch, started, word};
 use ringfetch_engine::probe;
 use ringfetch_host::cpus;
 use ringfetch_pattern as pattern;
@@ -43,7 +43,7 @@ fn accepted(directory: &Path, section: &str, data: &Path) -> String {
     // A build of the whole workspace has the daemon next to the command line.
     let daemon = Path::new(env!("CARGO_BIN_EXE_ringfetch")).with_file_name("ringfetchd");
     if daemon.exists() {
-        let mut check = Command::new(daemon);
+        let mut check = program(daemon);
         let checked = check
             .arg("--config")
             .arg(&file)
@@ -171,7 +171,7 @@ fn a_file_that_cannot_be_written_costs_no_figures() {
         word(&data),
         word(directory.path().join("engine.yaml"))
     );
-    let output = Command::new("sh").args(["-c", &run]).output().unwrap();
+    let output = program("sh").args(["-c", &run]).output().unwrap();
     let error = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{error}");
     assert!(error.starts_with("ringfetch: --out: File too large"), "{error}");

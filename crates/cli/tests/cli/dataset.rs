@@ -6,7 +6,6 @@ use ringfetch_engine::dataset::Dtype;
 use ringfetch_pattern as pattern;
 use rustix::process::Signal;
 use serde_json::json as value;
-use std::process::Command;
 
 #[test]
 fn verify_finds_the_first_wrong_byte() {
@@ -152,7 +151,7 @@ fn a_hang_up_leaves_no_partial_file() {
         let mut line = [through, &[program, "dataset", "make", "blocks", "--size", size]]
             .concat()
             .into_iter();
-        let mut run = Command::new(line.next().unwrap());
+        let mut run = crate::program(line.next().unwrap());
         let run = started(run.args(line).arg(&path));
         while std::fs::read_dir(place.path()).unwrap().next().is_none() {
             std::thread::yield_now();

@@ -2,6 +2,7 @@
 //! user without permissions.
 
 use crate::loop_device::LoopDevice;
+use crate::program;
 use crate::seccomp::{ENOSYS, EPERM, without_io_uring};
 use serde_json::Value;
 use std::fs;
@@ -17,7 +18,7 @@ const HOST: &str = "";
 /// Runs `ringfetch doctor` through another program that ends by running its arguments.
 fn doctor(binary: &str, through: &[&str], args: &[&str]) -> Output {
     let line = [through, &[binary, "doctor"], args].concat();
-    Command::new(line[0]).args(&line[1..]).output().unwrap()
+    program(line[0]).args(&line[1..]).output().unwrap()
 }
 
 struct Report(Value);
@@ -318,7 +319,7 @@ fn files_of_vectors_are_opened_as_the_daemon_opens_them() {
         ("cut.npy", "f32"),
         ("stub.npy", "f32"),
     ] {
-        let made = Command::new(BINARY)
+        let made = program(BINARY)
             .args("dataset make vectors --count 2000 --dim 64 --dtype".split(' '))
             .args([dtype, &here(name)])
             .output()

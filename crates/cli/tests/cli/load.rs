@@ -1,7 +1,7 @@
 //! `ringfetch load` and `load-merge` as people run them.
 
 use crate::server::{Flaw, start};
-use crate::{assert_fields, failure, http, json, json_with, ringfetch, stdout, word};
+use crate::{assert_fields, failure, http, json, json_with, program, ringfetch, stdout, word};
 use serde_json::{Value, json as value};
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -244,11 +244,11 @@ fn a_thread_that_cannot_start_ends_the_run() {
             "ulimit -n {limit}; exec timeout 20 {} {load}",
             word(env!("CARGO_BIN_EXE_ringfetch"))
         );
-        let mut command = Command::new("sh");
+        let mut command = program("sh");
         command
             .args(["-c", &limited])
             .env("RINGFETCH_GRPC", format!("http://{server}"));
-        let output = command.env_remove("RINGFETCH_HTTP").output().unwrap();
+        let output = command.output().unwrap();
         let error = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(1), "{limit}: {error}");
         assert!(

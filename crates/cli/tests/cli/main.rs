@@ -24,6 +24,7 @@ use ringfetch_pattern as pattern;
 use rustix::process::{Pid, Signal};
 use serde_json::{Value, json};
 use server::{Flaw, SEED, start, start_for};
+use std::ffi::OsStr;
 use std::net::{Ipv6Addr, SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
@@ -39,13 +40,20 @@ fn word(path: impl AsRef<Path>) -> String {
     shlex::try_quote(path).unwrap().into_owned()
 }
 
-fn command(server: Option<SocketAddr>, args: &str) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_ringfetch"));
+/// A program that is ringfetch or runs it, without the variables of the developer's shell that would affect it.
+fn program(name: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new(name);
+    for (variable, _) in std::env::vars_os() {
+        if variable.to_string_lossy().starts_with("RINGFETCH_") {
+            command.env_remove(variable);
+        }
+    }
     command
-        .args(shlex::split(args).unwrap())
-        .env_remove("RINGFETCH_GRPC")
-        .env_remove("RINGFETCH_HTTP")
-        .env_remove("RINGFETCH_ADMIN");
+}
+
+fn command(server: Option<SocketAddr>, args: &str) -> Command {
+    let mut command = program(env!("CARGO_BIN_EXE_ringfetch"));
+    command.args(shlex::split(args).unwrap());
     if let Some(address) = server {
         command.env("RINGFETCH_GRPC", format!("http://{address}"));
         command.env("RINGFETCH_ADMIN", format!("http://{address}"));
@@ -163,7 +171,7 @@ fn an_address_that_does_not_answer_leaves_time_for_the_next() {
         format!("{run} {http}"),
         format!("{run} --transport http {http}"),
     ] {
-        let mut command = Command::new("unshare");
+        let mut command = program("unshare");
         command
             .args(["--mount", "sh", "-c", MOUNT, "sh"])
             .args([hosts.path(), Path::new(env!("CARGO_BIN_EXE_ringfetch"))])

@@ -2,7 +2,7 @@
 
 use crate::load::{end_once, number};
 use crate::server::{Flaw, start};
-use crate::{command, ended_by, started, word};
+use crate::{command, ended_by, program, started, word};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::io::{BufRead as _, BufReader};
@@ -75,7 +75,7 @@ fn a_second_signal_leaves_no_part_of_a_dataset() {
     // is a part of it. Expected: exit code 1, and nothing where the file would be.
     let directory = tempfile::tempdir().unwrap();
     let files = || std::fs::read_dir(directory.path()).unwrap().count();
-    let mut run = Command::new("strace");
+    let mut run = program("strace");
     // -D: the command stays a child of this process.
     run.args(["-D", "-f", "-qq", "-o", "/dev/null"])
         .args(["-e", "inject=fallocate:delay_enter=600s"])
@@ -154,13 +154,12 @@ fn interrupted(more: &str, signal: Signal, then: impl FnOnce()) -> Value {
         "--json load --dataset blocks --rate 100 --batch 1 --seconds 60 --warmup-seconds 0 --interval 0.05";
     let args = format!("{args}{more}");
     // nohup, below which the tests may run, would have SIGHUP ignored.
-    let mut run = Command::new("env");
+    let mut run = program("env");
     run.args(["--default-signal=HUP", env!("CARGO_BIN_EXE_ringfetch")])
         .args(args.split(' '))
         .arg("--csv")
         .arg(&series)
-        .env("RINGFETCH_GRPC", format!("http://{server}"))
-        .env_remove("RINGFETCH_HTTP");
+        .env("RINGFETCH_GRPC", format!("http://{server}"));
     let run = started(&mut run);
     let deadline = Instant::now() + Duration::from_secs(30);
     // A line's fifth field is a latency, or empty if the interval had no response.
