@@ -196,6 +196,34 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn who_comes_while_a_port_closes_is_not_let_in() {
+        // Scenario: a client in the backlog, and one that comes once handshakes are refused, on a port that closes a
+        // moment later. Expectation: the first is accepted; the second has never been connected, so it is refused.
+        let bound = bind("http.listen", "127.0.0.1:0".parse().expect("an address")).expect("bind");
+        let address = bound.address();
+        let listening = bound.listen().expect("listen");
+        let _early = std::net::TcpStream::connect(address).expect("connect");
+        refuse_handshakes(&listening);
+        let late = tokio::net::TcpStream::connect(address);
+        let closing = async {
+            // After the SYN was sent.
+            tokio::task::yield_now().await;
+            let accept = || SockRef::from(&listening).accept();
+            assert!(accept().is_ok(), "the backlog stays");
+            assert_eq!(
+                accept().expect_err("nobody else").kind(),
+                io::ErrorKind::WouldBlock
+            );
+            drop(listening);
+        };
+        let (late, ()) = tokio::join!(late, closing);
+        assert_eq!(
+            late.expect_err("nobody listens").kind(),
+            io::ErrorKind::ConnectionRefused
+        );
+    }
+
+    #[tokio::test]
     async fn connections_of_this_host_are_not_paced() {
         // Scenario: a client connects to a loopback address, and to one of every interface. Expectation: the first
         // connection has reno, whatever the host's default is; the second has the default.
