@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Output;
 use std::time::{Duration, Instant};
 
 /// A directory on the disk of the build, with a file of 24 MiB.
@@ -185,7 +185,7 @@ fn without_io_uring_the_rest_is_calibrated() {
     // Scenario: io_uring_setup fails with EPERM, as under a container's seccomp profile; reads of 512 bytes. Expected:
     // exit code 0, the reason reported, only mmap and pread measured, YAML that the daemon accepts.
     let (directory, data) = place();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_ringfetch"));
+    let mut command = program(env!("CARGO_BIN_EXE_ringfetch"));
     command
         .args(["--json", "calibrate", "--seconds", "3", "--force"])
         .args(["--block-bytes", "512"])
@@ -222,7 +222,7 @@ fn core_thread(pid: u32) -> Option<String> {
 /// A calibration of ten minutes, interrupted once its second step has begun, by signals that all arrive at once.
 fn interrupted(directory: &Path, data: &Path, more: &[&str], signals: &[Signal]) -> Output {
     let yaml = directory.join("cal.yaml");
-    let mut command = Command::new(env!("CARGO_BIN_EXE_ringfetch"));
+    let mut command = program(env!("CARGO_BIN_EXE_ringfetch"));
     command
         .args(["--json", "calibrate", "--seconds", "600", "--force", "--out"])
         .args([&yaml, data])

@@ -214,7 +214,7 @@ fn wrong_arguments_cannot_control_the_terminal() {
         &["--timeout", "\u{1b}[2J\u{7}", "status"],
         &["--\u{1b}[2J\u{7}"],
     ] {
-        let output = Command::new(env!("CARGO_BIN_EXE_ringfetch"))
+        let output = program(env!("CARGO_BIN_EXE_ringfetch"))
             .args(args)
             .env("CLICOLOR_FORCE", "1")
             .output()
