@@ -34,13 +34,15 @@ pub(super) async fn tick(period: Duration) {
     LOST.set(LOST.get() + lost);
 }
 
-/// Sleeps for so long.
+/// Sleeps for so long. A step counts as itself, however late it was, so the end comes; a late last step is followed by one more.
 pub(super) async fn sleep(time: Duration) {
     let mut left = time;
     while !left.is_zero() {
         let step = left.min(STEP_MAX);
-        if lost_in(step).await.is_zero() {
-            left -= step;
+        let lost = lost_in(step).await;
+        left -= step;
+        if left.is_zero() && !lost.is_zero() {
+            lost_in(step).await;
         }
     }
 }
@@ -52,21 +54,27 @@ mod tests {
     use std::pin::pin;
 
     #[tokio::test(start_paused = true)]
-    async fn time_that_is_lost_does_not_count() {
-        // Scenario: a tick of a second and a sleep of two; the clock jumps by 60 s. Expectation: for both a second at most has
-        // passed; a delay of half a second counts.
+    async fn time_that_is_lost_counts_as_one_step() {
+        // Scenario: a tick of a second, and sleeps of one and two; the clock jumps by 60 s, twice, and then by one. Expectation: a
+        // second has passed for the tick; both sleeps go on after the first jump, and the longer one after the second, too; neither
+        // can be put off for ever.
         let begun = now();
-        let (mut ticks, mut sleeps) = (
-            pin!(tick(Duration::from_secs(1))),
-            pin!(sleep(Duration::from_secs(2))),
-        );
-        assert!(ticks.as_mut().now_or_never().is_none() && sleeps.as_mut().now_or_never().is_none());
-        tokio::time::advance(Duration::from_secs(60)).await;
-        assert!(ticks.now_or_never().is_some() && sleeps.as_mut().now_or_never().is_none());
-        assert_eq!(now() - begun, Duration::from_secs(1));
-        for left in [true, true, false] {
-            assert_eq!(sleeps.as_mut().now_or_never().is_none(), left);
-            tokio::time::advance(Duration::from_millis(1500)).await;
-        }
+        let second = Duration::from_secs(1);
+        let mut ticks = pin!(tick(second));
+        let (mut short, mut long) = (pin!(sleep(second)), pin!(sleep(2 * second)));
+        let mut jump = async |time, ended: [bool; 2]| {
+            let polled = [short.as_mut().now_or_never(), long.as_mut().now_or_never()];
+            assert_eq!(polled.map(|polled| polled.is_some()), ended);
+            tokio::time::advance(time).await;
+        };
+        assert!(ticks.as_mut().now_or_never().is_none());
+        jump(60 * second, [false, false]).await;
+        assert!(ticks.now_or_never().is_some());
+        assert_eq!(now() - begun, second);
+        jump(60 * second, [false, false]).await;
+        let ends = [short.now_or_never(), long.as_mut().now_or_never()];
+        assert_eq!(ends.map(|end| end.is_some()), [true, false]);
+        tokio::time::advance(second).await;
+        assert!(long.now_or_never().is_some());
     }
 }
