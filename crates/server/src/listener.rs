@@ -20,6 +20,7 @@ mod response_future;
 mod running_time;
 mod serve;
 mod socket;
+mod stalls;
 mod timeouts;
 mod tls_stream;
 

@@ -589,8 +589,7 @@ fn integer(content: &Content, range: &RangeInclusive<u64>) -> Result<u64, String
 
 fn written(bytes: u64) -> Value {
     let text = size::exact(bytes);
-    text.parse::<u64>()
-        .map_or_else(|_| text.clone().into(), Into::into)
+    text.parse::<u64>().map_or_else(|_| text.into(), Into::into)
 }
 
 fn spelled<T: PartialEq>(value: &T, words: &[(&str, T)]) -> Value {

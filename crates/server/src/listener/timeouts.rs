@@ -14,6 +14,7 @@ use super::close::{CloseCounters, CloseDecision, CloseReason};
 use super::connection_limits::ConnectionLimits;
 use super::progress::{PREFACE_BYTES, Progress};
 use super::running_time;
+use super::stalls::{StallDetector, is_over};
 use crate::caller::CallerKey;
 use crate::config::Timeouts;
 
@@ -24,26 +25,6 @@ const TICK_MAX: Duration = Duration::from_secs(1);
 const GOODBYE: Duration = Duration::from_secs(2);
 /// Requests that a client may cancel per second, unless most of its requests complete.
 const CANCELLED_PER_S_MAX: u32 = 1000;
-
-/// Whether a timeout has passed; zero means no timeout.
-fn is_over(time: Duration, limit: Duration) -> bool {
-    !limit.is_zero() && time >= limit
-}
-
-/// Detects a counter that should grow, but grows by less than `least` within a timeout.
-#[derive(Debug, Default)]
-struct StallDetector(Option<(Instant, u64)>);
-
-impl StallDetector {
-    fn lasts(&mut self, now: Instant, ought: bool, count: u64, least: u64, limit: Duration) -> bool {
-        let (since, before) = *self.0.get_or_insert((now, count));
-        if !ought || count.saturating_sub(before) >= least {
-            self.0 = ought.then_some((now, count));
-            return false;
-        }
-        is_over(now - since, limit)
-    }
-}
 
 /// State of an exchange between ticks.
 #[derive(Debug, Default)]
