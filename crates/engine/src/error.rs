@@ -176,7 +176,7 @@ pub enum ResponseBound {
 pub enum Resource {
     /// Reads queued on a shard (`limits.queued_reads`).
     QueuedReads,
-    /// The response memory of the whole daemon (`engine.memory_budget_bytes`).
+    /// The response memory of the whole daemon (`engine.memory_budget`).
     Memory,
     /// One caller's share of that memory: half of what is free.
     CallerMemory,
@@ -242,6 +242,28 @@ impl ReadError {
             Self::DeadlineExceeded => "deadline",
             Self::Draining => "draining",
             Self::ShardFailed => "engine_failed",
+        }
+    }
+
+    /// Whether it is of one item, not of the request or of the daemon.
+    pub fn is_of_item(&self) -> bool {
+        match self {
+            Self::IndexOutOfRange { .. }
+            | Self::RangeOutOfRange { .. }
+            | Self::RangeOverflow { .. }
+            | Self::ZeroLength
+            | Self::ItemTooLarge { .. }
+            | Self::ObjectNameInvalid { .. }
+            | Self::ObjectNotFound { .. }
+            | Self::ObjectUnreadable { .. }
+            | Self::VersionMismatch { .. }
+            | Self::Truncated { .. }
+            | Self::Device { .. } => true,
+            Self::ResponseTooLarge { .. }
+            | Self::Overloaded { .. }
+            | Self::DeadlineExceeded
+            | Self::Draining
+            | Self::ShardFailed => false,
         }
     }
 

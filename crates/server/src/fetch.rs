@@ -448,17 +448,14 @@ impl Fetcher {
         if let Items::Objects { names, .. } = items {
             forget_lost(dataset, names, &result);
         }
+        record::note(|facts| facts.add_result(&result));
         let fetched = result?;
-        record::note(|facts| {
-            facts.add_read(&fetched);
-            facts.add_failed(fetched.errors.len());
-        });
         count_bytes(context, fetched.data.len());
         Ok(FetchResponse { fetched, etags })
     }
 }
 
-/// The earlier of the caller's deadline and `limits.deadline` after the arrival.
+/// The earlier of the caller's deadline and `limits.deadline_ms` after the arrival.
 pub(crate) fn within(limits: &Limits, arrived: Instant, deadline: Option<Instant>) -> Option<Instant> {
     let limit = limits.deadline.and_then(|limit| arrived.checked_add(limit));
     [deadline, limit].into_iter().flatten().min()

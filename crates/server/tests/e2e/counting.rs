@@ -7,9 +7,11 @@ use crate::wire;
 use http::Method;
 use ringfetch_proto::v1;
 use ringfetch_proto::v1::fetch_stream_request::Request;
+use std::fs::OpenOptions;
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
+use tonic::Code;
 
 const COUNT: u64 = 2000;
 const ROUNDS: u64 = 30;
@@ -247,9 +249,7 @@ async fn an_object_that_cannot_be_read_is_counted_by_every_road() {
     }
     for method in ["GetObject", "ReadObject", "FetchObjects"] {
         let lines = eventually_async(method, async || {
-            let log = std::fs::read_to_string(daemon.path("access.log")).unwrap_or_default();
-            let line = |line| serde_json::from_str::<serde_json::Value>(line).ok();
-            let mut lines: Vec<_> = log.lines().filter_map(line).collect();
+            let mut lines = log_lines(&daemon);
             lines.retain(|line| line["method"] == method && line["items"] != 0);
             (lines.len() >= labels.len()).then_some(lines)
         })
@@ -258,6 +258,56 @@ async fn an_object_that_cannot_be_read_is_counted_by_every_road() {
         assert!(lines.len() == labels.len() && lines.iter().all(one), "{lines:?}");
     }
     daemon.stop().await;
+}
+
+#[tokio::test]
+async fn the_item_that_ends_its_request_is_a_failed_one() {
+    // Scenario: a file that is truncated while it is served. Its lost block is requested where the first error ends the
+    // request: by GET, by GET of its bytes, and in batches with `fail_fast` over both transports. Then a block past
+    // the end, likewise. Expectation: one failed item in the line of each request.
+    let (setup, _) = plain_blocks(Setup::new(any_backend()), 8);
+    let daemon = setup.set("access_log.path", "access.log").start();
+    let file = OpenOptions::new().write(true).open(daemon.path("blocks.bin"));
+    file.unwrap().set_len(4 * 4096).unwrap();
+    let http = daemon.http_client();
+    let mut fetch = daemon.fetch().await;
+    let of = |rest: &str| format!("/v1/datasets/blocks/{rest}");
+    assert_eq!(http.get(&of("blocks/6")).await.status, 500);
+    let range = [("range", "bytes=24576-24583")];
+    assert_eq!(http.get_with(&of("bytes"), &range).await.status, 500);
+    let json = [("content-type", "application/json")];
+    for (index, status, code) in [(6, 500, Code::DataLoss), (8, 404, Code::OutOfRange)] {
+        let body = format!("{{\"indices\": [1, {index}], \"fail_fast\": true}}");
+        let refused = http
+            .send(Method::POST, &of("blocks:batchFetch"), &json, body)
+            .await;
+        assert_eq!(refused.status, status);
+        let request = v1::FetchBlocksRequest {
+            fail_fast: true,
+            ..wire::blocks("blocks", &[1, index])
+        };
+        assert_eq!(fetch.fetch_blocks(request).await.unwrap_err().code(), code);
+    }
+    let lines = eventually_async("a line for each request", async || {
+        let lines = log_lines(&daemon);
+        (lines.len() >= 6).then_some(lines)
+    })
+    .await;
+    for line in &lines {
+        let is_single = line["method"]
+            .as_str()
+            .is_some_and(|method| method.starts_with("Get"));
+        assert_eq!(line["items"], if is_single { 1 } else { 2 }, "{line}");
+        assert_eq!(line["failed_items"], 1, "{line}");
+    }
+    daemon.stop().await;
+}
+
+/// The lines of the access log.
+fn log_lines(daemon: &Daemon) -> Vec<serde_json::Value> {
+    let log = std::fs::read_to_string(daemon.path("access.log")).unwrap_or_default();
+    let line = |line| serde_json::from_str(line).ok();
+    log.lines().filter_map(line).collect()
 }
 
 /// The counters between engine and device add up.
