@@ -156,7 +156,7 @@ impl<B: Backend> Shard<B> {
         }
     }
 
-    /// Takes batches from the inbox, which does not preserve order between callers. `engine.queued_reads`
+    /// Takes batches from the inbox, which does not preserve order between callers. `limits.queued_reads`
     /// bounds how many wait. Returns whether there may be more.
     fn admit(&mut self, cx: &mut Context<'_>) -> bool {
         let mut now = None;

@@ -6,7 +6,7 @@
 //! subtract the excess. A member that returns with a read before it has used its part of the round is served
 //! first, since the order within a round changes no share (like the new flows of FQ-CoDel, RFC 8290): a
 //! caller of single blocks never waits for a round of long reads. A member without reads keeps its balance
-//! until the round has passed it. The waiting batches bound the memory, and `engine.queued_reads` bounds
+//! until the round has passed it. The waiting batches bound the memory, and `limits.queued_reads` bounds
 //! them.
 
 use std::collections::{HashMap, VecDeque};

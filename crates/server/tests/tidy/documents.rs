@@ -1,7 +1,9 @@
-//! Rules that keep documents true: the architecture's map against the tree, links and paths, and the metrics
-//! in dashboards and rules against those that the code registers.
+//! Rules that keep documents true: the map of the code against the tree, links and paths, keys of the configuration, and the
+//! metrics in dashboards and rules against those that the code registers.
 
 use super::tree::{Source, report, root, tree};
+use ringfetch_server::config::known_keys;
+use std::collections::BTreeSet;
 
 const MAP: &str = "docs/ARCHITECTURE.md";
 
@@ -267,6 +269,55 @@ fn dashboards_and_rules_ask_for_metrics_that_exist() {
         .collect();
     report(
         "A panel or an alert on a metric that nobody exports is silent for ever.",
+        &found,
+    );
+}
+
+/// Configuration keys, such as `log.filter`, with which a text in backticks begins; not of `grpc`, which begins other names.
+fn config_keys_named<'a>(text: &'a str, known: &BTreeSet<String>) -> Vec<&'a str> {
+    let is_key = |c: char| c.is_ascii_lowercase() || c == '_' || c == '.';
+    let key = |quoted: &'a str| &quoted[..quoted.find(|c| !is_key(c)).unwrap_or(quoted.len())];
+    let of_section = |key: &&str| match key.split_once('.') {
+        Some(("grpc", _)) | None => false,
+        Some((section, _)) => known.contains(section),
+    };
+    text.split('`')
+        .skip(1)
+        .step_by(2)
+        .map(key)
+        .filter(of_section)
+        .collect()
+}
+
+#[test]
+fn documents_name_configuration_keys_that_exist() {
+    // Scenario: keys of the configuration that documents name. Expectation: each exists, or is the id of a check of
+    // `ringfetch doctor`.
+    let sample: BTreeSet<String> = ["log", "log.filter"].map(str::to_owned).into();
+    assert_eq!(
+        config_keys_named("`log.filter: info` `log.fitler` `blog.x` `login` log.no", &sample),
+        ["log.filter", "log.fitler"],
+        "self-check"
+    );
+
+    let tree = tree();
+    let known = known_keys();
+    let checks = tree.iter().find(|source| source.path == "docs/DOCTOR.md");
+    let is_check = |key: &str| checks.is_some_and(|checks| checks.text.contains(&format!("\n| `{key}` |")));
+    let is_document = |source: &&Source| source.path.ends_with(".md") && source.path != "CHANGELOG.md";
+    let mut named = 0;
+    let mut found = Vec::new();
+    for document in tree.iter().filter(is_document) {
+        for key in config_keys_named(&document.text, &known) {
+            named += 1;
+            if !known.contains(key) && !is_check(key) {
+                found.push(format!("{}: {key}", document.path));
+            }
+        }
+    }
+    assert!(named > 100, "the keys were not found: {named}");
+    report(
+        "Who sets a key that a document names must not have it refused.",
         &found,
     );
 }
