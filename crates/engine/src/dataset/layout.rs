@@ -45,8 +45,8 @@ pub(super) fn read_shape(
         return Err(context.field(
             "path",
             format!(
-                "names {} files, and a file of layout {} has a header, so that it stands alone: make a dataset of \
-                 each, or one address space of several files with layout raw",
+                "names {} files, and a dataset of layout {} is one file (only layout raw may have several): make a dataset \
+                 of each",
                 files.len(),
                 wanted.layout
             ),

@@ -128,11 +128,13 @@ fn contradictions() {
         "header_bytes",
         &["layout raw", "leave it out"],
     );
-    refused(
-        &spec(&[&fbin, &fbin], vectors(Layout::Fbin, None, None, 0)),
-        "path",
-        &["2 files", "layout raw"],
-    );
+    for (path, layout, name) in [(&fbin, Layout::Fbin, "fbin"), (&fvecs, Layout::Fvecs, "fvecs")] {
+        refused(
+            &spec(&[path, path], vectors(layout, None, None, 0)),
+            "path",
+            &["2 files", "only layout raw", &format!("{name} is one file")],
+        );
+    }
 }
 
 /// Records with a dimension each: cut off, not a multiple, a different dimension at the end, absurd
