@@ -295,8 +295,8 @@ fn documents_name_configuration_keys_that_exist() {
     // `ringfetch doctor`.
     let sample: BTreeSet<String> = ["log", "log.filter"].map(str::to_owned).into();
     assert_eq!(
-        config_keys_named("`log.filter: info` `log.fitler` `blog.x` `login` log.no", &sample),
-        ["log.filter", "log.fitler"],
+        config_keys_named("`log.filter: info` `log.gone` `blog.x` `login` log.no", &sample),
+        ["log.filter", "log.gone"],
         "self-check"
     );
 
