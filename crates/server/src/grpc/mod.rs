@@ -67,7 +67,10 @@ pub(crate) fn finish(
     rpc: RpcMetrics,
     services: &'static [&'static str],
 ) -> axum::Router {
-    routes.add_service(HealthServer::new(health::HealthService::new(lifecycle, services)));
+    routes.add_service(HealthServer::new(health::HealthService::new(
+        lifecycle.clone(),
+        services,
+    )));
     // Only a broken build could make the descriptor set invalid; the port then serves without reflection.
     match reflected(services).build_v1() {
         Ok(reflection) => {
@@ -84,6 +87,7 @@ pub(crate) fn finish(
     let router = Routes::into_axum_router(routes.routes());
     let state = tonic_calls::CallState {
         fetcher,
+        lifecycle,
         rpc,
         services,
     };

@@ -2,11 +2,13 @@
 //!
 //! tonic-reflection ends the whole call at a request that it cannot answer, and with OK at one that is malformed. The
 //! protocol has an error response for the former, after which the call continues. So each request is passed on as a
-//! call of its own.
+//! call of its own. A drain ends a call that waits for its next request: tools keep one open.
 
 use super::read_object::trailers_of;
 use super::service::{decode, trailers_ok};
 use super::tonic_calls::{Messages, framed};
+use crate::error_status;
+use crate::lifecycle::Lifecycle;
 use axum::body::Body;
 use axum::extract::Request;
 use axum::middleware::Next;
@@ -17,6 +19,7 @@ use http::{HeaderValue, Uri};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
 use prost::Message as _;
+use ringfetch_engine::error::ReadError;
 use std::convert::Infallible;
 use tonic::{Code, Status};
 // Both versions have the same encoding.
@@ -29,15 +32,17 @@ struct Call {
     requests: Messages,
     uri: Uri,
     reflection: Next,
+    lifecycle: Lifecycle,
 }
 
 /// Serves a call of the reflection service, which is `reflection`.
-pub(super) fn respond(request: Request, reflection: Next) -> Response {
+pub(super) fn respond(request: Request, reflection: Next, lifecycle: Lifecycle) -> Response {
     let (head, body) = request.into_parts();
     let call = Call {
         requests: Messages::new(body),
         uri: head.uri,
         reflection,
+        lifecycle,
     };
     let frames = futures_util::stream::unfold(Some(call), |call| async {
         let mut call = call?;
@@ -57,9 +62,16 @@ impl Call {
     /// The response to the next request, framed; `None` after the last one.
     ///
     /// # Errors
-    /// Bytes that are no request, which end the call.
+    /// Bytes that are no request, or a drain. Both end the call.
     async fn next_response(&mut self) -> Result<Option<Bytes>, Status> {
-        let Some(message) = self.requests.next().await? else {
+        let message = tokio::select! {
+            biased;
+            message = self.requests.next() => message?,
+            () = self.lifecycle.draining() => {
+                return Err(error_status::to_status(&ReadError::Draining.into(), "message"));
+            }
+        };
+        let Some(message) = message else {
             return Ok(None);
         };
         let request: ServerReflectionRequest = decode(&message)?;

@@ -12,6 +12,7 @@ use super::service::{broken_off, deadline_of, malformed, no_message, several_mes
 use crate::caller::Connection;
 use crate::error_status;
 use crate::fetch::{Fetcher, timeout_at};
+use crate::lifecycle::Lifecycle;
 use crate::rpc_metrics::{CallTimer, GrpcMethod, RpcMetrics, grpc_method_of, is_common_service};
 use axum::body::Body;
 use axum::extract::{Request, State};
@@ -37,6 +38,7 @@ const MESSAGE_BYTES_MAX: u32 = 64 << 10;
 #[derive(Debug, Clone)]
 pub(super) struct CallState {
     pub(super) fetcher: Fetcher,
+    pub(super) lifecycle: Lifecycle,
     pub(super) rpc: RpcMetrics,
     /// The port's services, besides health and reflection.
     pub(super) services: &'static [&'static str],
@@ -47,6 +49,7 @@ pub(super) async fn serve(State(state): State<CallState>, request: Request, next
     let started = Instant::now();
     let CallState {
         fetcher,
+        lifecycle,
         rpc,
         services,
     } = state;
@@ -71,7 +74,7 @@ pub(super) async fn serve(State(state): State<CallState>, request: Request, next
     let is_late = deadline.is_some_and(|deadline| deadline <= Instant::now());
     let answer = async {
         Ok(if matches!(method, GrpcMethod::ServerReflectionInfo) {
-            reflection::respond(request, next)
+            reflection::respond(request, next, lifecycle)
         } else {
             next.run(with_one_message(request).await?).await
         })

@@ -15,10 +15,14 @@ use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
+use tokio_stream::StreamExt as _;
 use tonic::{Code, Streaming};
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
+use tonic_reflection::pb::v1::ServerReflectionRequest;
+use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
+use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
 
 const COUNT: u64 = 512;
 /// Blocks of a file that does not fit in the socket buffers of a client that does not read.
@@ -207,10 +211,10 @@ fn drains(daemon: &Daemon) {
 #[tokio::test]
 async fn idle_connections_are_not_waited_for() {
     // Scenario: each backend and each signal, without an admin port, with idle connections: one kept alive
-    // after a response, one on each port that has sent nothing, and one with a FetchStream on which nothing
-    // was sent. Expectation: healthy, with the right bytes, before the signal; the stream ends with
-    // UNAVAILABLE; exit 0 after it, long before the drain's timeout; the log says where the daemon listened
-    // and that it drained.
+    // after a response, one on each port that has sent nothing, one with a FetchStream on which nothing was
+    // sent, and one with a reflection call that waits for its next request. Expectation: healthy, with the
+    // right bytes, before the signal; both streams end with UNAVAILABLE; exit 0 after it, long before the
+    // drain's timeout; the log says where the daemon listened and that it drained.
     let signals = [Signal::TERM, Signal::INT, Signal::TERM];
     for (&backend, signal) in backends().iter().zip(signals) {
         let (setup, bytes) = plain_blocks(Setup::new(backend), 16);
@@ -234,11 +238,23 @@ async fn idle_connections_are_not_waited_for() {
         let _silent = [daemon.http, daemon.grpc].map(|address| TcpStream::connect(address).unwrap());
         let mut fetch = daemon.fetch().await;
         let stream = fetch.fetch_stream(tokio_stream::pending()).await.unwrap();
+        let mut reflection = ServerReflectionClient::new(channel(daemon.grpc).await);
+        let list = ServerReflectionRequest {
+            message_request: Some(MessageRequest::ListServices(String::new())),
+            ..ServerReflectionRequest::default()
+        };
+        let asked = tokio_stream::iter([list]).chain(tokio_stream::pending());
+        let mut reflected = reflection
+            .server_reflection_info(asked)
+            .await
+            .unwrap()
+            .into_inner();
+        assert!(reflected.message().await.unwrap().is_some());
         eventually_async("the open connections are counted", async || {
             let metrics = daemon.scrape().await;
             let open = |transport| metrics.sum("ringfetch_connections", &[("transport", transport)]);
             // HTTP has three: kept alive, silent, and the one of this request.
-            ((open("http"), open("grpc")) == (3, 2)).then_some(())
+            ((open("http"), open("grpc")) == (3, 3)).then_some(())
         })
         .await;
 
@@ -246,6 +262,9 @@ async fn idle_connections_are_not_waited_for() {
         let mut stream = stream.into_inner();
         let end = tokio::time::timeout(PATIENCE, stream.message()).await;
         let end = end.expect("the end of the stream").unwrap_err();
+        assert_eq!(end.code(), Code::Unavailable, "{end:?}");
+        let end = tokio::time::timeout(PATIENCE, reflected.message()).await;
+        let end = end.expect("the end of the reflection call").unwrap_err();
         assert_eq!(end.code(), Code::Unavailable, "{end:?}");
         daemon.ends_with(0).await;
         daemon.logged(&[&format!("\"address\":\"{http}\"")]);
