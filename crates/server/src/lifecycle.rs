@@ -292,6 +292,16 @@ impl Drop for EndWhileStarting {
     }
 }
 
+/// Catches SIGXFSZ, which by default ends a process whose log reaches the longest file that it may write (RLIMIT_FSIZE).
+/// The write then fails with EFBIG, as on a full disk. Must be called inside a tokio runtime.
+///
+/// # Errors
+/// Errors of the kernel.
+pub fn survive_file_size_limit() -> std::io::Result<()> {
+    // The handler stays.
+    signal(SignalKind::from_raw(rustix::process::Signal::XFSZ.as_raw())).map(drop)
+}
+
 /// SIGHUP, caught from creation. Signals that arrive during a reload are merged.
 #[derive(Debug)]
 pub struct ReloadSignals {

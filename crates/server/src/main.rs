@@ -253,6 +253,7 @@ fn run(inputs: &Inputs, addresses_file: Option<&Path>) -> anyhow::Result<()> {
     // Before anything slow: a SIGHUP during startup must not end the daemon but wait until it serves.
     let reload_signals = {
         let _inside = runtime.enter();
+        lifecycle::survive_file_size_limit().context("catching SIGXFSZ")?;
         ReloadSignals::install().context("catching SIGHUP")?
     };
     let starting = EndWhileStarting::watch().context("catching signals")?;

@@ -504,6 +504,31 @@ async fn a_full_disk_costs_lines_and_no_request() {
 }
 
 #[tokio::test]
+async fn a_file_at_its_size_limit_costs_lines_and_no_request() {
+    // Scenario: the process may write files of at most 4 KiB (RLIMIT_FSIZE), and the log gets there. Expectation: the
+    // kernel's signal does not end the daemon; requests are answered, lines are dropped until a new file has the name.
+    let (setup, _) = plain_blocks(Setup::new(any_backend()), 16);
+    let daemon = setup
+        .set("access_log.path", "access.log")
+        .through(&["prlimit", "--fsize=4096"])
+        .start();
+    eventually_async("lines are dropped", async || {
+        daemon.assert_serves("blocks").await;
+        (dropped(&daemon, "write").await > 0).then_some(())
+    })
+    .await;
+    assert_eq!(fs::metadata(daemon.path("access.log")).unwrap().len(), 4096);
+    fs::rename(daemon.path("access.log"), daemon.path("old.log")).unwrap();
+    daemon.signal(Signal::HUP);
+    eventually_async("lines are written again", async || {
+        daemon.assert_serves("blocks").await;
+        (!lines(&daemon, "access.log").is_empty()).then_some(())
+    })
+    .await;
+    daemon.stop().await;
+}
+
+#[tokio::test]
 async fn a_log_that_nobody_reads_stops_no_request() {
     // Scenario: the log goes to a pipe that is not read, and there are more requests than fit in pipe and
     // queue. Expectation: all are answered, some lines are dropped, and the daemon exits.
