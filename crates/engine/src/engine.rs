@@ -155,7 +155,8 @@ impl Engine {
     /// # Errors
     /// io_uring is unavailable and `on_unavailable` is `Fail`; or a thread, the memory or a ring is refused.
     pub fn start(config: &EngineConfig) -> Result<Self, StartError> {
-        let backend = start::choose(config, config.backend)?;
+        let backend = start::choose(config, config.backend)
+            .map_err(|error| StartError(format!("engine.backend: {error}")))?;
         Self::start_on(config, backend, None)
     }
 

@@ -20,7 +20,7 @@ use tokio::sync::mpsc;
 /// (MEASURED).
 const MMAP_DEPTH: u32 = 256;
 
-/// Chooses the backend: `requested`, or the fallback with the reason.
+/// Chooses the backend: `requested`, or the fallback with the reason. The caller knows which key requested it.
 pub(crate) fn choose(config: &EngineConfig, requested: BackendKind) -> Result<BackendStatus, StartError> {
     let status = |backend, reason| BackendStatus {
         backend,
@@ -32,9 +32,7 @@ pub(crate) fn choose(config: &EngineConfig, requested: BackendKind) -> Result<Ba
     }
     let decide = |refusal: UringRefusal| match config.on_unavailable {
         OnUnavailable::Mmap if refusal.may_fall_back() => Ok(status(BackendKind::Mmap, refusal.to_string())),
-        OnUnavailable::Mmap | OnUnavailable::Fail => {
-            Err(StartError(format!("engine.backend: {requested}: {refusal}")))
-        }
+        OnUnavailable::Mmap | OnUnavailable::Fail => Err(StartError(format!("{requested}: {refusal}"))),
     };
     match probe::probe() {
         Ok(facts) => Ok(status(

@@ -139,11 +139,13 @@ fn check_config(inputs: &Inputs, open: bool) -> anyhow::Result<()> {
         errors.of_access_log(&config, AccessLog::check);
         // They stay open, as in a start, while the backends are checked.
         let _open = errors.open(&config.datasets);
-        let checked = Engine::check_backend(&config.engine, config.engine.backend);
-        let mut statuses = vec![("engine.backend".to_owned(), errors.of_host(checked))];
-        for (name, backend) in &config.dataset_backends {
-            let key = format!("datasets.{name}.backend");
-            let checked = Engine::check_backend(&config.engine, *backend);
+        let of_datasets = config.dataset_backends.iter();
+        let of_datasets = of_datasets.map(|(name, backend)| (format!("datasets.{name}.backend"), *backend));
+        let mut statuses = Vec::new();
+        for (key, backend) in
+            std::iter::once(("engine.backend".to_owned(), config.engine.backend)).chain(of_datasets)
+        {
+            let checked = Engine::check_backend(&config.engine, backend);
             let status = errors.of_host(checked.map_err(|error| format!("{key}: {error}")));
             statuses.push((key, status));
         }

@@ -79,6 +79,20 @@ fn an_engine_asked_for_by_name_fails_with_the_remedy() {
 }
 
 #[test]
+fn a_dataset_that_asks_for_the_ring_fails_with_its_own_key() {
+    // Scenario: a filter, `on_unavailable: fail`, mmap for the engine and uring for one dataset; a start, and a check of
+    // the configuration. Expectation: exit code 3, and the key is that dataset's, not the engine's.
+    let (setup, _) = plain_blocks(Setup::new("mmap"), 1);
+    setup.file("own.bin", &[7; 4096]);
+    let setup = setup
+        .dataset(&["{name: own, kind: blocks, block_bytes: 4KiB, path: own.bin, backend: uring}"])
+        .without_io_uring(EPERM);
+    for run in [setup.refused(), setup.run(&["check-config", "--open"])] {
+        run.with(3, &["datasets.own.backend: uring: a seccomp filter"]);
+    }
+}
+
+#[test]
 fn a_check_of_the_configuration_tells_of_a_fallback() {
     // Scenario: a filter, `on_unavailable: mmap`, and a check of the configuration with its files. Expectation: exit
     // code 0, since the daemon would serve, and a line with what would run and the reason, for the engine and for a
