@@ -17,8 +17,7 @@ pub use residency::resident_pages;
 
 use io_uring::{IoUring, opcode, types};
 use refusal::Seen;
-use rustix::io::Errno;
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Write as _};
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -51,7 +50,7 @@ pub fn probe() -> Result<UringFacts, UringRefusal> {
     let mut ring = IoUring::new(8).map_err(|error| refused("io_uring_setup", &error))?;
     one("a no-op", &mut ring, &opcode::Nop::new().build(), libc::ENOSYS)?;
 
-    let file = file_in_memory()?;
+    let file = bytes_to_read()?;
     // Leaked if the read failed, since one that timed out may still write to it.
     let mut memory = ManuallyDrop::new(vec![0_u8; READ_BYTES]);
     let fd = types::Fd(file.as_raw_fd());
@@ -59,7 +58,7 @@ pub fn probe() -> Result<UringFacts, UringRefusal> {
     let plain = opcode::Read::new(fd, memory.as_mut_ptr(), length).build();
     let read = one("a read", &mut ring, &plain, libc::EINVAL)?;
     check_bytes("a read", read, &memory)?;
-    let registered_buffers = registered_read(&mut ring, fd, ManuallyDrop::into_inner(memory));
+    let registered_buffers = registered_read(&mut ring, ManuallyDrop::into_inner(memory));
     let features = features_of(&ring);
 
     Ok(UringFacts {
@@ -71,8 +70,10 @@ pub fn probe() -> Result<UringFacts, UringRefusal> {
 }
 
 /// Registers the memory, reads into it, unregisters it.
-fn registered_read(ring: &mut IoUring, fd: types::Fd, mut memory: Vec<u8>) -> Result<(), String> {
+fn registered_read(ring: &mut IoUring, mut memory: Vec<u8>) -> Result<(), String> {
     const STEP: &str = "a read into registered memory";
+    let file = bytes_to_read().map_err(|refusal| refusal.to_string())?;
+    let fd = types::Fd(file.as_raw_fd());
     memory.fill(0);
     let vector = libc::iovec {
         iov_base: memory.as_mut_ptr().cast(),
@@ -176,26 +177,18 @@ fn check_bytes(step: &'static str, read: i32, memory: &[u8]) -> Result<(), Uring
     })
 }
 
-/// A file to read that needs no directory.
-fn file_in_memory() -> Result<OwnedFd, UringRefusal> {
-    let step = "a file to read";
-    let refused = |errno: Errno| match errno {
-        Errno::MFILE | Errno::NFILE => Seen::now(errno.raw_os_error()).refusal(step),
-        _ => UringRefusal::Other {
-            step,
-            errno: errno.raw_os_error(),
-        },
+/// A descriptor with `READ_BYTES` to read, once: a pipe, which needs no directory and is no file that RLIMIT_FSIZE forbids to
+/// write. Even the smallest one has room for a page.
+fn bytes_to_read() -> Result<OwnedFd, UringRefusal> {
+    let step = "something to read";
+    // Other causes are not io_uring's.
+    let refused = |error: std::io::Error| match error.raw_os_error().unwrap_or(libc::EIO) {
+        errno @ (libc::EMFILE | libc::ENFILE) => Seen::now(errno).refusal(step),
+        errno => UringRefusal::Other { step, errno },
     };
-    let file =
-        rustix::fs::memfd_create("ringfetch-probe", rustix::fs::MemfdFlags::CLOEXEC).map_err(refused)?;
-    let written = rustix::io::pwrite(&file, &[0xA5; READ_BYTES], 0).map_err(refused)?;
-    if written != READ_BYTES {
-        return Err(UringRefusal::Other {
-            step,
-            errno: libc::ENOSPC,
-        });
-    }
-    Ok(file)
+    let (reader, mut writer) = std::io::pipe().map_err(refused)?;
+    writer.write_all(&[0xA5; READ_BYTES]).map_err(refused)?;
+    Ok(reader.into())
 }
 
 fn refused(step: &'static str, error: &std::io::Error) -> UringRefusal {

@@ -178,6 +178,19 @@ async fn a_limit_of_open_files_that_is_too_low_never_falls_back() {
 }
 
 #[tokio::test]
+#[ignore = "needs io_uring"]
+async fn a_daemon_that_may_hardly_write_files_has_the_ring() {
+    // Scenario: a process that may write files of at most 512 bytes (RLIMIT_FSIZE, LimitFSIZE in systemd), enough for
+    // the addresses that this test reads, and uring without a fallback. Expectation: it serves on uring, since reads
+    // need no file to be written.
+    let (setup, _) = plain_blocks(Setup::new("uring"), 16);
+    let daemon = setup.through(&["prlimit", "--fsize=512"]).start();
+    assert_eq!(daemon.status().await.backend(), v1::Backend::Uring);
+    daemon.assert_serves("blocks").await;
+    daemon.stop().await;
+}
+
+#[tokio::test]
 #[ignore = "needs root and io_uring"]
 async fn without_lockable_memory_it_goes_on_unregistered_and_says_so() {
     // Scenario: a user without privileges, 64 KiB of lockable memory and 32 MiB of response memory to

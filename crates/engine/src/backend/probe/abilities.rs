@@ -1,9 +1,10 @@
 //! Optional features of a ring: tries each one that the uring backend would use, so that a missing one can be
 //! named. For examining a host; the engine tries them as it uses them.
 
-use super::{Errno, completed, kernel_release, refused};
-use super::{UringRefusal, file_in_memory};
+use super::{UringRefusal, bytes_to_read};
+use super::{completed, kernel_release, refused};
 use io_uring::{IoUring, opcode, types};
+use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use std::io;
 use std::mem::ManuallyDrop;
@@ -58,7 +59,7 @@ pub fn abilities() -> Result<Abilities, UringRefusal> {
 
 /// As the backend does it: an empty table, one entry filled, a read by that entry.
 fn registered_file() -> io::Result<()> {
-    let file = file_in_memory().map_err(io::Error::other)?;
+    let file = bytes_to_read().map_err(io::Error::other)?;
     let ring = IoUring::new(8)?;
     ring.submitter().register_files(&[-1; 8])?;
     ring.submitter().register_files_update(3, &[file.as_raw_fd()])?;
