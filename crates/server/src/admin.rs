@@ -8,7 +8,7 @@ mod change;
 use crate::daemon_status::{DatasetStatusView, ShardView, StatusCollector};
 use crate::fetch::{Fetcher, StorageInfo};
 use crate::grpc::{self, convert};
-use crate::lifecycle::Lifecycle;
+use crate::lifecycle::{Lifecycle, State};
 use crate::reconfigure::Reconfigurer;
 use crate::rpc_metrics::RpcMetrics;
 use crate::telemetry::Telemetry;
@@ -45,7 +45,7 @@ pub fn service(
     let admin = Admin::new(fetcher.clone(), lifecycle.clone(), telemetry, reconfigurer);
     let mut routes = RoutesBuilder::default();
     routes.add_service(AdminServiceServer::new(admin).max_encoding_message_size(usize::MAX));
-    grpc::finish(routes, fetcher, lifecycle, rpc, SERVICES)
+    grpc::finish(routes, fetcher, lifecycle, rpc, SERVICES, State::Ended)
 }
 
 #[derive(Debug)]

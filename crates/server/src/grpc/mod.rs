@@ -26,7 +26,7 @@ pub(crate) use metadata::is_grpc;
 pub(crate) use service::refuse_other_protocols;
 
 use crate::fetch::Fetcher;
-use crate::lifecycle::Lifecycle;
+use crate::lifecycle::{Lifecycle, State};
 use crate::listener::FastPath;
 use crate::rpc_metrics::RpcMetrics;
 use ringfetch_proto::v1::dataset_service_server::DatasetServiceServer;
@@ -51,7 +51,7 @@ pub fn service(fetcher: Fetcher, lifecycle: Lifecycle, rpc: RpcMetrics) -> axum:
     );
     let fetch = service::FetchService::new(fetcher.clone(), lifecycle.clone(), rpc.clone());
     let fetch_routes = axum::Router::new().route_service(&format!("/{}/{{method}}", service::NAME), fetch);
-    fetch_routes.merge(finish(routes, fetcher, lifecycle, rpc, SERVICES))
+    fetch_routes.merge(finish(routes, fetcher, lifecycle, rpc, SERVICES, State::Draining))
 }
 
 /// FetchService without the router: the fast path for [`service`].
@@ -59,13 +59,15 @@ pub fn fast_path(fetcher: Fetcher, lifecycle: Lifecycle, rpc: RpcMetrics) -> Arc
     Arc::new(service::FetchService::new(fetcher, lifecycle, rpc))
 }
 
-/// Adds health and reflection for these services, and what every call of the services in `routes` needs.
+/// Adds health and reflection for these services, and what every call of the services in `routes` needs. From `last` on, calls
+/// that wait for their client's next request end.
 pub(crate) fn finish(
     mut routes: RoutesBuilder,
     fetcher: Fetcher,
     lifecycle: Lifecycle,
     rpc: RpcMetrics,
     services: &'static [&'static str],
+    last: State,
 ) -> axum::Router {
     routes.add_service(HealthServer::new(health::HealthService::new(
         lifecycle.clone(),
@@ -90,6 +92,7 @@ pub(crate) fn finish(
         lifecycle,
         rpc,
         services,
+        last,
     };
     router.layer(axum::middleware::from_fn_with_state(state, tonic_calls::serve))
 }

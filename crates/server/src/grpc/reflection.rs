@@ -2,13 +2,13 @@
 //!
 //! tonic-reflection ends the whole call at a request that it cannot answer, and with OK at one that is malformed. The
 //! protocol has an error response for the former, after which the call continues. So each request is passed on as a
-//! call of its own. A drain ends a call that waits for its next request: tools keep one open.
+//! call of its own. A drain ends a call that waits for its next request, since tools keep one open; on the admin port its end does.
 
 use super::read_object::trailers_of;
 use super::service::{decode, trailers_ok};
 use super::tonic_calls::{Messages, framed};
 use crate::error_status;
-use crate::lifecycle::Lifecycle;
+use crate::lifecycle::{Lifecycle, State};
 use axum::body::Body;
 use axum::extract::Request;
 use axum::middleware::Next;
@@ -33,16 +33,18 @@ struct Call {
     uri: Uri,
     reflection: Next,
     lifecycle: Lifecycle,
+    last: State,
 }
 
-/// Serves a call of the reflection service, which is `reflection`.
-pub(super) fn respond(request: Request, reflection: Next, lifecycle: Lifecycle) -> Response {
+/// Serves a call of the reflection service, which is `reflection`, until the daemon reaches `last`.
+pub(super) fn respond(request: Request, reflection: Next, lifecycle: Lifecycle, last: State) -> Response {
     let (head, body) = request.into_parts();
     let call = Call {
         requests: Messages::new(body),
         uri: head.uri,
         reflection,
         lifecycle,
+        last,
     };
     let frames = futures_util::stream::unfold(Some(call), |call| async {
         let mut call = call?;
@@ -62,12 +64,12 @@ impl Call {
     /// The response to the next request, framed; `None` after the last one.
     ///
     /// # Errors
-    /// Bytes that are no request, or a drain. Both end the call.
+    /// Bytes that are no request, or the daemon has reached `last`. Both end the call.
     async fn next_response(&mut self) -> Result<Option<Bytes>, Status> {
         let message = tokio::select! {
             biased;
             message = self.requests.next() => message?,
-            () = self.lifecycle.draining() => {
+            () = self.lifecycle.reached(self.last) => {
                 return Err(error_status::to_status(&ReadError::Draining.into(), "message"));
             }
         };

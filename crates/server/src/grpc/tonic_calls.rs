@@ -12,7 +12,7 @@ use super::service::{broken_off, deadline_of, malformed, no_message, several_mes
 use crate::caller::Connection;
 use crate::error_status;
 use crate::fetch::{Fetcher, timeout_at};
-use crate::lifecycle::Lifecycle;
+use crate::lifecycle::{self, Lifecycle};
 use crate::rpc_metrics::{CallTimer, GrpcMethod, RpcMetrics, grpc_method_of, is_common_service};
 use axum::body::Body;
 use axum::extract::{Request, State};
@@ -42,6 +42,8 @@ pub(super) struct CallState {
     pub(super) rpc: RpcMetrics,
     /// The port's services, besides health and reflection.
     pub(super) services: &'static [&'static str],
+    /// The state that ends calls which wait for their client.
+    pub(super) last: lifecycle::State,
 }
 
 /// Middleware for an axum router.
@@ -52,6 +54,7 @@ pub(super) async fn serve(State(state): State<CallState>, request: Request, next
         lifecycle,
         rpc,
         services,
+        last,
     } = state;
     let method = grpc_method_of(request.uri().path(), services);
     let mut call = CallTimer::new(rpc, method, started);
@@ -74,7 +77,7 @@ pub(super) async fn serve(State(state): State<CallState>, request: Request, next
     let is_late = deadline.is_some_and(|deadline| deadline <= Instant::now());
     let answer = async {
         Ok(if matches!(method, GrpcMethod::ServerReflectionInfo) {
-            reflection::respond(request, next, lifecycle)
+            reflection::respond(request, next, lifecycle, last)
         } else {
             next.run(with_one_message(request).await?).await
         })

@@ -15,14 +15,15 @@ use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
-use tokio_stream::StreamExt as _;
+use tokio::sync::mpsc::UnboundedSender;
+use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::{Code, Streaming};
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
-use tonic_reflection::pb::v1::ServerReflectionRequest;
 use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
 use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
+use tonic_reflection::pb::v1::{ServerReflectionRequest, ServerReflectionResponse};
 
 const COUNT: u64 = 512;
 /// Blocks of a file that does not fit in the socket buffers of a client that does not read.
@@ -208,6 +209,33 @@ fn drains(daemon: &Daemon) {
     });
 }
 
+fn list_services() -> ServerReflectionRequest {
+    ServerReflectionRequest {
+        message_request: Some(MessageRequest::ListServices(String::new())),
+        ..ServerReflectionRequest::default()
+    }
+}
+
+/// A reflection call that has got one response, and what sends its further requests.
+async fn reflected(
+    address: SocketAddr,
+) -> (
+    UnboundedSender<ServerReflectionRequest>,
+    Streaming<ServerReflectionResponse>,
+) {
+    let (asks, asked) = tokio::sync::mpsc::unbounded_channel();
+    asks.send(list_services()).unwrap();
+    let mut reflection = ServerReflectionClient::new(channel(address).await);
+    let asked = UnboundedReceiverStream::new(asked);
+    let mut reflected = reflection
+        .server_reflection_info(asked)
+        .await
+        .unwrap()
+        .into_inner();
+    assert!(reflected.message().await.unwrap().is_some());
+    (asks, reflected)
+}
+
 #[tokio::test]
 async fn idle_connections_are_not_waited_for() {
     // Scenario: each backend and each signal, without an admin port, with idle connections: one kept alive
@@ -238,18 +266,7 @@ async fn idle_connections_are_not_waited_for() {
         let _silent = [daemon.http, daemon.grpc].map(|address| TcpStream::connect(address).unwrap());
         let mut fetch = daemon.fetch().await;
         let stream = fetch.fetch_stream(tokio_stream::pending()).await.unwrap();
-        let mut reflection = ServerReflectionClient::new(channel(daemon.grpc).await);
-        let list = ServerReflectionRequest {
-            message_request: Some(MessageRequest::ListServices(String::new())),
-            ..ServerReflectionRequest::default()
-        };
-        let asked = tokio_stream::iter([list]).chain(tokio_stream::pending());
-        let mut reflected = reflection
-            .server_reflection_info(asked)
-            .await
-            .unwrap()
-            .into_inner();
-        assert!(reflected.message().await.unwrap().is_some());
+        let (_asks, mut reflected) = reflected(daemon.grpc).await;
         eventually_async("the open connections are counted", async || {
             let metrics = daemon.scrape().await;
             let open = |transport| metrics.sum("ringfetch_connections", &[("transport", transport)]);
@@ -275,7 +292,8 @@ async fn idle_connections_are_not_waited_for() {
 #[tokio::test]
 async fn a_response_in_flight_is_finished_first() {
     // Scenario: the client has begun to read a long response when the signal arrives. Expectation: new
-    // connections are refused on gRPC, and get no data on HTTP; the response is complete and correct; exit 0.
+    // connections are refused on gRPC, and get no data on HTTP; on the admin port a reflection call goes on; the response is
+    // complete and correct; exit 0.
     let (setup, bytes) = plain_blocks(Setup::new(any_backend()), LONG_COUNT);
     let mut daemon = setup.set("shutdown.drain_timeout_ms", "60000").start();
     let mut stream = asked(daemon.http, "/v1/datasets/blocks/bytes");
@@ -293,6 +311,9 @@ async fn a_response_in_flight_is_finished_first() {
         (ready.status.as_u16(), &ready.json()["state"]),
         (503, &"draining".into())
     );
+    let (asks, mut reflected) = reflected(daemon.admin).await;
+    asks.send(list_services()).unwrap();
+    assert!(reflected.message().await.unwrap().is_some());
     assert!(daemon.is_alive(), "{}", daemon.log().join("\n"));
     stream.read_to_end(&mut answer).unwrap();
     let head = answer
