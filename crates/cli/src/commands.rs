@@ -33,7 +33,7 @@ impl Cli {
     pub(crate) fn of_process() -> Self {
         let matches = without_empty_variables(Self::command()).try_get_matches();
         let parsed = matches.and_then(|matches| Self::from_arg_matches(&matches));
-        parsed.unwrap_or_else(|error| arguments::exit(&error))
+        parsed.unwrap_or_else(|error| arguments::exit("ringfetch", &error))
     }
 }
 

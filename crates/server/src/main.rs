@@ -64,7 +64,7 @@ const EXIT_HOST: u8 = 3;
 static FLUSHER: BlockingPool = BlockingPool::new("rf-flush", 1);
 
 fn main() -> ExitCode {
-    let cli = Cli::try_parse().unwrap_or_else(|error| arguments::exit(&error));
+    let cli = Cli::try_parse().unwrap_or_else(|error| arguments::exit("ringfetchd", &error));
     let outcome = match cli.command.clone().unwrap_or(Command::Run) {
         Command::Run => run(&cli.inputs(), cli.addresses_file.as_deref()),
         Command::CheckConfig { open } => check_config(&cli.inputs(), open),

@@ -433,6 +433,9 @@ fn a_full_disk_is_reported_with_what_could_not_be_written() {
         "--json status",
         "completions bash",
         "doctor",
+        "get --help",
+        "help",
+        "--version",
     ] {
         let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
         let output = command(server, args).stdout(full).output().unwrap();
