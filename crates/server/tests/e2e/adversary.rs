@@ -2,7 +2,7 @@
 //! victim's and from the same one. Asserted are counts, memory and who is served; `bench/adversary.py`
 //! measures times.
 
-use crate::daemon::{Daemon, Setup, eventually_async};
+use crate::daemon::{Daemon, PATIENCE, Setup, eventually_async};
 use crate::data::plain_blocks;
 use adversary::{Counts, Hold, Tally, Target, cases};
 use ringfetch_client::Client;
@@ -18,6 +18,13 @@ fn target(daemon: &Daemon, from: &str) -> Target {
     target.expect("loopback").from(from.parse().expect("an address"))
 }
 
+/// Waits until `seen` returns true. The panic shows the counts, and with them what the attackers could not do.
+async fn happens(tally: &Tally, seen: impl FnMut(&Counts) -> bool) {
+    // An attack on a busy machine takes longer than most.
+    let waited = tokio::time::timeout(4 * PATIENCE, tally.wait_until(seen)).await;
+    assert!(waited.is_ok(), "not seen in time: {:?}", tally.counts());
+}
+
 /// Attacks until `seen` returns true for the tally, then runs `meanwhile`, then ends the attack.
 async fn during<Fut>(
     tally: &Tally,
@@ -29,7 +36,7 @@ async fn during<Fut>(
 {
     let (hold, release) = Hold::until_released();
     let attack = tokio::spawn(attack(hold, tally.clone()));
-    tally.wait_until(seen).await;
+    happens(tally, seen).await;
     meanwhile().await;
     release.now();
     attack.await.expect("no panic").expect("it could attack");
@@ -193,7 +200,7 @@ async fn a_herd_on_one_cold_block_is_one_read_a_shard() {
                 })
                 .await;
                 disk.release();
-                tally.wait_until(|counts| counts.answers >= 1000).await;
+                happens(&tally, |counts| counts.answers >= 1000).await;
             },
         )
         .await;

@@ -6,7 +6,8 @@ use crate::seccomp::without_io_uring;
 use crate::tls::{Authority, Door, with_tls};
 use crate::wire;
 use adversary::Process;
-use rustix::process::{Pid, Signal, kill_process};
+use ringfetch_engine::probe::{UringRefusal, probe};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, setrlimit};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
@@ -31,12 +32,36 @@ pub(crate) const LISTEN: &str =
 /// Every backend that this host allows; whatever matters is tested on each. What concerns only io_uring has
 /// its own test, with `#[ignore = "needs io_uring"]`.
 pub(crate) fn backends() -> &'static [&'static str] {
-    static URING: LazyLock<bool> = LazyLock::new(|| ringfetch_engine::probe::probe().is_ok());
-    if *URING {
-        &["uring", "mmap", "pread"]
-    } else {
-        &["pread", "mmap"]
+    static REFUSED: LazyLock<Option<UringRefusal>> = LazyLock::new(|| probe().err());
+    match &*REFUSED {
+        None => &["uring", "mmap", "pread"],
+        Some(refusal) if refusal.may_fall_back() => &["pread", "mmap"],
+        // No ring is possible, as with a filter.
+        Some(UringRefusal::Memlock { limit_bytes: Some(0) }) => &["pread", "mmap"],
+        // Without it nothing would be tested on a ring, and nobody would notice.
+        Some(refusal) => panic!("no test of io_uring can run: {refusal}"),
     }
+}
+
+/// Checks the limit of open files that docs/ARCHITECTURE.md ("Tests") requires, and raises a lower one if allowed.
+fn can_open_enough_files() {
+    const NEEDED: u64 = 1024;
+    static ALLOWED: LazyLock<u64> = LazyLock::new(|| {
+        let limit = getrlimit(Resource::Nofile);
+        let [current, maximum] = [limit.current, limit.maximum].map(|files| files.unwrap_or(u64::MAX));
+        if current >= NEEDED {
+            return current;
+        }
+        let current = Some(maximum.min(NEEDED));
+        setrlimit(Resource::Nofile, Rlimit { current, ..limit })
+            .expect("up to its maximum, it may be raised");
+        maximum.min(NEEDED)
+    });
+    assert!(
+        *ALLOWED >= NEEDED,
+        "the tests need {NEEDED} open files, and {} are allowed: raise the limit (`ulimit -n`)",
+        *ALLOWED
+    );
 }
 
 /// [`backends`], and `auto`, which chooses between two of them, where io_uring is available.
@@ -101,6 +126,7 @@ pub(crate) struct Setup {
 impl Setup {
     /// Two cores, 32 MiB, free ports; no datasets yet.
     pub(crate) fn new(backend: &str) -> Self {
+        can_open_enough_files();
         let directory = tempfile::tempdir().expect("a directory");
         let setup = Self {
             directory,
