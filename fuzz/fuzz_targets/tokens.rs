@@ -39,7 +39,7 @@ const VALUES_MAX: usize = 120;
 const DATASETS: [&str; 3] = ["b", "o", "v"];
 
 /// All possible messages about a file, with numbers as `N`: nothing of the file is repeated.
-const PROBLEMS: [&str; 21] = [
+const PROBLEMS: [&str; 22] = [
     "is empty",
     "begins with a byte order mark",
     "is not UTF-N",
@@ -61,6 +61,7 @@ const PROBLEMS: [&str; 21] = [
     "line N has the limit L with an invalid value: not a number, or out of range",
     "line N repeats the credential of line N",
     "line N differs in rights or limits from line N with the same name",
+    "N more of its lines are wrong",
 ];
 
 /// A daemon's ports that one principals file guards.
