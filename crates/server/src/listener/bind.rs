@@ -166,8 +166,11 @@ pub(super) fn refuse_handshakes(listener: &TcpListener) {
         SockFilter::new(0x06, 0, 0, 0),
         SockFilter::new(0x06, 0, 0, u32::MAX),
     ];
-    // A sandbox may forbid it, and some kernels all but root. Then who connects in that instant is reset.
-    let _dropped = SockRef::from(listener).attach_filter(&drop_syn);
+    let socket = SockRef::from(listener);
+    // A sandbox may forbid it, and some kernels all but root.
+    let _dropped = socket.attach_filter(&drop_syn);
+    // Then the kernel lets in who comes while nobody else waits, so that at most one is reset.
+    let _shortened = socket.listen(0);
 }
 
 #[cfg(test)]
@@ -195,22 +198,19 @@ mod tests {
         drop(listening);
     }
 
-    #[tokio::test]
-    #[ignore = "needs root"]
-    async fn who_comes_while_a_port_closes_is_not_let_in() {
-        // Scenario: a client in the backlog, and one that comes once handshakes are refused, on a port that closes a
-        // moment later. Expectation: the first is accepted; the second has never been connected, so it is refused.
-        let bound = bind("http.listen", "127.0.0.1:0".parse().expect("an address")).expect("bind");
-        let address = bound.address();
-        let listening = bound.listen().expect("listen");
-        let _early = std::net::TcpStream::connect(address).expect("connect");
+    /// A client that connects once handshakes are refused, on a port that accepts `early` more and closes a moment later, is
+    /// refused: it has never been connected.
+    async fn is_refused(listening: TcpListener, early: usize) {
+        let address = listening.local_addr().expect("its address");
         refuse_handshakes(&listening);
         let late = tokio::net::TcpStream::connect(address);
         let closing = async {
             // After the SYN was sent.
             tokio::task::yield_now().await;
             let accept = || SockRef::from(&listening).accept();
-            assert!(accept().is_ok(), "the backlog stays");
+            for _ in 0..early {
+                assert!(accept().is_ok(), "the backlog stays");
+            }
             assert_eq!(
                 accept().expect_err("nobody else").kind(),
                 io::ErrorKind::WouldBlock
@@ -222,6 +222,27 @@ mod tests {
             late.expect_err("nobody listens").kind(),
             io::ErrorKind::ConnectionRefused
         );
+    }
+
+    fn listening() -> TcpListener {
+        let bound = bind("http.listen", "127.0.0.1:0".parse().expect("an address")).expect("bind");
+        bound.listen().expect("listen")
+    }
+
+    #[tokio::test]
+    async fn who_comes_behind_others_while_a_port_closes_is_not_let_in() {
+        // Scenario: a client in the backlog. Expectation: it is accepted; a later one is refused.
+        let listening = listening();
+        let address = listening.local_addr().expect("its address");
+        let _early = std::net::TcpStream::connect(address).expect("connect");
+        is_refused(listening, 1).await;
+    }
+
+    #[tokio::test]
+    #[ignore = "needs root"]
+    async fn who_comes_alone_while_a_port_closes_is_not_let_in() {
+        // Scenario: nobody in the backlog, for which the kernel keeps one place. Expectation: the client is refused.
+        is_refused(listening(), 0).await;
     }
 
     #[tokio::test]
