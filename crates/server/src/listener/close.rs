@@ -90,22 +90,30 @@ impl CloseReason {
 pub(super) enum CloseDecision {
     /// Gracefully: no further requests are accepted; it closes once those in flight are answered.
     GoAway(CloseReason),
+    /// Nothing is in flight: it closes once the client has received everything, or does not go on receiving.
+    Finish(CloseReason),
     /// At once.
     Close(CloseReason),
 }
 
-/// Added to the codes of [`CloseDecision::GoAway`].
+/// Bits of a decision's code. The greater ones replace the others.
 const CLOSE: u8 = 0x80;
+const FINISH: u8 = 0x40;
 
 impl CloseDecision {
     pub(super) fn reason(self) -> CloseReason {
         match self {
-            Self::GoAway(reason) | Self::Close(reason) => reason,
+            Self::GoAway(reason) | Self::Finish(reason) | Self::Close(reason) => reason,
         }
     }
 
     pub(super) fn closes(self) -> bool {
         matches!(self, Self::Close(_))
+    }
+
+    /// Whether it replaces a decision with this code: only a more urgent one does.
+    pub(super) fn replaces(self, code: u8) -> bool {
+        code == 0 || self.code() & (CLOSE | FINISH) > code & (CLOSE | FINISH)
     }
 
     /// The decision as a number other than 0.
@@ -114,16 +122,20 @@ impl CloseDecision {
             .iter()
             .position(|reason| *reason == self.reason());
         let code = index.and_then(|index| u8::try_from(index + 1).ok()).unwrap_or(1);
-        if self.closes() { code | CLOSE } else { code }
+        match self {
+            Self::GoAway(_) => code,
+            Self::Finish(_) => code | FINISH,
+            Self::Close(_) => code | CLOSE,
+        }
     }
 
     pub(super) fn of(code: u8) -> Option<Self> {
-        let index = usize::from(code & !CLOSE).checked_sub(1)?;
+        let index = usize::from(code & !(CLOSE | FINISH)).checked_sub(1)?;
         let reason = *CloseReason::ALL.get(index)?;
-        Some(if code & CLOSE == 0 {
-            Self::GoAway(reason)
-        } else {
-            Self::Close(reason)
+        Some(match code & (CLOSE | FINISH) {
+            0 => Self::GoAway(reason),
+            FINISH => Self::Finish(reason),
+            _ => Self::Close(reason),
         })
     }
 }
@@ -200,7 +212,8 @@ mod tests {
         // Scenario: each decision as a number and back, and numbers that encode none. Expectation: the same
         // decision, or `None`.
         for reason in CloseReason::ALL {
-            for decision in [CloseDecision::GoAway(reason), CloseDecision::Close(reason)] {
+            let decisions = [CloseDecision::GoAway, CloseDecision::Finish, CloseDecision::Close];
+            for decision in decisions.map(|decision| decision(reason)) {
                 assert_eq!(CloseDecision::of(decision.code()), Some(decision));
             }
         }

@@ -59,6 +59,8 @@ pub(super) struct Progress {
     owed_bytes: AtomicU64,
     /// The socket did not accept all bytes: a write is pending.
     write_is_blocked: AtomicBool,
+    /// The connection closes, and the client has not received all of its last response.
+    is_unreceived: AtomicBool,
     is_http2: AtomicBool,
     /// Baseline of unexplained bytes: see [`Self::floods`].
     flood_base: AtomicI64,
@@ -338,8 +340,14 @@ impl Progress {
             .saturating_sub(self.read_bytes_at_end.load(Ordering::Relaxed))
     }
 
+    /// Sets whether the client has not received all that was written, while the connection closes.
+    pub(super) fn set_unreceived(&self, is_unreceived: bool) {
+        self.is_unreceived.store(is_unreceived, Ordering::Relaxed);
+    }
+
     pub(super) fn activity(&self) -> Activity {
-        if self.open_whole.load(Ordering::Relaxed) > 0 || self.owes() {
+        let is_unreceived = self.is_unreceived.load(Ordering::Relaxed);
+        if self.open_whole.load(Ordering::Relaxed) > 0 || self.owes() || is_unreceived {
             Activity::Busy
         } else if self.whole.load(Ordering::Relaxed) > 0 {
             Activity::Idle
@@ -367,14 +375,12 @@ impl Progress {
         drop(found);
     }
 
-    /// Decides to close the connection. The first decision to close at once wins; it can replace a graceful
-    /// one.
+    /// Decides to close the connection. The first decision wins, until there is a more urgent one.
     pub(super) fn decide(&self, decision: CloseDecision) {
-        let closes = |code| CloseDecision::of(code).is_some_and(CloseDecision::closes);
         let decided = self
             .decision
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |code| {
-                (code == 0 || (decision.closes() && !closes(code))).then_some(decision.code())
+                decision.replaces(code).then_some(decision.code())
             });
         if decided.is_ok() {
             self.waker.wake();
@@ -527,7 +533,7 @@ mod tests {
     #[test]
     fn a_connection_is_unproven_until_a_request_is_whole() {
         // Scenario: nothing; a head whose body is missing; the body; the end of the response; bytes that are
-        // owed. Expectation: an incomplete request does not count.
+        // owed, or not received. Expectation: an incomplete request does not count.
         let progress = Arc::new(Progress::default());
         assert_eq!(progress.activity(), Activity::Unproven);
         let exchange = progress.open(false);
@@ -541,6 +547,10 @@ mod tests {
         assert!(!progress.owes());
         drop(exchange);
         assert_eq!(progress.activity(), Activity::Idle);
+        for (is_unreceived, activity) in [(true, Activity::Busy), (false, Activity::Idle)] {
+            progress.set_unreceived(is_unreceived);
+            assert_eq!(progress.activity(), activity);
+        }
         drop(progress.open(false));
         assert_eq!(progress.activity(), Activity::Idle);
     }
@@ -560,21 +570,25 @@ mod tests {
 
     #[test]
     fn a_decision_is_heard_once_and_closing_beats_leaving() {
-        // Scenario: decisions to close gracefully for age, then at once for not reading, then gracefully
-        // again. Expectation: each of the first two is seen, the third is not.
+        // Scenario: decisions to close gracefully for age, as nothing is in flight, at once for not reading, then gracefully
+        // again. Expectation: each of the first three is seen, the others are not.
         let progress = Progress::default();
         let mut seen = SeenEvents::default();
         let mut event = || std::future::poll_fn(|cx| progress.poll_event(cx, &mut seen)).now_or_never();
         assert_eq!(event(), None);
-        let (leave, close) = (
+        let (leave, finish, close) = (
             CloseDecision::GoAway(CloseReason::Age),
+            CloseDecision::Finish(CloseReason::Age),
             CloseDecision::Close(CloseReason::Send),
         );
         progress.decide(leave);
         assert_eq!(event(), Some(ConnectionEvent::Close(leave)));
         assert_eq!(event(), None);
+        progress.decide(finish);
+        assert_eq!(event(), Some(ConnectionEvent::Close(finish)));
         progress.decide(close);
         progress.decide(CloseDecision::GoAway(CloseReason::Idle));
+        progress.decide(finish);
         progress.decide(CloseDecision::Close(CloseReason::Evicted));
         assert_eq!(event(), Some(ConnectionEvent::Close(close)));
     }

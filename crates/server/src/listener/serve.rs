@@ -13,6 +13,7 @@ use super::connection_limits::ConnectionLimits;
 use super::core_turns::{self, InTurn};
 use super::dispatch::RequestDispatcher;
 use super::progress::{ConnectionEvent, Progress, SeenEvents};
+use super::socket::Patience;
 use super::timeouts::{TimeoutTracker, WatchGuard};
 use super::tls_stream::AcceptedStream;
 use super::{
@@ -179,8 +180,12 @@ impl PortServer {
                     Next::Ended(ended) => break ended,
                     Next::Event(ConnectionEvent::Close(decision)) => {
                         count(decision);
-                        if decision.closes() {
-                            return flusher.with_io(|io| io.inner_mut().say_goodbye());
+                        match decision {
+                            CloseDecision::Close(_) => {
+                                return flusher.with_io(|io| io.inner_mut().say_goodbye());
+                            }
+                            CloseDecision::Finish(_) => break Ok(()),
+                            CloseDecision::GoAway(_) => {}
                         }
                         // Its next response announces the close: closing without that could race with a
                         // request.
@@ -189,7 +194,7 @@ impl PortServer {
                         }
                     }
                     Next::Event(ConnectionEvent::Drain) => drained = Some(Box::pin(progress.drained())),
-                    Next::Drained => return flusher.with_io(|io| io.inner_mut().say_goodbye()),
+                    Next::Drained => break Ok(()),
                 }
                 connection.as_mut().graceful_shutdown();
             };
@@ -206,15 +211,18 @@ impl PortServer {
                 );
             }
             let Some(socket) = flusher.into_io() else { return };
-            let mut closed = Box::pin(socket.into_inner().close());
+            let patience = Patience::new(self.connection_limits.timeouts());
+            let mut closed = Box::pin(socket.into_inner().close(patience));
             let decision = poll_fn(|cx| {
-                if closed.as_mut().poll(cx).is_ready() {
-                    return Poll::Ready(None);
+                if let Poll::Ready(fault) = closed.as_mut().poll(cx) {
+                    return Poll::Ready(fault.map(CloseDecision::Close));
                 }
                 loop {
                     match progress.poll_event(cx, &mut seen) {
-                        Poll::Ready(ConnectionEvent::Close(decision)) => return Poll::Ready(Some(decision)),
-                        Poll::Ready(ConnectionEvent::Drain) => {}
+                        Poll::Ready(ConnectionEvent::Close(decision)) if decision.closes() => {
+                            return Poll::Ready(Some(decision));
+                        }
+                        Poll::Ready(ConnectionEvent::Close(_) | ConnectionEvent::Drain) => {}
                         Poll::Pending => return Poll::Pending,
                     }
                 }

@@ -3,7 +3,7 @@
 //! If a socket is closed with unread bytes from the peer, the kernel resets the connection and discards
 //! written bytes that are not sent yet: the end of a response, if the client sent a ping or a window update
 //! meanwhile (RFC 9112 9.6). So the socket outlives the HTTP connection until the peer has closed its side
-//! too (lingering close).
+//! too (lingering close). A slow peer may need long for what the kernel holds, some megabytes.
 
 use std::io;
 use std::pin::Pin;
@@ -13,12 +13,20 @@ use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 use tokio::net::TcpStream;
+use tokio::time::Instant;
 
 use super::close::{CloseDecision, CloseReason};
 use super::progress::Progress;
+use super::running_time;
+use super::stalls::StallDetector;
+use crate::config::Timeouts;
 
-/// Time for the peer to close its side.
-pub(super) const LINGER: Duration = Duration::from_secs(2);
+/// Time for the peer to close its side, once it has received what was sent.
+const LINGER: Duration = Duration::from_secs(2);
+/// How often it is checked whether the peer goes on receiving.
+pub(super) const CHECK: Duration = Duration::from_millis(250);
+/// So few bytes are no response: GOAWAY, PING, TLS close_notify and the end of the stream. A vanished peer acknowledges none.
+const FAREWELL_BYTES: u64 = 512;
 /// Bytes discarded per read.
 const DISCARD_BYTES: usize = 16 << 10;
 
@@ -50,19 +58,76 @@ impl Socket {
         self.stream.into_std()
     }
 
-    /// Closes the socket once the peer has closed its side, or after [`LINGER`].
+    /// Closes the socket once the peer has closed its side. Returns why it was not waited for, if that is its fault.
     ///
     /// # Cancel safety
     /// Dropping the future closes the socket at once.
-    pub(super) async fn close(mut self) {
-        let until_the_peer_closes = async {
-            self.stream.shutdown().await?;
-            let mut discarded = vec![0; DISCARD_BYTES];
-            while self.stream.read(&mut discarded).await? > 0 {}
-            io::Result::Ok(())
-        };
+    pub(super) async fn close(mut self, mut patience: Patience) -> Option<CloseReason> {
+        self.stream.shutdown().await.ok()?;
+        let mut discarded = vec![0; DISCARD_BYTES];
+        loop {
+            if let Some(end) = patience.ends(&self) {
+                return end.fault();
+            }
+            // The end, or an error: the connection is gone.
+            if let Ok(Ok(0) | Err(_)) = tokio::time::timeout(CHECK, self.read(&mut discarded)).await {
+                return None;
+            }
+        }
+    }
+}
+
+/// How long the peer is waited for.
+#[derive(Debug)]
+pub(super) struct Patience {
+    times: Timeouts,
+    sending: StallDetector,
+    /// When it was seen to have received everything.
+    received: Option<Instant>,
+}
+
+/// Why the peer is not waited for any longer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum End {
+    /// It received everything and does not close its side.
+    Late,
+    /// It does not go on receiving.
+    Stalls,
+}
+
+impl End {
+    pub(super) fn fault(self) -> Option<CloseReason> {
+        (self == Self::Stalls).then_some(CloseReason::Send)
+    }
+}
+
+impl Patience {
+    pub(super) fn new(times: Timeouts) -> Self {
+        Self {
+            times,
+            sending: StallDetector::default(),
+            received: None,
+        }
+    }
+
+    /// Whether the peer is not waited for any longer; `None`: it is.
+    pub(super) fn ends(&mut self, socket: &Socket) -> Option<End> {
+        let now = running_time::now();
         // An error means that the connection is gone.
-        let _closed_or_late = tokio::time::timeout(LINGER, until_the_peer_closes).await;
+        let queued = ringfetch_host::socket::unacknowledged_bytes(&socket.stream).unwrap_or_default();
+        let ought = queued > FAREWELL_BYTES;
+        socket.progress.set_unreceived(ought);
+        let acknowledged = socket.progress.written_bytes().saturating_sub(queued);
+        let (least, limit) = (self.times.send_bytes_min, self.times.send);
+        if self.sending.lasts(now, ought, acknowledged, least, limit) {
+            return Some(End::Stalls);
+        }
+        if ought {
+            self.received = None;
+            return None;
+        }
+        let received = *self.received.get_or_insert(now);
+        (now - received >= LINGER).then_some(End::Late)
     }
 }
 
@@ -151,7 +216,8 @@ mod tests {
             stream.readable().await.expect("bytes");
             let mut socket = Socket::new(stream, Arc::default());
             socket.write_all(&vec![7; BYTES]).await.expect("written");
-            socket.close().await;
+            let times = Timeouts::default();
+            assert_eq!(socket.close(Patience::new(times)).await, None);
         };
         let (got, ()) = tokio::join!(peer, server);
         assert_eq!(got.expect("no reset"), BYTES);

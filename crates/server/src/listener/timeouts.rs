@@ -21,7 +21,7 @@ use crate::config::Timeouts;
 /// Bounds of a tick, which is a quarter of the shortest timeout.
 const TICK_MIN: Duration = Duration::from_millis(10);
 const TICK_MAX: Duration = Duration::from_secs(1);
-/// A connection that is shutting down and idle is closed after this time.
+/// A connection that is shutting down and idle is finished after this time.
 const GOODBYE: Duration = Duration::from_secs(2);
 /// Requests that a client may cancel per second, unless most of its requests complete.
 const CANCELLED_PER_S_MAX: u32 = 1000;
@@ -154,6 +154,9 @@ impl TimeoutTracker {
         times: &Timeouts,
         progress: &Progress,
     ) -> Option<CloseDecision> {
+        if is_over(now - since, times.connection_age_grace) {
+            return Some(CloseDecision::Close(reason));
+        }
         if progress.is_idle() && !progress.owes() {
             let quiet = *self.quiet.get_or_insert(now);
             // An HTTP/1 client learns of the close only with its next response.
@@ -163,12 +166,12 @@ impl TimeoutTracker {
                 GOODBYE
             };
             if is_over(now - quiet, patience) {
-                return Some(CloseDecision::Close(reason));
+                return Some(CloseDecision::Finish(reason));
             }
         } else {
             self.quiet = None;
         }
-        is_over(now - since, times.connection_age_grace).then_some(CloseDecision::Close(reason))
+        None
     }
 
     /// Before the first request.
@@ -389,7 +392,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_later_head_has_its_own_time_and_an_idle_connection_another() {
         // Scenario: a request every six seconds, the half of whose head arrives that much earlier, then nothing; the same, then
-        // half a head. Expectation: closed gracefully, then at once; closed at once.
+        // half a head. Expectation: closed gracefully, then finished; closed at once.
         let progress = Arc::new(Progress::default());
         progress.read(HEAD);
         let mut watch = TimeoutTracker::new(0);
@@ -402,7 +405,7 @@ mod tests {
         let decided = until_decided(&mut watch, &times(), &progress, 60).await;
         assert_eq!(decided, Some((51, CloseDecision::GoAway(CloseReason::Idle))));
         let decided = until_decided(&mut watch, &times(), &progress, 60).await;
-        assert_eq!(decided, Some((3, CloseDecision::Close(CloseReason::Idle))));
+        assert_eq!(decided, Some((3, CloseDecision::Finish(CloseReason::Idle))));
 
         let mut watch = TimeoutTracker::new(0);
         assert_eq!(until_decided(&mut watch, &times(), &progress, 5).await, None);
@@ -535,7 +538,7 @@ mod tests {
             assert_eq!(until_decided(&mut watch, &times, &progress, 10).await, None);
             progress.wrote(&Poll::Ready(Ok::<_, ()>(1)));
             let decided = until_decided(&mut watch, &times, &progress, 60).await;
-            assert_eq!(decided, Some((seconds, CloseDecision::Close(CloseReason::Age))));
+            assert_eq!(decided, Some((seconds, CloseDecision::Finish(CloseReason::Age))));
         }
     }
 

@@ -22,7 +22,7 @@ use super::connection_table::ConnectionTable;
 use super::progress::{ConnectionEvent, Progress, SeenEvents};
 use super::running_time;
 use super::serve::{AcceptedConnection, LAST_WORD, PortServer};
-use super::socket::{LINGER, Socket};
+use super::socket::{CHECK, Patience, Socket};
 use crate::tls::{Tls, names_of};
 
 /// Longest handshake, even if `timeouts.handshake_ms` is off.
@@ -84,18 +84,23 @@ impl Stream {
         }
     }
 
-    /// Ends TLS, and closes the socket once the peer has closed its side, or after [`LINGER`].
+    /// Ends TLS, and closes the socket as [`Socket::close`] does.
     ///
     /// # Cancel safety
     /// Dropping the future closes the socket at once.
-    pub(super) async fn close(self) {
+    pub(super) async fn close(self, mut patience: Patience) -> Option<CloseReason> {
         match self {
-            Self::Plain(socket) => socket.close().await,
+            Self::Plain(socket) => socket.close(patience).await,
             Self::Tls(mut stream) => {
-                // An error means that the connection is gone.
-                let _said_or_late = timeout(LINGER, stream.shutdown()).await;
-                if let MovableSocket::Here(socket) = stream.into_inner().0 {
-                    socket.close().await;
+                // close_notify waits for room in the socket. An error means that the connection is gone.
+                while timeout(CHECK, stream.shutdown()).await.is_err() {
+                    if let Some(end) = patience.ends(stream.get_ref().0.here().ok()?) {
+                        return end.fault();
+                    }
+                }
+                match stream.into_inner().0 {
+                    MovableSocket::Here(socket) => socket.close(patience).await,
+                    MovableSocket::Moving(_) | MovableSocket::Gone => None,
                 }
             }
         }

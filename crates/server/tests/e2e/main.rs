@@ -35,6 +35,7 @@ mod garbage;
 mod handbook;
 mod kept_memory;
 mod lab;
+mod last_bytes;
 mod listing;
 mod long_objects;
 mod long_texts;
