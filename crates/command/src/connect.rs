@@ -1,7 +1,7 @@
 //! What to do about a connection that failed, by its cause.
 
 /// What a message contains, and the remedy. The texts are those of rustls, h2, hyper and errno.
-const REMEDIES: [(&str, &str); 11] = [
+const REMEDIES: [(&str, &str); 12] = [
     // HTTP/2 or HTTP/1.1 that gets a TLS alert for an answer.
     (
         "frame with invalid size",
@@ -26,7 +26,11 @@ const REMEDIES: [(&str, &str); 11] = [
         "certificate not valid for name",
         "use a name of its certificate in the address",
     ),
-    // Expired, an authority's own, ...
+    (
+        "CaUsedAsEndEntity",
+        "its certificate is an authority's: issue one with basicConstraints=critical,CA:FALSE for the daemon's tls.certificate",
+    ),
+    // Expired, ...
     (
         "invalid peer certificate",
         "replace its certificate: the daemon's tls.certificate",

@@ -13,9 +13,16 @@ use tokio_rustls::rustls::pki_types::PrivateKeyDer;
 use tokio_rustls::rustls::server::WebPkiClientVerifier;
 use tokio_rustls::rustls::{RootCertStore, ServerConfig};
 
+/// Whose certificate a server has.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Of {
+    Server,
+    Authority,
+}
+
 /// Terminates TLS and forwards each connection to the server of its protocol. Only for clients with a
 /// certificate of its authority, whose files it writes.
-fn door(grpc: SocketAddr, http: SocketAddr, directory: &Path) -> SocketAddr {
+fn door(of: Of, grpc: SocketAddr, http: SocketAddr, directory: &Path) -> SocketAddr {
     let mut params = CertificateParams::default();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
@@ -29,6 +36,10 @@ fn door(grpc: SocketAddr, http: SocketAddr, directory: &Path) -> SocketAddr {
     ] {
         std::fs::write(directory.join(name), text).unwrap();
     }
+    let (presented, key) = match of {
+        Of::Server => (certificate.der().clone(), &key),
+        Of::Authority => (authority.der().clone(), authority.key()),
+    };
     let mut roots = RootCertStore::empty();
     roots.add(authority.der().clone()).unwrap();
     let provider = Arc::new(default_provider());
@@ -38,7 +49,7 @@ fn door(grpc: SocketAddr, http: SocketAddr, directory: &Path) -> SocketAddr {
         .unwrap()
         .with_client_cert_verifier(clients.build().unwrap())
         .with_single_cert(
-            vec![certificate.der().clone()],
+            vec![presented],
             PrivateKeyDer::try_from(key.serialize_der()).unwrap(),
         )
         .unwrap();
@@ -79,7 +90,7 @@ fn commands_and_load_reach_a_daemon_over_tls() {
     // of them. Expectation: success, every byte verified; otherwise a failure, or a usage error if a file is
     // missing.
     let directory = tempfile::tempdir().unwrap();
-    let address = door(start(Flaw::NONE), http::start(), directory.path());
+    let address = door(Of::Server, start(Flaw::NONE), http::start(), directory.path());
     let run = |args: &str, files: &[&str]| {
         let mut line = format!("--timeout 5s {args}");
         if !args.contains("--grpc") {
@@ -150,11 +161,20 @@ fn commands_and_load_reach_a_daemon_over_tls() {
     assert!(code == Some(1) && error.contains("use https://"), "{error}");
     // An authority of the same name with another key, as after its renewal.
     let renewed = tempfile::tempdir().unwrap();
-    door(start(Flaw::NONE), http::start(), renewed.path());
+    door(Of::Server, start(Flaw::NONE), http::start(), renewed.path());
     std::fs::copy(renewed.path().join("ca"), directory.path().join("ca")).unwrap();
     let (code, error) = run(get, &all);
     assert!(
         code == Some(1) && error.contains("--ca names the authority"),
+        "{error}"
+    );
+    // What `openssl req -x509` makes by default, in the place of a server's certificate.
+    let own = tempfile::tempdir().unwrap();
+    let own_address = door(Of::Authority, start(Flaw::NONE), http::start(), own.path());
+    let ca = word(own.path().join("ca"));
+    let (code, error) = run(&format!("{get} --grpc https://{own_address} --ca {ca}"), &[]);
+    assert!(
+        code == Some(1) && error.contains("basicConstraints=critical,CA:FALSE"),
         "{error}"
     );
     std::fs::write(directory.path().join("key"), "no key").unwrap();
