@@ -37,6 +37,13 @@ const CLIENT_NAMES_MAX: usize = 64;
 const COMMON_NAME: &str = "CN=";
 
 impl KeyFile<'_> {
+    /// Lines with this label, of which each PEM section has two. Also those that the parser does not recognize.
+    fn marks(&self, label: &str) -> usize {
+        let mark = format!("{label}-----");
+        let places = self.bytes.windows(mark.len());
+        places.filter(|place| *place == mark.as_bytes()).count()
+    }
+
     /// The certificates. All are valid now, and none occurs twice.
     fn certificates(&self) -> Result<Vec<CertificateDer<'static>>, FileError> {
         const REMEDY: &str = "use PEM, with lines BEGIN CERTIFICATE";
@@ -44,6 +51,13 @@ impl KeyFile<'_> {
         let found = found.map_err(|_| self.error("is not valid PEM", REMEDY))?;
         if found.is_empty() {
             return Err(self.error("holds no certificate", REMEDY));
+        }
+        // The parser skips one that has another label, or whose first line is joined to the line before.
+        if self.marks("CERTIFICATE") != 2 * found.len() {
+            return Err(self.error(
+                "holds a certificate that is not recognized",
+                "begin each on a line of its own, -----BEGIN CERTIFICATE-----",
+            ));
         }
         for (index, certificate) in found.iter().enumerate() {
             let number = index + 1;
@@ -77,8 +91,8 @@ impl KeyFile<'_> {
         const REMEDY: &str = "use one PEM key (PKCS#8, PKCS#1 or SEC1), without a passphrase";
         let mut keys = PrivateKeyDer::pem_slice_iter(&self.bytes);
         match (keys.next(), keys.next()) {
-            (Some(Ok(key)), None) => Ok(key),
-            (Some(Ok(_)), Some(_)) => Err(self.error("holds more than one private key", REMEDY)),
+            (Some(Ok(key)), None) if self.marks("PRIVATE KEY") == 2 => Ok(key),
+            (Some(Ok(_)), _) => Err(self.error("holds more than one private key", REMEDY)),
             // The parser's error could quote the file.
             (Some(Err(_)), _) => Err(self.error("is not valid PEM", REMEDY)),
             (None, _) => Err(self.error("holds no private key", REMEDY)),

@@ -440,8 +440,8 @@ async fn files_that_change_are_used_and_no_connection_notices() {
 fn bad_files_are_refused_at_the_start() {
     // Scenario: files that are missing, empty, expired, not valid yet, with a certificate twice, of another
     // key, with two keys, of a kind that is not supported, not PEM, in the wrong order, with a byte order mark
-    // (which hides the first certificate); and a certificate without a key. Expectation: exit code 2, before a
-    // port is bound; key, file and remedy; no byte of a key.
+    // (which hides the first certificate), joined without a line break or with another label (which hides one); and a
+    // certificate without a key. Expectation: exit code 2, before a port is bound; key, file and remedy; no byte of a key.
     let authority = Authority::new();
     let good = authority.pair("daemon");
     let twice = good.chain.repeat(2);
@@ -453,6 +453,14 @@ fn bad_files_are_refused_at_the_start() {
     let ed448 = format!("-----BEGIN PRIVATE KEY-----\n{ed448}\n-----END PRIVATE KEY-----\n");
     let authority_first = [authority.pem(), good.chain.clone()].concat();
     let marked = ["\u{feff}", &authority.pem(), &Authority::new().pem()].concat();
+    let joined = [authority.pem().trim_end(), &Authority::new().pem()].concat();
+    let chain_joined = [good.chain.trim_end(), &authority.pem()].concat();
+    let marked_later = [&authority.pem(), "\u{feff}", &Authority::new().pem()].concat();
+    let labelled = Authority::new()
+        .pem()
+        .replace(" CERTIFICATE-", " TRUSTED CERTIFICATE-");
+    let labelled = [authority.pem(), labelled].concat();
+    let keys_joined = [good.key.trim_end(), &authority.pair("other").key].concat();
     for (file, text, said) in [
         ("key.pem", None, "cannot be read"),
         ("key.pem", Some(""), "is empty"),
@@ -462,6 +470,7 @@ fn bad_files_are_refused_at_the_start() {
             "does not match the certificate",
         ),
         ("key.pem", Some(&keys), "more than one private key"),
+        ("key.pem", Some(&keys_joined), "more than one private key"),
         ("key.pem", Some("nonsense"), "holds no private key"),
         ("key.pem", Some(&ed448), "is of no kind that is supported"),
         (
@@ -478,6 +487,26 @@ fn bad_files_are_refused_at_the_start() {
         ("clients.pem", Some(""), "is empty"),
         ("clients.pem", Some(&expired.chain), "has expired"),
         ("clients.pem", Some(&marked), "begins with a byte order mark"),
+        (
+            "clients.pem",
+            Some(&joined),
+            "holds a certificate that is not recognized",
+        ),
+        (
+            "clients.pem",
+            Some(&marked_later),
+            "holds a certificate that is not recognized",
+        ),
+        (
+            "clients.pem",
+            Some(&labelled),
+            "holds a certificate that is not recognized",
+        ),
+        (
+            "chain.pem",
+            Some(&chain_joined),
+            "holds a certificate that is not recognized",
+        ),
         (
             "clients.pem",
             Some(&good.chain),
