@@ -167,12 +167,13 @@ pub fn read(file: &[u8], with_certificates: bool) -> Option<Vec<Line>> {
 /// Most names of a certificate that count.
 const NAMES_MAX: usize = 64;
 
-/// Names that the file may use for a certificate: URIs and DNS names in UTF-8 that cannot be confused with a
-/// common name, in their order, then the common names after `CN=`.
+/// Names that the file may use for a certificate: URIs with a scheme and DNS names in UTF-8 that cannot be confused
+/// with each other or with a common name, in their order, then the common names after `CN=`.
 fn names(certificate: &[Name]) -> Vec<String> {
     let text = |name: &Name| String::from_utf8(name.bytes.clone()).ok();
     let alternatives = certificate.iter().filter_map(|name| match name.kind {
-        Kind::Uri | Kind::Dns => text(name).filter(|text| !text.starts_with("CN=")),
+        Kind::Uri => text(name).filter(|text| text.contains(':') && !text.starts_with("CN=")),
+        Kind::Dns => text(name).filter(|text| !text.contains(':') && !text.starts_with("CN=")),
         _ => None,
     });
     let common = certificate.iter().filter_map(|name| match name.kind {

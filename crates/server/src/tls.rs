@@ -451,7 +451,8 @@ impl Tls {
 }
 
 /// Names in a client's verified certificate: its alternative names that are URIs or DNS names, then its
-/// common names after `CN=`, so that one kind cannot pass for the other.
+/// common names after `CN=`. No kind can pass for another, since authorities restrict them separately: a URI
+/// has a scheme (RFC 5280, 4.2.1.6), and a DNS name no colon.
 pub(crate) fn names_of(certificate: &CertificateDer<'_>) -> Vec<String> {
     let Ok((_, parsed)) = parse_x509_certificate(certificate) else {
         return Vec::new();
@@ -459,11 +460,15 @@ pub(crate) fn names_of(certificate: &CertificateDer<'_>) -> Vec<String> {
     let alternatives = parsed.subject_alternative_name().ok().flatten();
     let alternatives = alternatives.map_or(&[][..], |names| &names.value.general_names);
     let alternatives = alternatives.iter().filter_map(|name| {
-        if let GeneralName::URI(name) | GeneralName::DNSName(name) = name {
-            (!name.starts_with(COMMON_NAME)).then(|| (*name).to_owned())
+        let (name, has_scheme) = if let GeneralName::URI(name) = name {
+            (name, true)
+        } else if let GeneralName::DNSName(name) = name {
+            (name, false)
         } else {
-            None
-        }
+            return None;
+        };
+        let is_of_its_kind = name.contains(':') == has_scheme && !name.starts_with(COMMON_NAME);
+        is_of_its_kind.then(|| (*name).to_owned())
     });
     let common = parsed
         .subject()
@@ -479,16 +484,15 @@ mod tests {
     use rcgen::{CertificateParams, DnType, KeyPair, SanType};
 
     #[test]
-    fn a_common_name_is_never_taken_for_an_alternative_name() {
-        // Scenario: a certificate with names of each type, one of which looks like a common name; bytes that are not a
+    fn a_name_is_never_taken_for_one_of_another_kind() {
+        // Scenario: a certificate with names of each kind, of which some look like those of another kind; bytes that are not a
         // certificate; a certificate with many names. Expectation: URIs and DNS names, then the common name, marked; nothing;
         // the first ones.
         let mut params = CertificateParams::new(["a.example".to_owned(), "192.0.2.1".to_owned()]).unwrap();
-        for uri in ["spiffe://b", "CN=root"] {
-            params
-                .subject_alt_names
-                .push(SanType::URI(uri.try_into().unwrap()));
-        }
+        let uris = ["spiffe://b", "CN=root", "CN=root:", "root.example"];
+        let uris = uris.map(|uri| SanType::URI(uri.try_into().unwrap()));
+        let domains = ["CN=root", "spiffe://root"].map(|name| SanType::DnsName(name.try_into().unwrap()));
+        params.subject_alt_names.extend(uris.into_iter().chain(domains));
         params
             .distinguished_name
             .push(DnType::CommonName, "spiffe://root");

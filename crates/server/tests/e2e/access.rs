@@ -2,6 +2,7 @@
 //! when that changes.
 
 mod careless;
+mod certificates;
 mod changes;
 mod rates;
 mod roads;
@@ -10,7 +11,7 @@ use roads::{grpc_roads, http_roads};
 
 use crate::daemon::{Daemon, PATIENCE, Setup, eventually_async};
 use crate::data::plain_blocks;
-use crate::tls::{Authority, client, with_tls};
+use crate::tls::{Authority, with_tls};
 use crate::wire::{self, Answer, Wire, channel};
 use http::Method;
 use ring::digest::{SHA256, digest};
@@ -433,50 +434,4 @@ async fn requests_on_one_connection_have_each_their_own_rights() {
     daemon.signal(Signal::HUP);
     stream.ends().await;
     daemon.stop().await;
-}
-
-#[tokio::test]
-async fn certificates_are_principals_by_their_names() {
-    // Scenario: clients with a certificate that the file names, with one whose common name equals an
-    // alternative name in the file, and without one; then the line is removed. Expectation: the first reads
-    // what its line allows and no more, the others nothing; then it reads nothing either.
-    let (authority, clients) = (Authority::new(), Authority::new());
-    let setup = served(
-        &(lines(&[("root", "root", "*")])
-            + "reader certificate:CN=reader.example blocks\nother certificate:stranger.example *\n"),
-    );
-    setup.file("clients.pem", clients.pem().as_bytes());
-    let daemon = with_tls(setup, &authority.pair("daemon"))
-        .set("tls.client_ca", "clients.pem")
-        .set("tls.client_certificates", "optional")
-        .start();
-    let reads = async |own: Option<&str>, dataset: &str| {
-        let own = own.map(|name| clients.pair(name));
-        let client = client(daemon.grpc, authority.trusted(own.as_ref()))
-            .await
-            .unwrap();
-        let read = client.fetch_blocks(dataset, &[1]).await;
-        read.map(drop).map_err(|error| error.to_string().to_lowercase())
-    };
-    reads(Some("reader.example"), "blocks").await.unwrap();
-    for (own, dataset, said) in [
-        (Some("reader.example"), "hidden", "may not read"),
-        (Some("stranger.example"), "blocks", "no valid credential"),
-        (None, "blocks", "no valid credential"),
-    ] {
-        let refused = reads(own, dataset).await.unwrap_err();
-        assert!(refused.contains(said), "{refused}");
-    }
-    rewrite(&daemon, &lines(&[("root", "root", "*")]));
-    eventually_async("the certificate is no principal any more", async || {
-        let refused = reads(Some("reader.example"), "blocks").await.err()?;
-        refused.contains("no valid credential").then_some(())
-    })
-    .await;
-    daemon.stop().await;
-
-    let setup = served("reader certificate:reader.example blocks\n");
-    setup
-        .refused()
-        .with(2, &["access.principals", "line 1", "tls.client_ca is off"]);
 }

@@ -22,7 +22,7 @@ use tokio_rustls::rustls::{
 };
 
 /// An authority that signs certificates.
-pub(crate) struct Authority(CertifiedIssuer<'static, KeyPair>);
+pub(crate) struct Authority(pub(crate) CertifiedIssuer<'static, KeyPair>);
 
 /// A certificate and its key, PEM.
 pub(crate) struct Pair {
