@@ -11,6 +11,7 @@ use std::io::{self, Read as _};
 use std::path::Path;
 use std::sync::Mutex;
 use std::time::Duration;
+use tokio::time::timeout;
 
 /// How often the files are read again.
 pub const REREAD: Duration = Duration::from_secs(5);
@@ -235,8 +236,15 @@ pub(crate) async fn watch(renew: impl Fn() + Clone + Send + 'static) {
     loop {
         ticks.tick().await;
         match REREADERS.run(renew.clone()) {
-            // A panic there is a defect; what is in force stays.
-            Ok(renewed) => drop(renewed.await),
+            Ok(mut renewed) => {
+                if timeout(REREAD, &mut renewed).await.is_err() {
+                    tracing::warn!(
+                        "reading TLS or principals files again takes long; until it ends, what is in force stays"
+                    );
+                    // A panic there is a defect; what is in force stays.
+                    drop(renewed.await);
+                }
+            }
             Err(error) => {
                 tracing::warn!(%error, "no thread to read TLS or principals files again; what is in force stays");
             }

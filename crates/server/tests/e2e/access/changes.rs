@@ -378,3 +378,42 @@ async fn a_bad_file_is_refused_at_the_start_and_changes_nothing_later() {
     .await;
     daemon.stop().await;
 }
+
+#[tokio::test]
+#[ignore = "needs root and /dev/fuse"]
+async fn a_file_system_that_does_not_respond_is_reported() {
+    // Scenario: the principals file is on a file system that stops responding; later it responds again. Expectation: the log
+    // reports it, and the daemon serves with the old file; then the file that has been written meanwhile is in force.
+    let directory = tempfile::tempdir().unwrap();
+    let (source, mountpoint) = (directory.path().join("source"), directory.path().join("disk"));
+    fs::create_dir_all(&source).unwrap();
+    fs::create_dir_all(&mountpoint).unwrap();
+    let (both, root) = (
+        [("a", "a", "blocks"), ("root", "root", "*")],
+        ("root", "root", "*"),
+    );
+    fs::write(source.join("principals"), lines(&both)).unwrap();
+    let disk = slowdisk::SlowDisk::mount(&source, &mountpoint, &slowdisk::Parameters::default()).unwrap();
+    let file = disk.path().join("principals");
+    let daemon = served("")
+        .set("access.principals", file.to_str().unwrap())
+        .start();
+    disk.hold_attributes();
+    let reported = eventually_async("it is reported", async || {
+        let has_line = |line: &String| line.contains("reading TLS or principals files again takes long");
+        daemon.log().iter().any(has_line).then_some(())
+    });
+    // A daemon whose thread waits for the disk cannot be killed.
+    let reported = timeout(PATIENCE / 2, reported).await;
+    let served = read(&daemon, "a", "blocks").await;
+    fs::write(source.join("principals"), lines(&[root])).unwrap();
+    disk.release_attributes();
+    reported.expect("it is reported");
+    assert_eq!(served, Ok(()));
+    eventually_async("the principal is removed", async || {
+        let answer = get(&daemon, "a", "/v1/datasets/blocks/blocks/1").await;
+        (answer.status == 401).then_some(())
+    })
+    .await;
+    daemon.stop().await;
+}
