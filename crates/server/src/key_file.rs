@@ -74,13 +74,22 @@ impl<'a> KeyFile<'a> {
             path,
             bytes: Vec::new(),
         };
-        let read = open_regular(path).and_then(|open| match open {
+        let open = || open_regular(path);
+        let opened = match open() {
+            Err(error) if is_refused_by_host(&error) => {
+                drop(lock(&SPARE).take());
+                open()
+            }
+            opened => opened,
+        };
+        let read = opened.and_then(|open| match open {
             None => Ok(None),
             Some(open) => open
                 .take(FILE_BYTES_MAX + 1)
                 .read_to_end(&mut file.bytes)
                 .map(Some),
         });
+        keep_spare();
         match read {
             Err(error) => Err(file.error(
                 format!("cannot be read: {error}"),
@@ -111,6 +120,18 @@ impl<'a> KeyFile<'a> {
             remedy,
             more: Vec::new(),
         }
+    }
+}
+
+/// A descriptor that gives way to these files: connections that hold all others must not keep a principal from being
+/// removed.
+static SPARE: Mutex<Option<File>> = Mutex::new(None);
+
+fn keep_spare() {
+    let mut spare = lock(&SPARE);
+    if spare.is_none() {
+        // Without it, the next file may have to wait for a descriptor.
+        *spare = File::open("/dev/null").ok();
     }
 }
 

@@ -182,7 +182,8 @@ async fn a_reload_that_cannot_open_its_file_says_what_it_lacks() {
     daemon.stop().await;
 }
 
-fn has_open(daemon: &Daemon, fd: u64) -> bool {
+/// Whether a descriptor of the daemon is in use.
+pub(crate) fn has_open(daemon: &Daemon, fd: u64) -> bool {
     let link = format!("/proc/{}/fd/{fd}", daemon.pid().as_raw_nonzero());
     fs::symlink_metadata(link).is_ok()
 }

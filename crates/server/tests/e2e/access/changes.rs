@@ -2,6 +2,8 @@
 
 use super::rates::metrics;
 use super::*;
+use crate::reload_refused::has_open;
+use rustix::process::{Resource, Rlimit, getrlimit, prlimit};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 
 #[tokio::test]
@@ -415,5 +417,36 @@ async fn a_file_system_that_does_not_respond_is_reported() {
         (answer.status == 401).then_some(())
     })
     .await;
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn a_principal_is_removed_also_while_connections_hold_all_descriptors() {
+    // Scenario: a principal's stream, and silent connections that have taken every descriptor; the principal is removed.
+    // Expectation: its stream ends, although nobody gives a descriptor back.
+    let root = ("root", "root", "*");
+    let daemon = served(&lines(&[("a", "a", "blocks"), root]))
+        .set("timeouts.handshake_ms", "0")
+        .set("timeouts.head_ms", "0")
+        .start();
+    let stream = Stream::open(&daemon, "a").await;
+    let descriptors = format!("/proc/{}/fd", daemon.pid().as_raw_nonzero());
+    let open = || fs::read_dir(&descriptors).unwrap().count();
+    let (before, mut silent) = (open(), Vec::new());
+    for _ in 0..40 {
+        silent.push(TcpStream::connect(daemon.http).await.unwrap());
+    }
+    eventually_async("they are accepted", async || {
+        (open() >= before + silent.len()).then_some(())
+    })
+    .await;
+    let limit = Rlimit {
+        current: (0..).find(|fd| !has_open(&daemon, *fd)),
+        ..getrlimit(Resource::Nofile)
+    };
+    prlimit(Some(daemon.pid()), Resource::Nofile, limit).unwrap();
+    rewrite(&daemon, &lines(&[root]));
+    stream.ends().await;
+    drop(silent);
     daemon.stop().await;
 }
