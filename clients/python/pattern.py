@@ -1,7 +1,7 @@
 """Ringfetch's self-describing data, written down a second time: bytes as a function of (seed, offset).
 
 The stream is little-endian 64-bit words; word i is SplitMix64's output function of seed + (i + 1) x 0x9E3779B97F4A7C15
-(Steele, Lea, Flood: "Fast splittable pseudorandom number generators", OOPSLA 2014). See crates/engine/src/pattern.rs.
+(Steele, Lea, Flood: "Fast splittable pseudorandom number generators", OOPSLA 2014). See crates/pattern/src/lib.rs.
 """
 
 import numpy as np
