@@ -248,23 +248,6 @@ impl Client {
         pages.try_flatten()
     }
 
-    /// Makes any call, in wire messages, for methods that this client does not have. `path` is
-    /// `/PACKAGE.SERVICE/METHOD`. With feature `wire`.
-    ///
-    /// # Errors
-    /// Whatever fails the call.
-    ///
-    /// # Cancel safety
-    /// As [`Self::fetch_blocks`].
-    #[cfg(feature = "wire")]
-    pub async fn call<M: Message + Default>(
-        &self,
-        path: &'static str,
-        request: &impl Message,
-    ) -> Result<M, Error> {
-        self.unary(path, request).await
-    }
-
     pub(crate) async fn unary<M: Message + Default>(
         &self,
         path: &'static str,

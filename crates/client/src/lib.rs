@@ -44,9 +44,7 @@
 //! A slice kept alive keeps its whole buffer, up to 256 KiB: copy what you keep.
 //!
 //! # Features
-//! `serde` makes the server's status and its datasets' descriptions serializable. `wire` adds `Client::call` and the
-//! generated messages as `wire`. It ties your code to prost and to the protocol's messages; without it neither is part of
-//! this crate's API.
+//! `serde` makes the server's status and its datasets' descriptions serializable.
 #![forbid(unsafe_code)]
 
 mod admin;
@@ -86,6 +84,3 @@ pub use status::{
 pub use stream::FetchStream;
 pub use tls::Tls;
 pub use vectors::{Dtype, Vectors};
-
-#[cfg(feature = "wire")]
-pub use ringfetch_proto::v1 as wire;
