@@ -60,6 +60,8 @@ pub(crate) const MESSAGE_BYTES_MAX: usize = 512;
 const RETRY_OVERLOADED: Duration = Duration::from_millis(50);
 /// A large directory takes about this long to walk.
 const RETRY_LISTING: Duration = Duration::from_millis(200);
+/// A source that changed between look-up and read, again and again, is being written.
+const RETRY_CHANGING: Duration = Duration::from_secs(1);
 /// By then the client has found another replica, or this one has restarted.
 const RETRY_DRAINING: Duration = Duration::from_secs(1);
 
@@ -174,6 +176,10 @@ pub fn of_fetch(error: &FetchError) -> ErrorStatus {
             return status.retry(RETRY_LISTING);
         }
         FetchError::ListingFailed { .. } => (Code::Internal, Http::INTERNAL_SERVER_ERROR, "listing-failed"),
+        FetchError::Changed => {
+            let status = ErrorStatus::new(Code::Aborted, Http::SERVICE_UNAVAILABLE, "changing");
+            return status.retry(RETRY_CHANGING);
+        }
         FetchError::Malformed { .. } => (Code::InvalidArgument, Http::BAD_REQUEST, "malformed"),
         FetchError::Read(error) => return of_read(error),
     };
@@ -197,6 +203,7 @@ pub fn field_of(error: &FetchError) -> Option<&str> {
         | FetchError::ListingsBusy { .. }
         | FetchError::OverRate { .. }
         | FetchError::ListingFailed { .. }
+        | FetchError::Changed
         | FetchError::Read(_) => None,
     }
 }

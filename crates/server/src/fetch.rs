@@ -35,7 +35,7 @@ pub(crate) use self::rejection::Rejection;
 pub use self::request::{FetchError, Items, RateLimit, RequestContext};
 pub(crate) use self::request_memory::{RequestMemory, enough_for};
 pub use self::scoring::{ScoreQuery, Scoring};
-pub use self::snapshot::{Purpose, ReadPhase, Snapshot, SnapshotError};
+pub use self::snapshot::{Purpose, ReadPhase, Snapshot};
 pub(crate) use self::window::BodyPart;
 pub(crate) use self::windowed::{SnapshotReader, WindowedBody};
 

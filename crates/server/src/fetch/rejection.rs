@@ -101,6 +101,7 @@ impl Rejection {
             | FetchError::ListsDiffer { .. }
             | FetchError::Malformed { .. }
             | FetchError::ListingFailed { .. }
+            | FetchError::Changed
             | FetchError::Read(
                 ReadError::IndexOutOfRange { .. }
                 | ReadError::RangeOutOfRange { .. }

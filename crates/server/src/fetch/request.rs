@@ -187,6 +187,9 @@ pub enum FetchError {
         /// Whether it may be listed after a moment.
         is_temporary: bool,
     },
+    /// The bytes were replaced or written to after they were looked up.
+    #[error("the data is being written: retry from the beginning after a moment")]
+    Changed,
     /// A malformed request.
     #[error("{field}: {problem}")]
     Malformed {

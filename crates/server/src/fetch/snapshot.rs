@@ -39,17 +39,6 @@ impl PinnedObject {
     }
 }
 
-/// Why a snapshot could not be read.
-#[derive(Debug, thiserror::Error)]
-pub enum SnapshotError {
-    /// The read failed.
-    #[error(transparent)]
-    Fetch(#[from] FetchError),
-    /// The file was written to after it was looked up.
-    #[error("the source was changed while it was read")]
-    Changed,
-}
-
 /// Whether the response has begun.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReadPhase {
@@ -191,11 +180,11 @@ impl Fetcher {
         lengths: &[u64],
         context: &RequestContext,
         phase: ReadPhase,
-    ) -> Result<Bytes, SnapshotError> {
+    ) -> Result<Bytes, FetchError> {
         let dataset = &version.dataset;
         let Some(object) = &version.object else {
             let items = Items::Ranges { offsets, lengths };
-            return Ok(self.read_part(dataset, &items, context, phase).await?);
+            return self.read_part(dataset, &items, context, phase).await;
         };
         let items = Items::Pinned {
             object,
@@ -206,10 +195,10 @@ impl Fetcher {
         // Checked before the result of the read, which fails if the file was truncated.
         let is_lost = matches!(&result, Err(FetchError::Read(error)) if error.is_of_lost_file());
         if object.file.is_unchanged() && !is_lost {
-            return Ok(result?);
+            return result;
         }
         dataset.0.forget_object(&object.name);
-        Err(SnapshotError::Changed)
+        Err(FetchError::Changed)
     }
 
     async fn read_part(

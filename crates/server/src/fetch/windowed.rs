@@ -8,7 +8,7 @@
 
 use super::Fetcher;
 use super::request::{FetchError, RequestContext};
-use super::snapshot::{ReadPhase, Snapshot, SnapshotError};
+use super::snapshot::{ReadPhase, Snapshot};
 use super::window::{BodyPart, WindowBudget, WindowLimits, WindowPlan, total_bytes};
 use crate::access::Principal;
 use crate::caller::Connection;
@@ -46,7 +46,7 @@ pub(crate) struct SnapshotReader {
 }
 
 /// The frames of a window, and the parts that no longer fitted in it.
-type Fetching = Pin<Box<dyn Future<Output = Result<(Vec<Bytes>, WindowPlan), SnapshotError>> + Send>>;
+type Fetching = Pin<Box<dyn Future<Output = Result<(Vec<Bytes>, WindowPlan), FetchError>> + Send>>;
 
 /// A body of known length, fetched in windows.
 pub(crate) struct WindowedBody {
@@ -57,7 +57,7 @@ pub(crate) struct WindowedBody {
     /// The next window, being read.
     fetching: Option<Fetching>,
     /// The next window, read while `ready` is being sent.
-    fetched: Option<Result<Vec<Bytes>, SnapshotError>>,
+    fetched: Option<Result<Vec<Bytes>, FetchError>>,
     left_bytes: u64,
 }
 
@@ -95,7 +95,7 @@ impl SnapshotReader {
     }
 
     /// Reads a window's extents as one batch and inserts the text between them.
-    async fn fetch(&self, window: &[BodyPart], phase: ReadPhase) -> Result<Vec<Bytes>, SnapshotError> {
+    async fn fetch(&self, window: &[BodyPart], phase: ReadPhase) -> Result<Vec<Bytes>, FetchError> {
         let (mut offsets, mut lengths) = (Vec::new(), Vec::new());
         for piece in window {
             if let BodyPart::Extent(extent) = piece {
@@ -126,7 +126,7 @@ impl SnapshotReader {
                     let length = usize::try_from(extent.length).unwrap_or(usize::MAX);
                     if length > data.len() {
                         // Impossible after a batch without errors; a body must have its announced length.
-                        return Err(SnapshotError::Changed);
+                        return Err(FetchError::Changed);
                     }
                     frames.push(data.split_to(length));
                 }
@@ -136,7 +136,7 @@ impl SnapshotReader {
     }
 
     /// Reads the next window of a plan; after an error the plan still has it. Empty at the plan's end.
-    async fn fetch_next(&self, plan: &mut WindowPlan, phase: ReadPhase) -> Result<Vec<Bytes>, SnapshotError> {
+    async fn fetch_next(&self, plan: &mut WindowPlan, phase: ReadPhase) -> Result<Vec<Bytes>, FetchError> {
         let mut attempt = 1;
         while let Some(window) = plan.next_window(self.window_limits()) {
             match self.fetch(&window, phase).await {
@@ -156,10 +156,7 @@ impl SnapshotReader {
 
     /// Reads a later window, and retries if it is refused: the head is sent, so the client can no longer be
     /// asked to retry. Limits may have shrunk since the window was planned; what does not fit any more is returned.
-    async fn fetch_with_retry(
-        &self,
-        window: Vec<BodyPart>,
-    ) -> Result<(Vec<Bytes>, WindowPlan), SnapshotError> {
+    async fn fetch_with_retry(&self, window: Vec<BodyPart>) -> Result<(Vec<Bytes>, WindowPlan), FetchError> {
         let principal = self.connection.as_ref().and_then(|own| own.principal());
         let mut charged = match principal {
             Some(principal) => wait_for_rate(principal, total_bytes(&window)).await,
@@ -169,9 +166,9 @@ impl SnapshotReader {
         let mut waits = Backoff::default();
         loop {
             match self.fetch_next(&mut rest, ReadPhase::AfterHead).await {
-                Err(SnapshotError::Fetch(error)) if is_transient(&error) => match waits.next() {
+                Err(error) if is_transient(&error) => match waits.next() {
                     Some(wait) => tokio::time::sleep(wait).await,
-                    None => return Err(error.into()),
+                    None => return Err(error),
                 },
                 Err(error) => return Err(error),
                 Ok(frames) => {
@@ -228,13 +225,11 @@ async fn wait_for_rate(principal: &Principal, bytes: u64) -> Option<UnreadBytes<
 }
 
 /// Whether fewer bytes or items would have been accepted.
-fn is_over_a_limit(error: &SnapshotError) -> bool {
+fn is_over_a_limit(error: &FetchError) -> bool {
     matches!(
         error,
-        SnapshotError::Fetch(
-            FetchError::Read(ReadError::ItemTooLarge { .. } | ReadError::ResponseTooLarge { .. })
-                | FetchError::TooManyItems { .. }
-        )
+        FetchError::Read(ReadError::ItemTooLarge { .. } | ReadError::ResponseTooLarge { .. })
+            | FetchError::TooManyItems { .. }
     )
 }
 
@@ -269,7 +264,7 @@ impl WindowedBody {
     ///
     /// # Cancel safety
     /// Dropping the future cancels the read.
-    pub(crate) async fn start(reader: SnapshotReader, pieces: Vec<BodyPart>) -> Result<Self, SnapshotError> {
+    pub(crate) async fn start(reader: SnapshotReader, pieces: Vec<BodyPart>) -> Result<Self, FetchError> {
         let left_bytes = total_bytes(&pieces);
         let mut plan = WindowPlan::new(pieces);
         let first = reader.fetch_next(&mut plan, ReadPhase::BeforeHead).await?;
@@ -289,7 +284,7 @@ impl WindowedBody {
     }
 
     /// Starts reading the next window, if there is one and none is being read, and polls it.
-    fn poll_next_window(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Vec<Bytes>, SnapshotError>>> {
+    fn poll_next_window(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Vec<Bytes>, FetchError>>> {
         if let Some(result) = self.fetched.take() {
             return Poll::Ready(Some(result));
         }
@@ -311,7 +306,7 @@ impl WindowedBody {
         })))
     }
 
-    fn abort(&mut self, error: SnapshotError) -> SnapshotError {
+    fn abort(&mut self, error: FetchError) -> FetchError {
         let dataset = self.reader.version.dataset();
         tracing::warn!(dataset, left_bytes = self.left_bytes, %error, "a response is cut short");
         self.plan.clear();
@@ -323,12 +318,12 @@ impl WindowedBody {
 
 impl http_body::Body for WindowedBody {
     type Data = Bytes;
-    type Error = SnapshotError;
+    type Error = FetchError;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, SnapshotError>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, FetchError>>> {
         let this = &mut *self;
         while this.ready.is_empty() {
             match ready!(this.poll_next_window(cx)) {

@@ -9,9 +9,7 @@ use super::encode::EncodedMessage;
 use super::service::trailers_ok;
 use crate::caller::Connection;
 use crate::error_status;
-use crate::fetch::{
-    BodyPart, FetchError, Fetcher, Purpose, RequestContext, SnapshotError, SnapshotReader, WindowedBody,
-};
+use crate::fetch::{BodyPart, FetchError, Fetcher, Purpose, RequestContext, SnapshotReader, WindowedBody};
 use crate::listener::FrameParts;
 use crate::rpc_metrics::CallTimer;
 use bytes::Bytes;
@@ -20,14 +18,12 @@ use http_body::{Body as _, Frame};
 use ringfetch_engine::error::ReadError;
 use ringfetch_engine::geometry::{Extent, check_range};
 use ringfetch_proto::v1;
-use std::collections::HashMap;
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use tonic::{Code, Status};
-use tonic_types::{ErrorDetails, StatusExt as _};
 
 /// Most look-ups per call: an object that changes between look-up and read this often is being written all
 /// the time.
@@ -80,11 +76,11 @@ pub(super) async fn begin(
         let pieces = extent.map(BodyPart::Extent).into_iter().collect();
         match WindowedBody::start(reader, pieces).await {
             Ok(windows) => return Ok(ObjectStart { first, windows }),
-            Err(SnapshotError::Fetch(error)) => return Err(to_status(error)),
-            Err(SnapshotError::Changed) => {}
+            Err(FetchError::Changed) => {}
+            Err(error) => return Err(to_status(error)),
         }
     }
-    Err(changing())
+    Err(to_status(FetchError::Changed))
 }
 
 /// The requested extent of an object of `end` bytes; `None` if it is empty, at the end.
@@ -101,13 +97,6 @@ fn extent(request: &v1::ReadObjectRequest, end: u64) -> Result<Option<Extent>, R
 /// The field of a request for what an object of `end` bytes does not have.
 fn field_past_the_end(request: &v1::ReadObjectRequest, end: u64) -> &'static str {
     if request.offset < end { "length" } else { "offset" }
-}
-
-fn changing() -> Status {
-    let message = "the object is being written: retry from its beginning after a moment";
-    let mut details = ErrorDetails::with_error_info("CHANGING", error_status::ERROR_DOMAIN, HashMap::new());
-    details.set_retry_info(Some(Duration::from_secs(1)));
-    Status::with_error_details(Code::Aborted, message, details)
 }
 
 /// The messages of the response and its trailers.
@@ -165,8 +154,7 @@ impl ObjectMessages {
         };
         match std::task::ready!(Pin::new(windows).poll_frame(cx)) {
             None => self.end_with(Ok(())),
-            Some(Err(SnapshotError::Changed)) => self.end_with(Err(changing())),
-            Some(Err(SnapshotError::Fetch(error))) => {
+            Some(Err(error)) => {
                 self.end_with(Err(error_status::to_status(&error, "name")));
             }
             Some(Ok(frame)) => {

@@ -6,17 +6,16 @@
 use super::AppState;
 use super::datasets::page_of;
 use super::problem::{PathParams, Problem};
-use super::representation::{Changed, answer};
+use super::representation::answer;
 use crate::caller::Connection;
-use crate::fetch::{Fetcher, Purpose, RequestContext};
+use crate::fetch::{FetchError, Fetcher, Purpose, RequestContext};
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::Response;
+use http::Method;
 use http::request::Parts;
-use http::{Method, StatusCode};
 use serde::Serialize;
 use std::sync::Arc;
-use std::time::Duration;
 use utoipa::ToSchema;
 
 /// Most look-ups per request: an object replaced this often between look-up and read is being replaced all
@@ -57,9 +56,7 @@ pub(super) async fn bytes(
     connection: Option<Arc<Connection>>,
 ) -> Result<Response, Problem> {
     let version = fetcher.space(name, connection.as_ref())?;
-    answer(fetcher, version, &parts.method, &parts.headers, connection)
-        .await
-        .map_err(|Changed| changing())
+    Ok(answer(fetcher, version, &parts.method, &parts.headers, connection).await?)
 }
 
 /// Serves an object.
@@ -105,21 +102,12 @@ pub(super) async fn get_object(
             &parts.headers,
             connection.clone(),
         );
-        if let Ok(response) = answered.await {
-            return Ok(response);
+        match answered.await {
+            Err(FetchError::Changed) => {}
+            answered => return Ok(answered?),
         }
     }
-    Err(changing())
-}
-
-/// The resource is replaced faster than it can be read.
-fn changing() -> Problem {
-    Problem::new(
-        StatusCode::SERVICE_UNAVAILABLE,
-        "changing",
-        "the resource is being replaced repeatedly; retry after a moment",
-    )
-    .with_retry_after(Duration::from_secs(1))
+    Err(FetchError::Changed.into())
 }
 
 /// A page of objects.

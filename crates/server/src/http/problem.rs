@@ -113,12 +113,6 @@ impl Problem {
         self
     }
 
-    /// Adds a retry hint.
-    pub(super) fn with_retry_after(mut self, after: Duration) -> Self {
-        self.0.retry_after = Some(after);
-        self
-    }
-
     /// Adds the accepted values.
     pub(super) fn with_allowed(mut self, allowed: Vec<&'static str>) -> Self {
         self.0.allowed = Some(allowed);
@@ -312,10 +306,10 @@ mod tests {
     #[tokio::test]
     async fn a_problem_is_sent_with_every_member_it_has() {
         // A problem with a field, a hint and allowed values: all of them in the body, Retry-After rounded up.
-        let problem = Problem::new(StatusCode::TOO_MANY_REQUESTS, "too-many-requests", "wait")
+        let mut problem = Problem::new(StatusCode::TOO_MANY_REQUESTS, "too-many-requests", "wait")
             .with_field("ids")
-            .with_retry_after(Duration::from_millis(1500))
             .with_allowed(vec!["a"]);
+        problem.0.retry_after = Some(Duration::from_millis(1500));
         let response = render(problem.into_response(), "/v1/x", None, &Method::GET);
         assert_eq!(response.status(), 429);
         assert_eq!(response.headers()[header::CONTENT_TYPE], PROBLEM_JSON);

@@ -9,7 +9,7 @@ use super::problem::Problem;
 use super::range::{Ranges, content_range, resolve};
 use crate::caller::Connection;
 use crate::error_status;
-use crate::fetch::{BodyPart, Fetcher, Snapshot, SnapshotError, SnapshotReader, WindowedBody};
+use crate::fetch::{BodyPart, FetchError, Fetcher, Snapshot, SnapshotReader, WindowedBody};
 use crate::rpc_metrics::cut_short;
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
@@ -63,15 +63,15 @@ fn decide(method: &Method, headers: &HeaderMap, etag: &ETag, length: u64, ranges
 
 /// Responds to a request for bytes.
 ///
-/// `Changed` if the bytes were replaced before the first window was read: the caller looks the version up
-/// again. Other errors are responses.
+/// # Errors
+/// Those of the first window: `Changed` if the bytes were replaced before it was read.
 pub(super) async fn answer(
     fetcher: &Fetcher,
     version: Snapshot,
     method: &Method,
     headers: &HeaderMap,
     connection: Option<Arc<Connection>>,
-) -> Result<Response, Changed> {
+) -> Result<Response, FetchError> {
     let (length, etag) = (version.length_bytes(), ETag::new(version.etag()));
     let decision = decide(method, headers, &etag, length, fetcher.limits().http_ranges);
     let mut head = HeaderMap::new();
@@ -114,31 +114,14 @@ pub(super) async fn answer(
         }
     };
     let reader = SnapshotReader::new(fetcher.clone(), connection, version);
-    match WindowedBody::start(reader, pieces).await {
-        Ok(body) => {
-            head.insert(header::CONTENT_LENGTH, HeaderValue::from(body.left_bytes()));
-            let body = body.map_err(|error| {
-                cut_short(status_of(&error));
-                error
-            });
-            Ok((status, head, Body::new(body)).into_response())
-        }
-        Err(SnapshotError::Fetch(error)) => Ok(Problem::from(error).into_response()),
-        Err(SnapshotError::Changed) => Err(Changed),
-    }
+    let body = WindowedBody::start(reader, pieces).await?;
+    head.insert(header::CONTENT_LENGTH, HeaderValue::from(body.left_bytes()));
+    let body = body.map_err(|error| {
+        cut_short(error_status::of_fetch(&error).http);
+        error
+    });
+    Ok((status, head, Body::new(body)).into_response())
 }
-
-/// The status that this error has before the head: `Changed` as in `objects::changing`.
-fn status_of(error: &SnapshotError) -> StatusCode {
-    match error {
-        SnapshotError::Fetch(error) => error_status::of_fetch(error).http,
-        SnapshotError::Changed => StatusCode::SERVICE_UNAVAILABLE,
-    }
-}
-
-/// The resource was replaced after it was looked up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Changed;
 
 /// Checks the preconditions of a request other than GET.
 ///
