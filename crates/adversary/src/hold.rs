@@ -2,45 +2,26 @@
 
 use std::future::Future;
 use std::time::Duration;
-use tokio::sync::watch;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+/// Ends a [`Hold`] when dropped.
+pub use tokio_util::sync::DropGuard as Release;
 
 /// The end of a case. Clones end together.
 #[derive(Debug, Clone)]
 pub struct Hold {
     until: Option<Instant>,
-    released: watch::Receiver<bool>,
-}
-
-/// Ends a [`Hold`], at the latest when dropped.
-#[derive(Debug)]
-#[must_use = "dropping it ends the hold"]
-pub struct Release(watch::Sender<bool>);
-
-impl Release {
-    /// Ends it.
-    pub fn now(self) {
-        drop(self);
-    }
-}
-
-impl Drop for Release {
-    fn drop(&mut self) {
-        self.0.send_replace(true);
-    }
+    released: CancellationToken,
 }
 
 impl Hold {
     /// Until released.
     pub fn until_released() -> (Self, Release) {
-        let (sender, released) = watch::channel(false);
-        (
-            Self {
-                until: None,
-                released,
-            },
-            Release(sender),
-        )
+        let released = CancellationToken::new();
+        let release = released.clone().drop_guard();
+        let until = None;
+        (Self { until, released }, release)
     }
 
     /// For a time, or until released.
@@ -52,19 +33,17 @@ impl Hold {
 
     /// Returns when the hold ends.
     pub async fn ended(&self) {
-        let mut released = self.released.clone();
-        let release = released.wait_for(|released| *released);
         match self.until {
-            // An error means that the sender was dropped, which also releases.
-            None => drop(release.await),
-            Some(until) => drop(tokio::time::timeout_at(until, release).await),
+            None => self.released.cancelled().await,
+            // An error means that the time has passed.
+            Some(until) => drop(tokio::time::timeout_at(until, self.released.cancelled()).await),
         }
     }
 
     /// Whether it has ended.
     #[must_use]
     pub fn has_ended(&self) -> bool {
-        *self.released.borrow() || self.until.is_some_and(|until| Instant::now() >= until)
+        self.released.is_cancelled() || self.until.is_some_and(|until| Instant::now() >= until)
     }
 
     /// The future's output, or `None` if the hold ends first.
@@ -95,7 +74,7 @@ mod tests {
         assert!(timed.has_ended());
         let (released, release) = Hold::until_released();
         assert_eq!(released.unless_ended(async { 1 }).await, Some(1));
-        release.now();
+        drop(release);
         released.ended().await;
         assert_eq!(released.unless_ended(std::future::pending::<()>()).await, None);
         assert!(released.has_ended() && !released.pause(Duration::from_secs(1)).await);

@@ -18,7 +18,7 @@
 //!     async move { cases::herd::run(&target, &options, &hold, &tally).await }
 //! });
 //! tally.wait_until(|counts| counts.answers >= 100 || counts.refused_total() > 0).await;
-//! release.now();
+//! drop(release);
 //! attack.await??;
 //! println!("{:?}", tally.counts());
 //! # Ok(()) }

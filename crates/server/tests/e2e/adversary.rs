@@ -38,7 +38,7 @@ async fn during<Fut>(
     let attack = tokio::spawn(attack(hold, tally.clone()));
     happens(tally, seen).await;
     meanwhile().await;
-    release.now();
+    drop(release);
     attack.await.expect("no panic").expect("it could attack");
 }
 
