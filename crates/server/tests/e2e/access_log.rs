@@ -20,7 +20,8 @@ const TRACEPARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-
 /// Several windows.
 const LONG_BYTES: usize = (3 << 20) + 17;
 
-fn lines(daemon: &Daemon, name: &str) -> Vec<Value> {
+/// The lines of the log of this name.
+pub(crate) fn lines(daemon: &Daemon, name: &str) -> Vec<Value> {
     let text = fs::read_to_string(daemon.path(name)).unwrap_or_default();
     // The last line may be incomplete.
     let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);

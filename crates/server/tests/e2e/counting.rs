@@ -1,5 +1,6 @@
 //! The metrics are true: after a load whose clients count every read, the daemon reports the same numbers.
 
+use crate::access_log;
 use crate::daemon::{Daemon, Setup, any_backend, backends, eventually_async};
 use crate::data::plain_blocks;
 use crate::exposition::Scrape;
@@ -249,7 +250,7 @@ async fn an_object_that_cannot_be_read_is_counted_by_every_road() {
     }
     for method in ["GetObject", "ReadObject", "FetchObjects"] {
         let lines = eventually_async(method, async || {
-            let mut lines = log_lines(&daemon);
+            let mut lines = access_log::lines(&daemon, "access.log");
             lines.retain(|line| line["method"] == method && line["items"] != 0);
             (lines.len() >= labels.len()).then_some(lines)
         })
@@ -289,7 +290,7 @@ async fn the_item_that_ends_its_request_is_a_failed_one() {
         assert_eq!(fetch.fetch_blocks(request).await.unwrap_err().code(), code);
     }
     let lines = eventually_async("a line for each request", async || {
-        let lines = log_lines(&daemon);
+        let lines = access_log::lines(&daemon, "access.log");
         (lines.len() >= 6).then_some(lines)
     })
     .await;
@@ -301,13 +302,6 @@ async fn the_item_that_ends_its_request_is_a_failed_one() {
         assert_eq!(line["failed_items"], 1, "{line}");
     }
     daemon.stop().await;
-}
-
-/// The lines of the access log.
-fn log_lines(daemon: &Daemon) -> Vec<serde_json::Value> {
-    let log = std::fs::read_to_string(daemon.path("access.log")).unwrap_or_default();
-    let line = |line| serde_json::from_str(line).ok();
-    log.lines().filter_map(line).collect()
 }
 
 /// The counters between engine and device add up.

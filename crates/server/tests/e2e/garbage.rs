@@ -145,12 +145,10 @@ async fn whoever_breaks_the_protocol_is_counted() {
         ("admin", daemon.admin, on_grpc),
     ] {
         fire(address, &PREFACE[..10]).await;
-        let labels = [("transport", transport), ("reason", "protocol")];
         for (number, breach) in (1..).zip(breaches) {
             fire(address, breach).await;
             eventually_async(&format!("{transport}: {number} are counted"), async || {
-                let closed = daemon.sum("ringfetch_connections_closed_total", &labels).await;
-                (closed == number).then_some(())
+                (daemon.closed(transport, "protocol").await == number).then_some(())
             })
             .await;
         }

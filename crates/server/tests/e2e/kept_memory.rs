@@ -66,11 +66,6 @@ async fn finish((answer, mut body): (h2::client::ResponseFuture, h2::SendStream<
     assert_eq!(end.get("grpc-status").unwrap(), "0");
 }
 
-async fn closed_for_memory(daemon: &Daemon) -> u64 {
-    let labels = [("transport", "grpc"), ("reason", "memory")];
-    daemon.sum("ringfetch_connections_closed_total", &labels).await
-}
-
 #[tokio::test]
 async fn connections_that_keep_memory_of_many_requests_leave_without_a_loss() {
     // Scenario: five connections had 150 calls open at once, with room for 1,024 calls in request memory, and have one left.
@@ -81,7 +76,7 @@ async fn connections_that_keep_memory_of_many_requests_leave_without_a_loss() {
         bursts.push(burst(&daemon).await);
     }
     eventually_async("a connection is to leave", async || {
-        (closed_for_memory(&daemon).await > 0).then_some(())
+        (daemon.closed("grpc", "memory").await > 0).then_some(())
     })
     .await;
     let mut connections = Vec::new();
@@ -96,7 +91,7 @@ async fn connections_that_keep_memory_of_many_requests_leave_without_a_loss() {
             .iter()
             .filter(|connection| connection.is_finished())
             .count();
-        (closed_for_memory(&daemon).await == closed as u64).then_some(closed)
+        (daemon.closed("grpc", "memory").await == closed as u64).then_some(closed)
     })
     .await;
     assert!(closed == 1 || closed == 2, "{closed}");
@@ -126,5 +121,5 @@ async fn connections_that_keep_the_memory_of_requests_and_stay_are_closed() {
     })
     .await;
     assert!(open > 0);
-    assert!(closed_for_memory(&daemon).await >= 4);
+    assert!(daemon.closed("grpc", "memory").await >= 4);
 }

@@ -2,12 +2,12 @@
 
 use crate::daemon::{Daemon, PATIENCE, Setup, eventually_async};
 use crate::data::plain_blocks;
+use crate::garbage::{PREFACE, frame};
 use crate::tls::{Authority, with_tls};
 use crate::wire;
 use prost::Message as _;
 use rustix::process::Signal;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
-use tokio::net::TcpSocket;
 use tokio::time::timeout;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::rustls::version;
@@ -17,12 +17,6 @@ const COUNT: usize = 64;
 
 trait Duplex: AsyncRead + AsyncWrite + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Unpin> Duplex for T {}
-
-/// A frame of HTTP/2 (RFC 9113 4.1).
-fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
-    let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
-    [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
-}
 
 const DATA: u8 = 0;
 const END_STREAM: u8 = 1;
@@ -47,7 +41,7 @@ fn call(blocks: usize) -> Vec<u8> {
     let ranges = wire::ranges("blocks", &[(0, blocks as u64 * 4096)]);
     let window = (8_u32 << 20).to_be_bytes();
     [
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(),
+        PREFACE.to_vec(),
         frame(4, 0, 0, &[&[0, 4], &window[..]].concat()),
         frame(8, 0, 0, &window),
         frame(1, 4, 1, &head.concat()),
@@ -74,9 +68,7 @@ fn messages(mut frames: &[u8]) -> Option<Vec<u8>> {
 
 /// A client with a small receive buffer, which has called and reads nothing.
 async fn calling(daemon: &Daemon, authority: Option<&Authority>, blocks: usize) -> Box<dyn Duplex> {
-    let socket = TcpSocket::new_v4().unwrap();
-    socket.set_recv_buffer_size(4096).unwrap();
-    let stream = socket.connect(daemon.grpc).await.unwrap();
+    let stream = wire::with_small_buffer(daemon.grpc).await;
     let mut stream: Box<dyn Duplex> = match authority {
         None => Box::new(stream),
         Some(authority) => {

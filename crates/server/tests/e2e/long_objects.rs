@@ -57,18 +57,6 @@ async fn read(
     }
 }
 
-fn messages(mut body: &[u8]) -> Vec<v1::ReadObjectResponse> {
-    let mut found = Vec::new();
-    while let Some((head, rest)) = body.split_at_checked(5) {
-        let length = u32::from_be_bytes(head[1..].try_into().unwrap()) as usize;
-        let (message, rest) = rest.split_at(length);
-        found.push(prost::Message::decode(message).unwrap());
-        body = rest;
-    }
-    assert!(body.is_empty());
-    found
-}
-
 #[tokio::test]
 async fn objects_of_any_length_are_read_whole_and_in_part() {
     // Scenario: objects of no bytes, of a few and of many windows, whole and in part, on each backend.
@@ -214,7 +202,10 @@ async fn an_object_that_is_replaced_is_read_to_its_end() {
         .await;
         let (body, status) = begun.rest().await;
         assert_eq!(status.unwrap().code(), Code::Ok, "{backend}");
-        assert!(put_together(&messages(&body)).1 == old, "{backend}: other bytes");
+        assert!(
+            put_together(&wire::messages(&body)).1 == old,
+            "{backend}: other bytes"
+        );
         let (body, _) = mirrored.rest().await;
         assert!(body == old, "{backend}: other bytes over HTTP");
         daemon.stop().await;
@@ -242,7 +233,7 @@ async fn an_object_that_is_written_to_ends_the_call() {
         let status = status.unwrap();
         assert_eq!(status.code(), Code::Aborted, "{backend}: {status:?}");
         assert_eq!(status.get_details_error_info().unwrap().reason, "CHANGING");
-        let (_, data) = put_together(&messages(&body));
+        let (_, data) = put_together(&wire::messages(&body));
         assert!(data.len() < LENGTH && old.starts_with(&data), "{backend}");
         let new = [&old[..last], &[!old[last]]].concat();
         let (found, ended) = read(&daemon, request("long")).await;
@@ -317,7 +308,7 @@ async fn an_answer_that_has_begun_is_sent_while_it_drains() {
         .await;
         let (body, status) = begun.rest().await;
         assert_eq!(status.unwrap().code(), Code::Ok);
-        assert!(put_together(&messages(&body)).1 == bytes);
+        assert!(put_together(&wire::messages(&body)).1 == bytes);
         drop(narrow);
         daemon.ends_with(0).await;
     }

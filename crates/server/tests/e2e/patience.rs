@@ -3,11 +3,11 @@
 
 use crate::daemon::{Daemon, PATIENCE, Setup, eventually_async};
 use crate::data::{noise, plain_blocks};
-use crate::wire::{self, Narrow, Reconnecting};
+use crate::wire::{self, Narrow, Reconnecting, saying, with_small_buffer};
 use ringfetch_proto::v1::fetch_stream_request::Request;
 use std::net::SocketAddr;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpSocket, TcpStream};
+use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tonic::Code;
 
@@ -15,31 +15,11 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 const HALF_POST: &[u8] = b"POST /v1/datasets/blocks/blocks:batchFetch HTTP/1.1\r\nhost: localhost\r\n\
     content-type: application/json\r\ncontent-length: 999\r\n\r\n{";
 
-async fn saying(address: SocketAddr, words: &[u8]) -> TcpStream {
-    let mut stream = TcpStream::connect(address).await.unwrap();
-    stream.write_all(words).await.unwrap();
-    stream
-}
-
 /// Reads until the daemon closes the connection, in any way.
 async fn hear_out(mut stream: TcpStream) {
     let mut bytes = [0; 4096];
     let closes = async { while stream.read(&mut bytes).await.is_ok_and(|read| read > 0) {} };
     timeout(PATIENCE, closes).await.expect("it closes");
-}
-
-impl Daemon {
-    async fn closed(&self, transport: &str, reason: &str) -> u64 {
-        let labels = [("transport", transport), ("reason", reason)];
-        self.sum("ringfetch_connections_closed_total", &labels).await
-    }
-
-    async fn has_closed(&self, transport: &str, reason: &str) {
-        eventually_async(&format!("{transport} is closed for {reason}"), async || {
-            (self.closed(transport, reason).await > 0).then_some(())
-        })
-        .await;
-    }
 }
 
 #[tokio::test]
@@ -75,9 +55,7 @@ async fn whoever_does_not_come_on_is_closed_for_a_reason_that_is_counted() {
         daemon.has_closed(transport, reason).await;
     }
 
-    let socket = TcpSocket::new_v4().unwrap();
-    socket.set_recv_buffer_size(4096).unwrap();
-    let mut unread = socket.connect(daemon.http).await.unwrap();
+    let mut unread = with_small_buffer(daemon.http).await;
     unread
         .write_all(b"GET /v1/datasets/blocks/bytes HTTP/1.1\r\nhost: localhost\r\n\r\n")
         .await

@@ -1,26 +1,19 @@
 //! Clients that read very slowly slow only themselves.
 
 use crate::daemon::{Daemon, PATIENCE, Setup, backends, eventually_async};
-use crate::data::noise;
+use crate::data::plain_blocks;
+use crate::wire::with_small_buffer;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpSocket, TcpStream};
+use tokio::net::TcpStream;
 
 const LENGTH: usize = 24 << 20;
 /// Two windows, what the kernel buffers for a connection (tcp_wmem's 4 MiB, a small receive buffer), and
 /// slack.
 const HELD_BYTES_MAX: u64 = 16 << 20;
 
-fn serve(setup: Setup, bytes: &[u8]) -> Daemon {
-    setup.file("blocks.bin", bytes);
-    let setup = setup.dataset(&["{name: blocks, kind: blocks, block_bytes: 4KiB, path: blocks.bin}"]);
-    setup.start()
-}
-
 /// Requests everything, with a small receive buffer, and reads nothing yet.
 async fn ask_for_all(daemon: &Daemon) -> TcpStream {
-    let socket = TcpSocket::new_v4().unwrap();
-    socket.set_recv_buffer_size(4096).unwrap();
-    let mut stream = socket.connect(daemon.http).await.unwrap();
+    let mut stream = with_small_buffer(daemon.http).await;
     let request = b"GET /v1/datasets/blocks/bytes HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
     stream.write_all(request).await.unwrap();
     stream
@@ -38,10 +31,10 @@ async fn slow_readers_hold_two_windows_each_and_stop_nobody() {
     // Expectation: each holds at most two windows of 1 MiB, the process stays small, every block is served
     // promptly; a slow reader that continues gets all of its bytes, and those that disconnect leave nothing
     // behind.
-    let bytes = noise(90, LENGTH);
     for &backend in backends() {
         let setup = Setup::new(backend).set("limits.connection_bytes", "8MiB");
-        let daemon = serve(setup, &bytes);
+        let (setup, bytes) = plain_blocks(setup, LENGTH / 4096);
+        let daemon = setup.start();
         let mut slow = Vec::new();
         for _ in 0..6 {
             slow.push((ask_for_all(&daemon).await, Vec::new()));
@@ -88,13 +81,13 @@ async fn what_nobody_receives_is_not_read() {
     // Scenario: a client requests 24 MiB and reads nothing, while others are served; then it reads to the end.
     // Expectation: what is read for it stops at what its windows and the kernel hold; in the end the response
     // is complete, and each of its bytes was read once.
-    let bytes = noise(90, LENGTH);
     for &backend in backends() {
         // What one connection may hold is no bound here.
         let setup = Setup::new(backend)
             .set("engine.memory_budget", "96MiB")
             .set("limits.connection_bytes", "48MiB");
-        let daemon = serve(setup, &bytes);
+        let (setup, bytes) = plain_blocks(setup, LENGTH / 4096);
+        let daemon = setup.start();
         let mut stream = ask_for_all(&daemon).await;
         stream.readable().await.unwrap();
         let read = async |metric| daemon.sum(metric, &[]).await;

@@ -3,10 +3,10 @@
 use crate::daemon::{Daemon, PATIENCE, Setup, eventually_async};
 use crate::data::plain_blocks;
 use crate::tls::{Authority, with_tls};
+use crate::wire::{saying, with_small_buffer};
 use rustix::process::Signal;
-use std::net::SocketAddr;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpSocket, TcpStream};
+use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::rustls::version;
@@ -15,12 +15,6 @@ const BLOCK: &[u8] = b"GET /v1/datasets/blocks/blocks/1 HTTP/1.1\r\nhost: localh
 const POST: &[u8] = b"POST /v1/datasets/blocks/blocks:batchFetch HTTP/1.1\r\nhost: localhost\r\n\
     content-type: application/json\r\ncontent-length: 15\r\n\r\n{\"indices\":[1]}";
 const ALL: &[u8] = b"GET /v1/datasets/blocks/bytes HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
-
-async fn saying(address: SocketAddr, words: &[u8]) -> TcpStream {
-    let mut stream = TcpStream::connect(address).await.unwrap();
-    stream.write_all(words).await.unwrap();
-    stream
-}
 
 fn start(authority: &Authority) -> (Daemon, Vec<u8>) {
     let (mut setup, bytes) = plain_blocks(Setup::new("pread"), 8192);
@@ -47,9 +41,7 @@ async fn time_in_which_the_daemon_does_not_run_counts_for_no_client() {
         (saying(daemon.http, &BLOCK[..half]).await, &BLOCK[half..]),
         (saying(daemon.http, &POST[..rest]).await, &POST[rest..]),
     ];
-    let socket = TcpSocket::new_v4().unwrap();
-    socket.set_recv_buffer_size(4096).unwrap();
-    let mut long = socket.connect(daemon.http).await.unwrap();
+    let mut long = with_small_buffer(daemon.http).await;
     long.write_all(ALL).await.unwrap();
     let mut got = vec![0; 256 << 10];
     long.read_exact(&mut got).await.unwrap();

@@ -548,14 +548,7 @@ async fn handshakes_that_do_not_come_on_are_ended_and_bounded() {
         stream.write_all(&[22, 3]).await.unwrap();
         silent.push(stream);
     }
-    let closed = async |reason| {
-        let labels = [("transport", "grpc"), ("reason", reason)];
-        daemon.sum("ringfetch_connections_closed_total", &labels).await
-    };
-    eventually_async("the oldest is evicted", async || {
-        (closed("evicted").await > 0).then_some(())
-    })
-    .await;
+    daemon.has_closed("grpc", "evicted").await;
     assert!(is_served(&daemon, authority.trusted(None)).await);
     let mut byte = [0];
     assert_eq!(silent[0].read(&mut byte).await.unwrap_or(0), 0);
@@ -573,7 +566,6 @@ async fn handshakes_that_do_not_come_on_are_ended_and_bounded() {
         .await
         .unwrap();
     assert_eq!(ended.unwrap_or(0), 0);
-    let late = [("transport", "grpc"), ("reason", "handshake")];
-    assert!(daemon.sum("ringfetch_connections_closed_total", &late).await > 0);
+    assert!(daemon.closed("grpc", "handshake").await > 0);
     daemon.stop().await;
 }

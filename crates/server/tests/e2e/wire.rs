@@ -23,6 +23,8 @@ use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::process::Command;
 use std::sync::Mutex;
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::{TcpSocket, TcpStream};
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
@@ -144,6 +146,20 @@ impl Daemon {
     /// The current sum over a metric's series with all of these labels.
     pub(crate) async fn sum(&self, metric: &str, labels: &[(&str, &str)]) -> u64 {
         self.scrape().await.sum(metric, labels)
+    }
+
+    /// Connections to a port that the daemon has closed for this reason.
+    pub(crate) async fn closed(&self, transport: &str, reason: &str) -> u64 {
+        let labels = [("transport", transport), ("reason", reason)];
+        self.sum("ringfetch_connections_closed_total", &labels).await
+    }
+
+    /// Waits until there is one.
+    pub(crate) async fn has_closed(&self, transport: &str, reason: &str) {
+        eventually_async(&format!("{transport} is closed for {reason}"), async || {
+            (self.closed(transport, reason).await > 0).then_some(())
+        })
+        .await;
     }
 
     /// The admin service's status.
@@ -442,7 +458,7 @@ impl Narrow {
 
     /// Connects from another loopback address, which is another caller.
     pub(crate) async fn connect_from(from: &str, address: SocketAddr, window_bytes: u32) -> Self {
-        let socket = tokio::net::TcpSocket::new_v4().expect("a socket");
+        let socket = TcpSocket::new_v4().expect("a socket");
         let from = SocketAddr::new(from.parse().expect("an address"), 0);
         socket.bind(from).expect("an address of this host");
         let stream = socket.connect(address).await.expect("a connection");
@@ -544,6 +560,33 @@ impl Reconnecting {
         let (head, body) = answer.expect("a head").into_parts();
         Held { head, body }
     }
+}
+
+/// A new connection that has sent these bytes.
+pub(crate) async fn saying(address: SocketAddr, words: &[u8]) -> TcpStream {
+    let mut stream = TcpStream::connect(address).await.expect("a connection");
+    stream.write_all(words).await.expect("sent");
+    stream
+}
+
+/// A new connection that takes few bytes before it reads.
+pub(crate) async fn with_small_buffer(address: SocketAddr) -> TcpStream {
+    let socket = TcpSocket::new_v4().expect("a socket");
+    socket.set_recv_buffer_size(4096).expect("a small buffer");
+    socket.connect(address).await.expect("a connection")
+}
+
+/// The messages in the body of a gRPC response.
+pub(crate) fn messages<M: prost::Message + Default>(mut body: &[u8]) -> Vec<M> {
+    let mut found = Vec::new();
+    while let Some((prefix, rest)) = body.split_first_chunk::<5>() {
+        let length = u32::from_be_bytes([prefix[1], prefix[2], prefix[3], prefix[4]]) as usize;
+        let (message, rest) = rest.split_at(length);
+        found.push(M::decode(message).expect("a message"));
+        body = rest;
+    }
+    assert!(body.is_empty());
+    found
 }
 
 /// A message as gRPC frames it.
