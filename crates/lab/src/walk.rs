@@ -5,6 +5,7 @@
 //! the positions, repeated until the result is in range (Black and Rogaway, "Ciphers with Arbitrary Finite
 //! Domains", 2002).
 
+use ringfetch_pattern::mixed;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const ROUNDS: usize = 4;
@@ -67,13 +68,6 @@ impl Walk {
         }
         left << self.half_bits | right
     }
-}
-
-/// The finaliser of splitmix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014).
-fn mixed(word: u64) -> u64 {
-    let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    word ^ (word >> 31)
 }
 
 #[cfg(test)]

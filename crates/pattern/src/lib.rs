@@ -21,7 +21,11 @@ const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Word `index` of the stream.
 fn word(seed: u64, index: u64) -> u64 {
-    let z = seed.wrapping_add(index.wrapping_add(1).wrapping_mul(GAMMA));
+    mixed(seed.wrapping_add(index.wrapping_add(1).wrapping_mul(GAMMA)))
+}
+
+/// SplitMix64's output function: every bit depends on every bit.
+pub fn mixed(z: u64) -> u64 {
     let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     z ^ (z >> 31)
