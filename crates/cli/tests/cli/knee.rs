@@ -1,5 +1,6 @@
 //! `load --step-to-knee`.
 
+use crate::load::number;
 use crate::server::{Flaw, start};
 use crate::{command, json, json_with};
 use rustix::process::{Pid, Signal};
@@ -8,10 +9,6 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::TcpListener;
 use std::process::Stdio;
 use std::sync::mpsc;
-
-fn number(value: &Value) -> f64 {
-    value.as_f64().unwrap()
-}
 
 #[test]
 fn a_knee_is_found_where_the_slots_end() {
