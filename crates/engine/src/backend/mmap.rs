@@ -236,10 +236,12 @@ pub(super) unsafe fn copy_mapped(
     let mapping = mapping_of(file).ok_or(libc::EFAULT)?;
     // SAFETY: as the caller promises.
     let copied = unsafe { mapping.copy_out(offset, destination, length) }.map_err(|_| libc::EFAULT)?;
-    if is_end_resident && mapping.is_untruncated_before(offset + u64::from(copied)) {
+    // The pages behind a new end of a device stay mapped.
+    let vouches = is_end_resident && !file.is_block_device();
+    if vouches && mapping.is_untruncated_before(offset + u64::from(copied)) {
         return Ok(copied);
     }
-    file.kept(offset, copied, false)
+    bytes_before(file.known_length(), offset, copied)
 }
 
 /// The file's mapping; `None` if it has none, and `pread` reads it.

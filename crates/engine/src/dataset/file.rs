@@ -304,15 +304,11 @@ impl OpenFile {
         self.alignment.memory_bytes
     }
 
-    /// Length now as the file's server reports it, which might take as long as a read; for a block device the
-    /// length at open.
+    /// Length now as the file's server reports it, which might take as long as a read.
     ///
     /// # Errors
     /// errno of fstat.
     fn current_length(&self) -> Result<u64, i32> {
-        if self.is_block_device {
-            return Ok(self.identity.length_bytes);
-        }
         let metadata = self.buffered.metadata();
         metadata
             .map(|found| found.len())
@@ -325,7 +321,8 @@ impl OpenFile {
     /// The end is moved before that (`truncate_setsize`), so checking it afterwards is enough: of 4096 bytes
     /// from 8192 in a file that now ends at 10000, 1808 count. XFS zeroes first (`iomap_truncate_page` in
     /// `xfs_setattr_size`), which a copy from a mapping may see for some microseconds. Direct reads are
-    /// checked if the file system may serve them from the page cache too.
+    /// checked if the file system may serve them from the page cache too. A device is not truncated: a read of it is
+    /// bounded by its end, unless it is a copy from a mapping.
     ///
     /// # Errors
     /// errno of statx.
@@ -337,12 +334,15 @@ impl OpenFile {
     }
 
     /// Whether the file ends at `offset` or before. `waits`: query the server or FUSE daemon, which might
-    /// take as long as a read; otherwise use what this host knows.
+    /// take as long as a read; otherwise use what this host knows. A device ends where it did at its open: one that
+    /// has become shorter has failed.
     ///
     /// # Errors
     /// errno of fstat or statx.
     pub(crate) fn ends_by(&self, offset: u64, waits: bool) -> Result<bool, i32> {
-        let end = if waits {
+        let end = if self.is_block_device {
+            Ok(self.identity.length_bytes)
+        } else if waits {
             self.current_length()
         } else {
             self.known_length()
@@ -354,7 +354,11 @@ impl OpenFile {
     /// as a read. That is enough to recognize zeros, since they come from this host's page cache.
     pub(crate) fn known_length(&self) -> Result<u64, i32> {
         if self.is_block_device {
-            return Ok(self.identity.length_bytes);
+            // A device may become shorter: a loop device, a partition, a logical volume.
+            let end = rustix::fs::seek(&*self.buffered, rustix::fs::SeekFrom::End(0));
+            return end
+                .map(|end| end.min(self.identity.length_bytes))
+                .map_err(Errno::raw_os_error);
         }
         let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
         match rustix::fs::statx(&*self.buffered, c"", flags, StatxFlags::SIZE) {
@@ -365,7 +369,7 @@ impl OpenFile {
         }
     }
 
-    pub(super) fn is_block_device(&self) -> bool {
+    pub(crate) fn is_block_device(&self) -> bool {
         self.is_block_device
     }
 

@@ -6,6 +6,7 @@ use crate::loop_device::LoopDevice;
 use crate::reload::reload;
 use crate::wire;
 use std::os::unix::fs::FileExt as _;
+use std::process::Command;
 
 #[tokio::test]
 #[ignore = "needs root"]
@@ -94,6 +95,51 @@ async fn devices_of_both_sector_sizes_are_served() {
             .into_inner();
         let expected = [&bytes[512..704], &bytes[bytes.len() - 192..]].concat();
         assert!(answer.data == expected, "{backend} vectors");
+        daemon.stop().await;
+    }
+}
+
+#[tokio::test]
+#[ignore = "needs root"]
+async fn what_a_device_no_longer_has_is_lost() {
+    // Scenario: a device shrinks while it is served, to an end within a page. Expectation: blocks before the new end are
+    // served; the block across it and those behind it are DATA_LOSS on every backend, and no zeros.
+    let bytes = noise(33, 64 << 10);
+    for backend in backends_and_auto() {
+        let setup = Setup::new(backend);
+        let file = setup.file("disk", &bytes);
+        let device = LoopDevice::attach(&file, "--sector-size=512");
+        let path = format!("path: {}", device.0);
+        let daemon = setup
+            .dataset(&["name: disk", "kind: blocks", "block_bytes: 4KiB", &path])
+            .start();
+        let backing = std::fs::OpenOptions::new().write(true).open(&file).unwrap();
+        backing.set_len((32 << 10) + 512).unwrap();
+        let resized = Command::new("losetup")
+            .args(["--set-capacity", &device.0])
+            .status();
+        assert!(resized.unwrap().success());
+        let mut fetch = daemon.fetch().await;
+        // Two times: the second one finds pages that the first one has read.
+        for _ in 0..2 {
+            let answer = fetch.fetch_blocks(wire::blocks("disk", &[7, 8, 9, 15])).await;
+            let answer = answer.unwrap().into_inner();
+            let lost: Vec<(u32, i32)> = answer
+                .errors
+                .iter()
+                .map(|error| (error.item, error.code))
+                .collect();
+            let data_loss = i32::from(tonic::Code::DataLoss);
+            assert_eq!(
+                lost,
+                [1, 2, 3].map(|item| (item, data_loss)),
+                "{backend}: {answer:?}"
+            );
+            assert!(answer.data == bytes[7 * 4096..8 * 4096], "{backend}");
+        }
+        let http = daemon.http_client();
+        let answer = http.get("/v1/datasets/disk/blocks/8").await;
+        answer.is_problem(500, "device-error", None, &["Input/output error"]);
         daemon.stop().await;
     }
 }
