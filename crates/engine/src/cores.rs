@@ -119,6 +119,8 @@ fn ring_backend(ring: RingHandle, plan: RingConfig) -> (UringBackend, Registrati
     }
     let outcome = plan
         .register
+        // Without its descriptor, which was logged, nothing can be registered.
+        .filter(|_| ring.is_known())
         .and_then(|(base, bytes)| backend.register_memory(base as *mut u8, bytes).err());
     (backend, outcome)
 }

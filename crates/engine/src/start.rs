@@ -10,6 +10,7 @@ use crate::config::{BackendKind, EngineConfig, OnUnavailable, Placement};
 use crate::cores::{self, Alarm, CoreCommand, RingConfig, UnplacedShard};
 use crate::engine::{BackendStatus, ShardHandle, StartError};
 use crate::metrics::{MetricsRegistry, ShardMetrics};
+use rustix::event::{EventfdFlags, eventfd};
 use std::sync::Arc;
 use std::sync::mpsc::RecvTimeoutError;
 use std::thread::JoinHandle;
@@ -341,17 +342,20 @@ const RUNTIME_DESCRIPTORS: u32 = 6;
 /// Checks that the runtimes can get their descriptors, since tokio panics if it cannot get one for its
 /// signals. One runtime more than cores: the daemon's own.
 fn room_for_runtimes(cores: u32) -> std::io::Result<()> {
-    let held: std::io::Result<Vec<_>> = (0..cores.saturating_add(1).saturating_mul(RUNTIME_DESCRIPTORS))
-        .map(|_| std::fs::File::open("/dev/null"))
+    // They need no file to open: /dev may be empty.
+    let held: Result<Vec<_>, _> = (0..cores.saturating_add(1).saturating_mul(RUNTIME_DESCRIPTORS))
+        .map(|_| eventfd(0, EventfdFlags::CLOEXEC))
         .collect();
-    held.map(drop)
+    Ok(held.map(drop)?)
 }
 
 fn remedy(error: &std::io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::EMFILE) => "; raise the open-file limit (ulimit -n)",
         Some(libc::ENOMEM) => "; raise RLIMIT_MEMLOCK (ulimit -l), or lower engine.uring.queue_depth",
-        Some(libc::EAGAIN) => "; raise the limit on threads (ulimit -u, or the cgroup's pids.max)",
+        Some(libc::EAGAIN) => {
+            "; raise the limit on threads (ulimit -u, or the cgroup's pids.max), or on address space (ulimit -v)"
+        }
         Some(_) | None => "",
     }
 }

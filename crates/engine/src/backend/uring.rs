@@ -103,6 +103,11 @@ impl RingHandle {
         register(ring, IORING_REGISTER_IOWQ_AFF, mask.as_ptr().cast(), bytes)
     }
 
+    /// Whether its descriptor was found.
+    pub(crate) fn is_known(self) -> bool {
+        self.0.is_some()
+    }
+
     /// A backend on this ring for its only shard, with at most `queue_depth` reads in flight. Use it only on
     /// the ring's thread.
     pub(crate) fn backend(self, queue_depth: u32) -> UringBackend {

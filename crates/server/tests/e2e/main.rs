@@ -24,6 +24,7 @@ mod access_log;
 mod adversary;
 mod agreement;
 mod backlog;
+mod bare_host;
 mod byte_ranges;
 mod commands;
 mod counting;
