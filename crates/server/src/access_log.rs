@@ -18,12 +18,16 @@ use std::cell::RefCell;
 use std::io::{self, Write as _};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
+use std::thread::Builder;
 use std::time::{Duration, SystemTime};
-use tracing_appender::non_blocking::{ErrorCounter, NonBlocking, NonBlockingBuilder, WorkerGuard};
 
 /// Most lines in the queue. A line has about 400 bytes, and at most 2 KiB.
 const QUEUE_LINES_MAX: usize = 8192;
+
+/// How long the end of the process waits for what is queued.
+const FLUSHED_WITHIN: Duration = Duration::from_secs(1);
 
 /// Writes lines. Clones share the queue.
 #[derive(Debug, Clone)]
@@ -33,19 +37,34 @@ pub struct AccessLog {
 
 #[derive(Debug)]
 struct Inner {
-    queue: NonBlocking,
+    /// Lines; an empty one only wakes the thread.
+    queue: SyncSender<Vec<u8>>,
+    /// Lines that did not fit.
+    overflowed: AtomicU64,
     /// One in this many requests is logged, besides slow and failed ones.
     sample: AtomicU32,
     /// Requests that take at least this long are always logged.
     slow_ns: AtomicU64,
     reopen: Arc<AtomicBool>,
+    is_ending: AtomicBool,
 }
 
 /// On drop, writes what is queued, for at most a second.
 #[derive(Debug)]
 #[must_use = "without it nothing is written at the end"]
 pub struct FlushGuard {
-    _worker: WorkerGuard,
+    log: Arc<Inner>,
+    /// Closed by the thread's end.
+    ended: Receiver<()>,
+}
+
+impl Drop for FlushGuard {
+    fn drop(&mut self) {
+        self.log.is_ending.store(true, Ordering::Release);
+        // If the queue is full, the thread is awake.
+        let _awake = self.log.queue.try_send(Vec::new());
+        let _written_or_late = self.ended.recv_timeout(FLUSHED_WITHIN);
+    }
 }
 
 impl AccessLog {
@@ -60,7 +79,7 @@ impl AccessLog {
     /// Opens the log and starts the thread that writes it. Registers `ringfetch_access_log_dropped_total{reason}`.
     ///
     /// # Errors
-    /// The target cannot be opened, or a metric's name is already registered.
+    /// The target cannot be opened, the system refuses a thread, or a metric's name is already registered.
     pub fn start(config: &AccessLogConfig, registry: &Registry) -> io::Result<(Self, FlushGuard)> {
         let counters = Opts::new(
             "ringfetch_access_log_dropped_total",
@@ -70,27 +89,32 @@ impl AccessLog {
         let reopen = Arc::new(AtomicBool::new(false));
         let unwritten = counters.with_label_values(&["write"]);
         let output = Output::open(&config.target, Arc::clone(&reopen), unwritten)?;
-        let (queue, worker) = NonBlockingBuilder::default()
-            .lossy(true)
-            .buffered_lines_limit(QUEUE_LINES_MAX)
-            .thread_name("rf-access-log")
-            .finish(output);
+        let (queue, lines) = sync_channel(QUEUE_LINES_MAX);
+        let inner = Arc::new(Inner {
+            queue,
+            overflowed: AtomicU64::new(0),
+            sample: AtomicU32::new(1),
+            slow_ns: AtomicU64::new(u64::MAX),
+            reopen,
+            is_ending: AtomicBool::new(false),
+        });
         let dropped = Dropped {
             counters,
-            queue: queue.error_counter(),
+            log: Arc::clone(&inner),
             reading: Mutex::new(()),
         };
         registry.register(Box::new(dropped)).map_err(io::Error::other)?;
+        let (ends, ended) = sync_channel(0);
+        let writing = Arc::clone(&inner);
+        Builder::new().name("rf-access-log".to_owned()).spawn(move || {
+            let _ends: SyncSender<()> = ends;
+            write_lines(&lines, output, &writing.is_ending);
+        })?;
         let log = Self {
-            inner: Arc::new(Inner {
-                queue,
-                sample: AtomicU32::new(1),
-                slow_ns: AtomicU64::new(u64::MAX),
-                reopen,
-            }),
+            inner: Arc::clone(&inner),
         };
         log.set(config);
-        Ok((log, FlushGuard { _worker: worker }))
+        Ok((log, FlushGuard { log: inner, ended }))
     }
 
     /// Applies these settings from now on. The target stays.
@@ -103,8 +127,8 @@ impl AccessLog {
     /// Opens the file by name again, before the next line: it may have been renamed.
     pub fn reopen(&self) {
         self.inner.reopen.store(true, Ordering::Relaxed);
-        // Wakes the thread. The queue never fails.
-        let _queued = self.inner.queue.clone().write_all(b"");
+        // If the queue is full, the thread is awake.
+        let _awake = self.inner.queue.try_send(Vec::new());
     }
 
     /// Logs a request, unless the sampling leaves it out.
@@ -121,13 +145,29 @@ impl AccessLog {
         }
         LINE.with_borrow_mut(|line| {
             line.clear();
-            // Only text and numbers, so it cannot fail. The queue drops and counts lines that do not fit.
+            // Only text and numbers, so it cannot fail.
             let mut json = serde_json::Serializer::with_formatter(&mut *line, EscapedControls);
             if Line::new(facts, times).serialize(&mut json).is_ok() {
                 line.push(b'\n');
-                let _queued = inner.queue.clone().write_all(line);
+                if inner.queue.try_send(line.clone()).is_err() {
+                    inner.overflowed.fetch_add(1, Ordering::Relaxed);
+                }
             }
         });
+    }
+}
+
+/// The thread: writes lines until the process ends. It flushes whenever the queue is empty.
+fn write_lines(lines: &Receiver<Vec<u8>>, mut output: Output, is_ending: &AtomicBool) {
+    while let Ok(first) = lines.recv() {
+        for line in std::iter::once(first).chain(lines.try_iter()) {
+            // Failures are counted there.
+            let _written = output.write_all(&line);
+        }
+        let _written = output.flush();
+        if is_ending.load(Ordering::Acquire) {
+            return;
+        }
     }
 }
 
@@ -219,7 +259,7 @@ fn rfc3339<S: Serializer>(time: &SystemTime, serializer: S) -> Result<S::Ok, S::
 #[derive(Debug)]
 struct Dropped {
     counters: IntCounterVec,
-    queue: ErrorCounter,
+    log: Arc<Inner>,
     /// Serializes scrapes, which could otherwise add the same dropped lines twice.
     reading: Mutex<()>,
 }
@@ -232,7 +272,8 @@ impl Collector for Dropped {
     fn collect(&self) -> Vec<MetricFamily> {
         let _one_at_a_time = lock(&self.reading);
         let counter = self.counters.with_label_values(&["queue"]);
-        counter.inc_by((self.queue.dropped_lines() as u64).saturating_sub(counter.get()));
+        let overflowed = self.log.overflowed.load(Ordering::Relaxed);
+        counter.inc_by(overflowed.saturating_sub(counter.get()));
         self.counters.collect()
     }
 }

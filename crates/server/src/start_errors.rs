@@ -66,7 +66,16 @@ impl StartErrors {
         };
         let key = format!("access_log.path: {} cannot be written", log.target);
         let remedy = "name a file that the daemon may append to, stdout, stderr or off";
-        self.of_file(open(log), &key, remedy).map(Some)
+        match open(log) {
+            // EAGAIN of clone(2).
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                let remedy = "raise the limit on threads (ulimit -u, or the cgroup's pids.max)";
+                self.of_host(Err(format!(
+                    "{key}: there is no thread for it: {error}; {remedy}"
+                )))
+            }
+            opened => self.of_file(opened, &key, remedy).map(Some),
+        }
     }
 
     pub(crate) fn open(&mut self, datasets: &[DatasetSpec]) -> Option<Catalogue> {

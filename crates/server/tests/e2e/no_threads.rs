@@ -74,3 +74,18 @@ async fn what_needs_a_thread_is_refused_until_there_is_one() {
     assert_eq!(reloads(&daemon, "ok").await, 2);
     daemon.stop().await;
 }
+
+#[test]
+#[ignore = "needs root"]
+fn a_start_without_a_thread_for_the_access_log_is_the_hosts_refusal() {
+    // Scenario: an ordinary user may have no thread but the first, and one more, and the configuration has an access log.
+    // Expectation: exit code 3, the key and the remedy.
+    let (mut setup, _) = plain_blocks(Setup::new("pread").open_to_all(), 1);
+    setup = setup.set("access_log.path", "access.log");
+    for limit in ["--nproc=1:1", "--nproc=2:2"] {
+        setup = setup.through(&[&AS_NOBODY[..], &["prlimit", limit]].concat());
+        setup
+            .refused()
+            .with(3, &["access_log.path", "no thread", "ulimit -u"]);
+    }
+}
