@@ -1,8 +1,12 @@
-//! Compares the response memory of a configuration with the memory of the host.
+//! Compares the response memory of a configuration with the memory of the host, and with what the process may have.
 
 use ringfetch_command::size;
 use ringfetch_host::View;
 use ringfetch_host::cgroup::Cgroup;
+use rustix::process::{Resource, getrlimit};
+
+/// What the daemon needs besides the budget (docs/OPERATIONS.md, "Memory"), without any request.
+const BESIDES_BYTES: u64 = 64 << 20;
 
 /// Checks that the budget (`engine.memory_budget`) is at most the host's memory and its control group's limit. What
 /// else needs memory is not counted.
@@ -30,6 +34,31 @@ pub fn check(budget_bytes: u64, view: &View) -> Result<(), String> {
         )),
         Some(_) | None => Ok(()),
     }
+}
+
+/// Checks that the process may have the budget and what the daemon needs besides. An allocation beyond that ends it.
+///
+/// # Errors
+/// It may not: the limit, and the remedy.
+pub fn check_process_limits(budget_bytes: u64) -> Result<(), String> {
+    let limits = [
+        (Resource::As, "of address space (ulimit -v)"),
+        (Resource::Data, "of data (ulimit -d)"),
+    ];
+    let needed = budget_bytes.saturating_add(BESIDES_BYTES);
+    for (resource, what) in limits {
+        let most = getrlimit(resource).current.filter(|most| *most < needed);
+        if let Some(most) = most {
+            return Err(format!(
+                "engine.memory_budget: is {}, and the process may have {} {what}; raise that limit to {} at least, or lower \
+                 the budget",
+                size::exact(budget_bytes),
+                size::rounded(most),
+                size::rounded(needed),
+            ));
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -134,6 +134,9 @@ fn check_config(inputs: &Inputs, open: bool) -> anyhow::Result<()> {
     let opened = if open {
         let mut errors = StartErrors::default();
         errors.of_config(check_memory(&config));
+        errors.of_host(host_memory::check_process_limits(
+            config.engine.memory_budget_bytes,
+        ));
         errors.of_key_file(load_tls(&config));
         errors.of_key_file(load_access(&config));
         errors.of_access_log(&config, AccessLog::check);
@@ -261,6 +264,9 @@ fn run(inputs: &Inputs, addresses_file: Option<&Path>) -> anyhow::Result<()> {
     let starting = EndWhileStarting::watch().context("catching signals")?;
     let mut errors = StartErrors::default();
     let memory = errors.of_config(check_memory(config));
+    let limits = errors.of_host(host_memory::check_process_limits(
+        config.engine.memory_budget_bytes,
+    ));
     let tls = errors.of_key_file(load_tls(config));
     let access_log = errors.of_access_log(config, |log| AccessLog::start(log, telemetry.registry()));
     let access = errors.of_key_file(load_access(config));
@@ -278,8 +284,8 @@ fn run(inputs: &Inputs, addresses_file: Option<&Path>) -> anyhow::Result<()> {
         Base::File(_) => errors.open(&config.datasets).map(Some),
         Base::Demo(_) => Some(None),
     };
-    let (Some(()), Some(tls), Some(access_log), Some(access), Some(()), Some(opened)) =
-        (memory, tls, access_log, access, addresses, opened)
+    let (Some(()), Some(()), Some(tls), Some(access_log), Some(access), Some(()), Some(opened)) =
+        (memory, limits, tls, access_log, access, addresses, opened)
     else {
         return Err(errors.into_error());
     };

@@ -267,6 +267,29 @@ fn an_addresses_file_that_cannot_be_written_is_told_before_a_port_is_bound() {
 }
 
 #[test]
+fn too_little_memory_for_a_process_is_the_hosts_refusal() {
+    // Scenario: the address space, or the data, may hardly be larger than the response memory, and than that and what the
+    // daemon needs besides. Expectation: exit code 3, the key and the limit to raise; then nothing is wrong.
+    for (limit, name) in [("--as", "ulimit -v"), ("--data", "ulimit -d")] {
+        for (mib, code) in [(80_u64, 3), (1024, 0)] {
+            let limited = format!("{limit}={}", mib << 20);
+            let (setup, _) = plain_blocks(Setup::new("pread").through(&["prlimit", &limited]), 1);
+            if code == 0 {
+                setup.run(&["check-config", "--open"]).with(0, &[]);
+            } else {
+                let parts: &[&str] = &[
+                    "engine.memory_budget: is 32MiB",
+                    "80.0 MiB",
+                    name,
+                    "lower the budget",
+                ];
+                refused_with_lines(&setup, code, &[parts]);
+            }
+        }
+    }
+}
+
+#[test]
 fn mistakes_in_the_configuration_are_told_all_at_once() {
     // Scenario: an unknown key in a dataset, one on the command line, a wrong word, a number out of range, a
     // size with an ambiguous unit, a limit that contradicts another. Expectation: exit code 2, each with its
