@@ -139,13 +139,32 @@ fn of_unreadable(errno: i32) -> ErrorStatus {
         // No thread or no memory to open it, for now.
         ErrorStatus::new(Code::Unavailable, Http::SERVICE_UNAVAILABLE, "object-unreadable")
             .retry(RETRY_OVERLOADED)
-    } else if errno == Errno::IO {
-        // A failed device, the same error as when the object was already open: opening looks up the name, and
-        // tries a direct read.
+    } else if is_of_device(errno) {
+        // The same error as when the object was already open: opening looks up the name, and tries a direct read.
         ErrorStatus::new(Code::DataLoss, Http::INTERNAL_SERVER_ERROR, "device-error")
     } else {
         ErrorStatus::new(Code::Internal, Http::INTERNAL_SERVER_ERROR, "object-unreadable")
     }
+}
+
+/// Whether a device, the file system on it, or the server of a file system has failed.
+fn is_of_device(errno: Errno) -> bool {
+    matches!(
+        errno,
+        Errno::IO
+            // Of the block layer: medium, target, transport, protection, timeout.
+            | Errno::NODATA
+            | Errno::REMOTEIO
+            | Errno::NOLINK
+            | Errno::ILSEQ
+            | Errno::TIMEDOUT
+            // Damaged metadata: ext4 and XFS.
+            | Errno::UCLEAN
+            | Errno::BADMSG
+            // The process behind a FUSE file system has ended.
+            | Errno::NOTCONN
+            | Errno::CONNABORTED
+    )
 }
 
 /// The status of a failed request.
@@ -403,7 +422,9 @@ mod tests {
             offset: 0,
             length: 1,
         };
-        assert_eq!(of(Errno::IO), of_read(&read));
+        for errno in [Errno::IO, Errno::NODATA, Errno::UCLEAN, Errno::NOTCONN] {
+            assert_eq!(of(errno), of_read(&read), "{errno}");
+        }
         assert_eq!(of(Errno::ISDIR).grpc, Code::Internal);
     }
 }

@@ -302,3 +302,76 @@ async fn a_file_that_its_server_has_replaced_is_lost_until_it_is_opened_again() 
         daemon.stop().await;
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs root and /dev/fuse"]
+async fn a_disk_whose_server_has_ended_is_lost_until_it_is_mounted_again() {
+    // Scenario: the process behind a FUSE file system ends while blocks and objects of it are served; a reload; later it is
+    // mounted again, and a second reload. Expectation: DATA_LOSS of what is on it and not in memory, open or not, and of nothing else, on
+    // every backend; the first reload changes nothing; after the second one everything is served.
+    for backend in backends_and_auto() {
+        let directory = tempfile::tempdir().unwrap();
+        let (source, mountpoint) = (directory.path().join("source"), directory.path().join("disk"));
+        std::fs::create_dir_all(source.join("objects")).unwrap();
+        let bytes = noise(34, 64 * 4096);
+        for name in ["blocks.bin", "objects/a", "objects/b"] {
+            std::fs::write(source.join(name), &bytes).unwrap();
+        }
+        let mount =
+            || slowdisk::SlowDisk::mount(&source, &mountpoint, &slowdisk::Parameters::default()).unwrap();
+        let disk = mount();
+        let path = |name: &str| format!("path: {}", disk.path().join(name).display());
+        let setup = Setup::new(backend);
+        setup.file("here", &bytes);
+        let daemon = setup
+            .dataset(&["name: here", "kind: blocks", "block_bytes: 4KiB", "path: here"])
+            .dataset(&[
+                "name: blocks",
+                "kind: blocks",
+                "block_bytes: 4KiB",
+                &path("blocks.bin"),
+            ])
+            .dataset(&["name: objects", "kind: objects", &path("objects")])
+            .start();
+        let mut fetch = daemon.fetch().await;
+        let object = |name: &str| wire::objects("objects", &[name]);
+        let served = fetch.fetch_objects(object("a")).await.unwrap().into_inner();
+        assert!(served.data == bytes, "{backend}: {:?}", served.errors);
+        drop(disk);
+
+        let data_loss = i32::from(tonic::Code::DataLoss);
+        for _ in 0..2 {
+            let lost = fetch
+                .fetch_blocks(wire::blocks("blocks", &[5, 60]))
+                .await
+                .unwrap()
+                .into_inner();
+            let codes: Vec<i32> = lost.errors.iter().map(|error| error.code).collect();
+            assert_eq!(codes, [data_loss; 2], "{backend}: {lost:?}");
+            let lost = fetch.fetch_objects(object("b")).await.unwrap().into_inner();
+            assert_eq!(lost.errors[0].code, data_loss, "{backend}: {lost:?}");
+            // Its pages may be in memory.
+            let open = fetch.fetch_objects(object("a")).await.unwrap().into_inner();
+            let is_lost = open.errors.first().map(|error| error.code) == Some(data_loss);
+            assert!(is_lost || open.data == bytes, "{backend}: {open:?}");
+            daemon.assert_serves("here").await;
+            reload(&daemon).await.unwrap_err();
+        }
+
+        let _disk = mount();
+        let replaced = reload(&daemon).await.unwrap().datasets_replaced;
+        assert_eq!(replaced, ["blocks", "objects"], "{backend}");
+        let answer = fetch
+            .fetch_blocks(wire::blocks("blocks", &[5, 60]))
+            .await
+            .unwrap()
+            .into_inner();
+        let expected = [5, 60].map(|block| &bytes[block * 4096..][..4096]).concat();
+        assert!(answer.data == expected, "{backend}: {:?}", answer.errors);
+        for name in ["a", "b"] {
+            let answer = fetch.fetch_objects(object(name)).await.unwrap().into_inner();
+            assert!(answer.data == bytes, "{backend}: {:?}", answer.errors);
+        }
+        daemon.stop().await;
+    }
+}
