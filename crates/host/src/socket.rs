@@ -34,7 +34,7 @@ mod tests {
     #[test]
     fn what_the_peer_has_not_taken_is_counted_to_the_end() {
         // Scenario: as many bytes as a socket accepts for a peer that reads nothing; then the end of the stream, and the peer
-        // reads all of it; a file. Expectation: more than nothing is unacknowledged; nothing; an error.
+        // reads all of it and ends, too; a file. Expectation: more than nothing is unacknowledged; nothing; an error.
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (mut peer, _) = listener.accept().unwrap();
@@ -47,6 +47,10 @@ mod tests {
         assert!(waits > 0 && waits <= written, "{waits} of {written}");
         stream.shutdown(Shutdown::Write).unwrap();
         assert_eq!(peer.read_to_end(&mut Vec::new()).unwrap(), written);
+        // Acknowledgements may come later than the bytes, but not later than the peer's own end.
+        peer.shutdown(Shutdown::Write).unwrap();
+        stream.set_nonblocking(false).unwrap();
+        assert_eq!(stream.read(&mut [0]).unwrap(), 0);
         assert_eq!(unacknowledged_bytes(&stream).unwrap(), 0);
         unacknowledged_bytes(tempfile::tempfile().unwrap()).unwrap_err();
     }

@@ -121,10 +121,14 @@ fn every_step_is_made_and_every_answer_has_its_form() {
             "{row}"
         );
     }
-    let facts = report["facts"].to_string();
-    assert!(facts.contains("[\"data\",\"24.0 MiB\"]"));
-    let quoted = format!(" --report {}\"]", word(&out));
-    assert!(facts.contains(&quoted), "{facts}");
+    let facts: BTreeMap<String, String> =
+        serde_json::from_value::<Vec<(String, String)>>(report["facts"].clone())
+            .unwrap()
+            .into_iter()
+            .collect();
+    assert_eq!(facts["data"], "24.0 MiB");
+    let quoted = format!(" --report {}", word(&out));
+    assert!(facts["command line"].ends_with(&quoted), "{facts:?}");
 
     let written = fs::read_to_string(&yaml).unwrap();
     assert_eq!(report["yaml"], written.as_str());

@@ -139,7 +139,10 @@ fn a_closed_stdout_is_no_failure_and_hides_none() {
         "--json dataset verify blocks --all --seed 43".to_owned(),
         load.to_owned(),
         format!("{load} --require p50<=1us"),
-        format!("doctor {}/none", env!("CARGO_TARGET_TMPDIR")),
+        format!(
+            "doctor {}",
+            word(Path::new(env!("CARGO_TARGET_TMPDIR")).join("none"))
+        ),
     ] {
         let mut command = command(Some(server), &args);
         let read = command.output().unwrap();
