@@ -5,7 +5,9 @@ use crate::data::noise;
 use crate::loop_device::LoopDevice;
 use crate::reload::reload;
 use crate::wire;
+use rustix::fs::minor;
 use std::os::unix::fs::FileExt as _;
+use std::path::Path;
 use std::process::Command;
 
 #[tokio::test]
@@ -303,6 +305,19 @@ async fn a_file_that_its_server_has_replaced_is_lost_until_it_is_opened_again() 
     }
 }
 
+/// Ends the connection to the server of a FUSE file system, as the server's end would; it stays mounted.
+fn abort(mountpoint: &Path) {
+    let connection = minor(rustix::fs::stat(mountpoint).unwrap().st_dev).to_string();
+    let control = tempfile::tempdir().unwrap();
+    let run = |command: &str, arguments: &[&str]| {
+        let status = Command::new(command).args(arguments).arg(control.path()).status();
+        assert!(status.unwrap().success(), "{command}");
+    };
+    run("mount", &["-t", "fusectl", "none"]);
+    std::fs::write(control.path().join(connection).join("abort"), "1").unwrap();
+    run("umount", &[]);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs root and /dev/fuse"]
 async fn a_disk_whose_server_has_ended_is_lost_until_it_is_mounted_again() {
@@ -337,7 +352,7 @@ async fn a_disk_whose_server_has_ended_is_lost_until_it_is_mounted_again() {
         let object = |name: &str| wire::objects("objects", &[name]);
         let served = fetch.fetch_objects(object("a")).await.unwrap().into_inner();
         assert!(served.data == bytes, "{backend}: {:?}", served.errors);
-        drop(disk);
+        abort(&mountpoint);
 
         let data_loss = i32::from(tonic::Code::DataLoss);
         for _ in 0..2 {
@@ -358,6 +373,7 @@ async fn a_disk_whose_server_has_ended_is_lost_until_it_is_mounted_again() {
             reload(&daemon).await.unwrap_err();
         }
 
+        drop(disk);
         let _disk = mount();
         let replaced = reload(&daemon).await.unwrap().datasets_replaced;
         assert_eq!(replaced, ["blocks", "objects"], "{backend}");
