@@ -10,6 +10,7 @@ use super::{reaper, trial};
 use crate::config::DirectIo;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
+use rustix::ioctl::{Getter, Opcode, ioctl, opcode};
 use std::any::Any;
 use std::fs::File;
 use std::io;
@@ -116,6 +117,17 @@ impl Drop for OpenFile {
         );
         reaper::drop_later(Box::new(remains));
     }
+}
+
+/// `BLKGETSIZE64` of linux/fs.h.
+const BLOCK_DEVICE_BYTES: Opcode = opcode::read::<u64>(0x12, 114);
+
+/// The size of a block device now. lseek(2) tells it too, but locks the device's inode.
+fn device_bytes(device: impl AsFd) -> Result<u64, Errno> {
+    // SAFETY: the request writes a u64.
+    let request = unsafe { Getter::<BLOCK_DEVICE_BYTES, u64>::new() };
+    // SAFETY: as above; other files refuse it.
+    unsafe { ioctl(device, request) }
 }
 
 impl OpenFile {
@@ -355,7 +367,7 @@ impl OpenFile {
     pub(crate) fn known_length(&self) -> Result<u64, i32> {
         if self.is_block_device {
             // A device may become shorter: a loop device, a partition, a logical volume.
-            let end = rustix::fs::seek(&*self.buffered, rustix::fs::SeekFrom::End(0));
+            let end = device_bytes(&*self.buffered);
             return end
                 .map(|end| end.min(self.identity.length_bytes))
                 .map_err(Errno::raw_os_error);
