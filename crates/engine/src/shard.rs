@@ -16,6 +16,7 @@ mod inbox;
 mod known;
 mod reply;
 mod run;
+mod stalled;
 #[cfg(test)]
 mod tests;
 mod turns;
@@ -32,6 +33,7 @@ use copy_tasks::{CopyTask, SharedRead};
 use in_flight::{InFlight, Joinable, TrackedRead};
 use known::KnownDatasets;
 use reply::Reply;
+use stalled::Stalled;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -99,6 +101,7 @@ pub(crate) struct Shard<B: Backend> {
     shared_until: Instant,
     turn_copy_bytes: u64,
     in_flight: InFlight,
+    stalled: Stalled,
     attempts: Vec<Attempt>,
     finished: Vec<Completion>,
     copy_tasks: VecDeque<CopyTask>,
@@ -117,8 +120,10 @@ impl<B: Backend> Shard<B> {
     /// `eager_flush_reads`: see `UringConfig`; 0 for backends that do not gain from it.
     pub(crate) fn new(backend: B, inbox: Inbox, metrics: Arc<ShardMetrics>, eager_flush_reads: u32) -> Self {
         let depth = metrics.queue_depth.max(1);
+        let slots = backend.slots(depth);
         Self {
-            in_flight: InFlight::new(depth, backend.in_flight_bytes_max()),
+            in_flight: InFlight::new(depth, slots, backend.in_flight_bytes_max()),
+            stalled: Stalled::new(slots > depth),
             backend,
             inbox,
             metrics,
@@ -207,7 +212,8 @@ impl<B: Backend> Shard<B> {
             *place = Some(active);
         }
         // If nothing waits, there is no turn to wait for.
-        let done = self.turns.is_empty() && self.start_some(key, i64::MAX, now).1;
+        let starts = self.turns.is_empty() && !self.is_stalled(key);
+        let done = starts && self.start_some(key, i64::MAX, now).1;
         if !done && self.join_all(key, now) {
             self.wait_for_turn(key);
         }
@@ -338,6 +344,11 @@ impl<B: Backend> Shard<B> {
                     None => return,
                 },
             };
+            if self.is_stalled(turn.batch) {
+                self.turns.took(&turn, before, true);
+                self.park(turn.batch);
+                continue;
+            }
             let allowance = turn.bytes.saturating_sub_unsigned(before);
             let (bytes, done) = self.start_some(turn.batch, allowance, now);
             let bytes = before + bytes;
@@ -466,7 +477,9 @@ impl<B: Backend> Shard<B> {
         self.took
             .add(active.batch.backend, slot.started, now, &self.metrics);
         let (tracked, joiners) = (slot.tracked, std::mem::take(&mut slot.joiners));
-        self.in_flight.finish(finished.slot);
+        if self.in_flight.finish(finished.slot) {
+            self.recover(tracked.active);
+        }
         if joiners.is_empty() {
             return self.settle(&tracked, errno, now);
         }

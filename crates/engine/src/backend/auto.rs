@@ -43,8 +43,8 @@ pub(crate) struct AutoBackend {
 impl AutoBackend {
     pub(crate) fn new(ring: UringBackend, queue_depth: u32) -> Self {
         Self {
+            fills: Fills::new(ring.slots(queue_depth)),
             ring,
-            fills: Fills::new(queue_depth),
             read_at_once: Vec::new(),
             copied: 0,
             // Resident pages need no announcement.
@@ -134,6 +134,10 @@ pub(crate) unsafe fn copy_resident(
 }
 
 impl Backend for AutoBackend {
+    fn slots(&self, depth: u32) -> u32 {
+        self.ring.slots(depth)
+    }
+
     fn introduce(&mut self, files: &[Arc<OpenFile>]) {
         self.ring.introduce(files);
     }

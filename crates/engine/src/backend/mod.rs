@@ -79,6 +79,12 @@ pub(crate) trait Backend {
         depth.div_ceil(2)
     }
 
+    /// Slots for reads in flight: more than `depth` if a read that does not end needs nothing else of the backend, so that
+    /// others can be made beside it.
+    fn slots(&self, depth: u32) -> u32 {
+        depth
+    }
+
     /// Whether reads in flight may be shared. False if each is a copy from the page cache, which reads every
     /// page only once anyway.
     fn shares(&self) -> bool {

@@ -286,6 +286,8 @@ pub(crate) struct SimBackend {
     number: usize,
     pending: Vec<Pending>,
     started_since_flush: bool,
+    /// Slots beyond the depth, as a ring has.
+    pub(crate) spare_slots: u32,
 }
 
 #[derive(Debug)]
@@ -307,11 +309,16 @@ impl SimBackend {
             number,
             pending: Vec::new(),
             started_since_flush: false,
+            spare_slots: 0,
         }
     }
 }
 
 impl Backend for SimBackend {
+    fn slots(&self, depth: u32) -> u32 {
+        depth + self.spare_slots
+    }
+
     fn start(&mut self, attempt: Attempt) -> ReadSource {
         let mut state = self.control.state();
         let number = state.started;

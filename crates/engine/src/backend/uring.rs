@@ -258,8 +258,10 @@ pub(crate) struct UringBackend {
 
 impl UringBackend {
     fn new(ring: Option<RawFd>, queue_depth: u32) -> Self {
-        let ready = Arc::new(Ready::new(queue_depth));
-        let wakers = (0..queue_depth)
+        // Twice as many as are in flight: the reads of a device that does not answer keep their slots.
+        let slots = 2 * queue_depth;
+        let ready = Arc::new(Ready::new(slots));
+        let wakers = (0..slots)
             .map(|slot| {
                 Waker::from(Arc::new(SlotWaker {
                     ready: Arc::clone(&ready),
@@ -267,7 +269,7 @@ impl UringBackend {
                 }))
             })
             .collect();
-        let operations = (0..queue_depth).map(|_| None).collect();
+        let operations = (0..slots).map(|_| None).collect();
         Self {
             ring,
             operations,
@@ -346,6 +348,10 @@ impl Drop for UringBackend {
 }
 
 impl Backend for UringBackend {
+    fn slots(&self, _depth: u32) -> u32 {
+        u32::try_from(self.operations.len()).unwrap_or(u32::MAX)
+    }
+
     fn introduce(&mut self, files: &[Arc<OpenFile>]) {
         if let Some(ring) = self.ring {
             files.iter().for_each(|file| self.files.add(ring, file));

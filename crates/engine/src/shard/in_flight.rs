@@ -55,6 +55,8 @@ pub(super) struct Slot {
     /// Attempts without progress before the file's end.
     pub(super) barren: u8,
     is_free: bool,
+    /// Whether it counts towards no limit: see `stalled`.
+    is_stalled: bool,
     /// Whether it is in `long`.
     is_long: bool,
     pub(super) started: Instant,
@@ -91,6 +93,9 @@ pub(super) struct InFlight {
     /// Most reads in flight: at most one per slot.
     reads_max: u32,
     bytes: u64,
+    /// Stalled reads, which are in flight beyond the limits, and their bytes.
+    stalled: u32,
+    stalled_bytes: u64,
     bytes_max: u64,
     /// Whether the limit of bytes was reached, and less than half of it is free.
     is_full: bool,
@@ -152,6 +157,7 @@ impl Slot {
             interrupted: 0,
             barren: 0,
             is_free: true,
+            is_stalled: false,
             is_long: false,
             started: Instant::now(),
             joiners: Vec::new(),
@@ -161,15 +167,18 @@ impl Slot {
 }
 
 impl InFlight {
-    /// Slots for `depth` reads of at most `bytes_max` bytes in total; a single read may exceed that.
-    pub(super) fn new(depth: u32, bytes_max: u64) -> Self {
+    /// For `depth` reads of at most `bytes_max` bytes in total, and `slots - depth` more if some have stalled; a single read
+    /// may exceed the bytes.
+    pub(super) fn new(depth: u32, slots: u32, bytes_max: u64) -> Self {
         // `queue_depth` is far below 2^30.
         let chains = (2 * depth).next_power_of_two();
         Self {
-            slots: (0..depth).map(|_| Slot::free()).collect(),
-            free: (0..depth).rev().collect(),
+            slots: (0..slots).map(|_| Slot::free()).collect(),
+            free: (0..slots).rev().collect(),
             reads_max: depth,
             bytes: 0,
+            stalled: 0,
+            stalled_bytes: 0,
             bytes_max,
             is_full: false,
             heads: vec![NONE; chains as usize],
@@ -191,8 +200,12 @@ impl InFlight {
     /// Whether a further read may be started. If bytes are the limit, reads are started in groups: one at a
     /// time would take a system call each.
     pub(super) fn has_room(&mut self) -> bool {
-        self.is_full &= self.bytes > self.bytes_max / 2;
-        self.len() < self.reads_max && !self.is_full
+        self.is_full &= self.counted_bytes() > self.bytes_max / 2;
+        self.len() - self.stalled < self.reads_max && !self.is_full && !self.free.is_empty()
+    }
+
+    fn counted_bytes(&self) -> u64 {
+        self.bytes - self.stalled_bytes
     }
 
     /// Sets the limit of reads in flight, at most one per slot.
@@ -210,7 +223,8 @@ impl InFlight {
         if !self.has_room() {
             return None;
         }
-        if !self.is_empty() && self.bytes + u64::from(length) > self.bytes_max {
+        let is_first = self.len() == self.stalled;
+        if !is_first && self.counted_bytes() + u64::from(length) > self.bytes_max {
             self.is_full = true;
             return None;
         }
@@ -247,6 +261,7 @@ impl InFlight {
         slot.interrupted = 0;
         slot.barren = 0;
         slot.is_free = false;
+        slot.is_stalled = false;
         slot.is_long = false;
         slot.chain = NONE;
         slot.started = now;
@@ -269,12 +284,31 @@ impl InFlight {
         self.slots.get_mut(slot as usize).filter(|slot| !slot.is_free)
     }
 
-    /// Frees the slot of a finished read, after its joiners were taken.
-    pub(super) fn finish(&mut self, number: u32) {
+    /// Stalls the reads that were started by `before`: they count towards no limit any more. Returns the batch of each.
+    pub(super) fn stall(&mut self, before: Instant) -> Vec<usize> {
+        let mut stalled = Vec::new();
+        for slot in &mut self.slots {
+            if !slot.is_free && !slot.is_stalled && slot.started <= before {
+                slot.is_stalled = true;
+                self.stalled += 1;
+                self.stalled_bytes += u64::from(slot.tracked.read.length);
+                stalled.push(slot.tracked.active);
+            }
+        }
+        stalled
+    }
+
+    /// Frees the slot of a finished read, after its joiners were taken. Returns whether it was stalled.
+    pub(super) fn finish(&mut self, number: u32) -> bool {
         let Some(slot) = self.slots.get_mut(number as usize).filter(|slot| !slot.is_free) else {
-            return;
+            return false;
         };
         slot.is_free = true;
+        let was_stalled = slot.is_stalled;
+        if was_stalled {
+            self.stalled -= 1;
+            self.stalled_bytes -= u64::from(slot.tracked.read.length);
+        }
         let (next, crossing) = (slot.next, is_crossing(&slot.tracked.read));
         self.free.push(number);
         self.bytes = self.bytes.saturating_sub(u64::from(slot.tracked.read.length));
@@ -282,21 +316,22 @@ impl InFlight {
             self.long.retain(|long| *long != number);
         }
         let Some(head) = self.heads.get_mut(slot.chain as usize) else {
-            return;
+            return was_stalled;
         };
         self.crossing -= usize::from(crossing);
         if *head == number {
             *head = next;
-            return;
+            return was_stalled;
         }
         let mut at = *head;
         while let Some(before) = self.slots.get_mut(at as usize) {
             if before.next == number {
                 before.next = next;
-                return;
+                break;
             }
             at = before.next;
         }
+        was_stalled
     }
 
     /// The read in flight that covers the bytes of `read`.
@@ -404,7 +439,7 @@ mod tests {
     fn a_read_joins_what_covers_it_and_nothing_else() {
         // In flight: 4 KiB at 64 KiB, 20 KiB across the next grain's boundary, 1 MiB at 10 MiB, and 4 KiB at 20 MiB of which
         // one byte is needed.
-        let mut in_flight = InFlight::new(8, u64::MAX);
+        let mut in_flight = InFlight::new(8, 8, u64::MAX);
         started(&mut in_flight, 64 << 10, 4096);
         started(&mut in_flight, 90 << 10, 20 << 10);
         started(&mut in_flight, 10 << 20, 1 << 20);
@@ -451,7 +486,7 @@ mod tests {
     #[test]
     fn what_is_over_is_joined_no_more() {
         // Random reads start and finish, many of them in one chain, against a list that is searched linearly.
-        let mut in_flight = InFlight::new(64, u64::MAX);
+        let mut in_flight = InFlight::new(64, 64, u64::MAX);
         let mut model: Vec<(u32, u64, u32)> = Vec::new();
         let mut random = fastrand::Rng::with_seed(5);
         for _ in 0..20_000 {
@@ -490,7 +525,7 @@ mod tests {
     fn bytes_in_flight_are_bounded_beyond_the_first_read() {
         // Scenario: at most 100,000 bytes; one read of 1 MiB, then shorter ones. Expectation: a long read
         // runs alone; once the bound is reached, nothing starts until half of it is free.
-        let mut in_flight = InFlight::new(8, 100_000);
+        let mut in_flight = InFlight::new(8, 8, 100_000);
         let first = started(&mut in_flight, 0, 1 << 20);
         assert!(in_flight.room_for(1).is_none() && !in_flight.has_room());
         in_flight.finish(first);

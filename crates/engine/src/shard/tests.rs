@@ -206,6 +206,56 @@ fn a_heartbeat_lets_go_of_what_nobody_waits_for() {
     assert_eq!(world.shard.actives.iter().flatten().count(), 1);
 }
 
+#[tokio::test]
+async fn reads_of_a_dataset_that_hangs_leave_the_depth_to_others() {
+    // Scenario: a device that does not answer has all four reads that may be in flight, and more are queued, one of them for
+    // a caller that leaves; then another dataset is read, and the first one again. Later the device answers. Expectation: of
+    // the first dataset nothing more is started, and of the other as much as while callers share the depth; in the end all are
+    // answered, and nothing is left.
+    let mut world = World::new(4, 100_000);
+    let mut backend = SimBackend::new(&world.control);
+    backend.spare_slots = 4;
+    let (mailbox, inbox) = inbox();
+    world.mailbox = mailbox;
+    world.shard = Shard::new(backend, inbox, Arc::clone(&world.metrics), 0);
+    (world.shard.stalled.after, world.shard.stalled.every) = (Duration::ZERO, Duration::ZERO);
+    world.control.hold();
+    let ranges = |count: u64| (0..count).map(|item| (item * 1000, 10)).collect::<Vec<_>>();
+    let other = World::new(1, 100_000);
+    let send_other =
+        |world: &World| world.send(&ranges(5), |batch| batch.dataset = Arc::clone(&other.dataset));
+    let mut answers = vec![world.send(&ranges(7), |_| {})];
+    assert!(world.poll().is_pending());
+    assert_eq!(world.control.in_flight(), 4);
+    let left = world.send(&[(50_000, 10)], |batch| batch.origin = Some((7, 0)));
+    assert!(world.poll().is_pending());
+    answers.push(send_other(&world));
+    assert!(world.poll().is_pending());
+    while world.control.in_flight() == 4 {
+        tokio::task::yield_now().await;
+        assert!(world.poll().is_pending());
+    }
+    world.shard.stalled.after = Duration::from_secs(3600);
+    for _ in 0..3 {
+        answers.push(world.send(&[(60_000, 10)], |batch| batch.origin = Some((8, 0))));
+        assert!(world.poll().is_pending());
+        assert_eq!(world.control.in_flight(), 4 + 2);
+    }
+    drop(left);
+    let (reply, _beat) = oneshot::channel();
+    world.mailbox.try_command(Control::Beat(reply));
+    assert!(world.poll().is_pending());
+    world.control.release_all();
+    assert!(world.poll().is_pending());
+    for (answer, bytes) in answers.iter_mut().zip([70, 50, 10, 10, 10]) {
+        let fetched = answer.try_recv().expect("answered").expect("read");
+        assert_eq!((fetched.errors.len(), fetched.data.len()), (0, bytes));
+    }
+    assert!(world.shard.is_idle());
+    assert_eq!(world.metrics.queued.load(Ordering::Relaxed), 0);
+    assert_eq!(world.shard.actives.len(), world.shard.free_actives.len());
+}
+
 #[test]
 fn reads_are_started_by_the_weights_of_their_callers() {
     // Two callers with 40 reads of 64 KiB each, one of weight 3, on a device that reads one at a time. Of the

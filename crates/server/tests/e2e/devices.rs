@@ -1,6 +1,6 @@
 //! Block devices, files beyond 4 GiB, and a failing disk. Needs root, losetup and /dev/fuse.
 
-use crate::daemon::{Setup, backends, backends_and_auto};
+use crate::daemon::{PATIENCE, Setup, backends, backends_and_auto, eventually_async};
 use crate::data::noise;
 use crate::loop_device::LoopDevice;
 use crate::reload::reload;
@@ -388,6 +388,63 @@ async fn a_disk_whose_server_has_ended_is_lost_until_it_is_mounted_again() {
             let answer = fetch.fetch_objects(object(name)).await.unwrap().into_inner();
             assert!(answer.data == bytes, "{backend}: {:?}", answer.errors);
         }
+        daemon.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs root and /dev/fuse"]
+async fn a_disk_that_hangs_does_not_keep_others_waiting() {
+    // Scenario: a disk answers nothing, and has as many reads as a ring may have in flight, and more that wait; another
+    // dataset is read through the same ring; the disk answers again. Expectation: the other one is served meanwhile; in the
+    // end the waiting call has the right bytes.
+    for backend in backends_and_auto() {
+        if !["uring", "auto"].contains(&backend) {
+            // A thread that waits for a disk serves nobody.
+            continue;
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let (source, mountpoint) = (directory.path().join("source"), directory.path().join("disk"));
+        std::fs::create_dir(&source).unwrap();
+        let bytes = noise(35, 64 * 32 * 4096);
+        std::fs::write(source.join("blocks.bin"), &bytes).unwrap();
+        let disk = slowdisk::SlowDisk::mount(&source, &mountpoint, &slowdisk::Parameters::default()).unwrap();
+        let path = format!("path: {}", disk.path().join("blocks.bin").display());
+        let setup = Setup::new(backend);
+        let here = setup.file("blocks.bin", &bytes);
+        let here = std::fs::File::open(here).unwrap();
+        here.sync_all().unwrap();
+        let daemon = setup
+            .dataset(&["{name: blocks, kind: blocks, block_bytes: 4KiB, path: blocks.bin}"])
+            .set("engine.cores", "1")
+            .set("engine.uring.queue_depth", "8")
+            .dataset(&["name: hangs", "kind: blocks", "block_bytes: 4KiB", &path])
+            .start();
+        // What is in memory needs no ring.
+        rustix::fs::fadvise(&here, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+        disk.hold();
+        let mut fetch = daemon.fetch().await;
+        // Too far apart to be merged.
+        let indices: Vec<u64> = (0..64).map(|item| item * 32).collect();
+        let request = wire::blocks("hangs", &indices);
+        let waiting = tokio::spawn(async move { fetch.fetch_blocks(request).await });
+        eventually_async("the ring is full, and reads wait", async || {
+            let scrape = daemon.scrape().await;
+            let sum = |metric| scrape.sum(metric, &[]);
+            (sum("ringfetch_in_flight_reads") == 8 && sum("ringfetch_queued_reads") > 8).then_some(())
+        })
+        .await;
+        let served = tokio::time::timeout(PATIENCE, daemon.assert_serves("blocks"));
+        served.await.expect("the other dataset is served");
+        assert!(!waiting.is_finished(), "{backend}");
+        disk.release();
+        let answer = waiting.await.unwrap().unwrap().into_inner();
+        let expected = indices.iter().flat_map(|index| {
+            let begin = usize::try_from(index * 4096).unwrap();
+            &bytes[begin..begin + 4096]
+        });
+        assert!(answer.data.iter().eq(expected), "{backend}: {:?}", answer.errors);
+        daemon.logged(&["reads take longer than 3 s", "hangs"]);
         daemon.stop().await;
     }
 }
