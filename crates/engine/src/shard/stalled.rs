@@ -11,6 +11,7 @@ use std::future::Future as _;
 use std::pin::Pin;
 use std::task::Context;
 use std::time::{Duration, Instant};
+use tokio::task::coop::has_budget_remaining;
 use tokio::time::{Sleep, sleep};
 
 /// Far above what a read takes on a disk with a long queue: 128 reads of a disk that makes 100 a second take 1.3 s.
@@ -19,6 +20,9 @@ const STALLED_AFTER: Duration = Duration::from_secs(3);
 /// Time between two checks.
 const CHECK: Duration = Duration::from_secs(1);
 
+/// Parked batches that are not checked yet.
+const PARKED_MIN: usize = 64;
+
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Stalled {
@@ -26,6 +30,8 @@ pub(super) struct Stalled {
     datasets: Vec<(u64, u32)>,
     /// Batches that wait for these reads. They are not in `turns`, but keep their number likewise.
     parked: Vec<usize>,
+    /// So many are checked for those that were closed meanwhile: a device may hang for good.
+    parked_max: usize,
     /// The next check. Without spare slots there is none.
     check: Option<Pin<Box<Sleep>>>,
     has_spare_slots: bool,
@@ -38,6 +44,7 @@ impl Stalled {
         Self {
             datasets: Vec::new(),
             parked: Vec::new(),
+            parked_max: PARKED_MIN,
             check: None,
             has_spare_slots,
             after: STALLED_AFTER,
@@ -62,7 +69,20 @@ impl<B: Backend> Shard<B> {
     }
 
     pub(super) fn park(&mut self, key: usize) {
-        self.stalled.parked.push(key);
+        let Stalled {
+            parked, parked_max, ..
+        } = &mut self.stalled;
+        parked.push(key);
+        if parked.len() >= *parked_max {
+            parked.retain(|key| {
+                let is_open = self.actives.get(*key).is_some_and(Option::is_some);
+                if !is_open {
+                    self.free_actives.push(*key);
+                }
+                is_open
+            });
+            *parked_max = (2 * parked.len()).max(PARKED_MIN);
+        }
     }
 
     /// Before the shard waits: whether reads that have stalled make room for those that wait. Wakes the shard for the next
@@ -73,6 +93,11 @@ impl<B: Backend> Shard<B> {
         }
         match &mut self.stalled.check {
             Some(check) if !check.is_elapsed() => false,
+            // Without budget the timer would not be set.
+            _ if !has_budget_remaining() => {
+                cx.waker().wake_by_ref();
+                false
+            }
             check => {
                 let mut next = Box::pin(sleep(self.stalled.every));
                 let _pending = next.as_mut().poll(cx);
