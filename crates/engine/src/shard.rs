@@ -20,6 +20,7 @@ mod stalled;
 #[cfg(test)]
 mod tests;
 mod turns;
+mod unwanted;
 
 pub(crate) use inbox::{Control, Inbox, Mailbox, SendError, inbox};
 
@@ -41,6 +42,7 @@ use std::task::Context;
 use std::time::{Duration, Instant};
 use tokio::task::coop::has_budget_remaining;
 use turns::{NOBODY, Origin, Turn, Turns};
+use unwanted::{LOOKED_OVER_PER_BATCH, LOOKED_OVER_PER_BEAT};
 
 /// With more reads in flight than this, early flushes only cost: the device is busy, and a system call for
 /// four reads is a fifth of their cost (MEASURED: it helps at depth 16 to 64, "above depth 128 it only
@@ -73,13 +75,6 @@ const SHARED_TURN_COPY_BYTES: u64 = 128 << 10;
 /// Most batches taken from the inbox in one turn.
 const ADMITTED_MAX: usize = 256;
 
-/// Waiting batches checked for cancellation for each admitted one.
-const LOOKED_OVER_PER_BATCH: usize = 2;
-
-/// The same for each heartbeat: batches that wait for a slow device are released even if nothing else
-/// happens.
-const LOOKED_OVER_PER_BEAT: usize = 4096;
-
 /// The state machine over a backend; a future that ends when it has drained.
 pub(crate) struct Shard<B: Backend> {
     // Before the backend: where a shard dies, nobody waits for threads that the backend joins.
@@ -92,6 +87,8 @@ pub(crate) struct Shard<B: Backend> {
     /// Where the next check of waiting batches begins.
     look_from: usize,
     turns: Turns,
+    /// Batches that were closed while they waited: their numbers are still in `turns`, or parked.
+    closed_waiting: usize,
     /// The turn in progress, and the bytes that it has started.
     turn: Option<(Turn, u64)>,
     /// The last connection with a batch, and until when it counts as contended.
@@ -132,6 +129,7 @@ impl<B: Backend> Shard<B> {
             free_actives: Vec::new(),
             look_from: 0,
             turns: Turns::default(),
+            closed_waiting: 0,
             turn: None,
             last_origin: None,
             contended_until: Instant::now(),
@@ -304,28 +302,6 @@ impl<B: Backend> Shard<B> {
         active.next_read < active.batch.plan.reads.len()
     }
 
-    /// Checks whether the next `count` waiting batches are still wanted, and closes those that are not, so
-    /// that they do not hold memory until their turn.
-    fn look_over(&mut self, count: usize, now: Instant) {
-        for _ in 0..count.min(self.actives.len()) {
-            let key = self.look_from;
-            self.look_from = (key + 1) % self.actives.len();
-            let Some(active) = self.actives.get_mut(key).and_then(Option::as_mut) else {
-                continue;
-            };
-            let dropped = if active.waits {
-                active.drop_unwanted(now)
-            } else {
-                0
-            };
-            let closes = dropped > 0 && active.outstanding == 0;
-            self.unqueue(dropped);
-            if closes {
-                self.close(key, now);
-            }
-        }
-    }
-
     fn unqueue(&self, reads: usize) {
         if reads > 0 {
             self.metrics
@@ -346,7 +322,7 @@ impl<B: Backend> Shard<B> {
             };
             if self.is_stalled(turn.batch) {
                 self.turns.took(&turn, before, true);
-                self.park(turn.batch);
+                self.stalled.parked.push(turn.batch);
                 continue;
             }
             let allowance = turn.bytes.saturating_sub_unsigned(before);
@@ -366,8 +342,7 @@ impl<B: Backend> Shard<B> {
     /// the batch has no more reads to start.
     fn start_some(&mut self, key: usize, allowance: i64, now: Instant) -> (u64, bool) {
         let Some(active) = self.actives.get_mut(key).and_then(Option::as_mut) else {
-            // Closed while it waited.
-            self.free_actives.push(key);
+            self.forget(key);
             return (0, true);
         };
         let allowance = u64::try_from(allowance).unwrap_or(0);
@@ -539,8 +514,9 @@ impl<B: Backend> Shard<B> {
     /// Removes a batch with no work left, and replies to it.
     fn close(&mut self, key: usize, now: Instant) {
         if let Some(active) = self.actives.get_mut(key).and_then(Option::take) {
-            // A waiting batch keeps its number until its turn comes.
-            if !active.waits {
+            if active.waits {
+                self.closed_waiting += 1;
+            } else {
                 self.free_actives.push(key);
             }
             self.answer(active, now);

@@ -20,18 +20,13 @@ const STALLED_AFTER: Duration = Duration::from_secs(3);
 /// Time between two checks.
 const CHECK: Duration = Duration::from_secs(1);
 
-/// Parked batches that are not checked yet.
-const PARKED_MIN: usize = 64;
-
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Stalled {
     /// Datasets with stalled reads, by id, and how many.
     datasets: Vec<(u64, u32)>,
     /// Batches that wait for these reads. They are not in `turns`, but keep their number likewise.
-    parked: Vec<usize>,
-    /// So many are checked for those that were closed meanwhile: a device may hang for good.
-    parked_max: usize,
+    pub(super) parked: Vec<usize>,
     /// The next check. Without spare slots there is none.
     check: Option<Pin<Box<Sleep>>>,
     has_spare_slots: bool,
@@ -44,7 +39,6 @@ impl Stalled {
         Self {
             datasets: Vec::new(),
             parked: Vec::new(),
-            parked_max: PARKED_MIN,
             check: None,
             has_spare_slots,
             after: STALLED_AFTER,
@@ -66,23 +60,6 @@ impl<B: Backend> Shard<B> {
     /// Whether a batch has to wait for stalled reads of its dataset.
     pub(super) fn is_stalled(&self, key: usize) -> bool {
         !self.stalled.datasets.is_empty() && self.dataset_of(key).is_some_and(|id| self.stalled.has(id))
-    }
-
-    pub(super) fn park(&mut self, key: usize) {
-        let Stalled {
-            parked, parked_max, ..
-        } = &mut self.stalled;
-        parked.push(key);
-        if parked.len() >= *parked_max {
-            parked.retain(|key| {
-                let is_open = self.actives.get(*key).is_some_and(Option::is_some);
-                if !is_open {
-                    self.free_actives.push(*key);
-                }
-                is_open
-            });
-            *parked_max = (2 * parked.len()).max(PARKED_MIN);
-        }
     }
 
     /// Before the shard waits: whether reads that have stalled make room for those that wait. Wakes the shard for the next
@@ -148,13 +125,12 @@ impl<B: Backend> Shard<B> {
         self.stalled.datasets.swap_remove(index);
         for key in std::mem::take(&mut self.stalled.parked) {
             if self.is_stalled(key) {
-                self.park(key);
+                self.stalled.parked.push(key);
             } else if let Some(active) = self.actives.get_mut(key).and_then(Option::as_mut) {
                 active.waits = false;
                 self.wait_for_turn(key);
             } else {
-                // Closed while it was parked.
-                self.free_actives.push(key);
+                self.forget(key);
             }
         }
     }

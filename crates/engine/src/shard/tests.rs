@@ -207,6 +207,30 @@ fn a_heartbeat_lets_go_of_what_nobody_waits_for() {
 }
 
 #[tokio::test]
+async fn a_device_that_hangs_keeps_nothing_of_who_left() {
+    // Scenario: a device that does not answer, without room for a further read; one caller waits, and 10,000 come and leave.
+    // Later the device answers. Expectation: hardly any numbers of batches are kept; who waited is answered.
+    let mut world = World::new(1, 100_000);
+    world.control.hold();
+    let mut answers = [0, 10_000].map(|offset| world.send(&[(offset, 1000)], |_| {}));
+    for number in 0..10_000 {
+        let _left = world.send(&[(20_000, 10)], |batch| batch.origin = Some((number, number)));
+        assert!(world.poll().is_pending());
+        // A task may not receive without end.
+        tokio::task::yield_now().await;
+    }
+    assert!(world.shard.actives.len() < 200, "{}", world.shard.actives.len());
+    world.control.release_all();
+    assert!(world.poll().is_pending());
+    for answer in &mut answers {
+        let fetched = answer.try_recv().expect("answered").expect("read");
+        assert_eq!(fetched.data.len(), 1000);
+    }
+    assert!(world.shard.is_idle());
+    assert_eq!(world.shard.actives.len(), world.shard.free_actives.len());
+}
+
+#[tokio::test]
 async fn reads_of_a_dataset_that_hangs_leave_the_depth_to_others() {
     // Scenario: a device that does not answer has all four reads that may be in flight, and more are queued, one of them for
     // a caller that leaves; then another dataset is read, and the first one again, also by 1000 callers that leave. Later the

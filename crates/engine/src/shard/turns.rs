@@ -91,6 +91,13 @@ impl Turns {
             connections.charge(turn.connection, bytes, |calls| calls.charge(bytes, done));
         });
     }
+
+    /// Removes the batches that are not to be kept. No turn may be in progress.
+    pub(super) fn retain(&mut self, mut keep: impl FnMut(usize) -> bool) {
+        self.callers.retain(|connections| {
+            connections.retain(|calls| calls.0.retain(|(batch, _)| keep(*batch)));
+        });
+    }
 }
 
 /// A balance after this many bytes were started.
@@ -286,14 +293,34 @@ impl<Q: Queue> Circle<Q> {
         }
         self.waiting -= 1;
         if self.waiting == 0 {
-            // No other member waited, so the excess is ignored.
-            self.early.clear();
-            while let Some(key) = self.round.pop_front() {
-                self.remove(key);
-            }
+            self.clear();
         } else if self.round.front() == Some(&key) {
             // Its turn has ended: it is now last in the round.
             self.round.rotate_left(1);
+        }
+    }
+
+    /// Removes something from the queues, by `retain`, and the members that are left without, unless they owe bytes.
+    fn retain(&mut self, mut retain: impl FnMut(&mut Q)) {
+        self.waiting = 0;
+        for member in self.members.values_mut() {
+            retain(&mut member.queue);
+            self.waiting += usize::from(!member.queue.is_empty());
+        }
+        if self.waiting == 0 {
+            return self.clear();
+        }
+        self.members
+            .retain(|_, member| !member.queue.is_empty() || member.balance <= 0);
+        self.round.retain(|key| self.members.contains_key(key));
+        self.early.retain(|key| self.members.contains_key(key));
+    }
+
+    /// Forgets all members: none waits, so what they owe is ignored.
+    fn clear(&mut self) {
+        self.early.clear();
+        while let Some(key) = self.round.pop_front() {
+            self.remove(key);
         }
     }
 

@@ -285,8 +285,30 @@ fn who_is_alone_takes_as_much_as_there_is() {
 }
 
 #[test]
+fn nothing_is_kept_of_who_left_without_a_turn() {
+    // Beside a batch that waits, 1000 callers with a connection each leave, and 1000 connections of its caller. Expectation:
+    // one caller with one connection is known, and its batch is next.
+    let mut turns = Turns::default();
+    turns.push(origin(0, 0), 0);
+    for number in 1..=1000 {
+        turns.push(origin(number, number), 1);
+        turns.push(origin(0, number), 1);
+    }
+    turns.retain(|batch| batch == 0);
+    let callers = &turns.callers;
+    assert_eq!(
+        (callers.members.len(), callers.round.len(), callers.early.len()),
+        (1, 1, 1)
+    );
+    let connections = &callers.members[&0].queue;
+    assert_eq!((connections.members.len(), connections.round.len()), (1, 1));
+    assert!(callers.spare.len() <= SPARE_MAX && connections.spare.len() <= SPARE_MAX);
+    assert_eq!(turns.next().map(|turn| turn.batch), Some(0));
+}
+
+#[test]
 fn every_batch_leaves_once_and_nothing_is_kept() {
-    // Batches of many callers come and go at random, from a seed.
+    // Batches of many callers come and go at random, from a seed; now and then some leave from anywhere.
     let mut turns = Turns::default();
     let mut random = fastrand::Rng::with_seed(11);
     let mut waiting = std::collections::BTreeSet::new();
@@ -304,6 +326,10 @@ fn every_batch_leaves_once_and_nothing_is_kept() {
                 assert!(waiting.remove(&turn.batch), "{} left twice", turn.batch);
                 left += 1;
             }
+        }
+        if random.u8(..) == 0 {
+            turns.retain(|batch| batch % 3 > 0 || !waiting.remove(&batch));
+            left = pushed - waiting.len();
         }
         assert_eq!(turns.is_empty(), waiting.is_empty());
     }
