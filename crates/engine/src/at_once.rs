@@ -2,14 +2,16 @@
 //! page cache holds their bytes. A round trip to a shard, even one on the same core, takes longer than such a
 //! read.
 //!
-//! `mmap` copies by preadv2(2) with RWF_NOWAIT, which neither waits for a device nor faults, so the network
-//! thread stays free even if a page is evicted meanwhile. `auto` copies as its shard would, from the mapping,
-//! what is trusted or was found resident: a preadv2 that fails starts the read it was asked about. Whatever
-//! is not copied completely (not resident, truncated, a file system that always waits) goes to a shard, which
-//! determines the cause. A file of which hardly anything was resident lately is tried once in 16 reads.
+//! `mmap` copies by preadv2(2) with RWF_NOWAIT, which does not fault, so the network thread stays free even if a page is
+//! evicted meanwhile. `auto` copies as its shard would, from the mapping, what is trusted. Both ask first what is resident: a
+//! preadv2 that misses starts the read it was asked about, and waits if the device's queue is full. Whatever is not copied
+//! completely (not resident, truncated, a file system that always waits) goes to a shard, which determines the cause. A file
+//! of which hardly anything was resident lately is tried once in 16 reads.
 
 use crate::backend::auto::copy_resident;
-use crate::backend::residency::{Residency, ResidencyHistories, Tick, ask, pread_no_wait, trusted};
+use crate::backend::residency::{
+    Residency, ResidencyHistories, Tick, ask, may_be_resident, pread_no_wait, trusted,
+};
 use crate::batch::{Batch, Fetched, Lengths, Segment, Times};
 use crate::buffer::Arena;
 use crate::config::BackendKind;
@@ -127,9 +129,12 @@ impl State {
             return Err(Residency::Cold);
         }
         if backend == BackendKind::Mmap {
-            return Ok(pread_no_wait);
+            if may_be_resident(file, offset, length) {
+                return Ok(pread_no_wait);
+            }
+            history.learn(false);
+            return Err(Residency::Missing);
         }
-        // Ask first: a read that fails would start the device.
         let resident = ask(file, offset, length, Tick::now(), &mut 1);
         history.learn(resident);
         if resident {

@@ -163,17 +163,15 @@ pub(super) fn missed(file: &OpenFile, offset: u64, length: u32) {
     regions::learn(file.id, offset, length, false, Tick::now());
 }
 
+/// Whether every page of the bytes is in the page cache; true if unknown.
+pub(crate) fn may_be_resident(file: &OpenFile, offset: u64, length: u32) -> bool {
+    queried(file, offset, length).unwrap_or(true)
+}
+
 /// Whether every page of the bytes is in the page cache; false if unknown.
 pub(super) fn resident(file: &OpenFile, offset: u64, length: u32) -> bool {
-    let end = file.length_bytes().min(offset + u64::from(length));
-    let Some(last) = end.checked_sub(1).filter(|last| *last >= offset) else {
-        return false;
-    };
-    let page_bytes = rustix::param::page_size() as u64;
-    // Worked, pages of 4096: bytes 4000 to 8192 lie on pages 0 and 1.
-    let pages = last / page_bytes - offset / page_bytes + 1;
-    match cached_pages(file.buffered_fd(), offset, end - offset) {
-        Ok(cached) => cached >= pages,
+    match queried(file, offset, length) {
+        Ok(resident) => resident,
         Err(errno) => {
             static TOLD: AtomicBool = AtomicBool::new(false);
             if !TOLD.swap(true, Ordering::Relaxed) {
@@ -187,6 +185,18 @@ pub(super) fn resident(file: &OpenFile, offset: u64, length: u32) -> bool {
             false
         }
     }
+}
+
+/// Whether every page of the bytes is in the page cache.
+fn queried(file: &OpenFile, offset: u64, length: u32) -> Result<bool, i32> {
+    let end = file.length_bytes().min(offset + u64::from(length));
+    let Some(last) = end.checked_sub(1).filter(|last| *last >= offset) else {
+        return Ok(false);
+    };
+    let page_bytes = rustix::param::page_size() as u64;
+    // Worked, pages of 4096: bytes 4000 to 8192 lie on pages 0 and 1.
+    let pages = last / page_bytes - offset / page_bytes + 1;
+    Ok(cached_pages(file.buffered_fd(), offset, end - offset)? >= pages)
 }
 
 /// Pages of a range that the page cache holds.
