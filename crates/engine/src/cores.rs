@@ -112,11 +112,6 @@ fn pin_to(cpu: Option<usize>) {
 /// Creates the ring's backend and registers the memory. Returns a failure to register, which is not fatal.
 fn ring_backend(ring: RingHandle, plan: RingConfig) -> (UringBackend, RegistrationOutcome) {
     let mut backend = ring.backend(plan.queue_depth);
-    // Workers serve only buffered reads that miss the cache: cap them at what the depth can use, instead of
-    // the default of thousands.
-    if let Err(error) = backend.cap_workers(plan.queue_depth.min(64)) {
-        tracing::debug!(%error, "the kernel's worker threads cannot be capped");
-    }
     let outcome = plan
         .register
         // Without its descriptor, which was logged, nothing can be registered.

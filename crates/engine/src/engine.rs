@@ -404,6 +404,18 @@ impl Engine {
         }
     }
 
+    /// Makes shards with reads that wait release what nobody waits for any more, and start reads beside those that a disk does
+    /// not answer. Call it about once a second.
+    pub fn tend(&self) {
+        for group in self.inner.groups() {
+            let busy = group
+                .shards
+                .iter()
+                .filter(|shard| shard.metrics.queued.load(Ordering::Relaxed) > 0);
+            busy.for_each(|shard| shard.inbox.try_command(Control::Tend));
+        }
+    }
+
     /// Checks that every shard responds.
     ///
     /// # Errors

@@ -42,7 +42,7 @@ use std::task::Context;
 use std::time::{Duration, Instant};
 use tokio::task::coop::has_budget_remaining;
 use turns::{NOBODY, Origin, Turn, Turns};
-use unwanted::{LOOKED_OVER_PER_BATCH, LOOKED_OVER_PER_BEAT};
+use unwanted::LOOKED_OVER_PER_BATCH;
 
 /// With more reads in flight than this, early flushes only cost: the device is busy, and a system call for
 /// four reads is a fifth of their cost (MEASURED: it helps at depth 16 to 64, "above depth 128 it only
@@ -150,8 +150,8 @@ impl<B: Backend> Shard<B> {
             match control {
                 Control::Drain => self.inbox.close(),
                 Control::Sweep => self.known.sweep(&mut self.backend),
+                Control::Tend => self.tend(Instant::now()),
                 Control::Beat(reply) => {
-                    self.look_over(LOOKED_OVER_PER_BEAT, Instant::now());
                     // The caller may have stopped waiting.
                     let _gone = reply.send(());
                 }
@@ -453,7 +453,7 @@ impl<B: Backend> Shard<B> {
             .add(active.batch.backend, slot.started, now, &self.metrics);
         let (tracked, joiners) = (slot.tracked, std::mem::take(&mut slot.joiners));
         if self.in_flight.finish(finished.slot) {
-            self.recover(tracked.active);
+            self.recover(&tracked);
         }
         if joiners.is_empty() {
             return self.settle(&tracked, errno, now);

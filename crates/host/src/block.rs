@@ -137,6 +137,17 @@ impl Device {
     }
 }
 
+/// The number of the disk below a device (`st_dev`, `st_rdev`), through partitions, device-mapper and md; of several, the first.
+/// The number itself where there is no block device.
+pub fn disk_number(view: &View, number: u64) -> u64 {
+    let disk = || {
+        let (device, _partition) = Device::numbered(view, number)?;
+        let (major, minor) = device.disks().first()?.number.split_once(':')?;
+        Some(rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?))
+    };
+    disk().unwrap_or(number)
+}
+
 /// From a partition's directory up to its disk's: `.../vda/vda1` -> `.../vda`.
 fn whole(view: &View, directory: &mut PathBuf) -> Option<String> {
     if !view.exists(directory.join("partition")) {
@@ -246,8 +257,8 @@ mod tests {
 
     #[test]
     fn a_stacked_device_has_the_tags_beneath() {
-        // Scenario: LVM on dm-crypt on a partition; a mirror of two disks. Expectation: the disk's tags, the
-        // fewest of the two; their own names and queues.
+        // Scenario: LVM on dm-crypt on a partition; a mirror of two disks; no block device. Expectation: the disk's tags, the
+        // fewest of the two; their own names and queues; the disk's number.
         let tree = storage();
         let upper = at(&tree, 252, 1);
         assert_eq!(
@@ -259,6 +270,12 @@ mod tests {
             (None, 3, 1)
         );
         assert_eq!(at(&tree, 9, 0).queue_tags(), tags(64, None));
+        let disk = |major, minor| disk_number(&tree.view(), rustix::fs::makedev(major, minor));
+        let nvme = rustix::fs::makedev(259, 0);
+        assert_eq!(
+            [disk(252, 1), disk(259, 1), disk(259, 0), disk(0, 42)],
+            [nvme, nvme, nvme, rustix::fs::makedev(0, 42)]
+        );
     }
 
     #[test]

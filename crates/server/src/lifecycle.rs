@@ -11,6 +11,7 @@ use futures_util::future::join_all;
 use ringfetch_engine::engine::Engine;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{oneshot, watch};
+use tokio::time::MissedTickBehavior;
 
 use crate::fetch::Fetcher;
 use crate::listener::DrainingPort;
@@ -327,7 +328,7 @@ impl ReloadSignals {
     }
 }
 
-/// How often the cores are checked.
+/// How often the cores are checked, and the reads that wait.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 
 /// Fails the daemon if a shard has failed or a core has stopped: it would return errors until restarted. Ends
@@ -348,6 +349,19 @@ pub async fn watch_engine(engine: Engine, lifecycle: Lifecycle) {
                 lifecycle.fail(format!("core {core} has stopped"));
             }
         }
+    }
+}
+
+/// Lets the engine look after reads that wait, also in a drain. Never ends.
+///
+/// # Cancel safety
+/// Dropping the future has no effect.
+pub async fn tend_engine(engine: Engine) {
+    let mut ticks = tokio::time::interval(HEARTBEAT);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        engine.tend();
     }
 }
 

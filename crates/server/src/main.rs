@@ -457,6 +457,7 @@ async fn serve(
     };
     tokio::spawn(signals.drain_on_signal(lifecycle.clone(), lame_duck));
     tokio::spawn(lifecycle::watch_engine(engine.clone(), lifecycle.clone()));
+    tokio::spawn(lifecycle::tend_engine(engine.clone()));
     lifecycle.start_serving();
     tokio::spawn(reconfigurer.clone().reload_on_signal(reload_signals));
     if let Some(path) = addresses_file {

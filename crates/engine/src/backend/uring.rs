@@ -241,6 +241,9 @@ impl OneshotOutputTransform for ResultTransform {
 
 type Operation = InFlightOneshot<Arc<OpenFile>, ResultTransform>;
 
+/// Most of the kernel's worker threads for reads that end: more gain nothing.
+const WORKERS_MAX: u32 = 64;
+
 /// Reads through one ring.
 pub(crate) struct UringBackend {
     ring: Option<RawFd>,
@@ -270,7 +273,7 @@ impl UringBackend {
             })
             .collect();
         let operations = (0..slots).map(|_| None).collect();
-        Self {
+        let backend = Self {
             ring,
             operations,
             wakers,
@@ -280,7 +283,9 @@ impl UringBackend {
             registered: None,
             files: FileTable::default(),
             early: Vec::new(),
-        }
+        };
+        backend.cap_workers(0);
+        backend
     }
 
     /// Registers the response memory with the ring, so that reads need not look up its pages. Pins all of it.
@@ -295,9 +300,17 @@ impl UringBackend {
         Ok(())
     }
 
-    /// Caps the kernel's worker threads, which serve buffered reads that miss the page cache and otherwise
-    /// multiply without bound (TRAPS 14).
-    pub(crate) fn cap_workers(&self, bounded: u32) -> io::Result<()> {
+    /// Caps the kernel's worker threads, which serve reads that have to wait in the kernel (buffered ones that miss the page
+    /// cache, network file systems), at what the depth can use; the default is thousands (TRAPS 14). A read that has stalled
+    /// keeps its worker.
+    fn cap_workers(&self, stalled: u32) {
+        let depth = u32::try_from(self.operations.len() / 2).unwrap_or(u32::MAX);
+        if let Err(error) = self.set_workers_max(depth.min(WORKERS_MAX) + stalled) {
+            tracing::debug!(%error, "the kernel's worker threads cannot be capped");
+        }
+    }
+
+    fn set_workers_max(&self, bounded: u32) -> io::Result<()> {
         let Some(ring) = self.ring else {
             return Err(io::Error::from_raw_os_error(libc::EBADF));
         };
@@ -350,6 +363,10 @@ impl Drop for UringBackend {
 impl Backend for UringBackend {
     fn slots(&self, _depth: u32) -> u32 {
         u32::try_from(self.operations.len()).unwrap_or(u32::MAX)
+    }
+
+    fn set_stalled(&mut self, reads: u32) {
+        self.cap_workers(reads);
     }
 
     fn introduce(&mut self, files: &[Arc<OpenFile>]) {

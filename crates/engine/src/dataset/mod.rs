@@ -377,6 +377,8 @@ struct OpenDataset {
     length_bytes: u64,
     direct: DirectFacts,
     etag: String,
+    /// The devices that its files are on, or its directory, and the disk of each.
+    disks: Vec<(u64, u64)>,
     objects: Option<objects::Objects>,
 }
 
@@ -451,6 +453,27 @@ impl Dataset {
     /// How its files are read.
     pub fn direct(&self) -> &DirectFacts {
         &self.0.direct
+    }
+
+    /// The disk that one of its files is on, or one of its objects: they have a queue in common. It is known as the device
+    /// number of a disk below the file's device, or as that device's where there is none (network file systems).
+    pub(crate) fn disk_of(&self, file: &OpenFile) -> u64 {
+        let device = file.identity().dev();
+        let disk = self.0.disks.iter().find(|(known, _)| *known == device);
+        disk.map_or(device, |(_, disk)| *disk)
+    }
+
+    /// The dataset, which nobody else holds, as if it were on this disk.
+    #[cfg(test)]
+    pub(crate) fn on_disk(mut self, number: u64) -> Self {
+        let opened = Arc::get_mut(&mut self.0).expect("only one");
+        opened.disks.iter_mut().for_each(|(_, disk)| *disk = number);
+        self
+    }
+
+    /// The disks of its files, or of its directory.
+    pub(crate) fn disks(&self) -> impl Iterator<Item = u64> {
+        self.0.disks.iter().map(|(_, disk)| *disk)
     }
 
     /// Strong entity tag of the address space (a digest of device, inode, length and mtime of every file, and of

@@ -2,7 +2,7 @@
 //! all of them. Every error names the field of the configuration and how to fix it.
 
 use super::direct::{self, Alignment};
-use super::file::{self, Accept, FileError, OpenFile, OpenOptions};
+use super::file::{self, Accept, FileError, Identity, OpenFile, OpenOptions};
 use super::objects::Objects;
 use super::{DatasetSpec, DirectFacts, Kind, KindSpec, OpenDataset, OpenError, PartialTail, layout};
 use crate::config::DirectIo;
@@ -161,6 +161,7 @@ fn address_space(
         spec: spec.clone(),
         kind,
         etag: file::etag_of(files.iter().map(OpenFile::identity), &kind.layout_words()),
+        disks: disks(files.iter().map(OpenFile::identity)),
         files: files.into_iter().map(Arc::new).collect(),
         span,
         length_bytes,
@@ -187,12 +188,24 @@ fn objects(
         spec: spec.clone(),
         kind: Kind::Objects,
         etag: file::etag_of([identity], &[]),
+        disks: disks([identity]),
         files: Vec::new(),
         span: FileSpan::default(),
         length_bytes: 0,
         direct,
         objects: Some(objects),
     })
+}
+
+/// The devices that files are on, each once, with their disks.
+fn disks(files: impl IntoIterator<Item = Identity>) -> Vec<(u64, u64)> {
+    let (view, mut found) = (ringfetch_host::View::real(), Vec::<(u64, u64)>::new());
+    for device in files.into_iter().map(Identity::dev) {
+        if !found.iter().any(|(known, _)| *known == device) {
+            found.push((device, ringfetch_host::block::disk_number(&view, device)));
+        }
+    }
+    found
 }
 
 fn check_name(context: ErrorContext<'_>) -> Result<(), OpenError> {

@@ -85,11 +85,16 @@ impl ActiveBatch {
         if left == 0 {
             return 0;
         }
-        self.expired |= self.batch.deadline.is_some_and(|deadline| deadline <= now);
-        if !self.expired && !self.batch.reply.is_closed() {
+        if !self.is_unwanted(now) {
             return 0;
         }
         self.next_read = total;
         left
+    }
+
+    /// Whether the caller left, or the deadline has passed.
+    pub(super) fn is_unwanted(&mut self, now: Instant) -> bool {
+        self.expired |= self.batch.deadline.is_some_and(|deadline| deadline <= now);
+        self.expired || self.batch.reply.is_closed()
     }
 }

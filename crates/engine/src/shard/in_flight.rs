@@ -284,18 +284,30 @@ impl InFlight {
         self.slots.get_mut(slot as usize).filter(|slot| !slot.is_free)
     }
 
-    /// Stalls the reads that were started by `before`: they count towards no limit any more. Returns the batch of each.
-    pub(super) fn stall(&mut self, before: Instant) -> Vec<usize> {
+    /// The reads that joined those started by `before`.
+    pub(super) fn joiners_since(&mut self, before: Instant) -> impl Iterator<Item = &mut Vec<JoinedRead>> {
+        let slots = self.slots.iter_mut();
+        let old = slots.filter(move |slot| !slot.is_free && slot.started <= before);
+        old.map(|slot| &mut slot.joiners)
+    }
+
+    /// Stalls the reads that were started by `before`: they count towards no limit any more. Returns them.
+    pub(super) fn stall(&mut self, before: Instant) -> Vec<TrackedRead> {
         let mut stalled = Vec::new();
         for slot in &mut self.slots {
             if !slot.is_free && !slot.is_stalled && slot.started <= before {
                 slot.is_stalled = true;
                 self.stalled += 1;
                 self.stalled_bytes += u64::from(slot.tracked.read.length);
-                stalled.push(slot.tracked.active);
+                stalled.push(slot.tracked);
             }
         }
         stalled
+    }
+
+    /// How many reads have stalled.
+    pub(super) fn stalled(&self) -> u32 {
+        self.stalled
     }
 
     /// Frees the slot of a finished read, after its joiners were taken. Returns whether it was stalled.

@@ -11,7 +11,7 @@ use tokio::sync::{mpsc, oneshot};
 /// Most batches between two polls of a shard. The limit of queued *reads* is the finer one.
 const BATCHES_MAX: usize = 4096;
 
-/// Most control messages between two polls of a shard: a drain, and sweeps and heartbeats every few seconds.
+/// Most control messages between two polls of a shard: a drain, and the rest every second or less.
 const CONTROLS_MAX: usize = 64;
 
 #[derive(Debug)]
@@ -20,6 +20,8 @@ pub(crate) enum Control {
     Drain,
     /// Release what is held for datasets without other users.
     Sweep,
+    /// Look after reads that wait or are in flight for long.
+    Tend,
     /// Reply, as a heartbeat.
     Beat(oneshot::Sender<()>),
 }
@@ -167,7 +169,7 @@ mod tests {
                     match control {
                         Control::Beat(reply) => drop(reply.send(())),
                         Control::Drain => inbox.close(),
-                        Control::Sweep => {}
+                        Control::Sweep | Control::Tend => {}
                     }
                 }
                 while inbox.poll_batch(cx).is_some() {}

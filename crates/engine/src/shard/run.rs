@@ -68,9 +68,6 @@ impl<B: Backend> Shard<B> {
             }
             shard.finished = finished;
             if polled.is_pending() && !more && shard.copy_tasks.is_empty() {
-                if shard.makes_room(cx) {
-                    continue;
-                }
                 return if shard.is_idle() && shard.inbox.has_ended() {
                     Poll::Ready(())
                 } else {

@@ -1,5 +1,7 @@
 //! Tests that poll a shard by hand, on the simulation.
 
+mod hanging;
+
 use super::*;
 use crate::backend::residency::Residency;
 use crate::backend::sim::{Fault, FaultPlan, SimBackend, SimControl};
@@ -31,6 +33,10 @@ type Reply = oneshot::Receiver<Result<Fetched, ReadError>>;
 
 impl World {
     fn new(depth: u32, file_bytes: usize) -> Self {
+        Self::on_disk(depth, file_bytes, 1)
+    }
+
+    fn on_disk(depth: u32, file_bytes: usize, disk: u64) -> Self {
         let file = tempfile::NamedTempFile::new().expect("a file");
         let bytes: Vec<u8> = (0..=250).cycle().take(file_bytes).collect();
         std::fs::write(file.path(), bytes).expect("write");
@@ -42,7 +48,7 @@ impl World {
         let backend = SimBackend::new(&control);
         Self {
             file,
-            dataset: Arc::new(dataset.expect("open")),
+            dataset: Arc::new(dataset.expect("open").on_disk(disk)),
             arena: Arena::new(64 << 20, 1).expect("memory"),
             shard: Shard::new(backend, inbox, Arc::clone(&metrics), 0),
             control,
@@ -185,106 +191,6 @@ fn a_heartbeat_comes_before_the_copies_that_are_left() {
     assert_eq!(first, Some(at((1 << 20) + 7)), "the second item");
     assert_eq!(fetched.data.last().copied(), Some(at((32 << 20) + 6)));
     assert_eq!(world.control.in_flight(), 0);
-}
-
-#[test]
-fn a_heartbeat_lets_go_of_what_nobody_waits_for() {
-    // Scenario: a device that does not answer, and three batches for its queue of one; the callers of those that wait leave.
-    // Expectation: after a heartbeat nothing is queued, and their memory is free.
-    let mut world = World::new(1, 100_000);
-    world.control.hold();
-    let _in_flight = world.send(&[(0, 1000)], |_| {});
-    let waiting = [10_000, 20_000].map(|offset| world.send(&[(offset, 1000)], |_| {}));
-    assert!(world.poll().is_pending());
-    assert_eq!(world.metrics.queued.load(Ordering::Relaxed), 2);
-    drop(waiting);
-    let (reply, mut beat) = oneshot::channel();
-    world.mailbox.try_command(Control::Beat(reply));
-    assert!(world.poll().is_pending());
-    assert_eq!(beat.try_recv(), Ok(()));
-    assert_eq!(world.metrics.queued.load(Ordering::Relaxed), 0);
-    assert_eq!(world.shard.actives.iter().flatten().count(), 1);
-}
-
-#[tokio::test]
-async fn a_device_that_hangs_keeps_nothing_of_who_left() {
-    // Scenario: a device that does not answer, without room for a further read; one caller waits, and 10,000 come and leave.
-    // Later the device answers. Expectation: hardly any numbers of batches are kept; who waited is answered.
-    let mut world = World::new(1, 100_000);
-    world.control.hold();
-    let mut answers = [0, 10_000].map(|offset| world.send(&[(offset, 1000)], |_| {}));
-    for number in 0..10_000 {
-        let _left = world.send(&[(20_000, 10)], |batch| batch.origin = Some((number, number)));
-        assert!(world.poll().is_pending());
-        // A task may not receive without end.
-        tokio::task::yield_now().await;
-    }
-    assert!(world.shard.actives.len() < 200, "{}", world.shard.actives.len());
-    world.control.release_all();
-    assert!(world.poll().is_pending());
-    for answer in &mut answers {
-        let fetched = answer.try_recv().expect("answered").expect("read");
-        assert_eq!(fetched.data.len(), 1000);
-    }
-    assert!(world.shard.is_idle());
-    assert_eq!(world.shard.actives.len(), world.shard.free_actives.len());
-}
-
-#[tokio::test]
-async fn reads_of_a_dataset_that_hangs_leave_the_depth_to_others() {
-    // Scenario: a device that does not answer has all four reads that may be in flight, and more are queued, one of them for
-    // a caller that leaves; then another dataset is read, and the first one again, also by 1000 callers that leave. Later the
-    // device answers. Expectation: of the first dataset nothing more is started, and the other is read; who left is forgotten;
-    // in the end all are answered, and nothing is left.
-    let mut world = World::new(4, 100_000);
-    let mut backend = SimBackend::new(&world.control);
-    backend.spare_slots = 4;
-    let (mailbox, inbox) = inbox();
-    world.mailbox = mailbox;
-    world.shard = Shard::new(backend, inbox, Arc::clone(&world.metrics), 0);
-    (world.shard.stalled.after, world.shard.stalled.every) = (Duration::ZERO, Duration::ZERO);
-    world.control.hold();
-    let ranges = |count: u64| (0..count).map(|item| (item * 1000, 10)).collect::<Vec<_>>();
-    let other = World::new(1, 100_000);
-    let send_other =
-        |world: &World| world.send(&ranges(1), |batch| batch.dataset = Arc::clone(&other.dataset));
-    let mut answers = vec![world.send(&ranges(7), |_| {})];
-    assert!(world.poll().is_pending());
-    assert_eq!(world.control.in_flight(), 4);
-    let left = world.send(&[(50_000, 10)], |batch| batch.origin = Some((7, 0)));
-    assert!(world.poll().is_pending());
-    answers.push(send_other(&world));
-    assert!(world.poll().is_pending());
-    while world.control.in_flight() == 4 {
-        tokio::task::yield_now().await;
-        assert!(world.poll().is_pending());
-    }
-    world.shard.stalled.after = Duration::from_secs(3600);
-    for _ in 0..1000 {
-        let _left = world.send(&[(70_000, 10)], |_| {});
-        assert!(world.poll().is_pending());
-        // A task may not receive without end.
-        tokio::task::yield_now().await;
-    }
-    assert!(world.shard.actives.len() < 200, "{}", world.shard.actives.len());
-    for _ in 0..3 {
-        answers.push(world.send(&[(60_000, 10)], |batch| batch.origin = Some((8, 0))));
-        assert!(world.poll().is_pending());
-        assert_eq!(world.control.in_flight(), 4 + 1);
-    }
-    drop(left);
-    let (reply, _beat) = oneshot::channel();
-    world.mailbox.try_command(Control::Beat(reply));
-    assert!(world.poll().is_pending());
-    world.control.release_all();
-    assert!(world.poll().is_pending());
-    for (answer, bytes) in answers.iter_mut().zip([70, 10, 10, 10, 10]) {
-        let fetched = answer.try_recv().expect("answered").expect("read");
-        assert_eq!((fetched.errors.len(), fetched.data.len()), (0, bytes));
-    }
-    assert!(world.shard.is_idle());
-    assert_eq!(world.metrics.queued.load(Ordering::Relaxed), 0);
-    assert_eq!(world.shard.actives.len(), world.shard.free_actives.len());
 }
 
 #[test]

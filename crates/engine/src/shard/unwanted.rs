@@ -2,20 +2,56 @@
 
 use super::Shard;
 use crate::backend::Backend;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Waiting batches checked for cancellation for each admitted one.
 pub(super) const LOOKED_OVER_PER_BATCH: usize = 2;
 
-/// The same for each heartbeat: batches that wait for a slow device are released even if nothing else
-/// happens.
-pub(super) const LOOKED_OVER_PER_BEAT: usize = 4096;
+/// The same for each [`Engine::tend`](crate::Engine::tend): batches that wait for a slow device are released even if nothing
+/// else happens.
+const LOOKED_OVER_PER_TEND: usize = 4096;
+
+/// Reads in flight for less are not asked who joined them: most end soon.
+const JOINED_FOR: Duration = Duration::from_secs(1);
 
 /// Closed batches that keep their number until their turn. If there are more, and every second number is such a one, they are
 /// searched for.
 const CLOSED_WAITING_MAX: usize = 64;
 
 impl<B: Backend> Shard<B> {
+    /// What is done every second or so while reads are queued.
+    pub(super) fn tend(&mut self, now: Instant) {
+        self.let_joiners_go(now);
+        self.look_over(LOOKED_OVER_PER_TEND, now);
+        self.find_stalled(now);
+    }
+
+    /// Takes reads that nobody waits for any more from those in flight that they joined. The kernel does not write to their
+    /// memory, so it need not wait.
+    fn let_joiners_go(&mut self, now: Instant) {
+        let Some(before) = now.checked_sub(JOINED_FOR) else {
+            return;
+        };
+        let mut left = Vec::new();
+        for joiners in self.in_flight.joiners_since(before) {
+            joiners.retain(|joiner| {
+                let Some(active) = self.actives.get_mut(joiner.active).and_then(Option::as_mut) else {
+                    return false;
+                };
+                let leaves = active.is_unwanted(now);
+                if leaves {
+                    active.outstanding -= 1;
+                    left.push(joiner.active);
+                }
+                !leaves
+            });
+        }
+        self.unqueue(left.len());
+        for key in left {
+            self.close_if_done(key, now);
+        }
+    }
+
     /// Checks whether the next `count` waiting batches are still wanted, and closes those that are not, so
     /// that they do not hold memory until their turn.
     pub(super) fn look_over(&mut self, count: usize, now: Instant) {

@@ -395,7 +395,7 @@ fn a_shard_behind_a_stuck_device_gives_signs_of_life() {
 
 fn what_nobody_wants_any_more_does_not_wait_for_its_turn() {
     // Scenario: the device returns nothing; waiting batches are dropped, or their deadline passes.
-    // Expectation: at the next heartbeat the memory of the first is free, and the second are answered.
+    // Expectation: when the engine is tended, the memory of the first is free, and the second are answered.
     let (harness, control, dataset, _) = Harness::simulated(6 << 20, 1);
     control.hold();
     let stuck = ranges_of(&dataset, &[(0, 2 << 20)]);
@@ -408,7 +408,10 @@ fn what_nobody_wants_any_more_does_not_wait_for_its_turn() {
             harness.submit(batch, SubmitOptions::default()).expect("accepted")
         })
         .collect();
-    let beat = || harness.runtime.block_on(harness.engine.signs_of_life(WAIT));
+    let beat = || {
+        harness.engine.tend();
+        harness.runtime.block_on(harness.engine.signs_of_life(WAIT))
+    };
     assert_eq!(beat(), Ok(()));
     assert!(harness.engine.memory().0 >= held + (12 << 20));
     drop(waiting);

@@ -9,6 +9,7 @@ use rustix::fs::minor;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 #[tokio::test]
 #[ignore = "needs root"]
@@ -211,7 +212,7 @@ async fn a_disk_that_fails_is_not_asked_about_every_object() {
     }
     let disk = slowdisk::SlowDisk::mount(&source, &mountpoint, &slowdisk::Parameters::default()).unwrap();
     disk.set(|disk| disk.error_probability = 1.0).unwrap();
-    let kind = KindSpec::objects(8, std::time::Duration::ZERO);
+    let kind = KindSpec::objects(8, Duration::ZERO);
     let spec = DatasetSpec::new("objects", disk.path(), kind, DirectIo::Preferred);
     let dataset = Dataset::open(&spec).unwrap();
     let failed = disk.reads().failed;
@@ -395,21 +396,29 @@ async fn a_disk_whose_server_has_ended_is_lost_until_it_is_mounted_again() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs root and /dev/fuse"]
 async fn a_disk_that_hangs_does_not_keep_others_waiting() {
-    // Scenario: a disk answers nothing, and has as many reads as a ring may have in flight, and more that wait; another
-    // dataset is read through the same ring; the disk answers again. Expectation: the other one is served meanwhile; in the
-    // end the waiting call has the right bytes.
+    // Scenario: a disk answers nothing, and has as many reads of a dataset as a ring may have in flight, and more that wait,
+    // also of another dataset; those of other disks are read through the same ring, of one that needs the kernel's worker
+    // threads, too; the disk answers again. Expectation: the others are served meanwhile; in the end the waiting calls have the
+    // right bytes.
     for backend in backends_and_auto() {
         if !["uring", "auto"].contains(&backend) {
             // A thread that waits for a disk serves nobody.
             continue;
         }
         let directory = tempfile::tempdir().unwrap();
-        let (source, mountpoint) = (directory.path().join("source"), directory.path().join("disk"));
+        let source = directory.path().join("source");
         std::fs::create_dir(&source).unwrap();
         let bytes = noise(35, 64 * 32 * 4096);
         std::fs::write(source.join("blocks.bin"), &bytes).unwrap();
-        let disk = slowdisk::SlowDisk::mount(&source, &mountpoint, &slowdisk::Parameters::default()).unwrap();
-        let path = format!("path: {}", disk.path().join("blocks.bin").display());
+        std::fs::write(source.join("more.bin"), &bytes).unwrap();
+        let mount = |name: &str| {
+            let mountpoint = directory.path().join(name);
+            slowdisk::SlowDisk::mount(&source, &mountpoint, &slowdisk::Parameters::default()).unwrap()
+        };
+        let (disk, other) = (mount("disk"), mount("other"));
+        let path = |disk: &slowdisk::SlowDisk, name| format!("path: {}", disk.path().join(name).display());
+        let paths = [(&disk, "blocks.bin"), (&disk, "more.bin"), (&other, "blocks.bin")]
+            .map(|(disk, name)| path(disk, name));
         let setup = Setup::new(backend);
         let here = setup.file("blocks.bin", &bytes);
         let here = std::fs::File::open(here).unwrap();
@@ -418,33 +427,89 @@ async fn a_disk_that_hangs_does_not_keep_others_waiting() {
             .dataset(&["{name: blocks, kind: blocks, block_bytes: 4KiB, path: blocks.bin}"])
             .set("engine.cores", "1")
             .set("engine.uring.queue_depth", "8")
-            .dataset(&["name: hangs", "kind: blocks", "block_bytes: 4KiB", &path])
+            .dataset(&["name: hangs", "kind: blocks", "block_bytes: 4KiB", &paths[0]])
+            .dataset(&["name: hangs-too", "kind: blocks", "block_bytes: 4KiB", &paths[1]])
+            .dataset(&["name: fuse", "kind: blocks", "block_bytes: 4KiB", &paths[2]])
             .start();
         // What is in memory needs no ring.
         rustix::fs::fadvise(&here, 0, None, rustix::fs::Advice::DontNeed).unwrap();
         disk.hold();
-        let mut fetch = daemon.fetch().await;
         // Too far apart to be merged.
         let indices: Vec<u64> = (0..64).map(|item| item * 32).collect();
-        let request = wire::blocks("hangs", &indices);
-        let waiting = tokio::spawn(async move { fetch.fetch_blocks(request).await });
-        eventually_async("the ring is full, and reads wait", async || {
-            let scrape = daemon.scrape().await;
-            let sum = |metric| scrape.sum(metric, &[]);
-            (sum("ringfetch_in_flight_reads") == 8 && sum("ringfetch_queued_reads") > 8).then_some(())
-        })
-        .await;
-        let served = tokio::time::timeout(PATIENCE, daemon.assert_serves("blocks"));
-        served.await.expect("the other dataset is served");
-        assert!(!waiting.is_finished(), "{backend}");
+        let mut waiting = Vec::new();
+        for (queued, dataset) in [(50, "hangs"), (110, "hangs-too")] {
+            let (mut fetch, request) = (daemon.fetch().await, wire::blocks(dataset, &indices));
+            waiting.push(tokio::spawn(async move { fetch.fetch_blocks(request).await }));
+            eventually_async("the ring is full, and reads wait", async || {
+                let scrape = daemon.scrape().await;
+                let sum = |metric| scrape.sum(metric, &[]);
+                (sum("ringfetch_in_flight_reads") == 8 && sum("ringfetch_queued_reads") >= queued)
+                    .then_some(())
+            })
+            .await;
+        }
+        for dataset in ["blocks", "fuse"] {
+            let served = tokio::time::timeout(PATIENCE, daemon.assert_serves(dataset));
+            served
+                .await
+                .unwrap_or_else(|_| panic!("{backend}: {dataset} is not served"));
+        }
+        assert!(waiting.iter().all(|call| !call.is_finished()), "{backend}");
         disk.release();
-        let answer = waiting.await.unwrap().unwrap().into_inner();
-        let expected = indices.iter().flat_map(|index| {
-            let begin = usize::try_from(index * 4096).unwrap();
-            &bytes[begin..begin + 4096]
-        });
-        assert!(answer.data.iter().eq(expected), "{backend}: {:?}", answer.errors);
+        for call in waiting {
+            let answer = call.await.unwrap().unwrap().into_inner();
+            let expected = indices.iter().flat_map(|index| {
+                let begin = usize::try_from(index * 4096).unwrap();
+                &bytes[begin..begin + 4096]
+            });
+            assert!(answer.data.iter().eq(expected), "{backend}: {:?}", answer.errors);
+        }
         daemon.logged(&["reads take longer than 3 s", "hangs"]);
         daemon.stop().await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs root, losetup and /dev/fuse"]
+async fn a_disk_whose_queue_is_full_stops_no_core() {
+    // Scenario: `mmap`, and a disk that answers nothing: single blocks of it are wanted, several times as many as its queue
+    // takes; all calls pass their deadline. Expectation: the core still serves what is in memory.
+    let directory = tempfile::tempdir().unwrap();
+    let source = directory.path().join("source");
+    std::fs::create_dir(&source).unwrap();
+    std::fs::write(source.join("blocks.bin"), vec![7; 128 << 20]).unwrap();
+    let mountpoint = directory.path().join("disk");
+    let disk = slowdisk::SlowDisk::mount(&source, &mountpoint, &slowdisk::Parameters::default()).unwrap();
+    let device = LoopDevice::attach(disk.path().join("blocks.bin"), "--sector-size=512");
+    let path = format!("path: {}", device.0);
+    let setup = Setup::new("mmap");
+    setup.file("blocks.bin", &noise(36, 16 * 4096));
+    let daemon = setup
+        .dataset(&["{name: blocks, kind: blocks, block_bytes: 4KiB, path: blocks.bin}"])
+        .dataset(&["name: hangs", "kind: blocks", "block_bytes: 4KiB", &path])
+        .set("engine.cores", "1")
+        .start();
+    daemon.assert_serves("blocks").await;
+    disk.hold();
+    let mut calls = Vec::new();
+    for connection in 0..4 {
+        let fetch = daemon.fetch().await;
+        for call in 0..128 {
+            let mut request =
+                tonic::Request::new(wire::blocks("hangs", &[(connection * 128 + call) * 64 + 32]));
+            request.set_timeout(Duration::from_secs(1));
+            let mut fetch = fetch.clone();
+            calls.push(tokio::spawn(async move { fetch.fetch_blocks(request).await }));
+        }
+    }
+    let served = tokio::time::timeout(PATIENCE, async {
+        let answers = futures_util::future::join_all(calls).await;
+        daemon.assert_serves("blocks").await;
+        answers
+    });
+    let served = served.await;
+    disk.release();
+    let answers = served.expect("what is in memory is served");
+    assert!(answers.into_iter().all(|answer| answer.unwrap().is_err()));
+    daemon.stop().await;
 }

@@ -1,0 +1,115 @@
+//! Devices that do not answer.
+
+use super::*;
+
+#[test]
+fn what_nobody_waits_for_is_let_go() {
+    // Scenario: a device that does not answer; behind its queue of one wait two batches, and three have joined the read in
+    // flight, one of which has a further read; the callers leave or their deadline passes, but for one that joined. The engine
+    // is tended. Later the device answers. Expectation: only the read in flight and the one that is waited for are left, and
+    // get their bytes.
+    let mut world = World::new(1, 100_000);
+    world.control.hold();
+    let mut first = world.send(&[(0, 1000)], |_| {});
+    assert!(world.poll().is_pending());
+    let left = [10_000, 20_000, 500].map(|offset| world.send(&[(offset, 100)], |_| {}));
+    let later = Instant::now() + Duration::from_secs(5);
+    let mut late = [vec![(500, 100)], vec![(500, 100), (30_000, 100)]]
+        .map(|ranges| world.send(&ranges, |batch| batch.deadline = Some(later)));
+    let mut joined = world.send(&[(500, 100)], |_| {});
+    assert!(world.poll().is_pending());
+    assert_eq!(world.metrics.queued.load(Ordering::Relaxed), 7);
+    drop(left);
+    world.shard.tend(later);
+    assert_eq!(world.metrics.queued.load(Ordering::Relaxed), 1);
+    assert_eq!(world.shard.actives.iter().flatten().count(), 2);
+    for answer in &mut late {
+        let answer = answer.try_recv().expect("answered");
+        assert_eq!(answer.expect_err("it is late"), ReadError::DeadlineExceeded);
+    }
+    world.control.release_all();
+    assert!(world.poll().is_pending());
+    for answer in [&mut first, &mut joined] {
+        let fetched = answer.try_recv().expect("answered").expect("read");
+        assert!(fetched.errors.is_empty() && !fetched.data.is_empty());
+    }
+    assert!(world.shard.is_idle());
+    assert_eq!(world.metrics.queued.load(Ordering::Relaxed), 0);
+    assert_eq!(world.shard.actives.len(), world.shard.free_actives.len());
+}
+
+#[tokio::test]
+async fn a_device_that_hangs_keeps_nothing_of_who_left() {
+    // Scenario: a device that does not answer, without room for a further read; one caller waits, and 10,000 come and leave.
+    // Later the device answers. Expectation: hardly any numbers of batches are kept; who waited is answered.
+    let mut world = World::new(1, 100_000);
+    world.control.hold();
+    let mut answers = [0, 10_000].map(|offset| world.send(&[(offset, 1000)], |_| {}));
+    for number in 0..10_000 {
+        let _left = world.send(&[(20_000, 10)], |batch| batch.origin = Some((number, number)));
+        assert!(world.poll().is_pending());
+        // A task may not receive without end.
+        tokio::task::yield_now().await;
+    }
+    assert!(world.shard.actives.len() < 200, "{}", world.shard.actives.len());
+    world.control.release_all();
+    assert!(world.poll().is_pending());
+    for answer in &mut answers {
+        let fetched = answer.try_recv().expect("answered").expect("read");
+        assert_eq!(fetched.data.len(), 1000);
+    }
+    assert!(world.shard.is_idle());
+    assert_eq!(world.shard.actives.len(), world.shard.free_actives.len());
+}
+
+#[tokio::test]
+async fn reads_of_a_disk_that_hangs_leave_the_depth_to_others() {
+    // Scenario: a device that does not answer has all four reads that may be in flight, and more are queued, one of them for
+    // a caller that leaves; then another dataset is read, one on the same disk, and the first one again, also by 1000 callers
+    // that leave. Later the device answers. Expectation: of that disk nothing more is started, and the other is read; who left
+    // is forgotten; in the end all are answered, and nothing is left.
+    let mut world = World::new(4, 100_000);
+    let mut backend = SimBackend::new(&world.control);
+    backend.spare_slots = 4;
+    let (mailbox, inbox) = inbox();
+    world.mailbox = mailbox;
+    world.shard = Shard::new(backend, inbox, Arc::clone(&world.metrics), 0);
+    world.control.hold();
+    let ranges = |count: u64| (0..count).map(|item| (item * 1000, 10)).collect::<Vec<_>>();
+    let (other, same) = (World::on_disk(1, 100_000, 2), World::on_disk(1, 100_000, 1));
+    let send =
+        |world: &World, of: &World| world.send(&ranges(1), |batch| batch.dataset = Arc::clone(&of.dataset));
+    let mut answers = vec![world.send(&ranges(7), |_| {})];
+    assert!(world.poll().is_pending());
+    assert_eq!(world.control.in_flight(), 4);
+    let left = world.send(&[(50_000, 10)], |batch| batch.origin = Some((7, 0)));
+    assert!(world.poll().is_pending());
+    answers.extend([&other, &same].map(|of| send(&world, of)));
+    assert!(world.poll().is_pending());
+    assert_eq!(world.control.in_flight(), 4);
+    world.shard.tend(Instant::now() + Duration::from_secs(5));
+    assert!(world.poll().is_pending());
+    for _ in 0..1000 {
+        let _left = world.send(&[(70_000, 10)], |_| {});
+        assert!(world.poll().is_pending());
+        // A task may not receive without end.
+        tokio::task::yield_now().await;
+    }
+    assert!(world.shard.actives.len() < 200, "{}", world.shard.actives.len());
+    for _ in 0..3 {
+        answers.push(world.send(&[(60_000, 10)], |batch| batch.origin = Some((8, 0))));
+        assert!(world.poll().is_pending());
+        assert_eq!(world.control.in_flight(), 4 + 1);
+    }
+    drop(left);
+    world.shard.tend(Instant::now());
+    world.control.release_all();
+    assert!(world.poll().is_pending());
+    for (answer, bytes) in answers.iter_mut().zip([70, 10, 10, 10, 10, 10]) {
+        let fetched = answer.try_recv().expect("answered").expect("read");
+        assert_eq!((fetched.errors.len(), fetched.data.len()), (0, bytes));
+    }
+    assert!(world.shard.is_idle());
+    assert_eq!(world.metrics.queued.load(Ordering::Relaxed), 0);
+    assert_eq!(world.shard.actives.len(), world.shard.free_actives.len());
+}
