@@ -6,11 +6,14 @@
 //! connections are not affected. Sessions are not resumed: there is nothing to store, and no ticket outlives
 //! the certificate that it came from.
 
+mod sections;
+
 use crate::config::{ClientCertificates, TlsConfig, TlsVersion};
 use crate::key_file::{FileError, KeyFile, Numbered, Rereads, watch};
 use arc_swap::ArcSwap;
 use prometheus::{Gauge, IntCounter, IntCounterVec, Opts, Registry};
 use ring::digest::{Context, SHA256};
+use sections::{PRIVATE_KEY, Use};
 use std::io;
 use std::net::{IpAddr, TcpStream};
 use std::sync::Arc;
@@ -37,27 +40,14 @@ const CLIENT_NAMES_MAX: usize = 64;
 const COMMON_NAME: &str = "CN=";
 
 impl KeyFile<'_> {
-    /// Lines with this label, of which each PEM section has two. Also those that the parser does not recognize.
-    fn marks(&self, label: &str) -> usize {
-        let mark = format!("{label}-----");
-        let places = self.bytes.windows(mark.len());
-        places.filter(|place| *place == mark.as_bytes()).count()
-    }
-
     /// The certificates. All are valid now, and none occurs twice.
-    fn certificates(&self) -> Result<Vec<CertificateDer<'static>>, FileError> {
+    fn certificates(&self, of: Use) -> Result<Vec<CertificateDer<'static>>, FileError> {
         const REMEDY: &str = "use PEM, with lines BEGIN CERTIFICATE";
+        self.sections(of)?;
         let found = CertificateDer::pem_slice_iter(&self.bytes).collect::<Result<Vec<_>, PemError>>();
         let found = found.map_err(|_| self.error("is not valid PEM", REMEDY))?;
         if found.is_empty() {
             return Err(self.error("holds no certificate", REMEDY));
-        }
-        // The parser skips one that has another label, or whose first line is joined to the line before.
-        if self.marks("CERTIFICATE") != 2 * found.len() {
-            return Err(self.error(
-                "holds a certificate that is not recognized",
-                "begin each on a line of its own, -----BEGIN CERTIFICATE-----",
-            ));
         }
         for (index, certificate) in found.iter().enumerate() {
             let number = index + 1;
@@ -89,9 +79,12 @@ impl KeyFile<'_> {
 
     fn private_key(&self) -> Result<PrivateKeyDer<'static>, FileError> {
         const REMEDY: &str = "use one PEM key (PKCS#8, PKCS#1 or SEC1), without a passphrase";
+        let labels = self.sections(Use::Server)?;
+        // Also those that the parser does not know, and those with a passphrase.
+        let in_file = labels.iter().filter(|label| label.ends_with(PRIVATE_KEY)).count();
         let mut keys = PrivateKeyDer::pem_slice_iter(&self.bytes);
         match (keys.next(), keys.next()) {
-            (Some(Ok(key)), None) if self.marks("PRIVATE KEY") == 2 => Ok(key),
+            (Some(Ok(key)), None) if in_file == 1 => Ok(key),
             (Some(Ok(_)), _) => Err(self.error("holds more than one private key", REMEDY)),
             // The parser's error could quote the file.
             (Some(Err(_)), _) => Err(self.error("is not valid PEM", REMEDY)),
@@ -131,7 +124,7 @@ impl Active {
         if unless == Some(sum) {
             return Ok(None);
         }
-        let chain = certificate.certificates()?;
+        let chain = certificate.certificates(Use::Server)?;
         let expires = chain.first().and_then(|first| parse_x509_certificate(first).ok());
         let expires = expires.map_or(0, |(_, parsed)| parsed.validity().not_after.timestamp());
         let provider = Arc::new(provider::default_provider());
@@ -190,7 +183,7 @@ fn verifier(
 ) -> Result<Arc<dyn ClientCertVerifier>, FileError> {
     const REMEDY: &str = "use the certificates of the authorities that sign clients' certificates";
     let mut roots = RootCertStore::empty();
-    for (index, certificate) in file.certificates()?.into_iter().enumerate() {
+    for (index, certificate) in file.certificates(Use::Authorities)?.into_iter().enumerate() {
         // rustls would take it, and refuse every client. A certificate that signs itself is one client's own.
         if parse_x509_certificate(&certificate)
             .is_ok_and(|(_, parsed)| !parsed.is_ca() && parsed.subject() != parsed.issuer())
@@ -242,7 +235,7 @@ pub fn loopback_client(
             let certificate =
                 KeyFile::read("tls.certificate", &config.certificate).map_err(io::Error::other)?;
             let key = KeyFile::read("tls.key", &config.key).map_err(io::Error::other)?;
-            let chain = certificate.certificates().map_err(io::Error::other)?;
+            let chain = certificate.certificates(Use::Server).map_err(io::Error::other)?;
             let key = key.private_key().map_err(io::Error::other)?;
             builder
                 .with_client_auth_cert(chain, key)

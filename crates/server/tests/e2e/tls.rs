@@ -210,14 +210,17 @@ async fn handshake(
 
 #[tokio::test]
 async fn every_port_speaks_tls_and_nothing_else() {
-    // Scenario: a daemon with a certificate; clients of each port with its authority, with another one,
-    // without TLS, with an older version, with and without ALPN. Expectation: the first are served, small and
-    // large responses; the others are not, and are counted; the health check passes.
+    // Scenario: a daemon with a certificate, in files as servers share them, with parameters and the key; clients of each
+    // port with its authority, with another one, without TLS, with an older version, with and without ALPN. Expectation: the
+    // first are served, small and large responses; the others are not, and are counted; the health check passes.
     let authority = Authority::new();
     let (setup, blocks) = plain_blocks(Setup::new("pread"), 1024);
-    let daemon = with_tls(setup, &authority.pair("daemon"))
-        .set("tls.min_version", "TLS1.3")
-        .start();
+    let Pair { chain, key } = authority.pair("daemon");
+    let bundle = Pair {
+        chain: with_section(&[&chain[..], &key].concat(), "DH PARAMETERS"),
+        key: [with_section("", "EC PARAMETERS"), key].concat(),
+    };
+    let daemon = with_tls(setup, &bundle).set("tls.min_version", "TLS1.3").start();
     let tls = authority.trusted(None);
     let reads = client(daemon.grpc, tls.clone()).await.unwrap();
     let all: Vec<u64> = (0..512).collect();
@@ -417,6 +420,11 @@ async fn files_that_change_are_used_and_no_connection_notices() {
             "tls.certificate",
         ),
         (chain, &[&right[0][..], &right[0]].concat(), "tls.certificate"),
+        (
+            chain,
+            &with_section(&right[0], "CERTIFICATE REQUEST"),
+            "holds a section \"CERTIFICATE REQUEST\"",
+        ),
     ] {
         fs::write(path, text).unwrap();
         let refused = reload(&daemon).await.unwrap_err();
@@ -436,12 +444,18 @@ async fn files_that_change_are_used_and_no_connection_notices() {
     daemon.stop().await;
 }
 
+/// A file and another section.
+fn with_section(pem: &str, label: &str) -> String {
+    format!("{pem}-----BEGIN {label}-----\nMAoCAQ==\n-----END {label}-----\n")
+}
+
 #[test]
 fn bad_files_are_refused_at_the_start() {
     // Scenario: files that are missing, empty, expired, not valid yet, with a certificate twice, of another
     // key, with two keys, of a kind that is not supported, not PEM, in the wrong order, with a byte order mark
-    // (which hides the first certificate), joined without a line break or with another label (which hides one); and a
-    // certificate without a key. Expectation: exit code 2, before a port is bound; key, file and remedy; no byte of a key.
+    // (which hides the first certificate), joined without a line break, with a section of another kind: a certificate in
+    // another form, a revocation list, a request, a key among authorities; and a certificate without a key. Expectation: exit
+    // code 2, before a port is bound, and from check-config; key, file and remedy; no byte of a key.
     let authority = Authority::new();
     let good = authority.pair("daemon");
     let twice = good.chain.repeat(2);
@@ -470,7 +484,11 @@ fn bad_files_are_refused_at_the_start() {
             "does not match the certificate",
         ),
         ("key.pem", Some(&keys), "more than one private key"),
-        ("key.pem", Some(&keys_joined), "more than one private key"),
+        (
+            "key.pem",
+            Some(&keys_joined),
+            "is not recognized as the first or last line of a PEM section",
+        ),
         ("key.pem", Some("nonsense"), "holds no private key"),
         ("key.pem", Some(&ed448), "is of no kind that is supported"),
         (
@@ -490,22 +508,42 @@ fn bad_files_are_refused_at_the_start() {
         (
             "clients.pem",
             Some(&joined),
-            "holds a certificate that is not recognized",
+            "is not recognized as the first or last line of a PEM section",
         ),
         (
             "clients.pem",
             Some(&marked_later),
-            "holds a certificate that is not recognized",
+            "is not recognized as the first or last line of a PEM section",
         ),
         (
             "clients.pem",
             Some(&labelled),
-            "holds a certificate that is not recognized",
+            "holds a section \"TRUSTED CERTIFICATE\"",
         ),
         (
             "chain.pem",
             Some(&chain_joined),
-            "holds a certificate that is not recognized",
+            "is not recognized as the first or last line of a PEM section",
+        ),
+        (
+            "clients.pem",
+            Some(&with_section(&authority.pem(), "X509 CRL")),
+            "revocation lists are not supported",
+        ),
+        (
+            "clients.pem",
+            Some(&[&authority.pem(), &good.key[..]].concat()),
+            "holds a section \"PRIVATE KEY\"",
+        ),
+        (
+            "chain.pem",
+            Some(&with_section(&good.chain, "CERTIFICATE REQUEST")),
+            "holds a section \"CERTIFICATE REQUEST\"",
+        ),
+        (
+            "key.pem",
+            Some(&with_section(&good.key, "X509 CRL")),
+            "holds a section \"X509 CRL\"",
         ),
         (
             "clients.pem",
@@ -520,9 +558,12 @@ fn bad_files_are_refused_at_the_start() {
             None => fs::remove_file(setup.path(file)).unwrap(),
             Some(text) => fs::write(setup.path(file), text).unwrap(),
         }
-        let refused = setup.refused();
-        refused.with(2, &["tls.", file, said]);
-        assert!(!refused.said.contains("PRIVATE"), "{}", refused.said);
+        for refused in [setup.refused(), setup.run(&["check-config", "--open"])] {
+            refused.with(2, &["tls.", file, said]);
+            let mut base64 = text.unwrap_or_default().lines().filter(|line| line.len() > 16);
+            let is_repeated = |line: &str| !line.contains("-----") && refused.said.contains(line);
+            assert!(!base64.any(is_repeated), "{}", refused.said);
+        }
     }
     let (setup, _) = plain_blocks(Setup::new("pread"), 4);
     let half = setup.set("tls.certificate", "chain.pem").refused();
