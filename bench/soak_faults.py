@@ -482,7 +482,7 @@ def refused_and_let_in(soak, refused, let_in):
 def rotate(soak, chance, until, kind):
     """Rotates credentials of this kind, or revokes them while clients use them; checks that invalid principals files are
     refused."""
-    daemon, principals, cut_off = soak.daemon, soak.daemon.principals, {"UNAUTHENTICATED", "PERMISSION_DENIED", "BROKEN"}
+    daemon, principals, cut_off = soak.daemon, soak.daemon.principals, {"UNAUTHENTICATED", "UNAVAILABLE", "BROKEN"}
     fault = {"token": "tokens", "certificate": "client-certificates"}[kind]
     while sleep(until, chance.uniform(0.1, 1.0)):
         with daemon.config_lock:

@@ -27,7 +27,7 @@ GRPC_CODES = {1: "CANCELLED", 2: "UNKNOWN", 3: "INVALID_ARGUMENT", 4: "DEADLINE_
 PROBLEMS = {"index-out-of-range": "OUT_OF_RANGE", "range-out-of-range": "OUT_OF_RANGE", "truncated": "DATA_LOSS",
             "device-error": "DATA_LOSS", "object-not-found": "NOT_FOUND", "dataset-not-found": "NOT_FOUND",
             "overloaded": "RESOURCE_EXHAUSTED", "deadline-exceeded": "DEADLINE_EXCEEDED", "draining": "UNAVAILABLE",
-            "out-of-files": "UNAVAILABLE", "engine-failed": "INTERNAL", "object-unreadable": "INTERNAL",
+            "out-of-files": "UNAVAILABLE", "revoked": "UNAVAILABLE", "engine-failed": "INTERNAL", "object-unreadable": "INTERNAL",
             "precondition-failed": "FAILED_PRECONDITION", "changing": "ABORTED", "unauthenticated": "UNAUTHENTICATED",
             "forbidden": "PERMISSION_DENIED"}
 

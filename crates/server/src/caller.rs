@@ -373,6 +373,11 @@ impl Connection {
     pub(crate) fn may_read(&self, dataset: &str) -> bool {
         self.grant.as_ref().is_none_or(|grant| grant.may_read(dataset))
     }
+
+    /// Whether the line of the principals file that admitted its requests was removed or changed.
+    pub(crate) fn is_revoked(&self) -> bool {
+        self.grant.as_ref().is_some_and(GrantInUse::is_revoked)
+    }
 }
 
 #[cfg(test)]

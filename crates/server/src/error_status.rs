@@ -62,6 +62,8 @@ const RETRY_OVERLOADED: Duration = Duration::from_millis(50);
 const RETRY_LISTING: Duration = Duration::from_millis(200);
 /// A source that changed between look-up and read, again and again, is being written.
 const RETRY_CHANGING: Duration = Duration::from_secs(1);
+/// The new line is in force already, and the connection is being closed.
+const RETRY_REVOKED: Duration = Duration::from_millis(50);
 /// By then the client has found another replica, or this one has restarted.
 const RETRY_DRAINING: Duration = Duration::from_secs(1);
 
@@ -172,6 +174,10 @@ pub fn of_fetch(error: &FetchError) -> ErrorStatus {
     let (grpc, http, slug) = match error {
         FetchError::DatasetNotFound { .. } => (Code::NotFound, Http::NOT_FOUND, "dataset-not-found"),
         FetchError::Forbidden { .. } => (Code::PermissionDenied, Http::FORBIDDEN, "forbidden"),
+        FetchError::Revoked => {
+            let status = ErrorStatus::new(Code::Unavailable, Http::SERVICE_UNAVAILABLE, "revoked");
+            return status.retry(RETRY_REVOKED);
+        }
         // 400, as google.rpc maps FAILED_PRECONDITION.
         FetchError::WrongKind { .. } => (Code::FailedPrecondition, Http::BAD_REQUEST, "wrong-kind"),
         FetchError::EmptyBatch { .. } => (Code::InvalidArgument, Http::BAD_REQUEST, "empty-batch"),
@@ -223,6 +229,7 @@ pub fn field_of(error: &FetchError) -> Option<&str> {
         | FetchError::OverRate { .. }
         | FetchError::ListingFailed { .. }
         | FetchError::Changed
+        | FetchError::Revoked
         | FetchError::Read(_) => None,
     }
 }

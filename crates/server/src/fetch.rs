@@ -42,7 +42,7 @@ pub(crate) use self::windowed::{SnapshotReader, WindowedBody};
 use self::planning::{plan, plan_objects};
 use self::rates::{ChargedBytes, count_bytes};
 use self::rejection::RejectionCounters;
-use self::request::check;
+use self::request::{check, check_in_force, may_read};
 use crate::caller::{Callers, Connection};
 use crate::config::Limits;
 use crate::record;
@@ -189,14 +189,15 @@ impl Fetcher {
     /// Looks a dataset up, for a request on this connection.
     ///
     /// # Errors
-    /// `Forbidden`, whether the dataset exists or not, or `DatasetNotFound`, which lists those that may be
-    /// read.
+    /// `Revoked`; `Forbidden`, whether the dataset exists or not; or `DatasetNotFound`, which lists those that
+    /// may be read.
     fn dataset_for(&self, name: &str, reader: Option<&Arc<Connection>>) -> Result<Arc<Dataset>, FetchError> {
         let shown = || name.chars().take(NAME_CHARS_MAX).collect();
+        let serving = self.inner.serving.load();
+        check_in_force(reader)?;
         if !may_read(reader, name) {
             return Err(FetchError::Forbidden { name: shown() });
         }
-        let serving = self.inner.serving.load();
         let found = serving.dataset(name).cloned();
         found.ok_or_else(|| {
             let names = serving.datasets.keys().map(String::as_str);
@@ -232,7 +233,7 @@ impl Fetcher {
     /// Looks up a dataset that must be of this kind, for a request on this connection.
     ///
     /// # Errors
-    /// `Draining`, `OverRate`, `Forbidden`, `DatasetNotFound`, `WrongKind`.
+    /// `Draining`, `OverRate`, `Revoked`, `Forbidden`, `DatasetNotFound`, `WrongKind`.
     pub fn open(
         &self,
         name: &str,
@@ -476,12 +477,6 @@ fn forget_lost(dataset: &Dataset, names: &[String], result: &Result<Fetched, Rea
         Err(error) if error.is_of_lost_file() => names.iter().for_each(|name| dataset.forget_object(name)),
         Err(_) => {}
     }
-}
-
-/// Whether requests on this connection may read a dataset of this name. Without a connection it is the daemon
-/// itself, which may.
-fn may_read(reader: Option<&Arc<Connection>>, dataset: &str) -> bool {
-    reader.is_none_or(|reader| reader.may_read(dataset))
 }
 
 /// Names of datasets for an error's message: the first few, and how many more there are.

@@ -136,14 +136,19 @@ impl GrantInUse {
         &self.grant.principal
     }
 
-    /// Whether the principal may read this dataset, which need not exist.
+    /// Whether the line allows this dataset, which need not exist. Also after it is revoked: then the principal may have
+    /// another line that allows as much.
     pub(crate) fn may_read(&self, dataset: &str) -> bool {
         let Rights {
             all_datasets,
             datasets,
             ..
         } = &self.grant.rights;
-        (*all_datasets || datasets.contains(dataset)) && !self.grant.is_revoked()
+        *all_datasets || datasets.contains(dataset)
+    }
+
+    pub(crate) fn is_revoked(&self) -> bool {
+        self.grant.is_revoked()
     }
 }
 
@@ -171,8 +176,8 @@ pub(crate) mod tests {
     #[test]
     fn a_revoked_grant_ends_its_users_and_has_no_more() {
         // Scenario: three connections use a grant, and one of them stops; the grant is revoked; a fourth
-        // connection comes. Expectation: the two are ended, the third is not, the fourth is refused; nobody
-        // may read any more, and nothing is kept.
+        // connection comes. Expectation: the two are ended, the third is not, the fourth is refused; all
+        // learn of it, and nothing is kept.
         let rights = Rights {
             all_datasets: true,
             ..Rights::default()
@@ -187,14 +192,14 @@ pub(crate) mod tests {
             .iter()
             .map(|user| GrantInUse::new(&grant, user).unwrap())
             .collect();
-        assert!(in_use[0].may_read("d"));
+        assert!(in_use[0].may_read("d") && !in_use[0].is_revoked());
         in_use.pop();
         assert_eq!(grant.users().len(), 2);
         grant.revoke();
         assert!(GrantInUse::new(&grant, &users[3]).is_none());
         let ended = users.map(|user| user.0.load(Ordering::SeqCst));
         assert_eq!(ended, [true, true, false, false]);
-        assert!(!in_use[0].may_read("d"));
+        assert!(in_use[0].is_revoked());
         drop(in_use);
         assert!(grant.users().is_empty());
         assert!(!format!("{grant:?}").contains('7'));

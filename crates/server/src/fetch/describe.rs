@@ -117,7 +117,7 @@ impl Fetcher {
     /// Describes a dataset for a request on this connection.
     ///
     /// # Errors
-    /// `OverRate`, `Forbidden`, `DatasetNotFound`.
+    /// `OverRate`, `Revoked`, `Forbidden`, `DatasetNotFound`.
     pub fn describe(&self, name: &str, reader: Option<&Arc<Connection>>) -> Result<DatasetInfo, FetchError> {
         record::note_dataset(name);
         let found = Self::charge_request(reader).and_then(|()| self.dataset_for(name, reader));

@@ -4,7 +4,8 @@
 //! them. A walk is charged to its caller until it ends, which is soon if nobody waits for it. A page is limited by its number of names and by their bytes.
 
 use super::handle::{DatasetHandle, RequiredKind};
-use super::{DatasetInfo, FetchError, Fetcher, RequestContext, may_read, timeout_at};
+use super::request::{check_in_force, may_read};
+use super::{DatasetInfo, FetchError, Fetcher, RequestContext, timeout_at};
 use crate::caller::{Connection, WALKS_MAX};
 use ringfetch_engine::blocking::BlockingPool;
 use ringfetch_engine::dataset::ObjectEntry;
@@ -67,7 +68,7 @@ impl Fetcher {
     /// A page of the datasets that requests on this connection may read, by name, and the token of the next page.
     ///
     /// # Errors
-    /// `OverRate`.
+    /// `OverRate`, `Revoked`.
     pub fn list_datasets(
         &self,
         page: &PageRequest,
@@ -81,8 +82,9 @@ impl Fetcher {
         datasets.truncate(size);
         let last = datasets.last().filter(|_| more);
         let next = last.map(|dataset| dataset.name().to_owned());
-        let datasets = datasets.iter().map(|dataset| DatasetInfo::new(dataset));
-        Ok((datasets.collect(), next))
+        let datasets = datasets.iter().map(|dataset| DatasetInfo::new(dataset)).collect();
+        check_in_force(reader)?;
+        Ok((datasets, next))
     }
 
     /// Lists a page of a dataset's objects.
@@ -154,11 +156,57 @@ fn page_of(entries: Vec<ObjectEntry>, names: usize) -> ObjectPage {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Limits;
+    use crate::access::tests::User;
+    use crate::access::{Access, Need};
+    use crate::config::{AccessConfig, Anonymous, Limits};
+    use crate::error_status::of_fetch;
     use crate::fetch::tests::{objects_of, serving};
+    use http::{HeaderMap, HeaderValue, header};
     use std::future::poll_fn;
     use std::sync::{Barrier, Mutex, mpsc};
     use std::task::Poll;
+    use tonic::Code;
+
+    #[test]
+    fn a_line_that_changes_makes_no_list_shorter() {
+        // Scenario: a connection that a line of the principals file has admitted; then the line changes, and both versions
+        // allow the dataset. Expectation: a request that was admitted before fails with UNAVAILABLE and is to be retried: its
+        // list is not empty, and its dataset not forbidden; what the new line admits finds it again.
+        let directory = tempfile::tempdir().unwrap();
+        let fetcher = serving(vec![objects_of(directory.path())], Limits::default());
+        let path = directory.path().join("principals");
+        // The hash of "abc" (FIPS 180-2, B.1).
+        let hash = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        let write = |rights: &str| std::fs::write(&path, format!("a sha256:{hash} {rights}\n")).unwrap();
+        write("objects,other");
+        let config = AccessConfig {
+            principals: Some(path.clone()),
+            anonymous: Anonymous::Nobody,
+        };
+        let access = Access::load(&config, false).unwrap().unwrap();
+        let mut headers = HeaderMap::new();
+        headers.insert(header::AUTHORIZATION, HeaderValue::from_static("Bearer abc"));
+        let own = fetcher.callers().connect("192.0.2.1".parse().unwrap(), u64::MAX);
+        let admit = || access.admit(&headers, Need::Known, &own, &Arc::new(User::default()));
+        let found = |connection: &Arc<Connection>| {
+            let reader = Some(connection);
+            let listed = fetcher.list_datasets(&PageRequest::default(), reader);
+            [
+                listed.map(|(datasets, _)| assert_eq!(datasets.len(), 1)),
+                fetcher.open("objects", RequiredKind::Objects, reader).map(drop),
+                fetcher.describe("objects", reader).map(drop),
+            ]
+        };
+        let before = admit().unwrap();
+        assert_eq!(found(&before), [const { Ok(()) }; 3]);
+        write("objects");
+        access.install(access.read().unwrap().unwrap());
+        assert_eq!(found(&before), [const { Err(FetchError::Revoked) }; 3]);
+        let status = of_fetch(&FetchError::Revoked);
+        assert_eq!((status.grpc, status.http.as_u16()), (Code::Unavailable, 503));
+        assert!(status.retry_after.is_some());
+        assert_eq!(found(&admit().unwrap()), [const { Ok(()) }; 3]);
+    }
 
     /// Occupies all threads that walk, until the sender is dropped; returns once they are occupied.
     fn occupy_walkers() -> mpsc::Sender<()> {

@@ -96,6 +96,7 @@ impl Rejection {
             }),
             FetchError::DatasetNotFound { .. }
             | FetchError::Forbidden { .. }
+            | FetchError::Revoked
             | FetchError::WrongKind { .. }
             | FetchError::EmptyBatch { .. }
             | FetchError::ListsDiffer { .. }

@@ -83,6 +83,10 @@ pub enum FetchError {
         /// The name asked for.
         name: String,
     },
+    /// The principal's line was removed or changed after the request was admitted. Not `Forbidden`: the new line may
+    /// allow it.
+    #[error("this principal's line in access.principals has just changed: retry on a new connection")]
+    Revoked,
     /// The dataset is of another kind than the method needs.
     #[error("dataset: {name:?} is of kind {kind}; use {remedy}")]
     WrongKind {
@@ -276,6 +280,21 @@ impl Items<'_> {
                 Ok(())
             }
         }
+    }
+}
+
+/// Whether requests on this connection may read a dataset of this name. Without a connection it is the daemon
+/// itself, which may.
+pub(super) fn may_read(reader: Option<&Arc<Connection>>, dataset: &str) -> bool {
+    reader.is_none_or(|reader| reader.may_read(dataset))
+}
+
+/// Refuses a request whose line of the principals file was removed or changed since it was admitted. Checked after
+/// what the request finds, so that this was found while the line was in force.
+pub(super) fn check_in_force(reader: Option<&Arc<Connection>>) -> Result<(), FetchError> {
+    match reader {
+        Some(reader) if reader.is_revoked() => Err(FetchError::Revoked),
+        Some(_) | None => Ok(()),
     }
 }
 
