@@ -137,7 +137,7 @@ fn check_config(inputs: &Inputs, open: bool) -> anyhow::Result<()> {
         errors.of_host(host_memory::check_process_limits(
             config.engine.memory_budget_bytes,
         ));
-        errors.of_key_file(load_tls(&config));
+        let tls = errors.of_key_file(load_tls(&config)).flatten();
         errors.of_key_file(load_access(&config));
         errors.of_access_log(&config, AccessLog::check);
         // They stay open, as in a start, while the backends are checked.
@@ -154,6 +154,9 @@ fn check_config(inputs: &Inputs, open: bool) -> anyhow::Result<()> {
         }
         if errors.any() {
             return Err(errors.into_error());
+        }
+        for problem in tls.iter().flat_map(Tls::expired) {
+            let _stderr_is_gone = writeln!(io::stderr(), "ringfetchd: left out: {problem}");
         }
         for (key, status) in statuses {
             if let Some(status) = status.filter(BackendStatus::is_fallback) {

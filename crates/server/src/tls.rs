@@ -40,8 +40,8 @@ const CLIENT_NAMES_MAX: usize = 64;
 const COMMON_NAME: &str = "CN=";
 
 impl KeyFile<'_> {
-    /// The certificates. All are valid now, and none occurs twice.
-    fn certificates(&self, of: Use) -> Result<Vec<CertificateDer<'static>>, FileError> {
+    /// The certificates. None occurs twice, and all are valid now, except for authorities of which another one is.
+    fn certificates(&self, of: Use) -> Result<Certificates, FileError> {
         const REMEDY: &str = "use PEM, with lines BEGIN CERTIFICATE";
         self.sections(of)?;
         let found = CertificateDer::pem_slice_iter(&self.bytes).collect::<Result<Vec<_>, PemError>>();
@@ -49,9 +49,11 @@ impl KeyFile<'_> {
         if found.is_empty() {
             return Err(self.error("holds no certificate", REMEDY));
         }
-        for (index, certificate) in found.iter().enumerate() {
-            let number = index + 1;
-            if found.iter().take(index).any(|other| other == certificate) {
+        let mut valid = Vec::new();
+        let mut expired = Vec::new();
+        let mut expires = i64::MAX;
+        for (number, certificate) in (1..).zip(&found) {
+            if found.iter().take(number - 1).any(|other| other == certificate) {
                 return Err(self.error(
                     format!("holds certificate {number} twice"),
                     "leave one of them out",
@@ -67,14 +69,24 @@ impl KeyFile<'_> {
             let now = ASN1Time::now();
             if validity.not_after < now {
                 let problem = format!("certificate {number} has expired ({})", validity.not_after);
-                return Err(self.error(problem, "renew it"));
+                expired.push(self.error(problem, "renew it"));
+                continue;
             }
             if validity.not_before > now {
                 let problem = format!("certificate {number} is not valid before {}", validity.not_before);
                 return Err(self.error(problem, "check the clock, or use another certificate"));
             }
+            expires = expires.min(validity.not_after.timestamp());
+            valid.push((number, certificate.clone()));
         }
-        Ok(found)
+        match expired.first() {
+            Some(first) if of == Use::Server || valid.is_empty() => Err(first.clone()),
+            Some(_) | None => Ok(Certificates {
+                valid,
+                expires,
+                expired,
+            }),
+        }
     }
 
     fn private_key(&self) -> Result<PrivateKeyDer<'static>, FileError> {
@@ -93,13 +105,34 @@ impl KeyFile<'_> {
     }
 }
 
+/// The certificates of a file.
+struct Certificates {
+    /// Each with its number in the file.
+    valid: Vec<(usize, CertificateDer<'static>)>,
+    /// When the first of those expires, seconds since 1970.
+    expires: i64,
+    /// Those that are left out. A leftover must not keep a renewed certificate of the daemon from being used.
+    expired: Vec<FileError>,
+}
+
+impl Certificates {
+    fn chain(self) -> Vec<CertificateDer<'static>> {
+        self.valid
+            .into_iter()
+            .map(|(_, certificate)| certificate)
+            .collect()
+    }
+}
+
 /// What handshakes use: for ports with HTTP/2 only, and for those with HTTP/1.1 too.
 #[derive(Debug)]
 struct Active {
     http2: Arc<ServerConfig>,
     http: Arc<ServerConfig>,
-    /// End of the certificate's validity, seconds since 1970.
+    /// When the first of the certificates expires, seconds since 1970.
     expires: f64,
+    /// Authorities that are left out since they have expired.
+    expired: Vec<FileError>,
     digest: [u8; 32],
 }
 
@@ -125,15 +158,19 @@ impl Active {
             return Ok(None);
         }
         let chain = certificate.certificates(Use::Server)?;
-        let expires = chain.first().and_then(|first| parse_x509_certificate(first).ok());
-        let expires = expires.map_or(0, |(_, parsed)| parsed.validity().not_after.timestamp());
+        let (mut expires, mut expired) = (chain.expires, Vec::new());
         let provider = Arc::new(provider::default_provider());
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_protocol_versions(versions(config.min_version))
             .map_err(|error| key.error(error.to_string(), "use other versions"))?;
         let builder = match &client_ca {
             None => builder.with_no_client_auth(),
-            Some(file) => builder.with_client_cert_verifier(verifier(file, config, &provider)?),
+            Some(file) => {
+                let authorities = file.certificates(Use::Authorities)?;
+                expires = expires.min(authorities.expires);
+                expired.clone_from(&authorities.expired);
+                builder.with_client_cert_verifier(verifier(file, authorities, config, &provider)?)
+            }
         };
         let private_key = key.private_key()?;
         let supported = provider.key_provider.load_private_key(private_key.clone_key());
@@ -143,7 +180,7 @@ impl Active {
                 "use a key for RSA (2048 to 4096 bits), P-256, P-384 or Ed25519, and a certificate for it",
             )
         })?;
-        let mut http2 = builder.with_single_cert(chain, private_key).map_err(|error| {
+        let mut http2 = builder.with_single_cert(chain.chain(), private_key).map_err(|error| {
             let first = config.certificate.display();
             key.error(
                 format!("does not match the certificate that is first in {first}: {error}"),
@@ -161,8 +198,15 @@ impl Active {
             http2: Arc::new(http2),
             http: Arc::new(http),
             expires,
+            expired,
             digest: sum,
         }))
+    }
+
+    fn log_expired(&self) {
+        for problem in &self.expired {
+            tracing::warn!(%problem, "an authority of clients has expired and is left out");
+        }
     }
 }
 
@@ -178,17 +222,18 @@ fn versions(min: TlsVersion) -> &'static [&'static SupportedProtocolVersion] {
 
 fn verifier(
     file: &KeyFile<'_>,
+    authorities: Certificates,
     config: &TlsConfig,
     provider: &Arc<CryptoProvider>,
 ) -> Result<Arc<dyn ClientCertVerifier>, FileError> {
     const REMEDY: &str = "use the certificates of the authorities that sign clients' certificates";
     let mut roots = RootCertStore::empty();
-    for (index, certificate) in file.certificates(Use::Authorities)?.into_iter().enumerate() {
+    for (number, certificate) in authorities.valid {
         // rustls would take it, and refuse every client. A certificate that signs itself is one client's own.
         if parse_x509_certificate(&certificate)
             .is_ok_and(|(_, parsed)| !parsed.is_ca() && parsed.subject() != parsed.issuer())
         {
-            let problem = format!("certificate {} is not an authority's (CA:TRUE)", index + 1);
+            let problem = format!("certificate {number} is not an authority's (CA:TRUE)");
             return Err(file.error(problem, REMEDY));
         }
         let added = roots.add(certificate);
@@ -235,7 +280,8 @@ pub fn loopback_client(
             let certificate =
                 KeyFile::read("tls.certificate", &config.certificate).map_err(io::Error::other)?;
             let key = KeyFile::read("tls.key", &config.key).map_err(io::Error::other)?;
-            let chain = certificate.certificates(Use::Server).map_err(io::Error::other)?;
+            let chain = certificate.certificates(Use::Server);
+            let chain = chain.map_err(io::Error::other)?.chain();
             let key = key.private_key().map_err(io::Error::other)?;
             builder
                 .with_client_auth_cert(chain, key)
@@ -326,7 +372,7 @@ impl Metrics {
             handshakes: IntCounterVec::new(handshakes, &["transport", "result"])?,
             expires: Gauge::new(
                 "ringfetch_tls_certificate_expiry_timestamp_seconds",
-                "When the certificate in force expires, seconds since 1970.",
+                "When the first of the certificates in force expires, authorities of clients included, seconds since 1970.",
             )?,
         })
     }
@@ -358,6 +404,7 @@ impl Tls {
         )
         .map_err(|_| unchanged())?;
         metrics.expires.set(active.expires);
+        active.log_expired();
         Ok(Self {
             inner: Arc::new(Inner {
                 config: config.clone(),
@@ -366,6 +413,11 @@ impl Tls {
                 metrics,
             }),
         })
+    }
+
+    /// Authorities of clients that are left out since they have expired.
+    pub fn expired(&self) -> Vec<FileError> {
+        self.inner.active.load().expired.clone()
     }
 
     /// Registers the metrics.
@@ -421,6 +473,7 @@ impl Tls {
 
     fn replace(&self, active: Active) -> bool {
         let expires = active.expires;
+        active.log_expired();
         self.inner.active.store(Arc::new(active));
         self.inner.metrics.expires.set(expires);
         let certificate = self.inner.config.certificate.display();

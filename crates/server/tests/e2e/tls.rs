@@ -45,7 +45,12 @@ impl Pair {
 
 impl Authority {
     pub(crate) fn new() -> Self {
+        Self::until(4000)
+    }
+
+    fn until(last_year: i32) -> Self {
         let mut params = CertificateParams::default();
+        params.not_after = date_time_ymd(last_year, 1, 1);
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
     }
@@ -441,6 +446,47 @@ async fn files_that_change_are_used_and_no_connection_notices() {
     ]);
     assert_eq!(served(&authority).await, good);
     assert!(!metric(&daemon, &tls, "ringfetch_tls_loads_total{result=\"failed\"} 0").await);
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn an_authority_that_expires_is_seen_before_and_keeps_no_renewal_out() {
+    // Scenario: authorities of clients, of which one expires before the daemon's certificate; then one that has expired, next to a
+    // good one, and a renewed certificate of the daemon. Expectation: the metric shows the end of the first one; the
+    // renewed certificate is used, the log names the authority that is left out, as check-config does, and clients of the
+    // other one are served.
+    let authority = Authority::new();
+    let [clients, short, expired] = [4000, 2050, 2021].map(Authority::until);
+    let (setup, _) = plain_blocks(Setup::new("pread"), 16);
+    setup.file("clients.pem", [clients.pem(), short.pem()].concat().as_bytes());
+    let daemon = with_tls(setup, &authority.signs("first", 2020, 2100))
+        .set("tls.client_ca", "clients.pem")
+        .set("tls.client_certificates", "optional")
+        .set("tls.ports", "grpc,http")
+        .start();
+    let anonymous = authority.trusted(None);
+    let ends_in = async |year| {
+        let end = date_time_ymd(year, 1, 1).unix_timestamp();
+        let line = format!("ringfetch_tls_certificate_expiry_timestamp_seconds {end}\n");
+        metric(&daemon, &anonymous, &line).await
+    };
+    assert!(ends_in(2050).await);
+    let authorities = [expired.pem(), clients.pem()].concat();
+    fs::write(daemon.path("next"), authorities).unwrap();
+    fs::rename(daemon.path("next"), daemon.path("clients.pem")).unwrap();
+    write(&daemon.path(""), &authority.signs("second", 2020, 2101));
+    reload(&daemon).await.unwrap();
+    assert!(ends_in(2101).await);
+    daemon.logged(&[
+        "an authority of clients has expired and is left out",
+        "clients.pem: certificate 1 has expired",
+    ]);
+    let checked = daemon.command(&["check-config", "--open"]);
+    let said = String::from_utf8_lossy(&checked.stderr);
+    assert!(checked.status.success(), "{said}");
+    assert!(said.contains("clients.pem: certificate 1 has expired"), "{said}");
+    assert!(is_served(&daemon, authority.trusted(Some(&clients.pair("client")))).await);
+    assert!(!is_served(&daemon, authority.trusted(Some(&expired.pair("client")))).await);
     daemon.stop().await;
 }
 
