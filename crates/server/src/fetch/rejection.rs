@@ -143,15 +143,16 @@ impl RejectionCounters {
         Self { vec, children }
     }
 
-    /// Counts a refusal of a request on this connection; other errors are not counted here.
+    /// Counts a refusal of a request on this connection; other errors are not counted here. One for a lack of rights is only
+    /// noted, as those are before routing: it is no limit.
     pub(super) fn count(&self, error: &FetchError, connection: Option<&Arc<Connection>>) {
+        if matches!(error, FetchError::Forbidden { .. } | FetchError::OverRate { .. }) {
+            note_refusal();
+        }
         let Some(reason) = Rejection::of(error) else {
             return;
         };
         self.children[reason as usize].inc();
-        if matches!(reason, Rejection::RequestsPerSecond | Rejection::BytesPerSecond) {
-            note_refusal();
-        }
         if let Some(principal) = connection.and_then(|connection| connection.principal()) {
             principal.count_rejection(reason);
         }
@@ -180,9 +181,9 @@ mod tests {
     }
 
     #[test]
-    fn who_is_over_its_rate_uses_time_of_the_core() {
-        // Scenario: a request over each rate, and one over the memory. Expectation: only the former are noted for the caller's
-        // time on the core.
+    fn who_is_over_its_rate_or_has_no_right_uses_time_of_the_core() {
+        // Scenario: a request over each rate, one for a dataset that its principal may not read, one whose principal's line has
+        // just changed, and one over the memory. Expectation: only the first three are noted for the caller's time on the core.
         let rejections = RejectionCounters::new();
         let over = |rate| FetchError::OverRate {
             rate,
@@ -194,6 +195,9 @@ mod tests {
             take_refusal()
         };
         assert!(noted(over(RateLimit::Requests)) && noted(over(RateLimit::Bytes)));
+        let name = "hidden".to_owned();
+        assert!(noted(FetchError::Forbidden { name }));
+        assert!(!noted(FetchError::Revoked));
         let resource = Resource::Memory;
         assert!(!noted(FetchError::Read(ReadError::Overloaded { resource })));
     }
