@@ -165,6 +165,10 @@ impl Inner {
 
         // Nothing can fail from here on.
         let mut applied = [applied, changes.live.clone()].concat();
+        // Before the datasets: a right that is taken away must not apply to them.
+        if let (Some(access), Some(principals)) = (&self.parts.access, principals) {
+            access.install(principals);
+        }
         self.parts.fetcher.replace(catalogue.datasets(), config.limits);
         self.parts
             .connection_limits
@@ -175,9 +179,6 @@ impl Inner {
         }
         if let (Some(log), Some(config)) = (&self.parts.access_log, &config.access_log) {
             log.set(config);
-        }
-        if let (Some(access), Some(principals)) = (&self.parts.access, principals) {
-            access.install(principals);
         }
         *lock(&self.lame_duck) = config.lame_duck;
         *lock(&self.drain_timeout) = config.drain_timeout;
