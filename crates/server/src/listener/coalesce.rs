@@ -276,6 +276,7 @@ impl<T: Read + Write + Unpin> Write for CoalescingIo<T> {
 mod tests {
     use super::*;
     use crate::listener::kept_requests::KeptRequests;
+    use crate::listener::progress::PREFACE;
     use std::collections::VecDeque;
 
     /// A socket that accepts what its script says, counts calls, and keeps what it received: a real socket
@@ -483,7 +484,7 @@ mod tests {
         KeptRequests::set_request_memory(&kept, 1);
         let connect = || {
             let progress = Arc::new(Progress::default().with_kept(&kept));
-            progress.negotiated_http2();
+            progress.recognize(PREFACE);
             progress
         };
         let closed = connect();

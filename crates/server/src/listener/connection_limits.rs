@@ -240,6 +240,7 @@ impl Drop for ConnectionPermit {
 
 #[cfg(test)]
 mod tests {
+    use super::super::progress::PREFACE;
     use super::*;
     use futures_util::FutureExt as _;
     use std::task::Poll;
@@ -297,7 +298,7 @@ mod tests {
         // are returned from then on; with little request memory those are too many.
         let connection_limits = ConnectionLimits::new(&Limits::default(), 4096);
         let progress = Arc::new(Progress::default().with_kept(connection_limits.kept()));
-        progress.negotiated_http2();
+        progress.recognize(PREFACE);
         let opened = |_| {
             let exchange = progress.open(true);
             progress.keeps_too_much();

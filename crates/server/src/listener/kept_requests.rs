@@ -190,12 +190,12 @@ impl KeptRequests {
 mod tests {
     use super::*;
     use crate::listener::close::{CloseDecision, CloseReason};
-    use crate::listener::progress::{ConnectionEvent, SeenEvents};
+    use crate::listener::progress::{ConnectionEvent, PREFACE, SeenEvents};
     use futures_util::FutureExt as _;
 
     fn connection(kept: &Arc<KeptRequests>) -> Arc<Progress> {
         let progress = Progress::default().with_kept(kept);
-        progress.negotiated_http2();
+        progress.recognize(PREFACE);
         Arc::new(progress)
     }
 

@@ -43,6 +43,11 @@ impl Socket {
         Self { stream, progress }
     }
 
+    /// What counts them.
+    pub(super) fn progress(&self) -> &Progress {
+        &self.progress
+    }
+
     /// Ready once there is something to read, or the peer is gone.
     pub(super) fn poll_read_ready(&self, cx: &mut Context<'_>) -> Poll<()> {
         self.stream.poll_read_ready(cx).map(|_readable_or_gone| ())
@@ -152,7 +157,7 @@ impl AsyncRead for Socket {
         let before = buffer.filled().len();
         ready!(Pin::new(&mut self.stream).poll_read(cx, buffer))?;
         self.progress
-            .read(buffer.filled().get(before..).unwrap_or_default());
+            .received(buffer.filled().len().saturating_sub(before));
         if self.progress.floods() {
             // Wakes the connection, which closes.
             self.progress.decide(CloseDecision::Close(CloseReason::Flood));

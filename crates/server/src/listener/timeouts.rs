@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use super::close::{CloseCounters, CloseDecision, CloseReason};
 use super::connection_limits::ConnectionLimits;
-use super::progress::{PREFACE_BYTES, Progress};
+use super::progress::{PREFACE, Progress};
 use super::running_time;
 use super::stalls::{StallDetector, is_over};
 use crate::caller::CallerKey;
@@ -176,7 +176,7 @@ impl TimeoutTracker {
 
     /// Before the first request.
     fn greet(&mut self, now: Instant, times: &Timeouts, progress: &Progress) -> Option<CloseDecision> {
-        if progress.read_bytes() < PREFACE_BYTES {
+        if progress.read_bytes() < PREFACE.len() as u64 {
             return is_over(now - self.opened, times.handshake)
                 .then_some(CloseDecision::Close(CloseReason::Handshake));
         }
@@ -324,7 +324,6 @@ mod tests {
     use super::*;
     use std::task::Poll;
 
-    const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
     const HEAD: &[u8] = b"GET /v1/datasets HTTP/1.1\r\n";
 
     /// Checks once a second, at most this many times, until there is a decision; returns when, and which.

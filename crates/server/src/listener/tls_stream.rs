@@ -8,7 +8,7 @@ use std::io::{self, IoSlice};
 use std::net::TcpStream as StdTcpStream;
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use prometheus::IntCounter;
@@ -113,10 +113,20 @@ impl AsyncRead for Stream {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(socket) => Pin::new(socket).poll_read(cx, buffer),
-            Self::Tls(stream) => Pin::new(stream).poll_read(cx, buffer),
-        }
+        let before = buffer.filled().len();
+        let socket = match self.get_mut() {
+            Self::Plain(socket) => {
+                ready!(Pin::new(&mut *socket).poll_read(cx, buffer))?;
+                socket
+            }
+            Self::Tls(stream) => {
+                ready!(Pin::new(&mut *stream).poll_read(cx, buffer))?;
+                stream.get_ref().0.here()?
+            }
+        };
+        let read = buffer.filled().get(before..).unwrap_or_default();
+        socket.progress().recognize(read);
+        Poll::Ready(Ok(()))
     }
 }
 
@@ -321,9 +331,6 @@ impl Handshakes {
                 shaken = &mut shaking => {
                     let mut stream = shaken.map_err(failed)?;
                     let (socket, session) = stream.get_mut();
-                    if session.alpn_protocol() == Some(b"h2") {
-                        progress.negotiated_http2();
-                    }
                     if server.dispatcher.access.is_some()
                         && let Some([certificate, ..]) = session.peer_certificates()
                     {

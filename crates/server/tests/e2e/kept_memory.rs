@@ -6,6 +6,7 @@ use crate::wire;
 use bytes::Bytes;
 use h2::client::SendRequest;
 use prost::Message as _;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, DuplexStream};
 use tokio::net::TcpStream;
 
 /// Requests open at once on a connection of [`burst`]: h2 keeps the memory of 256.
@@ -28,9 +29,27 @@ fn served_with_room_for_1024() -> Daemon {
         .start()
 }
 
-async fn burst(daemon: &Daemon) -> Burst {
+async fn connect(daemon: &Daemon) -> TcpStream {
     let stream = TcpStream::connect(daemon.grpc).await.unwrap();
     stream.set_nodelay(true).unwrap();
+    stream
+}
+
+/// A connection on which the daemon has received the first byte before the others are sent.
+async fn connect_by_a_byte(daemon: &Daemon) -> DuplexStream {
+    let mut stream = connect(daemon).await;
+    let (near, mut far) = tokio::io::duplex(64 << 10);
+    tokio::spawn(async move {
+        let first = far.read_u8().await.unwrap();
+        stream.write_u8(first).await.unwrap();
+        // It sends its settings when it waits for more.
+        stream.peek(&mut [0]).await.unwrap();
+        let _closed = tokio::io::copy_bidirectional(&mut far, &mut stream).await;
+    });
+    near
+}
+
+async fn burst(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Burst {
     let (sender, connection) = h2::client::handshake(stream).await.unwrap();
     let connection = tokio::spawn(connection);
     let mut open = Vec::new();
@@ -73,7 +92,7 @@ async fn connections_that_keep_memory_of_many_requests_leave_without_a_loss() {
     let daemon = served_with_room_for_1024();
     let mut bursts = Vec::new();
     for _ in 0..5 {
-        bursts.push(burst(&daemon).await);
+        bursts.push(burst(connect(&daemon).await).await);
     }
     eventually_async("a connection is to leave", async || {
         (daemon.closed("grpc", "memory").await > 0).then_some(())
@@ -105,13 +124,25 @@ async fn connections_that_keep_memory_of_many_requests_leave_without_a_loss() {
 #[tokio::test]
 async fn connections_that_keep_the_memory_of_requests_and_stay_are_closed() {
     // Scenario: twelve connections that had 150 calls open at once and do not end the last one, with room for 1,024 calls in
-    // request memory. Expectation: no more than eight stay open, which keep the memory of 2,048; another client is served.
-    let daemon = served_with_room_for_1024();
-    let mut bursts = Vec::new();
-    for _ in 0..12 {
-        bursts.push(burst(&daemon).await);
-        daemon.assert_serves("blocks").await;
+    // request memory; the same of connections whose first byte came alone. Expectation: no more than eight stay open, which
+    // keep the memory of 2,048; another client is served.
+    for is_by_a_byte in [false, true] {
+        let daemon = served_with_room_for_1024();
+        let mut bursts = Vec::new();
+        for _ in 0..12 {
+            bursts.push(if is_by_a_byte {
+                burst(connect_by_a_byte(&daemon).await).await
+            } else {
+                burst(connect(&daemon).await).await
+            });
+            daemon.assert_serves("blocks").await;
+        }
+        most_are_closed(&daemon, &bursts).await;
     }
+}
+
+/// At least four of twelve, but not all.
+async fn most_are_closed(daemon: &Daemon, bursts: &[Burst]) {
     let open = eventually_async("four have closed", async || {
         let open = bursts
             .iter()

@@ -1,5 +1,7 @@
 //! TLS on the ports of a real daemon: who is served and who is not, and files that are invalid or change.
 
+mod no_protocol;
+
 use crate::daemon::{Daemon, PATIENCE, Setup, eventually_async};
 use crate::data::plain_blocks;
 use crate::exposition::Scrape;
