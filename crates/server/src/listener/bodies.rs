@@ -179,7 +179,7 @@ pub(super) struct BodyStalled;
 pub(super) struct ResponseOrStall<F, B> {
     answer: F,
     exchange: Arc<Exchange>,
-    /// hyper sends the head only.
+    /// Only the response's head is sent.
     is_head: bool,
     is_polled: bool,
     /// The response, once it is known.
@@ -202,7 +202,7 @@ impl<F, B> ResponseOrStall<F, B> {
 impl<F, B> Future for ResponseOrStall<F, B>
 where
     F: Future<Output = Result<Response<B>, Infallible>> + Unpin,
-    B: Body + Unpin,
+    B: Body + Default + Unpin,
 {
     type Output = Result<Response<ResponseBody<B>>, BodyStalled>;
 
@@ -240,7 +240,7 @@ where
     }
 }
 
-impl<F, B: Body> ResponseOrStall<F, B> {
+impl<F, B: Body + Default> ResponseOrStall<F, B> {
     /// The response as hyper is to send it.
     fn sent(&self, mut response: Response<B>) -> Response<ResponseBody<B>> {
         if self.exchange.closes_connection() {
@@ -248,13 +248,27 @@ impl<F, B: Body> ResponseOrStall<F, B> {
                 .headers_mut()
                 .insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
-        if response.status() == StatusCode::NOT_MODIFIED {
-            // axum's, of the body that a HEAD leaves out: 0, where the representation has another length (RFC
-            // 9110 8.6).
+        if self.is_head {
+            // hyper leaves the body out over HTTP/1 alone, and axum for its routes alone, whose length it has set.
+            let body = std::mem::take(response.body_mut());
+            if let Some(length) = body.size_hint().exact().filter(|length| *length > 0) {
+                let length = HeaderValue::from(length);
+                response
+                    .headers_mut()
+                    .entry(header::CONTENT_LENGTH)
+                    .or_insert(length);
+            }
+        }
+        if matches!(
+            response.status(),
+            StatusCode::NOT_MODIFIED | StatusCode::NO_CONTENT
+        ) {
+            // axum's, of the body that is left out: 0, where the representation of a 304 has another length, and a 204 may
+            // have none (RFC 9110 8.6). hyper removes it over HTTP/1 alone, from a 204.
             response.headers_mut().remove(header::CONTENT_LENGTH);
         }
         self.exchange.mark_answered();
-        if self.is_head || response.status() == StatusCode::NOT_MODIFIED || is_at_end(response.body()) {
+        if response.status() == StatusCode::NOT_MODIFIED || is_at_end(response.body()) {
             self.exchange.mark_ended();
         }
         let exchange = Arc::clone(&self.exchange);

@@ -31,7 +31,7 @@ pub(crate) fn lines(daemon: &Daemon, name: &str) -> Vec<Value> {
 
 /// Waits for `count` lines with this request id. Asynchronous, because the disconnect of a client happens on
 /// this thread.
-async fn lines_of(daemon: &Daemon, id: &str, count: usize) -> Vec<Value> {
+pub(crate) async fn lines_of(daemon: &Daemon, id: &str, count: usize) -> Vec<Value> {
     eventually_async(&format!("{count} lines of {id}"), async || {
         let mut found = lines(daemon, "access.log");
         found.retain(|line| line["request_id"] == id);

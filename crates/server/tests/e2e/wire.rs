@@ -122,6 +122,15 @@ impl Daemon {
         }
     }
 
+    /// An HTTP/2 client of one of its ports.
+    pub(crate) fn http2_client(&self, address: SocketAddr) -> Http {
+        let mut builder = Client::builder(TokioExecutor::new());
+        Http {
+            client: builder.http2_only(true).build_http(),
+            address,
+        }
+    }
+
     /// An HTTP client with its own connections, from this address.
     pub(crate) fn http_client_from(&self, local: std::net::IpAddr) -> Http {
         let mut connector = HttpConnector::new();
@@ -346,9 +355,13 @@ fn request<B>(
     headers: &[(&str, &str)],
     body: B,
 ) -> http::Request<B> {
+    let uri = http::Uri::builder()
+        .scheme("http")
+        .authority(address.to_string())
+        .path_and_query(path);
     let mut request = http::Request::builder()
         .method(method)
-        .uri(format!("http://{address}{path}"));
+        .uri(uri.build().expect("a URI"));
     for (name, value) in headers {
         request = request.header(*name, *value);
     }

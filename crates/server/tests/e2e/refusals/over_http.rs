@@ -1,7 +1,10 @@
 //! What only HTTP can get wrong, and a client that goes on sending.
 
 use super::{JSON, OCTETS, serve};
-use crate::daemon::{Daemon, PATIENCE};
+use crate::access::lines;
+use crate::access_log::lines_of;
+use crate::daemon::{Daemon, PATIENCE, Setup, any_backend};
+use crate::data::plain_blocks;
 use http::Method;
 use serde_json::json;
 use std::io::{Read as _, Write as _};
@@ -261,6 +264,51 @@ async fn a_request_that_is_wrong_as_a_whole_is_told_so_over_http() {
     assert!(!scrape.text.contains("nowhere") && !scrape.text.contains("BREW"));
 
     daemon.assert_serves("blocks").await;
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn the_answer_to_a_head_has_no_body_over_http2() {
+    // Scenario: HEAD over HTTP/2 that each port refuses before its routes: of a foreign host, without a credential, and no call;
+    // and OPTIONS *. Expectation: a GET's status and length; 204 without a length; no byte of a body is sent, the log says.
+    let (setup, _) = plain_blocks(Setup::new(any_backend()), 16);
+    setup.file("principals", lines(&[("reader", "token", "*")]).as_bytes());
+    let daemon = setup
+        .set("access.principals", "principals")
+        .set("access_log.path", "access.log")
+        .start();
+    for (address, path, host, status) in [
+        (daemon.http, "/v1/datasets", "localhost", 401),
+        (daemon.http, "/livez", "other.example", 421),
+        (daemon.grpc, "/", "localhost", 405),
+        (daemon.admin, "/", "localhost", 405),
+    ] {
+        let client = daemon.http2_client(address);
+        let get = client.get_with(path, &[("host", host)]).await;
+        let id = format!("head-{status}-{}", address.port());
+        let headers = [("host", host), ("x-request-id", &id)];
+        let head = client.send(Method::HEAD, path, &headers, "").await;
+        assert_eq!((get.status.as_u16(), head.status.as_u16()), (status, status));
+        assert_eq!(
+            head.header("content-length"),
+            get.body.len().to_string(),
+            "{head:?}"
+        );
+        let line = &lines_of(&daemon, &id, 1).await[0];
+        assert_eq!(
+            (&line["code"], &line["sent_bytes"]),
+            (&json!(status.to_string()), &json!(0)),
+            "{line}"
+        );
+    }
+    let client = daemon.http2_client(daemon.http);
+    let answer = client
+        .send(Method::OPTIONS, "*", &[("authorization", "Bearer token")], "")
+        .await;
+    assert_eq!(
+        (answer.status.as_u16(), answer.header("content-length")),
+        (204, "")
+    );
     daemon.stop().await;
 }
 
