@@ -36,6 +36,8 @@ const NO_PREFACE: usize = usize::MAX;
 /// While draining, the time for an incomplete head to arrive.
 const HEAD_GRACE: Duration = Duration::from_secs(1);
 
+/// Head of an HTTP/2 frame (RFC 9113 4.1). Clients send a small message in a frame of its own.
+const FRAME_HEAD_BYTES: usize = 9;
 /// Bytes that one request explains, besides the body that was read: its head, and a window of unread body.
 const EXPLAINED_PER_REQUEST: u64 = BODY_WINDOW_BYTES as u64 + HEADER_LIST_BYTES as u64;
 /// Bytes sent that explain one received byte: a window update or an acknowledgement is 13 or 17 bytes, and
@@ -53,7 +55,7 @@ pub(super) struct Progress {
     /// `read_bytes` when the last exchange ended; later bytes are the next head.
     read_bytes_at_end: AtomicU64,
     written_bytes: AtomicU64,
-    /// Bytes of request bodies that were read.
+    /// Bytes of request bodies that were read, and of the heads of their frames.
     body_bytes: AtomicU64,
     /// Bytes of responses that were produced but not sent.
     owed_bytes: AtomicU64,

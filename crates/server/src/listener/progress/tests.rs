@@ -104,6 +104,27 @@ fn received_bytes_without_a_purpose_are_bounded_however_long_they_take() {
 }
 
 #[test]
+fn tiny_messages_of_a_stream_are_no_flood_and_empty_frames_are() {
+    // Scenario: 150,000 requests of 22 bytes a second on a stream, each in a frame of its own, whose responses have 55 bytes;
+    // then as many frames of no bytes. Expectation: only those are a flood.
+    let progress = Arc::new(Progress::default());
+    let stream = progress.open(true);
+    let floods = |bytes: usize, response: usize| {
+        (1..=2_000_000).any(|count| {
+            progress.read(&[0; 31][..9 + bytes]);
+            stream.received(bytes);
+            progress.wrote(&Poll::Ready(Ok::<_, ()>(response)));
+            if count % 150_000 == 0 {
+                progress.allow_more(Duration::from_secs(1));
+            }
+            progress.floods()
+        })
+    };
+    assert!(!floods(22, 55));
+    assert!(floods(0, 0));
+}
+
+#[test]
 fn a_connection_is_unproven_until_a_request_is_whole() {
     // Scenario: nothing; a head whose body is missing; the body; the end of the response; bytes that are
     // owed, or not received. Expectation: an incomplete request does not count.
