@@ -17,7 +17,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::server::TlsStream;
 
-use super::close::CloseReason;
+use super::close::{CloseDecision, CloseReason};
 use super::connection_table::ConnectionTable;
 use super::progress::{ConnectionEvent, Progress, SeenEvents};
 use super::running_time;
@@ -125,7 +125,12 @@ impl AsyncRead for Stream {
             }
         };
         let read = buffer.filled().get(before..).unwrap_or_default();
-        socket.progress().recognize(read);
+        let progress = socket.progress();
+        progress.read(read);
+        if progress.floods() {
+            // Wakes the connection, which closes.
+            progress.decide(CloseDecision::Close(CloseReason::Flood));
+        }
         Poll::Ready(Ok(()))
     }
 }
