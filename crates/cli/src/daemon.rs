@@ -2,7 +2,7 @@
 
 use crate::args::{Global, Token};
 use crate::outcome::Failure;
-use ringfetch_client::{AdminClient, Builder, Client, Error};
+use ringfetch_client::{AdminClient, Answer, Builder, Client, Code, Error};
 
 /// A client of the daemon's data port.
 pub(crate) fn client(global: &Global) -> Result<Client, Failure> {
@@ -34,6 +34,18 @@ pub(crate) fn builders(global: &Global) -> Result<impl Fn(&str) -> Builder + use
             Some(tls) => builder.tls(tls.clone()),
         }
     })
+}
+
+/// Whether one response may not hold what was asked for, the whole request or an item of it: what is refused only now
+/// comes with a hint of when to retry.
+pub(crate) fn is_too_large(answer: &Result<Answer, Error>) -> bool {
+    match answer {
+        Ok(answer) => {
+            let mut errors = answer.items().errors().iter();
+            errors.any(|error| error.code == Code::ResourceExhausted)
+        }
+        Err(error) => error.code() == Some(Code::ResourceExhausted) && error.retry_after().is_none(),
+    }
 }
 
 /// Reports a failed call to the data port.

@@ -2,7 +2,7 @@
 //! JSON show what could be read and report the rest.
 
 use crate::args::{Format, Get, Global, Out};
-use crate::daemon::{client, grpc_failure};
+use crate::daemon::{client, grpc_failure, is_too_large};
 use crate::expected::engine_dtype;
 use crate::format;
 use crate::outcome::Failure;
@@ -13,9 +13,12 @@ use ringfetch_client::{ByteRange, Client, Code, Dtype, ItemError, Items, ObjectP
 use serde_json::{Value, json};
 use std::io::Write as _;
 
-/// Longer ranges are fetched in parts of this length, so that any length works, whatever the limit of one
-/// response. A multiple of 16, so that a hex dump continues where the previous part ended.
+/// Longer ranges are fetched in parts of this length, or of half of it and so on if a part is refused as too large: any
+/// length works, whatever the limit of one response. Powers of two, so that a hex dump continues where the previous
+/// part ended.
 const PART_BYTES: u64 = 2 << 20;
+/// No limit of a response is smaller.
+const PART_BYTES_MIN: u64 = 4 << 10;
 
 pub(crate) async fn run(global: &Global, get: &Get) -> Result<(), Failure> {
     let (Get::Block { out, .. } | Get::Vector { out, .. } | Get::Range { out, .. } | Get::Object { out, .. }) =
@@ -102,18 +105,8 @@ struct Source<'a> {
     object: Option<&'a str>,
 }
 
-/// How an object is fetched to its end, whose position is not known.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum ToEnd {
-    /// In one response, if it is short enough.
-    AtOnce,
-    /// In parts, until one would end past the end.
-    InParts,
-    /// The rest.
-    LastPart,
-}
-
-/// Fetches `length` bytes from `offset`; `None`: to the object's end. What is long comes in parts, of one version.
+/// Fetches `length` bytes from `offset`, in parts of one version; `None`: to the object's end, whose position is not
+/// known: parts until one ends past it, then the rest.
 async fn fetch_range(
     client: &Client,
     global: &Global,
@@ -124,13 +117,11 @@ async fn fetch_range(
 ) -> Result<(), Failure> {
     let label = object.map_or_else(|| Value::from(offset), Value::from);
     let (mut whole, mut left) = (Vec::new(), length);
-    let (mut version, mut to_end) = (String::new(), ToEnd::AtOnce);
+    let (mut version, mut part_bytes, mut is_rest) = (String::new(), PART_BYTES, false);
     loop {
-        let part = match (left, to_end) {
-            (Some(left), _) => Some(left.min(PART_BYTES)),
-            (None, ToEnd::InParts) => Some(PART_BYTES),
-            (None, ToEnd::AtOnce | ToEnd::LastPart) => None,
-        };
+        let part = left
+            .map(|left| left.min(part_bytes))
+            .or((!is_rest).then_some(part_bytes));
         let wanted = match object {
             None => {
                 let range = ByteRange::new(offset, part.unwrap_or(0));
@@ -142,17 +133,21 @@ async fn fetch_range(
                 Request::objects(dataset, [wanted])
             }
         };
-        let answer = client.fetch(wanted).await.map_err(grpc_failure(global))?;
+        let answer = client.fetch(wanted).await;
+        if part_bytes > PART_BYTES_MIN && is_too_large(&answer) {
+            (part_bytes, is_rest) = (part_bytes / 2, false);
+            continue;
+        }
+        let answer = answer.map_err(grpc_failure(global))?;
         let items = answer.items();
         let bytes = match items.get(0) {
             Ok(bytes) => bytes,
-            Err(error) => {
-                to_end = match (left, to_end, error.code) {
-                    (None, ToEnd::AtOnce, Code::ResourceExhausted) => ToEnd::InParts,
-                    (None, ToEnd::InParts, Code::OutOfRange) => ToEnd::LastPart,
-                    _ => return Err(Failure::Failed(format!("{}: {}", error.label(), error.message))),
-                };
+            Err(error) if error.code == Code::OutOfRange && length.is_none() && !is_rest => {
+                is_rest = true;
                 continue;
+            }
+            Err(error) => {
+                return Err(Failure::Failed(format!("{}: {}", error.label(), error.message)));
             }
         };
         // Of the object, or of the dataset.

@@ -2,22 +2,25 @@
 //! pattern. Requests are pipelined but responses checked in order, so that the first wrong byte is reported.
 
 use crate::args::{Global, Verify};
-use crate::daemon::{client, grpc_failure};
+use crate::daemon::{client, grpc_failure, is_too_large};
 use crate::expected::{Mismatch, check_elements, check_stream};
 use crate::outcome::Failure;
 use crate::quantity::{grouped, size};
 use crate::{progress, sink};
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
-use ringfetch_client::{Client, Dataset, Error, ItemError, Kind, ObjectInfo, ObjectPart};
+use ringfetch_client::{ByteRange, Client, Dataset, Error, ItemError, Kind, ObjectInfo, ObjectPart, Request};
 use ringfetch_pattern::{object_length, object_name, object_seed};
 use serde_json::json;
 use std::collections::{BTreeSet, HashMap};
 use std::io::Write as _;
 
-/// Bytes per request, and requests in flight: enough to keep a disk busy, far below any limit.
-const REQUEST_BYTES: u64 = 1 << 20;
-const REQUEST_ITEMS: usize = 256;
+/// Bytes of all requests in flight: enough to keep a disk busy. Half of it and so on, as long as one response may not
+/// hold that much: that limit may be all the memory that this caller may have.
+const IN_FLIGHT_BYTES: u64 = 1 << 20;
+/// No limit of a response is smaller.
+const IN_FLIGHT_BYTES_MIN: u64 = 4 << 10;
 const REQUESTS_IN_FLIGHT: usize = 8;
+const REQUEST_ITEMS: usize = 256;
 
 pub(crate) async fn run(global: &Global, args: &Verify) -> Result<(), Failure> {
     let client = client(global)?;
@@ -95,6 +98,21 @@ fn selection(args: &Verify, count: u64) -> (u64, Box<dyn Iterator<Item = u64>>) 
     (args.sample, Box::new(chosen.into_iter()))
 }
 
+/// Bytes of each request: those in flight together are as much as is not refused as too large. `longest`: the longest
+/// request of at most so many bytes.
+async fn request_bytes(client: &Client, longest: impl Fn(u64) -> Option<Request>) -> Result<u64, Error> {
+    let mut bytes = IN_FLIGHT_BYTES;
+    while let Some(request) = longest(bytes) {
+        let answer = client.fetch(request).await;
+        if bytes == IN_FLIGHT_BYTES_MIN || !is_too_large(&answer) {
+            answer?;
+            break;
+        }
+        bytes /= 2;
+    }
+    Ok(bytes / REQUESTS_IN_FLIGHT as u64)
+}
+
 /// Blocks or vectors: items of one length.
 async fn records(client: &Client, dataset: &Dataset, args: &Verify) -> Result<Checked, VerifyError> {
     let name = args.dataset.as_str();
@@ -113,8 +131,19 @@ async fn records(client: &Client, dataset: &Dataset, args: &Verify) -> Result<Ch
     // Only the first bytes: the items that begin in them, and of the last one only the requested part.
     let bytes_end = args.length.unwrap_or(u64::MAX);
     let count = dataset.count.min(bytes_end.div_ceil(item_bytes));
+    if let Some(expected) = args.count.filter(|&expected| expected != dataset.count) {
+        let (expected, has) = (grouped(expected), grouped(dataset.count));
+        let found = format!("it has {has} {what}s, expected {expected} (--count)");
+        return Err(VerifyError::Found(found));
+    }
     let (items, chosen) = selection(args, count);
-    let per_request = (REQUEST_BYTES / item_bytes).clamp(1, REQUEST_ITEMS as u64);
+    let most = dataset.length_bytes.min(items.saturating_mul(item_bytes));
+    let longest = |bytes| {
+        let range = ByteRange::new(0, most.min(bytes));
+        (range.length > 0).then(|| Request::ranges(name, [range]))
+    };
+    let per_request = request_bytes(client, longest).await? / item_bytes;
+    let per_request = per_request.clamp(1, REQUEST_ITEMS as u64);
     let bar = progress::items(items, "items");
     let mut answers = stream::iter(chosen)
         .chunks(usize::try_from(per_request).unwrap_or(REQUEST_ITEMS))
@@ -131,11 +160,6 @@ async fn records(client: &Client, dataset: &Dataset, args: &Verify) -> Result<Ch
         of: dataset.count,
         bytes: 0,
     };
-    if let Some(expected) = args.count.filter(|&expected| expected != dataset.count) {
-        let (expected, has) = (grouped(expected), grouped(dataset.count));
-        let found = format!("it has {has} {what}s, expected {expected} (--count)");
-        return Err(VerifyError::Found(found));
-    }
     let mut scratch = Vec::new();
     while let Some((numbers, items)) = answers.try_next().await? {
         for (number, item) in numbers.iter().copied().zip(items.iter()) {
@@ -173,9 +197,18 @@ async fn objects(client: &Client, name: &str, args: &Verify) -> Result<Checked, 
         return Err(VerifyError::Found(found));
     }
     let (items, chosen) = selection(args, count);
-    let chosen = chosen.filter_map(|n| listed.get(usize::try_from(n).ok()?));
-    let requests = batches(chosen, args.length.unwrap_or(u64::MAX));
-    let bar = progress::items(u64::try_from(requests.len()).unwrap_or(u64::MAX), "requests");
+    let chosen: Vec<&ObjectInfo> = chosen
+        .filter_map(|n| listed.get(usize::try_from(n).ok()?))
+        .collect();
+    let length_max = args.length.unwrap_or(u64::MAX);
+    let requests = |bytes| requests(&chosen, length_max, bytes);
+    let longest = |bytes| {
+        let longest = requests(bytes).max_by_key(|parts| bytes_of(parts));
+        longest.map(|parts| Request::objects(name, parts))
+    };
+    let requests = requests(request_bytes(client, longest).await?);
+    let lengths = chosen.iter().map(|object| object.length_bytes.min(length_max));
+    let bar = progress::bytes(lengths.sum());
     let mut answers = stream::iter(requests)
         .map(|parts| async move {
             let items = client.fetch_objects(name, &parts).await?;
@@ -205,7 +238,7 @@ async fn objects(client: &Client, name: &str, args: &Verify) -> Result<Checked, 
             }
             checked.bytes += bytes.len() as u64;
         }
-        bar.inc(1);
+        bar.set_position(checked.bytes);
     }
     Ok(checked)
 }
@@ -231,36 +264,39 @@ fn differs(listed: &[ObjectInfo], count: u64, args: &Verify) -> Option<String> {
     Some(format!("object {more} is not one of the {count} (--count)"))
 }
 
-/// The parts of objects for each request, in order; at most `length_max` bytes of each object.
-fn batches<'a>(objects: impl Iterator<Item = &'a ObjectInfo>, length_max: u64) -> Vec<Vec<ObjectPart>> {
-    let mut batches = Vec::new();
-    let (mut batch, mut batch_bytes) = (Vec::new(), 0);
-    let mut push = |part: ObjectPart| {
-        let bytes = part.length.unwrap_or(0);
-        let full = batch_bytes + bytes > REQUEST_BYTES || batch.len() >= REQUEST_ITEMS;
-        if full && !batch.is_empty() {
-            batches.push(std::mem::take(&mut batch));
-            batch_bytes = 0;
-        }
-        batch_bytes += bytes;
-        batch.push(part);
-    };
-    for object in objects {
+/// The parts of objects for each request, in order; at most `length_max` bytes of each object, and `request_bytes` of
+/// each request.
+fn requests(
+    objects: &[&ObjectInfo],
+    length_max: u64,
+    request_bytes: u64,
+) -> impl Iterator<Item = Vec<ObjectPart>> {
+    let parts = objects.iter().flat_map(move |object| {
         let end = object.length_bytes.min(length_max);
-        if end == 0 && object.length_bytes == 0 {
-            push(ObjectPart::whole(&object.name));
+        let empty = (object.length_bytes == 0).then(|| ObjectPart::whole(&object.name));
+        let count = end.div_ceil(request_bytes);
+        let parts = (0..count).map(move |n| {
+            let offset = n * request_bytes;
+            ObjectPart::new(&object.name, offset, (end - offset).min(request_bytes))
+        });
+        empty.into_iter().chain(parts)
+    });
+    let mut parts = parts.peekable();
+    std::iter::from_fn(move || {
+        let mut request = vec![parts.next()?];
+        let mut left = request_bytes - bytes_of(&request);
+        while request.len() < REQUEST_ITEMS
+            && let Some(part) = parts.next_if(|part| part.length.unwrap_or(0) <= left)
+        {
+            left -= part.length.unwrap_or(0);
+            request.push(part);
         }
-        let mut offset = 0;
-        while offset < end {
-            let length = (end - offset).min(REQUEST_BYTES);
-            push(ObjectPart::new(&object.name, offset, length));
-            offset += length;
-        }
-    }
-    if !batch.is_empty() {
-        batches.push(batch);
-    }
-    batches
+        Some(request)
+    })
+}
+
+fn bytes_of(parts: &[ObjectPart]) -> u64 {
+    parts.iter().filter_map(|part| part.length).sum()
 }
 
 fn first_wrong(place: &str, wrong: &Mismatch, seed: u64) -> VerifyError {
@@ -308,11 +344,10 @@ mod tests {
             .zip(lengths)
             .map(|(n, length_bytes): (u32, u64)| ObjectInfo::new(format!("o{n}"), length_bytes))
             .collect();
-        let batches = batches(objects.iter(), u64::MAX);
-        for batch in &batches {
-            assert!(batch.iter().map(|part| part.length.unwrap_or(0)).sum::<u64>() <= REQUEST_BYTES);
-        }
-        let parts: Vec<_> = batches.concat();
+        let objects: Vec<_> = objects.iter().collect();
+        let requests: Vec<_> = requests(&objects, u64::MAX, IN_FLIGHT_BYTES).collect();
+        assert!(requests.iter().all(|parts| bytes_of(parts) <= IN_FLIGHT_BYTES));
+        let parts: Vec<_> = requests.concat();
         assert_eq!(parts[0], ObjectPart::whole("o0"));
         for (object, length) in objects.iter().zip(lengths).skip(1) {
             let mut end = 0;

@@ -69,6 +69,25 @@ fn verify_finds_the_first_wrong_byte() {
 }
 
 #[test]
+fn verify_asks_for_as_much_as_a_response_may_hold() {
+    // Scenario: one response may hold 100 KiB; then 4 KiB, the least that a daemon can be limited to; then less than an item.
+    // Expected: every item is checked, in parts where one is longer; a failure that names the item.
+    for response_bytes in [100 << 10, 4 << 10] {
+        let server = start(Flaw::limited(response_bytes));
+        for (dataset, items) in [("blocks", 1000), ("vectors", 300), ("objects", server::OBJECTS)] {
+            let report = json(server, &format!("dataset verify {dataset} --all"));
+            assert_fields(&report, &value!({ "items_checked": items, "ok": true }));
+        }
+    }
+    let server = start(Flaw::limited(40));
+    let error = failure(Some(server), "dataset verify vectors", 1);
+    assert!(
+        error.contains("vector 0: RESOURCE_EXHAUSTED: 48 bytes, at most 40"),
+        "{error}"
+    );
+}
+
+#[test]
 fn made_data_is_the_pattern_and_is_not_overwritten_by_mistake() {
     let directory = tempfile::tempdir().unwrap();
     let root = directory.path().canonicalize().unwrap();

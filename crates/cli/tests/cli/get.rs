@@ -82,6 +82,41 @@ fn items_come_out_in_every_format() {
 }
 
 #[test]
+fn parts_become_shorter_until_a_response_may_hold_them() {
+    // Scenario: one response may hold 100 KiB; then 4 KiB, the least that a daemon can be limited to; then less than any
+    // part. Expected: a range, an object that is longer than that, and one that is not; a failure that gives the reason.
+    for response_bytes in [100 << 10, 4 << 10] {
+        let server = start(Flaw::limited(response_bytes));
+        let raw = |args: &str| {
+            let output = ringfetch(Some(server), &format!("get {args} --format raw"));
+            assert!(output.status.success(), "{args}: {output:?}");
+            output.stdout
+        };
+        assert_eq!(raw("range blocks 7 400000"), stream(7, 400_000));
+        for (name, length) in [
+            (LONG_OBJECT, LONG_OBJECT_BYTES),
+            (
+                &pattern::object_name(5),
+                pattern::object_length(SEED, 5, 10, 3000),
+            ),
+        ] {
+            let whole = raw(&format!("object objects {name}"));
+            assert_eq!(whole.len() as u64, length);
+            let seed = pattern::object_seed(SEED, name);
+            assert_eq!(pattern::first_difference(seed, 0, &whole), None);
+        }
+    }
+    let server = start(Flaw::limited(100));
+    for args in ["range blocks 0 400000", &format!("object objects {LONG_OBJECT}")] {
+        let error = failure(Some(server), &format!("get {args}"), 1);
+        assert!(
+            error.contains("RESOURCE_EXHAUSTED: 4096 bytes, at most 100"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
 fn a_file_keeps_its_bytes_if_nothing_could_be_read() {
     // Scenario: --out names a file; the items do not exist, or one of them does. Expected: without an item the
     // file is as it was, in every format; with one, in hex, it has what could be read.

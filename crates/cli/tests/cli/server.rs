@@ -1,5 +1,5 @@
-//! A fake daemon on its own port: pattern data straight from its definition, with one byte flipped if a test
-//! asks for it. It has no limits and no files; the real daemon is tested elsewhere.
+//! A fake daemon on its own port: pattern data straight from its definition, with one byte flipped or a shorter
+//! response if a test asks for it. It has no files; the real daemon is tested elsewhere.
 
 use ringfetch_engine::dataset::Dtype;
 use ringfetch_pattern as pattern;
@@ -30,22 +30,32 @@ pub(crate) struct Flaw {
     flipped_byte: Option<u64>,
     /// Every read is refused.
     overloaded: bool,
+    /// Of data, in one response.
+    response_bytes_max: usize,
 }
 
 impl Flaw {
     pub(crate) const NONE: Self = Self {
         flipped_byte: None,
         overloaded: false,
+        response_bytes_max: 3 << 20,
     };
     pub(crate) const OVERLOADED: Self = Self {
-        flipped_byte: None,
         overloaded: true,
+        ..Self::NONE
     };
 
     pub(crate) fn flipped(byte: u64) -> Self {
         Self {
             flipped_byte: Some(byte),
-            overloaded: false,
+            ..Self::NONE
+        }
+    }
+
+    pub(crate) fn limited(response_bytes_max: usize) -> Self {
+        Self {
+            response_bytes_max,
+            ..Self::NONE
         }
     }
 }
@@ -110,7 +120,6 @@ pub(crate) const REPLACED: &str = "replaced";
 /// An object that no listing has, and that is longer than a response may be.
 pub(crate) const LONG_OBJECT: &str = "long";
 pub(crate) const LONG_OBJECT_BYTES: u64 = (5 << 20) + 1;
-const RESPONSE_BYTES_MAX: u64 = 3 << 20;
 
 fn object_length(index: u64) -> u64 {
     pattern::object_length(SEED, index, 10, 3000)
@@ -177,9 +186,6 @@ impl Server {
         if offset + length > end {
             return Err((Code::OutOfRange, format!("{name:?} ends at {end}")));
         }
-        if length > RESPONSE_BYTES_MAX {
-            return Err((Code::ResourceExhausted, format!("at most {RESPONSE_BYTES_MAX}")));
-        }
         let mut bytes = vec![0; usize::try_from(length).unwrap()];
         pattern::fill(pattern::object_seed(SEED, name), offset, &mut bytes);
         Ok(bytes)
@@ -190,14 +196,24 @@ impl Server {
             return Err(Status::resource_exhausted("over a limit"));
         }
         let (mut lengths, mut errors, mut data) = Batch::default();
+        let max = self.0.response_bytes_max;
+        let too_large = |bytes: usize| (Code::ResourceExhausted, format!("{bytes} bytes, at most {max}"));
         for (item, bytes) in (0..).zip(items) {
-            let bytes = bytes.unwrap_or_else(|(code, message)| {
+            let fits = bytes.and_then(|bytes| match bytes.len() {
+                length if length > max => Err(too_large(length)),
+                _ => Ok(bytes),
+            });
+            let bytes = fits.unwrap_or_else(|(code, message)| {
                 let code = code.into();
                 errors.push(wire::ItemError { item, code, message });
                 Vec::new()
             });
             lengths.push(u32::try_from(bytes.len()).unwrap());
             data.extend(bytes);
+        }
+        if data.len() > max {
+            let (code, message) = too_large(data.len());
+            return Err(Status::new(code, message));
         }
         Ok((lengths, errors, data))
     }
