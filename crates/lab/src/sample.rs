@@ -2,6 +2,7 @@
 
 use hdrhistogram::Histogram;
 use ringfetch_command::quantity::approximate;
+use ringfetch_pace::quantile_of_sent;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -18,7 +19,9 @@ pub struct Sample {
     pub bytes: u64,
     /// From the first read's start to the last one's end.
     pub seconds: f64,
-    /// Latency of a read, microseconds: the shortest, the mean, quantiles, the longest.
+    /// Latency of a read, microseconds: the shortest, the mean, quantiles, the longest. In an open loop, reads that were
+    /// never sent count in quantiles, as slower than all others: one of them has at least the longest latency, which
+    /// stands for it.
     pub min_us: f64,
     /// See `min_us`.
     pub mean_us: f64,
@@ -145,7 +148,11 @@ impl Counts {
         let latency = self.latency.as_ref().filter(|_| self.reads > 0)?;
         let (reads, seconds) = (approximate(self.reads), time.as_secs_f64().max(1e-9));
         let micros = |nanoseconds: u64| approximate(nanoseconds) / 1e3;
-        let quantile = |quantile| micros(latency.value_at_quantile(quantile));
+        let never_sent = missed.unwrap_or(0);
+        let quantile = |quantile| {
+            let of_sent = quantile_of_sent(quantile, self.reads, never_sent);
+            micros(latency.value_at_quantile(of_sent.min(1.0)))
+        };
         Some(Sample {
             reads: self.reads,
             bytes: self.bytes,
@@ -163,7 +170,7 @@ impl Counts {
             own_memory_bytes: 0,
             note: None,
             over: missed.map(|missed| over(latency, missed)),
-            missed: missed.unwrap_or(0),
+            missed: never_sent,
             multiple: None,
         })
     }
@@ -200,6 +207,20 @@ mod tests {
         assert!((sample.depth_achieved - 0.1).abs() < 1e-9, "{sample:?}");
         assert!(sample.p50_us > 1e6, "{sample:?}");
         assert!((sample.mean_us - 1_010_000.0).abs() < 1e-3, "{sample:?}");
+    }
+
+    #[test]
+    fn reads_that_were_never_sent_are_slower_than_all_others() {
+        // Scenario: latencies of 1 to 1000 ms, 500 reads that were never sent. Expected: the median is that of 1500; p99 and
+        // p99.9 are among the reads that were never sent, so at least the longest.
+        let mut counts = Counts::none();
+        for ms in (1..=1000).map(Duration::from_millis) {
+            counts.read(0, 1, ms, ms);
+        }
+        let sample = counts.sample(Duration::from_secs(1), Duration::ZERO, Some(500));
+        let sample = sample.unwrap();
+        assert!((sample.p50_us / 750e3 - 1.0).abs() < 0.002, "{sample:?}");
+        assert_eq!([sample.p99_us, sample.p999_us], [sample.max_us; 2], "{sample:?}");
     }
 
     #[test]

@@ -9,8 +9,7 @@ use super::require::Figure;
 use super::workload::Workload;
 use crate::outcome::Failure;
 use crate::quantity::{approximate, grouped};
-use ringfetch_pace::Arrivals;
-use ringfetch_pace::{Pacer, per_second};
+use ringfetch_pace::{Arrivals, Pacer, per_second, quantile_of_sent};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -414,13 +413,11 @@ impl Report {
         let latency = self.latency();
         let arrivals = self.open_loop.as_ref().map(|open| open.arrivals);
         let missed = self.open_loop.as_ref().map_or(0, |open| open.missed);
-        // Arrivals that were never sent count as slower than all others.
+        // A latency of an arrival that was never sent.
         let never = |figure: Option<f64>| if missed > 0 { Some(f64::INFINITY) } else { figure };
         match figure {
             Figure::Percentile(percentile) if missed > 0 => {
-                let sent = latency.count();
-                // With 500 missed, p50 of 1500 is p75 of the 1000 that were sent; if none was, infinitely much.
-                let of_sent = percentile * approximate(sent.saturating_add(missed)) / approximate(sent);
+                let of_sent = quantile_of_sent(percentile, latency.count(), missed);
                 let known = latency.percentile(of_sent.min(100.0));
                 if of_sent > 100.0 { never(known) } else { known }
             }

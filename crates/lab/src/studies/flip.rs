@@ -178,12 +178,12 @@ fn judge(report: &mut Report, rows: &Rows) {
             )
         });
         let each = list(&each.collect::<Vec<_>>());
-        words = format!("{words}; the rate was not held by {each}: that p99 covers only the requests sent");
+        words = format!("{words}; the rate was not held by {each}: that p99 is longer than shown");
     }
     report.notes.insert(0, words);
 }
 
-/// Whether its p99 is valid: not if more than a hundredth of the arrivals were never sent.
+/// Whether its p99 is known: not if more than a hundredth of the arrivals were never sent.
 fn holds(row: &Row) -> bool {
     row.measured().all(|sample| sample.missed_share() <= 0.01)
 }
@@ -288,7 +288,7 @@ mod tests {
         let mut report = crate::report::tests::report();
         judge(&mut report, &rows);
         let expected = "verdict: mmap; nothing else can be compared; the rate was not held by uring (up to 10.0 % never sent in a \
-                        repetition): that p99 covers only the requests sent";
+                        repetition): that p99 is longer than shown";
         assert_eq!(report.notes[0], expected);
         rows.0.pop();
         judge(&mut report, &rows);
