@@ -112,16 +112,27 @@ impl Requirement {
         })
     }
 
-    /// The same; `p99=5ms` means at most that.
+    /// The same; `p99=5ms` means at most that. Not of figures for which a search has its own rules.
     pub(crate) fn parse_objective(text: &str) -> Result<Self, String> {
-        match text.split_once('=') {
+        let requirement = match text.split_once('=') {
             Some((name, value)) if !name.ends_with(['<', '>']) => {
                 let mut requirement = Self::parse(&format!("{name}<={value}"))?;
                 text.clone_into(&mut requirement.text);
-                Ok(requirement)
+                requirement
             }
-            _ => Self::parse(text),
+            _ => Self::parse(text)?,
+        };
+        let is_ruled = matches!(
+            requirement.figure,
+            Figure::Missed | Figure::MissedShare | Figure::WrongBytes
+        );
+        if is_ruled || requirement.is_of_errors() {
+            let rule = "no rate holds with an error, a wrong byte, or more than 0.1 % of its arrivals missed";
+            return Err(format!(
+                "{rule}: leave this out, and name what else is to hold: p99=5ms"
+            ));
         }
+        Ok(requirement)
     }
 
     /// As written by the user.
@@ -261,5 +272,9 @@ mod tests {
         assert!(Requirement::parse_objective("p99=5ms").is_ok());
         assert!(Requirement::parse_objective("p99<=5ms").is_ok());
         assert!(Requirement::parse_objective("p99").is_err());
+        for ruled in ["errors<1%", "errors=0", "missed=5%", "missed<10", "wrong_bytes<1"] {
+            let refused = Requirement::parse_objective(ruled).unwrap_err();
+            assert!(refused.contains("leave this out"), "{ruled}: {refused}");
+        }
     }
 }
