@@ -23,11 +23,12 @@ checks! {
     MAPPINGS = "limits.mappings", "mmap and auto map each file and each cached object";
 }
 
-/// What the daemon needs besides its response memory: code, connections, HTTP/2 buffers. A round figure for
-/// warnings, not a measured one.
-const OTHER_MEMORY_BYTES: u64 = 128 << 20;
+/// What the daemon needs besides its response memory, by docs/OPERATIONS.md, "Memory": 64 MiB, three times
+/// limits.request_memory, and 24 KiB for each connection of a port, with the defaults of `config/ringfetchd.yaml`.
+const OTHER_MEMORY_BYTES: u64 = (64 << 20) + 3 * (64 << 20) + PORT_CONNECTIONS * (24 << 10);
 /// Defaults of `config/ringfetchd.yaml`: connections on each of three ports, descriptors of open objects.
-const CONNECTIONS: u64 = 3 * 4096;
+const PORT_CONNECTIONS: u64 = 4096;
+const CONNECTIONS: u64 = 3 * PORT_CONNECTIONS;
 const OBJECTS: u64 = 1024 + IN_FLIGHT_DESCRIPTORS_MAX as u64;
 /// Descriptors of a core: epoll, its waker, the signal pipe, a ring with its eventfd.
 const CORE_DESCRIPTORS: u64 = 6;
@@ -105,8 +106,8 @@ fn memory(view: &View, needs: Needs) -> Finding {
     let Some((available, total)) = figures else {
         return MEMORY.unknown_without("/proc");
     };
-    let (free, total, budget) = (size(available), size(total), size(needs.memory_budget_bytes));
-    let found = format!("{free} of {total} available; the budget is {budget}");
+    let (free, total, wanted) = (size(available), size(total), size(needs.memory_bytes()));
+    let found = format!("{free} of {total} available; the daemon may take {wanted}");
     let remedy = "free memory, or set a smaller engine.memory_budget";
     MEMORY.warn_if(available < needs.memory_bytes(), found, remedy)
 }
@@ -121,7 +122,7 @@ fn group_memory(group: &Cgroup, needs: Needs) -> Finding {
     if memory.limit_bytes >= wanted {
         return GROUP.note(found);
     }
-    let found = format!("{found}; the budget is {}", size(needs.memory_budget_bytes));
+    let found = format!("{found}; the daemon may take {}", size(wanted));
     let remedy = "bytes at least (memory.max, --memory in Docker), or set a smaller engine.memory_budget";
     GROUP.warning(found, format!("allow {wanted} {remedy}"))
 }
@@ -133,7 +134,9 @@ fn overcommit(view: &View, needs: Needs) -> Finding {
                 let limit = meminfo.commit_limit.unwrap_or(0);
                 limit.saturating_sub(meminfo.committed_as)
             });
-            let found = format!("vm.overcommit_memory is 2, with room for {}", size(room));
+            let (room_text, wanted) = (size(room), size(needs.memory_bytes()));
+            let found =
+                format!("vm.overcommit_memory is 2, with room for {room_text}; the daemon may take {wanted}");
             let remedy = "raise vm.overcommit_ratio, `sysctl vm.overcommit_memory=0`, or set a smaller \
                           engine.memory_budget";
             OVERCOMMIT.warn_if(room < needs.memory_bytes(), found, remedy)
@@ -244,11 +247,13 @@ mod tests {
 
     #[test]
     fn memory_is_held_against_the_budget() {
-        // A budget of 256 MiB, with 16 GiB and with 100 MiB available, in groups, with strict overcommit.
+        // A budget of 256 MiB, which takes 608 MiB by the handbook's sum, with 16 GiB and with 100 MiB available, in groups,
+        // with strict overcommit.
         let tree = Tree::new(&[("proc/sys/vm/overcommit_memory", "0\n")]);
         tree.write_meminfo(&[("MemTotal", 32 << 20), ("MemAvailable", 16 << 20)]);
         let (used_bytes, none) = (0, Cgroup::default());
-        let [large, small] = [1 << 30, 256 << 20].map(|limit_bytes| {
+        let [large, enough, small] = [1024, 608, 607].map(|limit: u64| {
+            let limit_bytes = limit << 20;
             let file = "memory.max".to_owned();
             let memory = Some(Memory {
                 limit_bytes,
@@ -272,6 +277,7 @@ mod tests {
             );
             assert_eq!(group_memory(group, NEEDS).verdict, verdict);
         }
+        assert_eq!(group_memory(&enough, NEEDS).verdict, Verdict::Note);
         assert_eq!(group_memory(&small, NEEDS).verdict, Verdict::Warning);
 
         tree.write_meminfo(&[
