@@ -32,7 +32,7 @@ pub(crate) struct Load {
     /// How requests are sent: one call each, pipelined on one stream per connection, or HTTP/1.1.
     #[arg(long, value_enum, default_value_t = TransportArg::Grpc)]
     pub(crate) transport: TransportArg,
-    /// The daemon's HTTP address: for --transport http, and for its counters before and after.
+    /// The daemon's HTTP address: for --transport http, which needs no other, and for its counters before and after.
     #[arg(long, env = "RINGFETCH_HTTP", value_name = "URL")]
     pub(crate) http: Option<String>,
     /// Connections. Default: 1; with --transport http as many as --outstanding.

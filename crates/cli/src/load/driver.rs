@@ -120,7 +120,7 @@ fn panicked() -> Failure {
     Failure::Failed("a load thread panicked".to_owned())
 }
 
-fn unreachable(endpoints: &Endpoints, refused: &RequestError) -> Failure {
+pub(super) fn unreachable(endpoints: &Endpoints, refused: &RequestError) -> Failure {
     let (flag, url) = match endpoints.transport {
         TransportArg::Grpc | TransportArg::Stream => ("grpc", &endpoints.grpc),
         TransportArg::Http => ("http", &endpoints.http),

@@ -1,5 +1,5 @@
-//! `ringfetch load` and `load-merge`. `workload` and `choice` choose the items, `transport` sends them,
-//! ringfetch-pace times them, `driver` runs the threads. `recorder` and `histogram` measure here, `counters`
+//! `ringfetch load` and `load-merge`. `shape` describes the datasets, `workload` and `choice` choose the items, `transport`
+//! sends them, ringfetch-pace times them, `driver` runs the threads. `recorder` and `histogram` measure here, `counters`
 //! and `cpu` on the daemon's side. `report`, `text` and `series` show the results; `require` and `knee` check
 //! conditions on them.
 //!
@@ -22,6 +22,7 @@ mod report;
 mod require;
 mod scores;
 mod series;
+mod shape;
 mod text;
 mod transport;
 mod watch;
@@ -39,6 +40,7 @@ use require::{Figure, Requirement};
 use ringfetch_command::input_file;
 use ringfetch_command::quantity::grouped;
 use ringfetch_pace::{Pacer, Ramp};
+use shape::Describer;
 use std::collections::HashMap;
 use std::io::{IsTerminal as _, Write as _};
 use std::sync::Arc;
@@ -75,9 +77,6 @@ pub(crate) async fn run(global: &Global, args: &Load) -> Result<(), Failure> {
     let mut stop = StopSignals::catch()?;
     let files = HistogramFiles::create(hgrm, hdr)?;
     let series = csv.map(series::Series::open).transpose()?;
-    let client = client(global)?;
-    let workload = stop.unless(workload::resolve(&client, global, args)).await?;
-    let workload = Arc::new(workload);
     let http_transport = args.transport == TransportArg::Http;
     let http = args.http.clone().unwrap_or_else(|| HTTP_DEFAULT.to_owned());
     let endpoints = Endpoints {
@@ -90,6 +89,13 @@ pub(crate) async fn run(global: &Global, args: &Load) -> Result<(), Failure> {
         transport: args.transport,
         timeout: global.timeout,
     };
+    let describer = Describer {
+        client: &client(global)?,
+        global,
+        endpoints: &endpoints,
+    };
+    let workload = stop.unless(workload::resolve(&describer, args)).await?;
+    let workload = Arc::new(workload);
     let started = LoadThreads::start(args, &endpoints, &workload);
     let load_threads = stop.unless(started).await?;
     let series = series.map(series::Series::begin).transpose()?;

@@ -4,18 +4,13 @@
 use super::args::{Batch, Load, PatternArg, ScoreAt};
 use super::choice::Chooser;
 use super::scores::{Ranking, Scoring};
-use crate::args::Global;
-use crate::daemon::grpc_failure;
+use super::shape::Describer;
 use crate::expected::{Mismatch, check_elements, check_stream};
 use crate::outcome::Failure;
-use futures_util::{StreamExt as _, TryStreamExt as _};
-use ringfetch_client::{Client, Dtype, Kind};
+use ringfetch_client::{Dtype, Kind};
 use ringfetch_pace::trace::{self, TraceEntries, TraceShape};
 use ringfetch_pattern::object_seed;
 use std::path::Path;
-
-/// Most names kept: chosen at random, a million are as good as all.
-const OBJECTS_MAX: usize = 1_000_000;
 
 /// All datasets to read, with their proportions.
 #[derive(Debug)]
@@ -68,7 +63,7 @@ pub(crate) struct Choice {
 }
 
 /// Looks up the datasets and checks that they support the requested reads.
-pub(crate) async fn resolve(client: &Client, global: &Global, args: &Load) -> Result<Workload, Failure> {
+pub(super) async fn resolve(describer: &Describer<'_>, args: &Load) -> Result<Workload, Failure> {
     let single = args.dataset.iter().map(|name| (name.clone(), 1.0));
     let mix = args.mix.iter().flat_map(|mix| mix.0.clone());
     let shares: Vec<(String, f64)> = mix.chain(single).collect();
@@ -76,17 +71,16 @@ pub(crate) async fn resolve(client: &Client, global: &Global, args: &Load) -> Re
     let (mut parts, mut sum) = (Vec::new(), 0.0);
     for (name, share) in shares {
         sum += share / whole;
-        parts.push((resolve_part(client, global, args, name).await?, sum));
+        parts.push((resolve_part(describer, args, name).await?, sum));
     }
     let batch = args.batch;
     Ok(Workload { parts, batch })
 }
 
-async fn resolve_part(client: &Client, global: &Global, args: &Load, name: String) -> Result<Part, Failure> {
-    let failed = grpc_failure(global);
-    let dataset = client.get_dataset(&name).await.map_err(failed)?;
+async fn resolve_part(describer: &Describer<'_>, args: &Load, name: String) -> Result<Part, Failure> {
+    let dataset = describer.shape(&name).await?;
     let vectors = dataset.vectors.as_ref();
-    let objects = dataset.kind == Kind::Objects;
+    let objects = dataset.kind == Kind::Objects.as_str();
     let (target, count) = match args.range_bytes {
         Some(_) if objects => {
             let problem = format!("--range-bytes: objects have no common address space ({name})");
@@ -95,16 +89,14 @@ async fn resolve_part(client: &Client, global: &Global, args: &Load, name: Strin
         Some(0) => return Err(Failure::Usage("--range-bytes 0: use at least 1".to_owned())),
         Some(range_bytes) => (Target::Ranges { range_bytes }, dataset.length_bytes / range_bytes),
         None if objects => {
-            let listed = client.list_objects(&name).take(OBJECTS_MAX);
-            let names = listed.map_ok(|object| object.name).try_collect().await;
-            let names: Vec<String> = names.map_err(failed)?;
+            let names = describer.names(&name).await?;
             let count = names.len() as u64;
             (Target::Objects { names }, count)
         }
         None => {
             let block_bytes = dataset.block_bytes;
             let unknown = || Failure::Failed(format!("{name}: its dtype is unknown here"));
-            let target = match vectors.map(|shape| (shape.dtype, shape.dim)) {
+            let target = match vectors.map(|shape| (shape.dtype(), shape.dim)) {
                 Some((dtype, dim)) => Target::Vectors {
                     dtype: dtype.ok_or_else(unknown)?,
                     dim,

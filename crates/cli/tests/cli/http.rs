@@ -109,6 +109,14 @@ fn answer(path: &str, range: &str, body: &[u8], reads: &AtomicU64) -> (&'static 
     }
     let path: Vec<&str> = path.trim_start_matches("/v1/datasets/").split('/').collect();
     let server = Server::GOOD;
+    let described = match path[..] {
+        [name] => server.described(name),
+        ["objects", objects] => objects.strip_prefix("objects").map(|query| server.objects(query)),
+        _ => None,
+    };
+    if let Some(json) = described {
+        return ("200 OK", String::new(), json.to_string().into_bytes());
+    }
     let list = |name: &str| {
         let mut batch: Value = serde_json::from_slice(body).unwrap();
         std::mem::take(batch[name].as_array_mut().unwrap())

@@ -161,9 +161,9 @@ fn an_open_loop_holds_its_rate_and_writes_every_form_of_result() {
 
 #[test]
 fn http_reads_the_same_bytes_and_both_sides_count_the_same() {
-    // Exact counts and right bytes; then a batch of one to four, invalid connection counts, an unreachable
-    // server.
-    let (server, http) = (start(Flaw::NONE), http::start());
+    // Nothing listens at the address for gRPC. Exact counts and right bytes; then a batch of one to four, invalid connection
+    // counts, an unreachable server, a dataset that does not exist, objects (whose names come in pages).
+    let (server, http) = (SocketAddr::from(([127, 0, 0, 1], 1)), http::start());
     let run = format!(
         "load --transport http --http http://{http} --requests 50 --warmup-seconds 0.05 --outstanding 5 --verify"
     );
@@ -196,9 +196,12 @@ fn http_reads_the_same_bytes_and_both_sides_count_the_same() {
     );
     assert!(connections.contains("--connections"), "{connections}");
     let grpc_port = "load --dataset blocks --requests 1 --warmup-seconds 0 --http http://127.0.0.1:1";
-    assert!(failure(Some(server), grpc_port, 1).contains("--http"));
+    assert!(failure(Some(start(Flaw::NONE)), grpc_port, 1).contains("--http"));
+    let missing = failure(Some(server), &format!("{run} --dataset nowhere"), 1);
+    assert!(missing.contains("/v1/datasets/nowhere: 404"), "{missing}");
     let report = json_with(server, &format!("{run} --dataset objects --batch 1"), 1);
     assert_fields(&report["request_errors"], &value!({ "HTTP_404": 50 }));
+    assert_eq!(report["what"], "150 whole objects");
 }
 
 #[test]

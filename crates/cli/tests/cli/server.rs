@@ -4,6 +4,7 @@
 use ringfetch_engine::dataset::Dtype;
 use ringfetch_pattern as pattern;
 use ringfetch_proto::v1 as wire;
+use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::pin::Pin;
 use tokio_stream::wrappers::TcpListenerStream;
@@ -412,6 +413,29 @@ impl Server {
         let missing = || Status::not_found(format!("dataset: there is no dataset {name:?}"));
         let dataset = Some(dataset.ok_or_else(missing)?);
         Ok(wire::GetDatasetResponse { dataset })
+    }
+
+    /// A dataset as HTTP describes it.
+    pub(crate) fn described(self, name: &str) -> Option<Value> {
+        let name = name.to_owned();
+        let dataset = self.get_dataset(wire::GetDatasetRequest { name }).ok()?.dataset?;
+        Some(serde_json::to_value(ringfetch_client::Dataset::from(dataset)).unwrap())
+    }
+
+    /// The page of objects of this query, as HTTP has it.
+    pub(crate) fn objects(self, query: &str) -> Value {
+        let page_token = query.trim_start_matches("?page_token=").to_owned();
+        let request = wire::ListObjectsRequest {
+            page_token,
+            ..Default::default()
+        };
+        let page = self.list_objects(request).unwrap();
+        let objects = page.objects.iter().map(|object| json!({ "name": object.name }));
+        let objects: Vec<Value> = objects.collect();
+        match page.next_page_token.as_str() {
+            "" => json!({ "objects": objects }),
+            token => json!({ "objects": objects, "next_page_token": token }),
+        }
     }
 
     /// In pages of 100.

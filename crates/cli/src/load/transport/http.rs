@@ -420,7 +420,7 @@ fn batch(target: &Target, items: &[u64]) -> serde_json::Result<(&'static str, St
 }
 
 /// Percent-encodes characters that a path may not contain; keeps `/`.
-fn encode(text: &str, path: &mut String) {
+pub(in crate::load) fn encode(text: &str, path: &mut String) {
     for byte in text.bytes() {
         if byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte) {
             path.push(byte.into());

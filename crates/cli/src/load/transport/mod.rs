@@ -7,7 +7,7 @@ mod grpc;
 mod http;
 mod response;
 
-pub(super) use http::{Http, get_text, is_site};
+pub(super) use http::{Http, encode, get_text, is_site};
 pub(super) use response::{Body, RequestError, Response};
 
 use super::args::{ScoreAt, TransportArg};
