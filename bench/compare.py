@@ -5,7 +5,7 @@
     bench/compare.py --file /data/10g.bin --quick         every row once, 2 s a run: 3 minutes, to see that it works
     bench/compare.py --file /data/10g.bin --rows grpc-64,stream
     bench/compare.py --make /data/10g.bin --size 10GiB    makes the file first (vectors of 768 f32, verifiable)
-    bench/compare.py --file /data/10g.bin --before OLD    this build beside an older ringfetchd, 9 pairs: an hour
+    bench/compare.py --file /data/10g.bin --before OLD    this build beside an older ringfetchd, 9 pairs: an hour and a half
     bench/compare.py --list                               the rows
 
 Writes results.md, results.json and their plots to --out; the table goes to stdout, progress to stderr.
