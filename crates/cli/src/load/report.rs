@@ -153,7 +153,9 @@ pub(crate) struct Step {
     pub(crate) rate: f64,
     pub(crate) requests_per_second: f64,
     pub(crate) reads_per_second: f64,
+    /// Of all arrivals; null if it is that of one that was never sent.
     pub(crate) p50_us: Option<f64>,
+    /// See `p50_us`.
     pub(crate) p99_us: Option<f64>,
     pub(crate) errors: u64,
     pub(crate) missed: u64,
@@ -386,7 +388,10 @@ impl Report {
 
     /// This step of a search.
     pub(crate) fn step(&self, rate: f64, broken: Option<String>) -> Step {
-        let us = |percentile| self.latency.percentile(percentile).map(|ns| ns / 1e3);
+        let us = |percentile| {
+            let ns = self.figure(Figure::Percentile(percentile));
+            ns.filter(|ns| ns.is_finite()).map(|ns| ns / 1e3)
+        };
         Step {
             rate,
             requests_per_second: self.requests_per_second,

@@ -107,6 +107,9 @@ fn conditions_hold_or_say_what_was_measured() {
         assert_eq!(unmet(&result, condition), Some(format!("{condition}: {problem}")));
     }
     assert_eq!(unmet(&result, "p66<1ms"), None);
+    // So in the steps of a search.
+    let step = result.step(1500.0, None);
+    assert_eq!((step.p50_us.map(f64::floor), step.p99_us), (Some(750.0), None));
     // None was sent: the daemon was not even asked.
     let mut unsent = report(&Durations::default());
     unsent.open_loop = result.open_loop;

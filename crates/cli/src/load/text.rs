@@ -201,9 +201,8 @@ fn open_loop(report: &Report, table: &mut Table) {
     row!(table, "intended" => "{rates} requests/s, {kind} arrivals ({arrivals} in all)");
     let (per_second, missed) = (rate(open.missed_per_second), grouped(open.missed));
     row!(table, "rate missed" => "{per_second} requests/s ({missed} never sent)");
-    let (late, slots) = (grouped(open.late), report.outstanding);
-    let lateness = latencies(open.lateness_us.as_ref());
-    row!(table, "late" => "{late} found all {slots} in flight; sent after arrival by: {lateness}");
+    let (late, lateness) = (grouped(open.late), latencies(open.lateness_us.as_ref()));
+    row!(table, "late" => "{late} found no free slot of their thread; sent after arrival by: {lateness}");
 }
 
 /// What the daemon counted.
