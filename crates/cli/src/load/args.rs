@@ -121,9 +121,6 @@ pub(crate) struct Load {
     /// Write the latencies' distribution as HdrHistogram's text, in milliseconds.
     #[arg(long, value_name = "FILE", help_heading = "Results")]
     pub(crate) hgrm: Option<PathBuf>,
-    /// Write the latencies as one HdrHistogram: V2, compressed, base64, in nanoseconds.
-    #[arg(long, value_name = "FILE", help_heading = "Results")]
-    pub(crate) hdr: Option<PathBuf>,
     /// Write one line per interval: rates, latencies, errors, requests in flight.
     #[arg(long, value_name = "FILE", help_heading = "Results")]
     pub(crate) csv: Option<PathBuf>,
@@ -143,9 +140,6 @@ pub(crate) struct Merge {
     /// As for `load`.
     #[arg(long, value_name = "FILE")]
     pub(crate) hgrm: Option<PathBuf>,
-    /// As for `load`.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) hdr: Option<PathBuf>,
 }
 
 impl Load {

@@ -44,7 +44,7 @@ use shape::Describer;
 use std::collections::HashMap;
 use std::io::{IsTerminal as _, Write as _};
 use std::sync::Arc;
-use text::HistogramFiles;
+use text::Hgrm;
 use tokio::time::Instant;
 use transport::{Credentials, Endpoints};
 use watch::Monitor;
@@ -66,8 +66,10 @@ pub(crate) async fn run(global: &Global, args: &Load) -> Result<(), Failure> {
         return Err(Failure::Usage(problem.to_owned()));
     }
     driver::check(args)?;
-    let [hgrm, hdr, csv] = [&args.hgrm, &args.hdr, &args.csv].map(Option::as_deref);
-    text::check_distinct(&[("--hgrm", hgrm), ("--hdr", hdr), ("--csv", csv)])?;
+    if args.hgrm.is_some() && args.hgrm == args.csv {
+        let problem = "--hgrm and --csv name the same file; name two";
+        return Err(Failure::Usage(problem.to_owned()));
+    }
     let measured = require::Measured {
         arrivals: args.rates().is_some(),
         server_cpu: args.http.is_some() || args.server_pid.is_some() || args.transport == TransportArg::Http,
@@ -75,8 +77,8 @@ pub(crate) async fn run(global: &Global, args: &Load) -> Result<(), Failure> {
     };
     require::check_available(args.require.iter().chain(&args.objective), measured)?;
     let mut stop = StopSignals::catch()?;
-    let files = HistogramFiles::create(hgrm, hdr)?;
-    let series = csv.map(series::Series::open).transpose()?;
+    let hgrm = Hgrm::create(args.hgrm.as_deref())?;
+    let series = args.csv.as_deref().map(series::Series::open).transpose()?;
     let http_transport = args.transport == TransportArg::Http;
     let http = args.http.clone().unwrap_or_else(|| HTTP_DEFAULT.to_owned());
     let endpoints = Endpoints {
@@ -120,7 +122,7 @@ pub(crate) async fn run(global: &Global, args: &Load) -> Result<(), Failure> {
         test.measure(args.rates()).await.map(|(report, _)| report)
     };
     let report = result?;
-    let published = publish(global, &report, files, &args.require);
+    let published = publish(global, &report, hgrm, &args.require);
     test.monitor.series_broken.map_or(published, Err)?;
     if let Some(knee) = &report.knee {
         if let Some(why) = &knee.ended {
@@ -136,21 +138,14 @@ pub(crate) async fn run(global: &Global, args: &Load) -> Result<(), Failure> {
 }
 
 /// Writes a report; fails if nothing was read, bytes were wrong, or reads failed and no condition allows that.
-fn publish(
-    global: &Global,
-    report: &Report,
-    files: HistogramFiles,
-    require: &[Requirement],
-) -> Result<(), Failure> {
+fn publish(global: &Global, report: &Report, hgrm: Hgrm, require: &[Requirement]) -> Result<(), Failure> {
     text::print(report, global.json)?;
-    files.write(report)?;
+    hgrm.write(report)?;
     report.outcome(require.iter().any(Requirement::is_of_errors))
 }
 
 /// Merges results that `load --json` printed.
 pub(crate) fn merge(global: &Global, args: &Merge) -> Result<(), Failure> {
-    let [hgrm, hdr] = [&args.hgrm, &args.hdr].map(Option::as_deref);
-    text::check_distinct(&[("--hgrm", hgrm), ("--hdr", hdr)])?;
     let mut merged: Option<Report> = None;
     let (mut texts, mut total) = (HashMap::new(), 0.0);
     for path in &args.results {
@@ -170,8 +165,8 @@ pub(crate) fn merge(global: &Global, args: &Merge) -> Result<(), Failure> {
         }
     }
     let merged = merged.ok_or_else(|| Failure::Usage("name at least one result".to_owned()))?;
-    let files = HistogramFiles::create(hgrm, hdr)?;
-    publish(global, &merged, files, &args.require)?;
+    let hgrm = Hgrm::create(args.hgrm.as_deref())?;
+    publish(global, &merged, hgrm, &args.require)?;
     require::check(&args.require, |figure| merged.figure(figure))
 }
 

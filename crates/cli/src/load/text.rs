@@ -38,48 +38,26 @@ impl Output {
     }
 }
 
-/// Refuses one file for two results: each would be written over the other.
-pub(super) fn check_distinct(mut files: &[(&str, Option<&Path>)]) -> Result<(), Failure> {
-    while let [(flag, path), others @ ..] = files {
-        if path.is_some()
-            && let Some((other, _)) = others.iter().find(|(_, other)| other == path)
-        {
-            return Err(Failure::Usage(format!(
-                "{flag} and {other} name the same file; name two"
-            )));
-        }
-        files = others;
-    }
-    Ok(())
-}
-
 fn failed(flag: &str, path: &Path, error: &io::Error) -> Failure {
     Failure::Failed(format!("{flag} {}: {error}", path.display()))
 }
 
-/// Where the latencies go, beside the report.
+/// The file of `--hgrm`.
 #[derive(Debug)]
-pub(super) struct HistogramFiles {
-    hgrm: Option<Output>,
-    hdr: Option<Output>,
-}
+pub(super) struct Hgrm(Option<Output>);
 
-impl HistogramFiles {
-    pub(super) fn create(hgrm: Option<&Path>, hdr: Option<&Path>) -> Result<Self, Failure> {
-        Ok(Self {
-            hgrm: hgrm.map(|path| Output::create("--hgrm", path)).transpose()?,
-            hdr: hdr.map(|path| Output::create("--hdr", path)).transpose()?,
-        })
+impl Hgrm {
+    pub(super) fn create(path: Option<&Path>) -> Result<Self, Failure> {
+        path.map(|path| Output::create("--hgrm", path))
+            .transpose()
+            .map(Self)
     }
 
     pub(super) fn write(self, report: &Report) -> Result<(), Failure> {
-        let mut hgrm = Vec::new();
-        report.latency().write_hgrm(&mut hgrm)?;
-        let hdr = report.latency_histogram.clone().unwrap_or_default() + "\n";
-        for (output, text) in [(self.hgrm, hgrm), (self.hdr, hdr.into_bytes())] {
-            output.map_or(Ok(()), |output| output.write(&text))?;
-        }
-        Ok(())
+        let Some(output) = self.0 else { return Ok(()) };
+        let mut text = Vec::new();
+        report.latency().write_hgrm(&mut text)?;
+        output.write(&text)
     }
 }
 

@@ -102,7 +102,7 @@ fn load_measures_what_it_read_and_checks_it() {
 
 #[test]
 fn an_open_loop_holds_its_rate_and_writes_every_form_of_result() {
-    // All arrivals accounted for, the rate held, latencies in JSON, .hgrm, base64 and CSV that agree; then a
+    // All arrivals accounted for, the rate held, latencies in JSON, .hgrm and CSV that agree; then a
     // ramp, and a number of requests, all of which are sent however late.
     let server = start(Flaw::NONE);
     let directory = tempfile::tempdir().unwrap();
@@ -114,9 +114,8 @@ fn an_open_loop_holds_its_rate_and_writes_every_form_of_result() {
         ("poisson", "stream", 1350, 1650),
     ] {
         let outputs = format!(
-            "--hgrm {} --hdr {} --csv {} --interval 0.25",
+            "--hgrm {} --csv {} --interval 0.25",
             word(file("x.hgrm")),
-            word(file("x.hdr")),
             word(file("x.csv"))
         );
         let how = format!("--rate 500 --seconds 3 --arrivals {arrivals} --transport {transport} --verify");
@@ -134,7 +133,7 @@ fn an_open_loop_holds_its_rate_and_writes_every_form_of_result() {
 
         let hgrm = read(&file("x.hgrm"));
         assert!(hgrm.contains(&format!("Total count    = {sent:>12}]")), "{hgrm}");
-        assert_eq!(read(&file("x.hdr")).trim(), report["latency_histogram"]);
+        assert!(report["latency_histogram"].is_string(), "{report}");
         let csv = read(&file("x.csv"));
         let rows: Vec<Vec<&str>> = csv.lines().map(|line| line.split(',').collect()).collect();
         assert_eq!(rows[0][0], "t");
@@ -336,7 +335,7 @@ fn conditions_set_the_exit_code() {
     let old = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(&old, "old").unwrap();
     let gone = "127.0.0.1:1".parse().unwrap();
-    for flag in ["--hgrm", "--hdr", "--csv"] {
+    for flag in ["--hgrm", "--csv"] {
         for path in ["/nonexistent/file", "/"] {
             let error = failure(None, &format!("{run} {flag} {path}"), 1);
             assert!(error.contains(&format!("{flag} {path}: ")), "{error}");

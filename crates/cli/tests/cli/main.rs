@@ -292,16 +292,8 @@ fn wrong_arguments_are_told_apart_from_failures() {
         ),
         ("load --dataset blocks --seconds nan", "use seconds"),
         (
-            "load --dataset blocks --hgrm /nowhere/x --hdr /nowhere/x",
-            "--hgrm and --hdr name the same file",
-        ),
-        (
-            "load --dataset blocks --hdr /nowhere/x --csv /nowhere/x",
-            "--hdr and --csv name the same file",
-        ),
-        (
-            "load-merge /dev/null --hgrm /nowhere/x --hdr /nowhere/x",
-            "--hgrm and --hdr name the same file",
+            "load --dataset blocks --hgrm /nowhere/x --csv /nowhere/x",
+            "--hgrm and --csv name the same file",
         ),
         ("--grpc http://localhost:7410/v1 datasets", "http://HOST:PORT"),
         ("--grpc http://localhost:7410?a=1 datasets", "http://HOST:PORT"),
