@@ -4,12 +4,12 @@ use crate::args::OfDaemon;
 use crate::error::LabError;
 use crate::job::ReadAt;
 use crate::material::{DataFile, open};
-use procfs::process::Process;
 use ringfetch_client::{
     AdminClient, Backend, Builder, ByteRange, Client, Code, Dataset, DatasetStatus, Error, Kind, Metric,
     ObjectPart, Request, RetryPolicy, ScoreRequest,
 };
 use ringfetch_command::connect::remedy;
+use ringfetch_host::View;
 use ringfetch_pace::trace::TraceEntries;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
@@ -215,10 +215,7 @@ impl Served {
 
     /// CPU time of the daemon so far, user and system. `None`: its process is unknown.
     pub(crate) fn cpu(&self) -> Option<Duration> {
-        let stat = Process::new(i32::try_from(self.pid?).ok()?).ok()?.stat().ok()?;
-        let tick = 1_000_000_000 / rustix::param::clock_ticks_per_second().max(1);
-        let ticks = stat.utime.saturating_add(stat.stime);
-        Some(Duration::from_nanos(ticks.saturating_mul(tick)))
+        View::real().cpu_time(self.pid?)
     }
 }
 

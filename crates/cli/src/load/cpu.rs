@@ -1,6 +1,7 @@
 //! CPU time: this process's own, and another one's from /proc.
 
 use crate::outcome::Failure;
+use ringfetch_host::View;
 use rustix::time::{ClockId, clock_gettime};
 use std::time::{Duration, Instant};
 
@@ -18,14 +19,8 @@ impl Process {
     }
 
     fn cpu(self) -> Result<Duration, String> {
-        let stat = i32::try_from(self.pid)
-            .map_err(|error| error.to_string())
-            .and_then(|pid| procfs::process::Process::new(pid).map_err(|error| error.to_string()))
-            .and_then(|process| process.stat().map_err(|error| error.to_string()))
-            .map_err(|error| format!("--server-pid {}: {error}", self.pid))?;
-        let tick_ns = 1_000_000_000 / rustix::param::clock_ticks_per_second().max(1);
-        let ticks = stat.utime.saturating_add(stat.stime);
-        Ok(Duration::from_nanos(ticks.saturating_mul(tick_ns)))
+        let missing = || format!("--server-pid: there is no process {}", self.pid);
+        View::real().cpu_time(self.pid).ok_or_else(missing)
     }
 }
 
