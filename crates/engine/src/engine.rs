@@ -456,7 +456,7 @@ impl Engine {
                 shard: metrics.shard,
                 backend: group.backend,
                 routed: routed.any(|route| Arc::ptr_eq(&route.group, group)),
-                in_flight: metrics.in_flight.load(Ordering::Relaxed),
+                in_flight: metrics.moving(),
                 queued: metrics.queued(),
                 queue_depth: metrics.depth_limit.load(Ordering::Relaxed),
                 device_reads_total: metrics.device_reads.load(Ordering::Relaxed),

@@ -124,6 +124,11 @@ impl DatasetCounters {
             *lock(&self.failed).entry(label).or_default() += reads;
         }
     }
+
+    #[cfg(test)]
+    pub(crate) fn failed(&self, label: &str) -> u64 {
+        lock(&self.failed).get(label).copied().unwrap_or(0)
+    }
 }
 
 /// What a shard counts for reads served by one backend.
@@ -159,7 +164,9 @@ pub(crate) struct ShardMetrics {
     pub(crate) depth_limit: AtomicU32,
     /// The backends that it serves; a batch says which of them reads it.
     backends: [PerBackend; 2],
+    /// Reads in flight, and how many of them have stalled.
     pub(crate) in_flight: AtomicU32,
+    pub(crate) stalled: AtomicU32,
     /// Reads accepted, and neither started nor joined to another one. Submitters add, the shard subtracts.
     pub(crate) queued: AtomicI64,
     pub(crate) device_reads: AtomicU64,
@@ -188,6 +195,7 @@ impl ShardMetrics {
             depth_limit: AtomicU32::new(queue_depth),
             backends: backends.map(PerBackend::new),
             in_flight: AtomicU32::new(0),
+            stalled: AtomicU32::new(0),
             queued: AtomicI64::new(0),
             device_reads: AtomicU64::new(0),
             device_bytes: AtomicU64::new(0),
@@ -199,6 +207,12 @@ impl ShardMetrics {
             batch_items: LocalHistogram::new(&COUNT_BOUNDS),
             datasets: Mutex::new(Vec::new()),
         })
+    }
+
+    /// Reads in flight that have not stalled.
+    pub(crate) fn moving(&self) -> u32 {
+        let stalled = self.stalled.load(Ordering::Relaxed);
+        self.in_flight.load(Ordering::Relaxed).saturating_sub(stalled)
     }
 
     /// Reads that are accepted and not started.

@@ -10,6 +10,7 @@ use crate::buffer::PooledBuffer;
 use crate::config::BackendKind;
 use crate::dataset::{Dataset, OpenFile};
 use crate::error::{ItemError, ReadError};
+use crate::metrics::RESULT_ABANDONED;
 use crate::plan::{Piece, Place, Plan, PlannedRead};
 use crate::share::Charge;
 use smallvec::SmallVec;
@@ -90,6 +91,16 @@ impl PlannedBatch {
             }
         });
         batch
+    }
+
+    /// The result of its reads, if nobody waits for it any more. Whoever waits stops at the deadline, and clients
+    /// with a deadline do so themselves: past it, it is the daemon that was late.
+    pub(crate) fn given_up(&self, now: Instant) -> &'static str {
+        if self.deadline.is_some_and(|deadline| deadline <= now) {
+            ReadError::DeadlineExceeded.label()
+        } else {
+            RESULT_ABANDONED
+        }
     }
 
     /// The attempt at a read, starting at its byte `from`.

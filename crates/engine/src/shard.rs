@@ -25,7 +25,7 @@ mod unwanted;
 pub(crate) use inbox::{Control, Inbox, Mailbox, SendError, inbox};
 
 use crate::backend::{Attempt, Backend, Completion, ReadSource};
-use crate::metrics::{DeviceTimes, RESULT_ABANDONED, ShardMetrics};
+use crate::metrics::{DeviceTimes, ShardMetrics};
 use crate::plan::PlannedRead;
 use crate::planned_batch::{PlannedBatch, Shortfall};
 use active_batch::{ActiveBatch, ReadCounts};
@@ -183,7 +183,7 @@ impl<B: Backend> Shard<B> {
         self.metrics.batch_items.observe(batch.items.len() as u64, 1);
         if batch.reply.is_closed() {
             self.unqueue(reads);
-            counters.count_failed(RESULT_ABANDONED, batch.items.len() as u64);
+            counters.count_failed(batch.given_up(now), batch.items.len() as u64);
             return;
         }
         let mut active = ActiveBatch {
@@ -406,7 +406,7 @@ impl<B: Backend> Shard<B> {
         self.backend.announce(&self.attempts);
         let in_flight = self.in_flight.len();
         let fresh = u32::try_from(self.attempts.len()).unwrap_or(u32::MAX);
-        let mut depth = in_flight.saturating_sub(fresh);
+        let mut depth = self.in_flight.moving().saturating_sub(fresh);
         self.metrics
             .depth_seen
             .observe_each(u64::from(depth) + 1, u64::from(depth) + u64::from(fresh));

@@ -122,7 +122,7 @@ pub(crate) struct EngineCollector {
     catalog: Catalog,
 }
 
-const METRICS: [(&str, &str); 17] = [
+const METRICS: [(&str, &str); 18] = [
     ("ringfetch_reads_total", "Items answered, by result."),
     ("ringfetch_read_bytes_total", "Bytes of items answered."),
     (
@@ -133,7 +133,14 @@ const METRICS: [(&str, &str); 17] = [
         "ringfetch_dataset_read_duration_seconds",
         "Time of a read of a dataset, from acceptance to answer.",
     ),
-    ("ringfetch_in_flight_reads", "Reads submitted and not completed."),
+    (
+        "ringfetch_in_flight_reads",
+        "Reads submitted and not completed, without stalled ones.",
+    ),
+    (
+        "ringfetch_stalled_reads",
+        "Reads that their disk has not completed for 3 s while others waited for room.",
+    ),
     (
         "ringfetch_queue_depth",
         "Reads in flight seen at each submission, itself included.",
@@ -226,8 +233,9 @@ impl Collector for EngineCollector {
 fn add_shard(scrape: &mut Scrape<'_>, shard: &ShardMetrics, all: &[Arc<ShardMetrics>]) {
     let number = shard.shard.to_string();
     let labels = [("shard", number.as_str())];
-    let in_flight = shard.in_flight.load(Ordering::Relaxed);
-    scrape.gauge("ringfetch_in_flight_reads", &labels, f64::from(in_flight));
+    let stalled = shard.stalled.load(Ordering::Relaxed);
+    scrape.gauge("ringfetch_in_flight_reads", &labels, f64::from(shard.moving()));
+    scrape.gauge("ringfetch_stalled_reads", &labels, f64::from(stalled));
     let limit = shard.depth_limit.load(Ordering::Relaxed);
     scrape.gauge("ringfetch_queue_depth_limit", &labels, f64::from(limit));
     scrape.gauge("ringfetch_queued_reads", &labels, float(shard.queued()));

@@ -193,6 +193,11 @@ impl InFlight {
         u32::try_from(self.slots.len() - self.free.len()).unwrap_or(u32::MAX)
     }
 
+    /// Those that count towards the limit.
+    pub(super) fn moving(&self) -> u32 {
+        self.len() - self.stalled
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.free.len() == self.slots.len()
     }
@@ -201,7 +206,7 @@ impl InFlight {
     /// time would take a system call each.
     pub(super) fn has_room(&mut self) -> bool {
         self.is_full &= self.counted_bytes() > self.bytes_max / 2;
-        self.len() - self.stalled < self.reads_max && !self.is_full && !self.free.is_empty()
+        self.moving() < self.reads_max && !self.is_full && !self.free.is_empty()
     }
 
     fn counted_bytes(&self) -> u64 {
@@ -223,7 +228,7 @@ impl InFlight {
         if !self.has_room() {
             return None;
         }
-        let is_first = self.len() == self.stalled;
+        let is_first = self.moving() == 0;
         if !is_first && self.counted_bytes() + u64::from(length) > self.bytes_max {
             self.is_full = true;
             return None;

@@ -6,7 +6,7 @@
 use crate::batch::{Fetched, Item, Lengths, Times};
 use crate::buffer::PooledBuffer;
 use crate::error::{ItemError, ReadError};
-use crate::metrics::{DatasetCounters, RESULT_ABANDONED, ShardMetrics, nanoseconds};
+use crate::metrics::{DatasetCounters, ShardMetrics, nanoseconds};
 use crate::planned_batch::PlannedBatch;
 use std::sync::Arc;
 use std::time::Instant;
@@ -58,6 +58,10 @@ impl Reply {
             expired,
             compaction,
         } = self;
+        if batch.reply.is_closed() {
+            counters.count_failed(batch.given_up(now), batch.items.len() as u64);
+            return;
+        }
         let PlannedBatch {
             items,
             errors,
@@ -71,10 +75,6 @@ impl Reply {
             ..
         } = PlannedBatch::unboxed(batch);
         let count = items.len() as u64;
-        if reply.is_closed() {
-            counters.count_failed(RESULT_ABANDONED, count);
-            return;
-        }
         if expired {
             counters.count_failed(ReadError::DeadlineExceeded.label(), count);
             // The receiver may have been dropped.

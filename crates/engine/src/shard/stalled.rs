@@ -8,6 +8,7 @@
 use super::Shard;
 use super::in_flight::TrackedRead;
 use crate::backend::Backend;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Far above what a read takes on a disk with a long queue: 128 reads of a disk that makes 100 a second take 1.3 s.
@@ -63,7 +64,7 @@ impl<B: Backend> Shard<B> {
         };
         let stalled = self.in_flight.stall(before);
         if !stalled.is_empty() {
-            self.backend.set_stalled(self.in_flight.stalled());
+            self.note_stalled();
         }
         for read in stalled {
             let Some(disk) = self.disk_of(&read) else { continue };
@@ -82,8 +83,15 @@ impl<B: Backend> Shard<B> {
         }
     }
 
+    fn note_stalled(&mut self) {
+        let reads = self.in_flight.stalled();
+        self.backend.set_stalled(reads);
+        self.metrics.stalled.store(reads, Ordering::Relaxed);
+    }
+
     /// A stalled read has ended. After the last one of its disk, batches wait for their turn again.
     pub(super) fn recover(&mut self, read: &TrackedRead) {
+        self.note_stalled();
         let Some(disk) = self.disk_of(read) else { return };
         let Some(index) = self.stalled.disks.iter().position(|(known, _)| *known == disk) else {
             return;
@@ -95,7 +103,6 @@ impl<B: Backend> Shard<B> {
             }
         }
         self.stalled.disks.swap_remove(index);
-        self.backend.set_stalled(self.in_flight.stalled());
         for key in std::mem::take(&mut self.stalled.parked) {
             if self.is_stalled(key) {
                 self.stalled.parked.push(key);

@@ -89,6 +89,13 @@ async fn reads_of_a_disk_that_hangs_leave_the_depth_to_others() {
     assert_eq!(world.control.in_flight(), 4);
     world.shard.tend(Instant::now() + Duration::from_secs(5));
     assert!(world.poll().is_pending());
+    let gauges = |world: &World| {
+        (
+            world.metrics.moving(),
+            world.metrics.stalled.load(Ordering::Relaxed),
+        )
+    };
+    assert_eq!(gauges(&world), (1, 4));
     for _ in 0..1000 {
         let _left = world.send(&[(70_000, 10)], |_| {});
         assert!(world.poll().is_pending());
@@ -105,6 +112,7 @@ async fn reads_of_a_disk_that_hangs_leave_the_depth_to_others() {
     world.shard.tend(Instant::now());
     world.control.release_all();
     assert!(world.poll().is_pending());
+    assert_eq!(gauges(&world), (0, 0));
     for (answer, bytes) in answers.iter_mut().zip([70, 10, 10, 10, 10, 10]) {
         let fetched = answer.try_recv().expect("answered").expect("read");
         assert_eq!((fetched.errors.len(), fetched.data.len()), (0, bytes));
@@ -112,4 +120,34 @@ async fn reads_of_a_disk_that_hangs_leave_the_depth_to_others() {
     assert!(world.shard.is_idle());
     assert_eq!(world.metrics.queued.load(Ordering::Relaxed), 0);
     assert_eq!(world.shard.actives.len(), world.shard.free_actives.len());
+}
+
+#[test]
+fn a_read_that_its_caller_gives_up_at_the_deadline_was_late() {
+    // Scenario: a device that answers late; a read in flight and one that waits, with a deadline, and the same without; all four
+    // callers leave after the deadline. Expectation: two reads have missed it, two were abandoned.
+    let mut world = World::new(1, 100_000);
+    world.control.hold();
+    let deadline = Instant::now() + Duration::from_millis(50);
+    let answers = [
+        (0, Some(deadline)),
+        (10_000, Some(deadline)),
+        (20_000, None),
+        (30_000, None),
+    ]
+    .map(|(offset, deadline)| world.send(&[(offset, 10)], |batch| batch.deadline = deadline));
+    assert!(world.poll().is_pending());
+    while Instant::now() <= deadline {
+        std::hint::spin_loop();
+    }
+    drop(answers);
+    world.control.release_all();
+    assert!(world.poll().is_pending());
+    assert!(world.shard.is_idle());
+    let counters = world.metrics.dataset("data", BackendKind::Sim);
+    let counted = |result| counters.failed(result);
+    assert_eq!(
+        (counted(ReadError::DeadlineExceeded.label()), counted("abandoned")),
+        (2, 2)
+    );
 }
