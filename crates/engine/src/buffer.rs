@@ -27,10 +27,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 /// Granularity of the arena, and the strictest memory alignment a direct read may ask for here.
 pub(crate) const PAGE_BYTES: u64 = 4096;
 
-/// The largest piece that a core keeps, in pages.
-const KEPT_PAGES_MAX: usize = 4;
-/// Most pieces of one size that a core keeps: more than complete in one turn of a core with single reads.
-const KEPT_MAX: usize = 32;
+/// Pieces that a core keeps: their pages, and how many. Of single reads more than complete in one turn of a core; then ranges of
+/// 64 KiB, and batches of 64 blocks.
+const KEPT: [(u32, usize); 6] = [(1, 32), (2, 32), (3, 32), (4, 32), (16, 8), (64, 2)];
 
 /// The whole response memory of a daemon. Clones share it.
 #[derive(Clone)]
@@ -85,29 +84,27 @@ impl Pages {
 #[repr(align(128))]
 struct PiecePool {
     pages: Arc<Pages>,
-    /// Free pieces of 1, 2, ... pages.
-    kept: Mutex<[Vec<Allocation<u32>>; KEPT_PAGES_MAX]>,
+    /// Free pieces of each size in [`KEPT`].
+    kept: Mutex<[Vec<Allocation<u32>>; KEPT.len()]>,
 }
 
 impl PiecePool {
-    fn kept(&self) -> MutexGuard<'_, [Vec<Allocation<u32>>; KEPT_PAGES_MAX]> {
+    fn kept(&self) -> MutexGuard<'_, [Vec<Allocation<u32>>; KEPT.len()]> {
         lock(&self.kept)
     }
 
     /// A piece of so many pages that was kept.
     fn take(&self, pages: u32) -> Option<Allocation<u32>> {
-        let size = usize::try_from(pages).ok()?.checked_sub(1)?;
-        if size >= KEPT_PAGES_MAX {
-            return None;
-        }
+        let (size, _) = kept_size(pages)?;
         self.kept().get_mut(size)?.pop()
     }
 
     /// Keeps a piece, or returns it to the allocator.
     fn give_back(&self, piece: Allocation<u32>, pages: usize) {
-        if pages <= KEPT_PAGES_MAX
-            && let Some(kept) = self.kept().get_mut(pages.wrapping_sub(1))
-            && kept.len() < KEPT_MAX
+        let size = u32::try_from(pages).ok().and_then(kept_size);
+        if let Some((size, most)) = size
+            && let Some(kept) = self.kept().get_mut(size)
+            && kept.len() < most
         {
             return kept.push(piece);
         }
@@ -300,6 +297,12 @@ impl Arena {
     }
 }
 
+/// The index in [`KEPT`] of pieces of so many pages, and how many of them are kept.
+fn kept_size(pages: u32) -> Option<(usize, usize)> {
+    let mut sizes = KEPT.iter().enumerate();
+    sizes.find_map(|(size, (of, most))| (*of == pages).then_some((size, *most)))
+}
+
 /// Rounded up to pages; at least one.
 fn in_pages(bytes: u64) -> u64 {
     bytes.div_ceil(PAGE_BYTES).max(1).saturating_mul(PAGE_BYTES)
@@ -476,13 +479,20 @@ mod tests {
             (0..count).map(|_| arena.reserve(bytes, None).unwrap()).collect()
         };
         let kept = |core: usize| -> usize { arena.pools[core].kept().iter().map(Vec::len).sum() };
-        cores::run_as(0, || drop((pages(4096, 100), pages(8192, 4))));
-        cores::run_as(1, || drop(pages(4096, 10)));
-        assert_eq!((kept(0), kept(1), kept(2)), (KEPT_MAX + 4, 10, 0));
+        cores::run_as(0, || {
+            drop((
+                pages(4096, 100),
+                pages(8192, 4),
+                pages(4096 * 16, 3),
+                pages(4096 * 20, 1),
+            ));
+        });
+        cores::run_as(1, || drop((pages(4096, 9), pages(4096 * 64, 1))));
+        assert_eq!((kept(0), kept(1), kept(2)), (32 + 4 + 3, 10, 0));
         // Returned where it was made.
         let piece = cores::run_as(1, || arena.reserve(4096, None).unwrap());
         cores::run_as(0, || drop(piece));
-        assert_eq!((kept(0), kept(1)), (KEPT_MAX + 4, 10));
+        assert_eq!((kept(0), kept(1)), (32 + 4 + 3, 10));
         drop(arena.reserve(1 << 20, None).unwrap());
         assert_eq!((kept(0), kept(1), kept(2)), (0, 0, 0));
         cores::run_as(0, || drop(pages(4096, 100)));

@@ -182,17 +182,17 @@ pub(crate) fn plan(batch: &Batch, rules: PlanRules) -> Plan {
                 part.segment.target = part.segment.target.saturating_add(misalignment);
             }
         }
-        plan_parts(&mut plan, &mut parts, rules);
+        plan_parts(&mut plan, &parts, rules);
     } else {
         let mut parts = Vec::with_capacity(count);
         split(batch, rules, |part| parts.push(part));
-        plan_parts(&mut plan, &mut parts, rules);
+        plan_parts(&mut plan, &parts, rules);
     }
     plan
 }
 
 /// Builds reads from parts.
-fn plan_parts(plan: &mut Plan, parts: &mut [SegmentPart], rules: PlanRules) {
+fn plan_parts(plan: &mut Plan, parts: &[SegmentPart], rules: PlanRules) {
     let data_end = plan.data_bytes;
     if let [part] = parts {
         let open = OpenRead::new(*part, plan.lead_bytes, data_end, 0);
@@ -200,13 +200,28 @@ fn plan_parts(plan: &mut Plan, parts: &mut [SegmentPart], rules: PlanRules) {
         let read = open.close(plan, 1);
         return plan.reads.push(read);
     }
-    if rules.merge {
-        parts.sort_unstable_by_key(|part| (part.segment.file, part.segment.offset, part.segment.target));
+    if !rules.merge {
+        return plan_in_order(plan, parts.iter(), rules);
     }
+    // By file and offset, and parts of the same bytes by their places in the response, which ascend with the index: a
+    // number is cheaper to move than a part.
+    let key = |(index, part): (u128, &SegmentPart)| {
+        u128::from(part.segment.file) << 96 | u128::from(part.segment.offset) << 32 | index
+    };
+    let mut order: SmallVec<[u128; 64]> = (0..).zip(parts).map(key).collect();
+    order.sort_unstable();
+    #[expect(clippy::cast_possible_truncation, reason = "the index of a part")]
+    let sorted = order.iter().filter_map(|key| parts.get(*key as u32 as usize));
+    plan_in_order(plan, sorted, rules);
+}
+
+/// Builds reads from several parts, in this order.
+fn plan_in_order<'a>(plan: &mut Plan, parts: impl Iterator<Item = &'a SegmentPart>, rules: PlanRules) {
+    let (data_end, count) = (plan.data_bytes, parts.size_hint().1.unwrap_or(0));
     // A `SmallVec` takes more instructions to grow than a `Vec`.
-    let (mut reads, mut pieces) = (Vec::with_capacity(parts.len()), Vec::with_capacity(parts.len()));
+    let (mut reads, mut pieces) = (Vec::with_capacity(count), Vec::with_capacity(count));
     let mut open: Option<OpenRead> = None;
-    for part in &*parts {
+    for part in parts {
         let merged = rules.merge && open.as_mut().is_some_and(|open| open.absorb(part, rules));
         if !merged {
             if let Some(done) = open.take() {

@@ -34,6 +34,8 @@ pub(crate) struct AutoBackend {
     histories: ResidencyHistories,
     /// Queries of whole regions left in this turn.
     region_queries: u32,
+    /// The time of this launch.
+    now: Tick,
     fills: Fills,
     /// Copied without waiting, and not yet reported.
     read_at_once: Vec<Completion>,
@@ -51,6 +53,7 @@ impl AutoBackend {
             mapped: MmapBackend::new(false),
             histories: ResidencyHistories::default(),
             region_queries: REGION_QUERIES_MAX,
+            now: Tick::now(),
         }
     }
 
@@ -61,7 +64,7 @@ impl AutoBackend {
             Residency::Cold => return None,
             Residency::Ask => {}
         }
-        let (file, now) = (&attempt.file, Tick::now());
+        let (file, now) = (&attempt.file, self.now);
         if trusted(file, attempt.offset, attempt.length, now) {
             return Some(true);
         }
@@ -148,6 +151,10 @@ impl Backend for AutoBackend {
 
     fn forget(&mut self, files: &[u64]) {
         self.ring.forget(files);
+    }
+
+    fn announce(&mut self, _attempts: &[Attempt]) {
+        self.now = Tick::now();
     }
 
     fn start(&mut self, attempt: Attempt) -> ReadSource {

@@ -50,8 +50,8 @@ pub(super) struct FetchService {
 /// Aligned, so that those of two cores share no cache line.
 #[derive(Debug, Clone)]
 #[repr(align(128))]
-struct Shared {
-    fetcher: Fetcher,
+pub(super) struct Shared {
+    pub(super) fetcher: Fetcher,
     lifecycle: Lifecycle,
     rpc: RpcMetrics,
 }
@@ -238,7 +238,7 @@ impl<B: BytesBody> GrpcRequest<B> {
             message_bytes: limits.request_bytes,
             deadline,
         };
-        let (holding, held_by) = (fetcher.clone(), connection.clone());
+        let (holding, held_by) = (fetcher, connection.clone());
         let mut charge = None;
         let hold = Box::new(move |bytes| {
             if bytes == 0 {
@@ -246,7 +246,8 @@ impl<B: BytesBody> GrpcRequest<B> {
             }
             holding.charge_request_memory(held_by.as_ref(), &mut charge, bytes)
         });
-        let start = move |message| stream::respond(fetcher.clone(), connection.clone(), deadline, message);
+        let start =
+            move |message| stream::respond(Arc::clone(&shared), connection.clone(), deadline, message);
         let ended = Box::new(move |code| rpc.grpc(GrpcMethod::FetchStream).observe(code, started.elapsed()));
         let draining = async move { lifecycle.draining().await };
         ok(

@@ -18,7 +18,7 @@ use super::encode::{EncodedMessage, FrameBuffer};
 use super::fetch_request::UnaryRequest;
 use super::frame::FrameDecoder;
 use super::read_object::trailers_of;
-use super::service::{decode, items_of, trailers_ok};
+use super::service::{Shared, decode, items_of, trailers_ok};
 use super::wire::{FieldValue, dataset_in, visit};
 use crate::caller::Connection;
 use crate::error_status;
@@ -49,6 +49,14 @@ const CANCEL_TAG: u32 = 7;
 /// Cancels handled by one poll. Each scans the requests in flight.
 const CANCELS_AT_ONCE: usize = 64;
 
+/// What is left to read of the body in one poll.
+struct BodyTurn {
+    /// Cancels that may still be handled.
+    cancels: usize,
+    /// It has no more now, and wakes the task: asking again takes a lock of the connection.
+    is_pending: bool,
+}
+
 #[derive(Debug, Clone, Copy)]
 pub(super) struct StreamLimits {
     /// Requests in flight; at least 1.
@@ -71,7 +79,7 @@ pub(super) struct StreamRequest {
 ///
 /// At once, if the message is not a request, which ends the stream.
 pub(super) fn respond(
-    fetcher: Fetcher,
+    shared: Arc<Shared>,
     connection: Option<Arc<Connection>>,
     call_deadline: Option<Instant>,
     message: StreamRequest,
@@ -85,14 +93,14 @@ pub(super) fn respond(
     let counted = if RequestMemory::is_free(bytes.len()) {
         Ok(0)
     } else {
-        fetcher.count_rejection(
-            count(&bytes, fetcher.limits().items_per_request),
+        shared.fetcher.count_rejection(
+            count(&bytes, shared.fetcher.limits().items_per_request),
             connection.as_ref(),
         )
     };
     let checked = match counted {
         Ok(items) => {
-            let mut request_memory = RequestMemory::new(&fetcher, connection.as_ref());
+            let mut request_memory = RequestMemory::new(&shared.fetcher, connection.as_ref());
             request_memory
                 .whole(bytes.len(), items)
                 .map(|()| request_memory.into_charge())
@@ -127,11 +135,11 @@ pub(super) fn respond(
             Err(error) => return failed(id, &error, "request"),
         };
         match &request.request {
-            Some(OneOf::Blocks(call)) => answer(&fetcher, id, call, context, charge).await,
-            Some(OneOf::Vectors(call)) => answer(&fetcher, id, call, context, charge).await,
-            Some(OneOf::Ranges(call)) => answer(&fetcher, id, call, context, charge).await,
-            Some(OneOf::Objects(call)) => answer(&fetcher, id, call, context, charge).await,
-            Some(OneOf::Scores(call)) => answer(&fetcher, id, call, context, charge).await,
+            Some(OneOf::Blocks(call)) => answer(&shared.fetcher, id, call, context, charge).await,
+            Some(OneOf::Vectors(call)) => answer(&shared.fetcher, id, call, context, charge).await,
+            Some(OneOf::Ranges(call)) => answer(&shared.fetcher, id, call, context, charge).await,
+            Some(OneOf::Objects(call)) => answer(&shared.fetcher, id, call, context, charge).await,
+            Some(OneOf::Scores(call)) => answer(&shared.fetcher, id, call, context, charge).await,
             // Cancels are handled before this point (`MessageHeader`).
             Some(OneOf::Cancel(_)) | None => failed(id, &nothing_asked(), "request"),
         }
@@ -338,8 +346,8 @@ where
         }
     }
 
-    /// Starts requests that have arrived while there is room, and reads one more. Handles at most `cancels` cancels.
-    fn take_up(&mut self, cx: &mut Context<'_>, cancels: &mut usize) -> Result<(), Status> {
+    /// Starts requests that have arrived while there is room, and reads one more.
+    fn take_up(&mut self, cx: &mut Context<'_>, turn: &mut BodyTurn) -> Result<(), Status> {
         loop {
             if self.in_flight.len() < self.requests_in_flight_max
                 && let Some(message) = self.waiting.take()
@@ -355,7 +363,7 @@ where
             if self.waiting.is_some() {
                 break;
             }
-            if *cancels == 0 {
+            if turn.cancels == 0 {
                 // Yields to other tasks first.
                 cx.waker().wake_by_ref();
                 break;
@@ -364,7 +372,7 @@ where
                 let header = MessageHeader::of(&bytes);
                 if header.is_cancel {
                     decode::<v1::FetchStreamRequest>(&bytes)?;
-                    *cancels -= 1;
+                    turn.cancels -= 1;
                     let in_flight = Pin::new(&mut self.in_flight);
                     in_flight
                         .iter_pin_mut()
@@ -378,8 +386,14 @@ where
                 }
                 continue;
             }
+            if turn.is_pending {
+                break;
+            }
             match Pin::new(incoming).poll_frame(cx) {
-                Poll::Pending => break,
+                Poll::Pending => {
+                    turn.is_pending = true;
+                    break;
+                }
                 Poll::Ready(Some(Ok(frame))) => {
                     if let Ok(piece) = frame.into_data() {
                         self.arrived = Instant::now();
@@ -464,10 +478,13 @@ where
         }
         self.poll_interruptions(cx);
         let mut frame = FrameBuffer::default();
-        let mut cancels = CANCELS_AT_ONCE;
+        let mut turn = BodyTurn {
+            cancels: CANCELS_AT_ONCE,
+            is_pending: false,
+        };
         loop {
             // Requests first, so that the disk is busy while responses are encoded.
-            if let Err(status) = self.take_up(cx, &mut cancels) {
+            if let Err(status) = self.take_up(cx, &mut turn) {
                 self.stop_reading(status);
             }
             match self.in_flight.poll_next_unpin(cx) {
