@@ -39,6 +39,9 @@ SERVICE_FAILED = 'result=~"device_error|truncated|unreadable|engine_failed|overl
 FIRING = ('alertstate="firing"', 'alertname=~"Ringfetch.+"')
 FULL, HALF, THIRD, QUARTER, EIGHTH = (24, 6), (12, 8), (8, 8), (6, 8), (3, 4)
 TALL_HALF, QUARTER_LOW = (12, 9), (6, 4)
+# `memory` before routing is request memory, and otherwise that of responses. Other refusals before routing are mistakes.
+EARLY = rate("ringfetch_requests_refused_total", 'reason=~"memory|draining"')
+REFUSED = f"""{rate('ringfetch_rejected_total')} or label_replace({EARLY}, "reason", "request_memory", "reason", "memory")"""
 OWN_LIMITS = 'reason=~"requests_in_flight|principal_requests|caller_memory|principal_memory|requests_per_second|bytes_per_second"'
 
 TITLES = {"overview": "Ringfetch: overview", "engine": "Ringfetch: engine", "flip": "Ringfetch: uring against mmap",
@@ -74,7 +77,7 @@ def overview():
              "objects, deadlines, overload. Wrong requests do not count.", "percentunit", EIGHTH,
              f"max({divided(failed, answered)}) or max({answered}) * 0", bad_from=0.001),
         stat("Refused", "Requests a second refused because of a limit, a deadline or the drain.", "reqps", EIGHTH,
-             f"sum({rate('ringfetch_rejected_total')})", bad_from=0.001),
+             f"sum({REFUSED})", bad_from=0.001),
     ]
     in_force = f" and on (job, instance, dataset, backend) {pick('ringfetch_dataset_backend_info')}"
     served = table(
@@ -108,9 +111,10 @@ def overview():
                 "invalid). 0 and `none`: all were answered.", "iops", THIRD,
                 target(or_none(f"sum by (result, dataset) ({rate(READS, *BY_DATASET, FAILED)})", "result"),
                        "{{result}} {{dataset}}")),
-         series("Requests refused", "By the bound that was met. Over queued_reads, memory or requests_in_flight: too much "
-                "load. connection_memory: a client that reads slowly. items, response_bytes: one request too large.",
-                "reqps", THIRD, target(f"sum by (reason) ({rate('ringfetch_rejected_total')})", "{{reason}}")),
+         series("Requests refused", "By the bound that was met. Over queued_reads, memory, request_memory or "
+                "requests_in_flight: too much load. connection_memory: a client that reads slowly. items, response_bytes: one "
+                "request too large.", "reqps", THIRD,
+                target(f"sum by (reason) ({REFUSED})", "{{reason}}")),
          series("Requests", "Requests answered a second, by transport and status code. A FetchStream is one request.",
                 "reqps", THIRD,
                 target(f"sum by (transport, code) ({rate('ringfetch_rpc_requests_total')})", "{{transport}} {{code}}"))],
