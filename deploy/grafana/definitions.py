@@ -192,15 +192,13 @@ def engine():
                 target(quotient(rate(RESIDENT), CARRIED_OUT, "instance"), "{{instance}}"), max=1),
          series("CPU time a read", "CPU time of the whole process for each item answered.", "s", THIRD,
                 target(quotient(rate(CPU), rate(READS), "instance"), "{{instance}}"))],
-        [series("Answered", "Items answered a second, by dataset and backend: what the shards' work was for.", "iops", QUARTER,
+        [series("Answered", "Items answered a second, by dataset and backend: what the shards' work was for.", "iops", THIRD,
                 target(f"sum by (dataset, backend) ({rate(READS, *BY_DATASET)})", "{{dataset}} {{backend}}")),
          series("Device reads, by shard", "Reads sent to the device a second. One busy shard beside idle ones: its "
-                "connections do the work; more connections spread it.", "iops", QUARTER,
+                "connections do the work; more connections spread it.", "iops", THIRD,
                 target(f"sum by (instance, shard) ({rate(DEVICE_READS)})", "{{instance}} shard {{shard}}")),
-         series("Device bytes, by shard", "Bytes asked of the device a second.", "binBps", QUARTER,
-                target(f"sum by (instance, shard) ({rate(DEVICE_BYTES)})", "{{instance}} shard {{shard}}")),
-         series("Shards failed", "Shards that stopped because of a defect. The daemon then drains and ends.", "none", QUARTER,
-                target(f"sum by (instance) ({pick('ringfetch_shard_failures_total')})", "{{instance}}"), decimals=0)],
+         series("Device bytes, by shard", "Bytes asked of the device a second.", "binBps", THIRD,
+                target(f"sum by (instance, shard) ({rate(DEVICE_BYTES)})", "{{instance}} shard {{shard}}"))],
     ]
     return dashboard("engine", TITLES["engine"], "How the shards work: depth, waiting, device time, batching, "
                      "amplification. Series by shard or of the process are not cut by dataset and backend.",
