@@ -157,8 +157,10 @@ def engine():
                 *[target(quantile(share, "", DEPTH), name)
                   for share, name in ((0.5, "p50"), (0.99, "p99"))],
                 target(f"max({pick('ringfetch_queue_depth_limit')})", "limit")),
-         series("In flight, by shard", "Reads submitted and not completed, as seen at each scrape; and the limit.", "none",
-                HALF, target(f"sum by (instance, shard) ({pick('ringfetch_in_flight_reads')})", "{{instance}} shard {{shard}}"),
+         series("In flight, by shard", "Reads submitted and not completed, as seen at each scrape; and the limit. stalled: those "
+                "of a disk that has not answered for 3 s, which count no more.", "none", HALF,
+                target(f"sum by (instance, shard) ({pick('ringfetch_in_flight_reads')})", "{{instance}} shard {{shard}}"),
+                target(f"sum by (instance) ({pick('ringfetch_stalled_reads')})", "{{instance}} stalled"),
                 target(f"max({pick('ringfetch_queue_depth_limit')})", "limit"))],
         [series("Waiting, by shard", "Reads accepted and not submitted. Rising without end: more load than the device can "
                 "take.", "none", THIRD,
