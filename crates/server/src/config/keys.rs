@@ -148,11 +148,13 @@ fn read(walk: &Walk, tree: layers::Node, directory: &Path) -> Config {
     }
 }
 
-/// Checks a name as `http.hosts` accepts it: a host name, `*.` and a domain, or `*`.
+/// Checks a name as `http.hosts` accepts it: a host name, `*.` and a domain, or `*`. The dot of the root may end it.
 fn host_name(name: &str) -> Result<(), String> {
     let plain = name.strip_prefix("*.").unwrap_or(name);
-    let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-    let is_name = !plain.is_empty() && plain.len() <= 253 && plain.chars().all(allowed);
+    let plain = plain.strip_suffix('.').unwrap_or(plain);
+    let allowed = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
+    let is_label = |label: &str| !label.is_empty() && label.chars().all(allowed);
+    let is_name = plain.len() <= 253 && plain.split('.').all(is_label);
     if name == "*" || is_name {
         Ok(())
     } else {
@@ -410,4 +412,40 @@ fn log(mut section: Section<'_>) -> LogConfig {
     let format = section.word("format", LogFormat::Auto, &FORMAT_WORDS);
     section.finish();
     LogConfig { filter, format }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::host_name;
+
+    #[test]
+    fn a_host_name_has_no_empty_label() {
+        // Scenario: names, also with the dot of the root, and what no Host can be. Expectation: the names are accepted.
+        for name in [
+            "*",
+            "a",
+            "a.example",
+            "a.example.",
+            "*.example",
+            "*.example.",
+            "a_b-c.1",
+        ] {
+            assert_eq!(host_name(name), Ok(()));
+        }
+        for name in [
+            "",
+            ".",
+            "..",
+            "*.",
+            "*..",
+            ".example",
+            "*..example",
+            "a..b",
+            "a..",
+            "a.*",
+            "a b",
+        ] {
+            assert!(host_name(name).is_err(), "{name:?}");
+        }
+    }
 }

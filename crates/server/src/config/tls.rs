@@ -80,6 +80,13 @@ pub(super) fn read(mut section: Section<'_>, directory: &Path) -> Option<TlsConf
     let handshakes = section.small("handshakes", HANDSHAKES, 1..=1 << 16);
     section.finish();
     let (certificate_key, key_key) = ("tls.certificate", "tls.key");
+    walk.report_conflict(
+        "tls.ports",
+        certificate_key,
+        ports.as_ref().is_some_and(Vec::is_empty),
+        "is empty, so no port has TLS",
+        format!("name grpc, http or admin, or set {certificate_key} and {key_key}: off"),
+    );
     for (name, is_set, other, other_is_set) in [
         (key_key, key.is_some(), certificate_key, certificate.is_some()),
         (certificate_key, certificate.is_some(), key_key, key.is_some()),

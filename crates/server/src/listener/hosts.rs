@@ -38,7 +38,11 @@ impl AllowedHosts {
     pub fn of(address: SocketAddr, configured: Option<&[String]>) -> Self {
         let is_local = address.ip().to_canonical().is_loopback();
         let names = match configured {
-            Some(names) => names.iter().map(|name| name.to_ascii_lowercase()).collect(),
+            // Without the dot of the root, as the names in requests are compared.
+            Some(names) => names
+                .iter()
+                .map(|name| name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase())
+                .collect(),
             None if is_local => Vec::new(),
             None => vec![SERVICE_NAME.to_owned()],
         };
@@ -181,9 +185,11 @@ mod tests {
     fn loopback_names_are_good_and_foreign_names_are_not() {
         // Scenario: a loopback address, all interfaces, and a list. Expectation: loopback names are accepted
         // everywhere; IP addresses and the compose service's name except on loopback; the names in the list;
-        // nothing that only looks like these.
+        // nothing that only looks like these. A dot at the end means
+        // the same name.
         let (loopback, all) = (hosts("127.0.0.1:7411", None), hosts("0.0.0.0:7411", None));
         let listed = hosts("[::1]:7411", Some(&["Data.example", "*.pods.example"]));
+        let rooted = hosts("[::1]:7411", Some(&["Data.example.", "*.pods.example."]));
         for host in LOCAL {
             for hosts in [&loopback, &all, &listed] {
                 assert!(hosts.knows(host), "{host}: {hosts:?}");
@@ -210,7 +216,9 @@ mod tests {
             "b.a.pods.example:1",
         ] {
             assert!(listed.knows(host) && !all.knows(host), "{host}");
+            assert!(rooted.knows(host), "{host}");
         }
+        assert!(listed.knows("data.example.") && rooted.knows("data.example.:7411"));
         for host in ["pods.example", ".pods.example", "xdata.example", "apods.example"] {
             assert!(!listed.knows(host), "{host}");
         }
