@@ -19,19 +19,20 @@ const ANSWER_BYTES_MAX: u64 = 64 << 10;
 /// One line: no response, or a status other than 200.
 pub(crate) fn ask(listen: SocketAddr, tls: Option<&TlsConfig>) -> Result<String, String> {
     let scheme = if tls.is_some() { "https" } else { "http" };
-    let address = reachable(listen);
-    if address.port() == 0 {
+    if listen.port() == 0 {
         return Err("http.listen has port 0: the real port is only in the daemon's log".to_owned());
     }
+    let (address, stream) = connect(listen);
     let not_ready = |why: &str| format!("not ready: {scheme}://{address}/readyz: {why}");
-    let answer = get(address, tls).map_err(|error| {
-        // The kernel reports a socket's timeout as EAGAIN.
-        if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) {
-            not_ready(&format!("no response within {} s", TIMEOUT.as_secs()))
-        } else {
-            not_ready(&error.to_string())
-        }
-    })?;
+    let answer = stream
+        .and_then(|stream| get(address, stream, tls))
+        .map_err(|error| {
+            if is_timeout(&error) {
+                not_ready(&format!("no response within {} s", TIMEOUT.as_secs()))
+            } else {
+                not_ready(&error.to_string())
+            }
+        })?;
     if answer.is_empty() {
         return Err(not_ready("the connection was closed without a response"));
     }
@@ -54,18 +55,40 @@ pub(crate) fn ask(listen: SocketAddr, tls: Option<&TlsConfig>) -> Result<String,
     }
 }
 
-/// The loopback address for a listener on all interfaces.
-fn reachable(listen: SocketAddr) -> SocketAddr {
+/// Addresses that reach a listener, in the order to try: loopback if it listens on all interfaces. `[::]` covers IPv4, too,
+/// which a host without ::1 has.
+fn reachable(listen: SocketAddr) -> Vec<SocketAddr> {
+    let port = listen.port();
+    let (v4, v6) = (
+        (Ipv4Addr::LOCALHOST, port).into(),
+        (Ipv6Addr::LOCALHOST, port).into(),
+    );
     match listen.ip() {
         // As a whole: a link-local address has its interface with it.
-        ip if !ip.is_unspecified() => listen,
-        IpAddr::V4(_) => (Ipv4Addr::LOCALHOST, listen.port()).into(),
-        IpAddr::V6(_) => (Ipv6Addr::LOCALHOST, listen.port()).into(),
+        ip if !ip.is_unspecified() => vec![listen],
+        IpAddr::V4(_) => vec![v4],
+        IpAddr::V6(_) => vec![v6, v4],
     }
 }
 
-fn get(address: SocketAddr, tls: Option<&TlsConfig>) -> io::Result<String> {
-    let stream = TcpStream::connect_timeout(&address, TIMEOUT)?;
+/// A connection, or the last error, with its address. A timeout is final: orchestrators do not wait for a second one.
+fn connect(listen: SocketAddr) -> (SocketAddr, io::Result<TcpStream>) {
+    let mut outcome = (listen, Err(io::ErrorKind::AddrNotAvailable.into()));
+    for address in reachable(listen) {
+        outcome = (address, TcpStream::connect_timeout(&address, TIMEOUT));
+        if outcome.1.as_ref().map_or_else(is_timeout, |_| true) {
+            break;
+        }
+    }
+    outcome
+}
+
+/// The kernel reports a socket's timeout as EAGAIN.
+fn is_timeout(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
+}
+
+fn get(address: SocketAddr, stream: TcpStream, tls: Option<&TlsConfig>) -> io::Result<String> {
     stream.set_read_timeout(Some(TIMEOUT))?;
     stream.set_write_timeout(Some(TIMEOUT))?;
     // Without the interface of a link-local address, which means nothing to the other side (RFC 6874, section 4).
@@ -144,15 +167,24 @@ mod tests {
     #[test]
     fn all_interfaces_are_reached_by_loopback() {
         // Scenario: unspecified addresses, a particular one, and a link-local one. Expectation: loopback of the
-        // same family; the others unchanged, with the interface.
+        // same family, and of IPv4, which a host without ::1 has; the others unchanged, with the interface.
         for (listen, expected) in [
-            ("0.0.0.0:7411", "127.0.0.1:7411"),
-            ("[::]:7411", "[::1]:7411"),
-            ("192.0.2.1:7411", "192.0.2.1:7411"),
-            ("[fe80::1%2]:7411", "[fe80::1%2]:7411"),
+            ("0.0.0.0:7411", &["127.0.0.1:7411"][..]),
+            ("[::]:7411", &["[::1]:7411", "127.0.0.1:7411"]),
+            ("192.0.2.1:7411", &["192.0.2.1:7411"]),
+            ("[fe80::1%2]:7411", &["[fe80::1%2]:7411"]),
         ] {
-            let parse = |text: &str| text.parse::<SocketAddr>().expect("an address");
-            assert_eq!(reachable(parse(listen)), parse(expected));
+            let parse = |text: &&str| text.parse::<SocketAddr>().expect("an address");
+            let expected: Vec<_> = expected.iter().map(parse).collect();
+            assert_eq!(reachable(parse(&listen)), expected);
         }
+    }
+
+    #[test]
+    fn all_interfaces_are_reached_where_only_ipv4_has_loopback() {
+        // Scenario: all interfaces, and nobody on ::1, as on a host without it. Expectation: 127.0.0.1 answers.
+        let (address, _server) = answering("HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nready");
+        let listen = (Ipv6Addr::UNSPECIFIED, address.port()).into();
+        assert_eq!(ask(listen, None), Ok(format!("ready: http://{address}/readyz")));
     }
 }
