@@ -6,11 +6,12 @@ use super::switches::BackendSwitches;
 use super::{ActiveConfig, Inner, lock};
 use crate::access::Access;
 use crate::access_log::AccessLog;
-use crate::catalogue::CatalogueDiff;
+use crate::catalogue::{Catalogue, CatalogueDiff};
 use crate::config::{self, Base, Config, Loaded, listed};
 use crate::key_file::FileError;
 use crate::lifecycle::State;
 use crate::tls::Tls;
+use ringfetch_engine::dataset::Kind;
 use std::collections::BTreeSet;
 use std::time::SystemTime;
 
@@ -51,7 +52,7 @@ pub enum ReloadError {
     /// Mistakes in the configuration or the files it names.
     #[error("{}", of_mistakes(.0))]
     Invalid(Vec<ReloadProblem>),
-    /// The host refuses what its datasets take: file descriptors, memory.
+    /// The host refuses what its files and datasets take: file descriptors, memory.
     #[error("{0}")]
     HostRefused(String),
     /// A backend that it asks for is unavailable.
@@ -124,6 +125,9 @@ impl Inner {
 
     fn try_reload(&self, active: &mut ActiveConfig) -> Result<ReloadOutcome, ReloadError> {
         let Loaded { mut config, settings } = config::load(&self.parts.inputs).map_err(|problems| {
+            if problems.is_refused_by_host() {
+                return ReloadError::HostRefused(listed(&problems.0, "; "));
+            }
             let mistake = |problem: &config::Problem| ReloadProblem {
                 key: problem.key.clone(),
                 problem: problem.to_string(),
@@ -141,14 +145,6 @@ impl Inner {
             };
             ReloadError::Invalid(errors.0.iter().map(mistake).collect())
         })?;
-        let unusable = |mut error: FileError| {
-            let more = std::mem::take(&mut error.more);
-            let mistake = |error: FileError| ReloadProblem {
-                key: error.key.to_owned(),
-                problem: error.to_string(),
-            };
-            ReloadError::Invalid(std::iter::once(error).chain(more).map(mistake).collect())
-        };
         let renewed = self
             .parts
             .tls
@@ -157,7 +153,9 @@ impl Inner {
             .map_err(unusable)?;
         let principals = self.parts.access.as_ref().map_or(Ok(None), Access::read);
         let principals = principals.map_err(unusable)?;
+        let wanted = config.limits.response_bytes;
         self.hold_back(&mut config, &mut changes);
+        fit_an_answer(&config, wanted, &catalogue, &difference)?;
 
         let switched = BackendSwitches::make(self, active, &config, &catalogue, &difference);
         let BackendSwitches { applied, notes, .. } =
@@ -215,20 +213,85 @@ impl Inner {
     /// Holds back, until a restart, limits that need more memory or a longer queue than the engine has.
     fn hold_back(&self, config: &mut Config, changes: &mut ConfigDiff) {
         let engine = self.parts.fetcher.engine();
-        if config.limits.response_bytes > engine.response_bytes_max() {
+        let (_, budget) = engine.memory();
+        let keeps_connection = config.engine.connection_bytes > budget;
+        if keeps_connection {
+            config.engine.connection_bytes = self.parts.connection_limits.connection_bytes();
+        }
+        // A response must fit on a connection, too.
+        let response_bytes_max = engine.response_bytes_max().min(config.engine.connection_bytes);
+        if config.limits.response_bytes > response_bytes_max {
             config.limits.response_bytes = self.parts.fetcher.limits().response_bytes;
             changes.hold_back("limits.response_bytes");
         }
-        let (_, budget) = engine.memory();
-        if config.engine.connection_bytes > budget {
-            config.engine.connection_bytes = self.parts.connection_limits.connection_bytes();
+        if keeps_connection {
             changes.hold_back("limits.connection_bytes");
         }
         if config.limits.items_per_request > engine.queued_reads_max() {
             config.limits.items_per_request = self.parts.fetcher.limits().items_per_request;
             changes.hold_back("limits.items_per_request");
         }
+        // They belong to a log that is not running, or will not after the restart.
+        if self.parts.access_log.is_none() || config.access_log.is_none() {
+            changes.hold_back("access_log.sample");
+            changes.hold_back("access_log.slow_ms");
+        }
     }
+}
+
+/// Files that cannot be used: mistakes, unless all that is wrong is that the host refuses to read them.
+fn unusable(mut error: FileError) -> ReloadError {
+    let more = std::mem::take(&mut error.more);
+    let errors: Vec<FileError> = std::iter::once(error).chain(more).collect();
+    if errors.iter().all(FileError::is_refused_by_host) {
+        return ReloadError::HostRefused(listed(&errors, "; "));
+    }
+    let mistake = |error: &FileError| ReloadProblem {
+        key: error.key.to_owned(),
+        problem: error.to_string(),
+    };
+    ReloadError::Invalid(errors.iter().map(mistake).collect())
+}
+
+/// Checks that new datasets can be read if the `wanted` length of a response waits for a restart.
+///
+/// # Errors
+/// An item of one fits that length, and not the one in force.
+fn fit_an_answer(
+    config: &Config,
+    wanted: u64,
+    catalogue: &Catalogue,
+    difference: &CatalogueDiff,
+) -> Result<(), ReloadError> {
+    let in_force = config.limits.response_bytes;
+    let is_unchanged = |name: &String| difference.unchanged.binary_search(name).is_ok();
+    let mut problems = Vec::new();
+    for dataset in catalogue.datasets() {
+        let (field, item, bytes) = match dataset.kind() {
+            Kind::Blocks { block_bytes, .. } => ("block_bytes", "a block", block_bytes),
+            Kind::Vectors { vector_bytes, .. } => ("dim", "a vector", vector_bytes),
+            Kind::Objects => continue,
+        };
+        let name = dataset.spec().name.clone();
+        let fits = u64::from(bytes) <= in_force || u64::from(bytes) > wanted;
+        if fits || is_unchanged(&name) {
+            continue;
+        }
+        let index = config.datasets.iter().position(|spec| spec.name == name);
+        let key = format!("datasets[{}].{field}", index.unwrap_or_default());
+        let problem = format!(
+            "{key}: makes {item} {bytes} bytes, and an answer has at most {in_force} until limits.response_bytes changes, \
+             which needs a restart; restart the daemon, or leave dataset {name} out until then"
+        );
+        problems.push((index, ReloadProblem { key, problem }));
+    }
+    if problems.is_empty() {
+        return Ok(());
+    }
+    // In the order of the file.
+    problems.sort_by_key(|(index, _)| *index);
+    let problems = problems.into_iter().map(|(_, problem)| problem);
+    Err(ReloadError::Invalid(problems.collect()))
 }
 
 fn log(reloaded: &ReloadOutcome) {
@@ -252,4 +315,37 @@ fn log(reloaded: &ReloadOutcome) {
         datasets_unchanged = datasets.unchanged.len(),
         "reloaded"
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::key_file::HOST_REMEDY;
+
+    #[test]
+    fn a_file_that_the_host_refuses_is_no_mistake() {
+        // Scenario: a file that the host has no descriptor for, one with a mistake, and both. Expectation: the first is
+        // the host's refusal; with a mistake, all are listed as mistakes.
+        let error = |key, remedy| FileError {
+            key,
+            path: "f".to_owned(),
+            problem: "p".to_owned(),
+            remedy,
+            more: Vec::new(),
+        };
+        let refused = unusable(error("tls.key", HOST_REMEDY));
+        assert!(
+            matches!(&refused, ReloadError::HostRefused(text) if text.starts_with("tls.key: f: p; raise"))
+        );
+        let both = FileError {
+            more: vec![error("access.principals", "correct it")],
+            ..error("tls.key", HOST_REMEDY)
+        };
+        for (error, count) in [(error("tls.key", "correct it"), 1), (both, 2)] {
+            let ReloadError::Invalid(mistakes) = unusable(error) else {
+                panic!("the mistake is not found");
+            };
+            assert_eq!(mistakes.len(), count);
+        }
+    }
 }

@@ -12,6 +12,7 @@ use ringfetch_proto::v1;
 use rustix::process::Signal;
 use std::fs;
 use tonic::{Code, Status};
+use tonic_types::StatusExt as _;
 
 /// A configuration file: keys besides the addresses, and datasets of 4 KiB blocks, each in a file of its
 /// name.
@@ -466,5 +467,97 @@ async fn an_objects_directory_that_grows_stays_and_one_that_is_replaced_does_not
         .await
         .unwrap();
     assert_eq!(answer.into_inner().data, Bytes::from("three"));
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn an_access_log_that_is_not_written_has_no_new_settings() {
+    // Scenario: a sample for a log that the file turns on, by a reload, and for one that it turns off. Expectation: the
+    // settings wait for the restart together with the path, since none was applied; reloads report them again.
+    let text = |log: &str| file(&(engine("mmap") + "\naccess_log: " + log), &["blocks"]);
+    for (before, after) in [("off", "access.log"), ("access.log", "off")] {
+        let setup = Setup::new("mmap").whole(&text(&format!("{{path: {before}}}")));
+        setup.file("blocks.bin", &noise(9, 4096));
+        let daemon = setup.start();
+        daemon.rewrite(&text(&format!("{{path: {after}, sample: 5, slow_ms: 7}}")));
+        for _ in 0..2 {
+            let answer = reload(&daemon).await.unwrap();
+            assert_eq!(told(&answer.applied), [], "{after}");
+            let mut waiting: Vec<_> = answer.needs_restart.iter().map(|change| &change.key).collect();
+            waiting.sort_unstable();
+            assert_eq!(
+                waiting,
+                ["access_log.path", "access_log.sample", "access_log.slow_ms"]
+            );
+        }
+        daemon.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn a_response_waits_for_the_connection_that_it_needs() {
+    // Scenario: more bytes on a connection than the memory in force, and a response that needs them. Expectation: neither
+    // is applied: such a response would fit on no connection.
+    let keys = |limits: &str, memory: &str| {
+        format!("engine: {{backend: mmap, cores: 1, memory_budget: {memory}}}\nlimits: {{{limits}}}")
+    };
+    let small = keys("response_bytes: 1MiB, connection_bytes: 2MiB", "32MiB");
+    let setup = Setup::new("mmap").whole(&file(&small, &["blocks"]));
+    setup.file("blocks.bin", &noise(9, 4096));
+    let daemon = setup.start();
+    let large = keys("response_bytes: 4MiB, connection_bytes: 64MiB", "64MiB");
+    daemon.rewrite(&file(&large, &["blocks"]));
+    let answer = reload(&daemon).await.unwrap();
+    assert_eq!(told(&answer.applied), []);
+    assert_eq!(
+        told(&answer.needs_restart),
+        [
+            ("engine.memory_budget", "32MiB", "64MiB"),
+            ("limits.response_bytes", "1MiB", "4MiB"),
+            ("limits.connection_bytes", "2MiB", "64MiB"),
+        ]
+    );
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn a_dataset_whose_items_need_a_longer_response_waits_for_it() {
+    // Scenario: datasets with items of 3 MiB, with the longer response and the memory that they need; then a smaller block
+    // in place of the first. Expectation: refused, with the keys and the way: nobody could read them before the restart. The
+    // smaller one is added.
+    let start = "engine: {backend: mmap, cores: 1, memory_budget: 8MiB}";
+    let setup = Setup::new("mmap").whole(&file(start, &["blocks"]));
+    setup.file("blocks.bin", &noise(9, 3 << 20));
+    let daemon = setup.start();
+    let larger = "engine: {backend: mmap, cores: 1, memory_budget: 64MiB}\nlimits: {response_bytes: 4MiB}";
+    let new = |bytes: &str| {
+        let entry = format!("  - {{name: new, kind: blocks, block_bytes: {bytes}, path: blocks.bin}}\n");
+        file(larger, &["blocks"]) + &entry
+    };
+    let vectors = "  - {name: v, kind: vectors, layout: raw, dim: 786432, dtype: f32, path: blocks.bin}\n";
+    daemon.rewrite(&(new("3MiB") + vectors));
+    let status = reload(&daemon).await.unwrap_err();
+    assert_eq!(status.code(), Code::InvalidArgument, "{status:?}");
+    let found = status.get_details_bad_request().unwrap().field_violations;
+    let found: Vec<_> = found.iter().map(|violation| violation.field.as_str()).collect();
+    assert_eq!(found, ["datasets[1].block_bytes", "datasets[2].dim"]);
+    assert!(
+        status.message().contains("3145728 bytes") && status.message().contains("restart"),
+        "{status:?}"
+    );
+    assert_eq!(daemon.status().await.datasets.len(), 1);
+
+    daemon.rewrite(&new("4KiB"));
+    let answer = reload(&daemon).await.unwrap();
+    assert_eq!(answer.datasets_added, ["new"]);
+    let waiting: Vec<_> = answer.needs_restart.iter().map(|change| &change.key).collect();
+    assert_eq!(
+        waiting,
+        [
+            "engine.memory_budget",
+            "limits.response_bytes",
+            "limits.connection_bytes"
+        ]
+    );
     daemon.stop().await;
 }

@@ -146,8 +146,9 @@ async fn a_reload_without_descriptors_names_what_is_missing_too() {
 
 #[tokio::test]
 async fn a_reload_that_cannot_open_its_file_says_what_it_lacks() {
-    // Scenario: SIGHUP when the daemon has as many files open as it may; the same when many of them are cached objects.
-    // Expectation: the error names the limit, and advises no other file; cached objects give way.
+    // Scenario: SIGHUP when the daemon has as many files open as it may, and a call on an open connection; the same when many
+    // of them are cached objects. Expectation: the error names the limit, and advises no other file; the call is told that the
+    // host refuses, and of no mistake in the file; cached objects give way.
     let text = file(&engine("pread").replace('}', ", direct_io: off}"), &["blocks"])
         + "  - {name: objects, kind: objects, path: objects, revalidate_ms: 3600000}\n";
     let setup = Setup::new("pread").whole(&text);
@@ -156,6 +157,8 @@ async fn a_reload_that_cannot_open_its_file_says_what_it_lacks() {
         setup.file(&format!("objects/{index}"), b"x");
     }
     let daemon = setup.start();
+    let mut admin = daemon.admin_client().await;
+    admin.reload(v1::ReloadRequest {}).await.unwrap();
     let limit = getrlimit(Resource::Nofile);
     let set = |most| {
         let limit = Rlimit {
@@ -168,6 +171,9 @@ async fn a_reload_that_cannot_open_its_file_says_what_it_lacks() {
     daemon.signal(Signal::HUP);
     let line = daemon.logged(&["ERROR", "config: cannot be read: Too many open files"]);
     assert!(line.contains("ulimit -n") && !line.contains("name a"), "{line}");
+    let status = admin.reload(v1::ReloadRequest {}).await.unwrap_err();
+    assert_eq!(status.code(), Code::FailedPrecondition, "{status:?}");
+    assert_eq!(status.get_details_error_info().unwrap().reason, "HOST_REFUSED");
     set(limit.current);
 
     let http = daemon.http_client();
@@ -177,8 +183,7 @@ async fn a_reload_that_cannot_open_its_file_says_what_it_lacks() {
     }
     let is_free = |fd: &u64| !has_open(&daemon, *fd);
     set((0..).find(is_free));
-    daemon.signal(Signal::HUP);
-    daemon.logged(&["\"reloaded\""]);
+    admin.reload(v1::ReloadRequest {}).await.unwrap();
     daemon.stop().await;
 }
 
