@@ -44,6 +44,15 @@ pub(crate) fn choose(config: &EngineConfig, requested: BackendKind) -> Result<Ba
     }
 }
 
+/// The status of a ring's backend whose shards run: a probe would take a descriptor and memory that the switch does not.
+pub(crate) fn admit_running(requested: BackendKind) -> BackendStatus {
+    BackendStatus {
+        backend: requested,
+        requested,
+        reason: "switched while running; its rings ran already".to_owned(),
+    }
+}
+
 /// Whether `requested` is available for a switch, with the reason. Never falls back.
 pub(crate) fn admit(requested: BackendKind) -> Result<BackendStatus, StartError> {
     let reason = if requested.uses_ring() {

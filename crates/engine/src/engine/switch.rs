@@ -30,7 +30,7 @@ impl Engine {
     /// `on_unavailable` says.
     pub fn set_backend(&self, requested: BackendKind) -> Result<BackendStatus, StartError> {
         let _one_at_a_time = self.inner.switch();
-        self.route_common(start::admit(requested)?)
+        self.route_common(self.inner.admit(requested)?)
     }
 
     /// As [`Engine::set_backend`] at start: if io_uring is unavailable, `on_unavailable` decides.
@@ -39,7 +39,7 @@ impl Engine {
     /// The backend is unavailable, and falling back is not allowed.
     pub fn choose_backend(&self, requested: BackendKind) -> Result<BackendStatus, StartError> {
         let _one_at_a_time = self.inner.switch();
-        self.route_common(start::choose(&self.inner.config, requested)?)
+        self.route_common(self.inner.choose(requested)?)
     }
 
     /// Call within [`Inner::switch`].
@@ -66,7 +66,9 @@ impl Engine {
         dataset: &Dataset,
         requested: Option<BackendKind>,
     ) -> Result<BackendStatus, StartError> {
-        let status = requested.map(start::admit).transpose()?;
+        let status = requested
+            .map(|requested| self.inner.admit(requested))
+            .transpose()?;
         self.route_own(dataset, status)
     }
 
@@ -79,7 +81,7 @@ impl Engine {
         dataset: &Dataset,
         requested: BackendKind,
     ) -> Result<BackendStatus, StartError> {
-        let status = start::choose(&self.inner.config, requested)?;
+        let status = self.inner.choose(requested)?;
         self.route_own(dataset, Some(status))
     }
 
@@ -115,16 +117,35 @@ impl Inner {
         lock(&self.switching)
     }
 
+    fn admit(&self, requested: BackendKind) -> Result<BackendStatus, StartError> {
+        if self.has_rings_for(requested) {
+            return Ok(start::admit_running(requested));
+        }
+        start::admit(requested)
+    }
+
+    fn choose(&self, requested: BackendKind) -> Result<BackendStatus, StartError> {
+        if self.has_rings_for(requested) {
+            return Ok(start::admit_running(requested));
+        }
+        start::choose(&self.config, requested)
+    }
+
+    fn has_rings_for(&self, requested: BackendKind) -> bool {
+        requested.uses_ring() && self.running(requested).is_some()
+    }
+
+    /// The shards that serve a backend, if they run.
+    fn running(&self, backend: BackendKind) -> Option<Arc<ShardGroup>> {
+        self.groups().into_iter().find(|group| group.serves(backend))
+    }
+
     /// The route to a backend; starts its shards if necessary. Call within [`Inner::switch`].
     fn route(&self, status: BackendStatus) -> Result<BackendRoute, StartError> {
         let raised = lock(&self.alarm_raised).clone();
         let alarm =
             raised.ok_or_else(|| StartError(format!("backend {}: the engine is ending", status.backend)))?;
-        let known = self
-            .groups()
-            .into_iter()
-            .find(|group| group.serves(status.backend));
-        let group = match known {
+        let group = match self.running(status.backend) {
             Some(group) => group,
             None => self.start_group(status.backend, alarm)?,
         };

@@ -7,6 +7,7 @@ use crate::readers::{Known, Tally, ranges, streamed, unary};
 use crate::seccomp::EPERM;
 use crate::wire;
 use ringfetch_proto::v1;
+use rustix::process::{Resource, Rlimit, getrlimit, prlimit};
 use tonic::{Code, Status};
 use tonic_types::StatusExt as _;
 
@@ -317,4 +318,35 @@ async fn a_datasets_own_backend_falls_back_or_is_refused() {
     let refused = own_backends("fail").without_io_uring(EPERM).start_or_refused();
     let refused = refused.err().expect("a refusal");
     refused.with(3, &["datasets.uring.backend", "seccomp"]);
+}
+
+#[tokio::test]
+#[ignore = "needs io_uring"]
+async fn a_switch_back_to_rings_that_run_takes_no_descriptors() {
+    // Scenario: a daemon on rings switches to mmap; it has as many files open as it may; it switches back, and so does one
+    // dataset. Expectation: both succeed, since the rings are still there.
+    use v1::Backend::{Auto, Mmap, Uring};
+    let (setup, _) = plain_blocks(Setup::new("uring"), 16);
+    let daemon = with_other(setup).start();
+    let mut admin = daemon.admin_client().await;
+    let mut set = async |backend: v1::Backend, dataset: Option<&str>| {
+        let request = v1::SetBackendRequest {
+            backend: backend.into(),
+            dataset: dataset.map(str::to_owned),
+        };
+        admin.set_backend(request).await
+    };
+    set(Mmap, None).await.unwrap();
+    let limit = getrlimit(Resource::Nofile);
+    let lower = Rlimit {
+        current: Some(8),
+        ..limit
+    };
+    prlimit(Some(daemon.pid()), Resource::Nofile, lower).unwrap();
+    set(Uring, None).await.unwrap();
+    set(Auto, Some("other")).await.unwrap();
+    prlimit(Some(daemon.pid()), Resource::Nofile, limit).unwrap();
+    assert_eq!(reads(&daemon, "blocks").await, (Uring, Uring, false));
+    assert_eq!(reads(&daemon, "other").await, (Auto, Auto, true));
+    daemon.stop().await;
 }
