@@ -200,7 +200,8 @@ fn plan_parts(plan: &mut Plan, parts: &[SegmentPart], rules: PlanRules) {
         let read = open.close(plan, 1);
         return plan.reads.push(read);
     }
-    if !rules.merge {
+    let is_sorted = || parts.is_sorted_by_key(|part| (part.segment.file, part.segment.offset));
+    if !rules.merge || is_sorted() {
         return plan_in_order(plan, parts.iter(), rules);
     }
     // By file and offset, and parts of the same bytes by their places in the response, which ascend with the index: a
