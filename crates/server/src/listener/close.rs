@@ -185,21 +185,28 @@ impl CloseCounters {
         if reason.is_ordinary() {
             return;
         }
-        let unsaid = self.unsaid.fetch_add(1, Ordering::Relaxed) + 1;
+        if let Some(connections) = self.connections_to_log() {
+            tracing::warn!(
+                transport = self.transport,
+                reason = reason.as_str(),
+                %caller,
+                connections,
+                "connections were closed; see reason"
+            );
+        }
+    }
+
+    /// Notes one more, and returns how many a line is due for, this one included.
+    fn connections_to_log(&self) -> Option<u64> {
+        self.unsaid.fetch_add(1, Ordering::Relaxed);
         let mut last = self.last_line.lock().unwrap_or_else(PoisonError::into_inner);
         if last.is_some_and(|last| last.elapsed() < LOG_INTERVAL) {
-            return;
+            return None;
         }
         *last = Some(Instant::now());
         drop(last);
-        self.unsaid.store(0, Ordering::Relaxed);
-        tracing::warn!(
-            transport = self.transport,
-            reason = reason.as_str(),
-            %caller,
-            connections = unsaid,
-            "connections were closed; see reason"
-        );
+        // With what other cores have counted meanwhile.
+        Some(self.unsaid.swap(0, Ordering::Relaxed))
     }
 }
 
@@ -219,6 +226,25 @@ mod tests {
         }
         assert_eq!(CloseDecision::of(0), None);
         assert_eq!(CloseDecision::of(0x7f), None);
+    }
+
+    #[test]
+    fn a_line_has_what_other_cores_count_meanwhile() {
+        // Scenario: between a core's count and its line, another core counts one. Expectation: the line has both, and
+        // none is left for the next.
+        let counters = CloseCounters::new(&metric(&Registry::new()).unwrap(), "grpc");
+        let unsaid = || counters.unsaid.load(Ordering::Relaxed);
+        let holds_up = counters.last_line.lock().unwrap();
+        let logged = std::thread::scope(|scope| {
+            let core = scope.spawn(|| counters.connections_to_log());
+            while unsaid() == 0 {
+                std::thread::yield_now();
+            }
+            counters.unsaid.fetch_add(1, Ordering::Relaxed);
+            drop(holds_up);
+            core.join().unwrap()
+        });
+        assert_eq!((logged, unsaid()), (Some(2), 0));
     }
 
     #[test]
