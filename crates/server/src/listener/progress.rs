@@ -184,10 +184,9 @@ impl Progress {
         self.is_late
     }
 
-    /// Records received bytes, as hyper gets them. TLS bounds what a client sends besides.
-    pub(super) fn read(&self, bytes: &[u8]) {
-        add(&self.read_bytes, bytes.len());
-        self.recognize(bytes);
+    /// Records received bytes, encrypted if there is TLS.
+    pub(super) fn received(&self, bytes: usize) {
+        add(&self.read_bytes, bytes);
     }
 
     /// Recognizes HTTP/2 by the first bytes that hyper gets, in whatever pieces, as hyper does: clients need not negotiate

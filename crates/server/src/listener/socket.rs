@@ -8,14 +8,14 @@
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
-use super::close::CloseReason;
+use super::close::{CloseDecision, CloseReason};
 use super::progress::Progress;
 use super::running_time;
 use super::stalls::StallDetector;
@@ -154,7 +154,15 @@ impl AsyncRead for Socket {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, buffer)
+        let before = buffer.filled().len();
+        ready!(Pin::new(&mut self.stream).poll_read(cx, buffer))?;
+        self.progress
+            .received(buffer.filled().len().saturating_sub(before));
+        if self.progress.floods() {
+            // Wakes the connection, which closes.
+            self.progress.decide(CloseDecision::Close(CloseReason::Flood));
+        }
+        Poll::Ready(Ok(()))
     }
 }
 

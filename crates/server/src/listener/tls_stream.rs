@@ -17,7 +17,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::server::TlsStream;
 
-use super::close::{CloseDecision, CloseReason};
+use super::close::CloseReason;
 use super::connection_table::ConnectionTable;
 use super::progress::{ConnectionEvent, Progress, SeenEvents};
 use super::running_time;
@@ -125,12 +125,7 @@ impl AsyncRead for Stream {
             }
         };
         let read = buffer.filled().get(before..).unwrap_or_default();
-        let progress = socket.progress();
-        progress.read(read);
-        if progress.floods() {
-            // Wakes the connection, which closes.
-            progress.decide(CloseDecision::Close(CloseReason::Flood));
-        }
+        socket.progress().recognize(read);
         Poll::Ready(Ok(()))
     }
 }

@@ -2,6 +2,12 @@ use super::*;
 use futures_util::FutureExt as _;
 
 impl Progress {
+    /// Receives bytes without TLS.
+    pub(in crate::listener) fn read(&self, bytes: &[u8]) {
+        self.received(bytes.len());
+        self.recognize(bytes);
+    }
+
     pub(in crate::listener) fn open(self: &Arc<Self>, is_whole: bool) -> Arc<Exchange> {
         let exchange = self.open_recorded(is_whole, None);
         exchange.mark_admitted();
