@@ -38,6 +38,8 @@ const HEAD_GRACE: Duration = Duration::from_secs(1);
 
 /// Head of an HTTP/2 frame (RFC 9113 4.1). Clients send a small message in a frame of its own.
 const FRAME_HEAD_BYTES: usize = 9;
+/// The shortest message of a client: a cancel, of 5 bytes that begin each message and two fields of 2.
+const MESSAGE_BYTES_MIN: usize = 9;
 /// Bytes that one request explains, besides the body that was read: its head, and a window of unread body.
 const EXPLAINED_PER_REQUEST: u64 = BODY_WINDOW_BYTES as u64 + HEADER_LIST_BYTES as u64;
 /// Bytes sent that explain one received byte: a window update or an acknowledgement is 13 or 17 bytes, and

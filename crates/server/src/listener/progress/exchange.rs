@@ -8,7 +8,7 @@ use hyper::body::Incoming;
 use ringfetch_engine::share::{Charge, Refused, Share};
 use slab::Slab;
 
-use super::{FRAME_HEAD_BYTES, KEPT_EXCHANGES, Progress, add, subtract};
+use super::{FRAME_HEAD_BYTES, KEPT_EXCHANGES, MESSAGE_BYTES_MIN, Progress, add, subtract};
 use crate::caller::Connection;
 use crate::record::Record;
 use crate::rpc_metrics::{Collected, Outcome};
@@ -198,13 +198,16 @@ impl Exchange {
         self.is_broken_off.store(true, Ordering::Relaxed);
     }
 
-    /// Counts bytes of the body that were read: a frame of HTTP/2. One without bytes has no purpose.
+    /// Counts bytes of the body that were read: a frame of HTTP/2. The head of a shorter one than any message has no purpose.
     pub(in crate::listener) fn received(&self, bytes: usize) {
         self.wants_body.store(false, Ordering::Relaxed);
         add(&self.received_bytes, bytes);
-        if bytes > 0 {
-            add(&self.progress.body_bytes, bytes + FRAME_HEAD_BYTES);
-        }
+        let head = if bytes < MESSAGE_BYTES_MIN {
+            0
+        } else {
+            FRAME_HEAD_BYTES
+        };
+        add(&self.progress.body_bytes, bytes + head);
     }
 
     /// Notes that the service waits for more of the body.

@@ -104,12 +104,12 @@ fn received_bytes_without_a_purpose_are_bounded_however_long_they_take() {
 }
 
 #[test]
-fn tiny_messages_of_a_stream_are_no_flood_and_empty_frames_are() {
+fn tiny_messages_of_a_stream_are_no_flood_and_tinier_frames_are() {
     // Scenario: 150,000 requests of 22 bytes a second on a stream, each in a frame of its own, whose responses have 55 bytes;
-    // then as many frames of no bytes. Expectation: only those are a flood.
-    let progress = Arc::new(Progress::default());
-    let stream = progress.open(true);
+    // as many cancels; as many frames that are shorter than any message, or empty. Expectation: only the latter are a flood.
     let floods = |bytes: usize, response: usize| {
+        let progress = Arc::new(Progress::default());
+        let stream = progress.open(true);
         (1..=2_000_000).any(|count| {
             progress.read(&[0; 31][..9 + bytes]);
             stream.received(bytes);
@@ -120,8 +120,11 @@ fn tiny_messages_of_a_stream_are_no_flood_and_empty_frames_are() {
             progress.floods()
         })
     };
-    assert!(!floods(22, 55));
-    assert!(floods(0, 0));
+    assert_eq!(
+        [(22, 55), (9, 0)].map(|(bytes, response)| floods(bytes, response)),
+        [false; 2]
+    );
+    assert_eq!([8, 1, 0].map(|bytes| floods(bytes, 0)), [true; 3]);
 }
 
 #[test]
