@@ -68,8 +68,11 @@ impl Tick {
         Self(u32::try_from(ticks & ((1 << TICK_BITS) - 1)).unwrap_or(0))
     }
 
+    /// Whether `since` is at most [`VALID_TICKS`] ago; also if it is a little later, since a launch keeps the
+    /// time of its start while other threads go on.
     fn is_recent(self, since: Self) -> bool {
-        self.0.wrapping_sub(since.0) & ((1 << TICK_BITS) - 1) <= VALID_TICKS
+        let age = self.0.wrapping_sub(since.0).wrapping_add(VALID_TICKS);
+        age & ((1 << TICK_BITS) - 1) <= 2 * VALID_TICKS
     }
 }
 
@@ -226,6 +229,16 @@ mod tests {
         assert!(!trusts(file - 1, begin, 4096, now));
         assert!(trusts(file, begin, 4096, Tick(now.0 + VALID_TICKS)));
         assert!(!trusts(file, begin, 4096, later(now)));
+    }
+
+    /// A launch keeps the time of its start. What other threads found out meanwhile holds for it too.
+    #[test]
+    fn a_verdict_that_is_newer_than_the_launch_counts() {
+        let (file, started) = (u64::MAX - 14, Tick(1_000_000));
+        settle(file, 0, true, Tick(started.0 + 1));
+        assert!(trusts(file, 0, 4096, started));
+        assert_eq!(learn(file, 0, 4096, true, started), None);
+        assert!(trusts(file, 0, 4096, started), "not overwritten");
     }
 
     /// A region with a missing page is not queried again before its slot expires.
