@@ -365,7 +365,7 @@ impl Connection {
     }
 
     /// The principal of its requests; `None` without a credential.
-    pub(crate) fn principal(&self) -> Option<&Principal> {
+    pub(crate) fn principal(&self) -> Option<&Arc<Principal>> {
         self.grant.as_ref().map(GrantInUse::principal)
     }
 

@@ -28,6 +28,8 @@ use openers::OPENERS;
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::task::JoinSet;
 
 /// Longest block of a dataset, bytes.
 pub const BLOCK_BYTES_MAX: u32 = 256 << 20;
@@ -382,6 +384,33 @@ struct OpenDataset {
     objects: Option<objects::Objects>,
 }
 
+impl OpenDataset {
+    /// Opens an object on a thread for that. The permit belongs to the open, not to the caller, who may leave before it
+    /// ends.
+    async fn open_object(
+        self: Arc<Self>,
+        name: String,
+        permit: OwnedSemaphorePermit,
+    ) -> Result<Arc<OpenFile>, ReadError> {
+        let opened = name.clone();
+        let opening = OPENERS.run(move || {
+            let _permit = permit;
+            match &self.objects {
+                Some(objects) => objects.look_up(&opened),
+                None => Err(ReadError::ObjectNotFound { name: opened }),
+            }
+        });
+        match opening {
+            Ok(opening) => opening.await.unwrap_or(Err(ReadError::ShardFailed)),
+            // No thread: as if the system had refused the open itself.
+            Err(error) => Err(ReadError::ObjectUnreadable {
+                name,
+                errno: error.raw_os_error().unwrap_or(libc::EAGAIN),
+            }),
+        }
+    }
+}
+
 impl Drop for OpenDataset {
     fn drop(&mut self) {
         // The reaper closes files one by one; a dataset or its cache may hold a million, so drop them there as well.
@@ -483,7 +512,7 @@ impl Dataset {
     }
 
     /// Opens an object, from the descriptor cache or by openat2 beneath the directory. A cache hit does not
-    /// block; a miss opens it on a thread for that.
+    /// block; a miss opens it on a thread for that. Must be called inside a tokio runtime.
     ///
     /// # Errors
     /// `ObjectNameInvalid`, `ObjectNotFound`, `ObjectUnreadable`; `Overloaded` if requests hold as many
@@ -501,24 +530,20 @@ impl Dataset {
         if let Some(file) = objects.cached(name) {
             return Ok(file);
         }
-        // The permit belongs to the open, not to the caller, who may leave before it ends.
-        let permit = Arc::clone(&objects.opens).acquire_owned().await;
-        let (dataset, opened) = (Arc::clone(&self.0), name.to_owned());
-        let opening = OPENERS.run(move || {
-            let _permit = permit;
-            match &dataset.objects {
-                Some(objects) => objects.look_up(&opened),
-                None => Err(ReadError::ObjectNotFound { name: opened }),
-            }
-        });
-        match opening {
-            Ok(opening) => opening.await.unwrap_or(Err(ReadError::ShardFailed)),
-            // No thread: as if the system had refused the open itself.
-            Err(error) => Err(ReadError::ObjectUnreadable {
-                name: name.to_owned(),
-                errno: error.raw_os_error().unwrap_or(libc::EAGAIN),
-            }),
+        let (dataset, name) = (Arc::clone(&self.0), name.to_owned());
+        if let Ok(permit) = Arc::clone(&objects.opens).try_acquire_owned() {
+            return dataset.open_object(name, permit).await;
         }
+        let opens = Arc::clone(&objects.opens);
+        // In a task: a permit goes to who waited longest, polled or not, and the future of a response that its client does
+        // not read is not polled.
+        let mut waiting = JoinSet::new();
+        waiting.spawn(async move {
+            let permit = opens.acquire_owned().await.map_err(|_| ReadError::ShardFailed)?;
+            dataset.open_object(name, permit).await
+        });
+        let opened = waiting.join_next().await;
+        opened.and_then(Result::ok).unwrap_or(Err(ReadError::ShardFailed))
     }
 
     /// Forgets an object's cached descriptor, so that the next request opens its name anew: for an object

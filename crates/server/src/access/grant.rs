@@ -132,7 +132,7 @@ impl GrantInUse {
         Arc::ptr_eq(&self.grant, grant)
     }
 
-    pub(crate) fn principal(&self) -> &Principal {
+    pub(crate) fn principal(&self) -> &Arc<Principal> {
         &self.grant.principal
     }
 

@@ -153,13 +153,15 @@ impl Principal {
         self.byte_rate.per_s()
     }
 
-    /// Waits until no other later part of a response waits for the rate of bytes, first come, first served. `None`
-    /// without a rate.
-    pub(crate) async fn window_turn(&self) -> Option<tokio::sync::MutexGuard<'_, ()>> {
-        if self.bytes_per_s() == UNLIMITED {
-            return None;
-        }
-        Some(self.waiting_window.lock().await)
+    /// Whether it has a limit of bytes per second.
+    pub(crate) fn is_byte_rate_limited(&self) -> bool {
+        self.bytes_per_s() != UNLIMITED
+    }
+
+    /// Waits until no other later part of a response waits for the rate of bytes, first come, first served. Only in a task
+    /// of its own: the turn goes to who waited longest, polled or not.
+    pub(crate) async fn window_turn(&self) -> tokio::sync::MutexGuard<'_, ()> {
+        self.waiting_window.lock().await
     }
 
     /// Charges the bytes of a later part of a response if other requests have had `room` to come first.

@@ -37,7 +37,7 @@ impl Fetcher {
     pub(super) fn charge_request(reader: Option<&Arc<Connection>>) -> Result<(), FetchError> {
         reader
             .and_then(|reader| reader.principal())
-            .map_or(Ok(()), Principal::take_request)
+            .map_or(Ok(()), |principal| principal.take_request())
             .map_err(refused(RateLimit::Requests))
     }
 
@@ -49,7 +49,9 @@ impl Fetcher {
     /// `OverRate`.
     pub(super) fn charge_bytes(context: &RequestContext, bytes: u64) -> Result<ChargedBytes<'_>, FetchError> {
         let connection = context.connection.as_deref();
-        let principal = connection.and_then(Connection::principal);
+        let principal = connection
+            .and_then(Connection::principal)
+            .map(|principal| &**principal);
         if let Some(principal) = principal {
             principal.take_bytes(bytes).map_err(refused(RateLimit::Bytes))?;
         }

@@ -2,9 +2,10 @@
 //!
 //! The candidates of all queries are sorted by id, so that a vector that several queries share is read once,
 //! and neighbours are read together. They are read in windows, the next ones while one is scored, so a
-//! request holds little memory however many candidates it has. The arithmetic runs on the request's core, for
-//! one request at a time, and yields after every [`TURN`], so that other tasks on the core wait for at most
-//! one turn, however many requests are to be scored.
+//! request holds little memory however many candidates it has. The arithmetic runs on the request's core, and yields
+//! after every [`TURN`], so that other tasks on the core wait for at most one turn of each request that computes;
+//! those of other callers for less (`listener::core_turns`). Requests do not wait for each other: one whose response the
+//! client does not read is not polled, and would keep its place.
 
 use super::handle::{DatasetHandle, Kind, RequiredKind};
 use super::planning::plan;
@@ -19,10 +20,8 @@ use ringfetch_engine::error::{ItemError, ReadError};
 use ringfetch_score::{Metric, PIECE_ELEMENTS, Scored, Scorer, Sums};
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// How long scores are computed before the core's other tasks get a turn.
 const TURN: Duration = Duration::from_micros(50);
@@ -188,11 +187,10 @@ impl Fetcher {
                 reading.push_back((next.clone(), ticket));
                 unread.next();
             }
-            turn.begin().await?;
+            turn.begin();
             scored = work.score(window, scored, &fetched, &mut turn).await?;
-            turn.end();
         }
-        turn.begin().await?;
+        turn.begin();
         work.finish(scoring.limit, &mut turn).await
     }
 
@@ -470,16 +468,8 @@ impl<'a> Work<'a> {
     }
 }
 
-thread_local! {
-    /// Held by the request that computes on this core.
-    static COMPUTING: Arc<Semaphore> = Arc::new(Semaphore::new(1));
-}
-
 /// The time that a request computes without yielding.
 struct Turn {
-    computing: Arc<Semaphore>,
-    /// Held while it computes.
-    permit: Option<OwnedSemaphorePermit>,
     began: Instant,
     /// Elements processed since the clock was last read.
     elements: usize,
@@ -489,28 +479,15 @@ struct Turn {
 impl Turn {
     fn new(deadline: Option<Instant>) -> Self {
         Self {
-            computing: COMPUTING.with(Arc::clone),
-            permit: None,
             began: Instant::now(),
             elements: 0,
             deadline,
         }
     }
 
-    /// Waits until no other request computes on this core. Requests are served in order of arrival.
-    async fn begin(&mut self) -> Result<(), FetchError> {
-        let acquiring = pin!(Arc::clone(&self.computing).acquire_owned());
-        let late = || FetchError::from(ReadError::DeadlineExceeded);
-        let acquired = timeout_at(self.deadline, acquiring).await.ok_or_else(late)?;
-        // The semaphore is never closed.
-        self.permit = acquired.ok();
+    /// Call after a wait.
+    fn begin(&mut self) {
         self.began = Instant::now();
-        Ok(())
-    }
-
-    /// Lets other requests compute while this one reads.
-    fn end(&mut self) {
-        self.permit = None;
     }
 
     /// Yields if it has computed for long enough.
@@ -524,11 +501,10 @@ impl Turn {
         if self.began.elapsed() < TURN {
             return Ok(());
         }
-        self.end();
         // As `ringfetch_engine::cores::give_way`.
         ringfetch_engine::cores::submit_left();
         tokio::task::yield_now().await;
-        self.begin().await?;
+        self.begin();
         match self.deadline {
             Some(deadline) if deadline <= self.began => Err(ReadError::DeadlineExceeded.into()),
             Some(_) | None => Ok(()),

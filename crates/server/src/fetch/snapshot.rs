@@ -4,7 +4,7 @@
 
 use super::handle::{DatasetHandle, RequiredKind, check_version};
 use super::request::{FetchError, Items, RequestContext};
-use super::{Fetcher, Rejection, timeout_at};
+use super::{Fetcher, Rejection, timeout_at, within};
 use crate::caller::Connection;
 use crate::record;
 use bytes::Bytes;
@@ -14,6 +14,7 @@ use ringfetch_engine::engine::SubmitOptions;
 use ringfetch_engine::error::ReadError;
 use ringfetch_engine::share::Charge;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// One version of some bytes.
 #[derive(Debug)]
@@ -160,7 +161,9 @@ impl Fetcher {
             batch.push_failed(error.clone());
             // A batch without reads only passes a shard, which counts it. If the engine refuses it, it is not counted.
             if let Ok(ticket) = self.inner.engine.submit(batch, SubmitOptions::default()) {
-                let _counted = Box::pin(ticket).await;
+                // A shard that hangs does not count it in time.
+                let deadline = within(&self.limits(), Instant::now(), None);
+                let _counted = timeout_at(deadline, Box::pin(ticket)).await;
             }
         }
         error

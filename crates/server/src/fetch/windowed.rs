@@ -21,6 +21,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 /// Backoff of a later window that was refused: doubled from the first wait to the longest, up to a total.
@@ -43,6 +44,8 @@ pub(crate) struct SnapshotReader {
     fetcher: Fetcher,
     connection: Option<Arc<Connection>>,
     version: Snapshot,
+    /// When the request arrived, from which the time counts that its first window may take.
+    arrived: std::time::Instant,
 }
 
 /// The frames of a window, and the parts that no longer fitted in it.
@@ -62,12 +65,18 @@ pub(crate) struct WindowedBody {
 }
 
 impl SnapshotReader {
-    /// A reader for one response on this connection.
-    pub(crate) fn new(fetcher: Fetcher, connection: Option<Arc<Connection>>, version: Snapshot) -> Self {
+    /// A reader for one response on this connection, to a request that arrived then.
+    pub(crate) fn new(
+        fetcher: Fetcher,
+        connection: Option<Arc<Connection>>,
+        version: Snapshot,
+        arrived: std::time::Instant,
+    ) -> Self {
         Self {
             fetcher,
             connection,
             version,
+            arrived,
         }
     }
 
@@ -82,7 +91,7 @@ impl SnapshotReader {
         let share = connection.map_or(u64::MAX, |connection| connection.account().memory().most());
         // At a low rate, a second's worth, so that the response does not pause for longer.
         let principal = connection.and_then(|connection| connection.principal());
-        let second = principal.map_or(u64::MAX, Principal::bytes_per_s);
+        let second = principal.map_or(u64::MAX, |principal| principal.bytes_per_s());
         WindowLimits {
             bytes: self
                 .window_budget()
@@ -108,9 +117,10 @@ impl SnapshotReader {
         } else {
             {
                 let context = RequestContext {
+                    arrived: (phase == ReadPhase::BeforeHead).then_some(self.arrived),
+                    deadline: None,
                     connection: self.connection.clone(),
                     fail_fast: true,
-                    ..RequestContext::default()
                 };
                 let read = self
                     .fetcher
@@ -159,8 +169,15 @@ impl SnapshotReader {
     async fn fetch_with_retry(&self, window: Vec<BodyPart>) -> Result<(Vec<Bytes>, WindowPlan), FetchError> {
         let principal = self.connection.as_ref().and_then(|own| own.principal());
         let mut charged = match principal {
-            Some(principal) => wait_for_rate(principal, total_bytes(&window)).await,
-            None => None,
+            Some(principal) if principal.is_byte_rate_limited() => {
+                // In a task, since this future is not polled while the client does not read what came before, and would
+                // keep the turn from the principal's other responses.
+                let mut waiting = JoinSet::new();
+                waiting.spawn(wait_for_rate(Arc::clone(principal), total_bytes(&window)));
+                // An error: the runtime ends.
+                waiting.join_next().await.and_then(Result::ok)
+            }
+            Some(_) | None => None,
         };
         let mut rest = WindowPlan::new(window);
         let mut waits = Backoff::default();
@@ -185,12 +202,12 @@ impl SnapshotReader {
 
 /// Bytes of a window that its principal was charged and that are not read. Given back when this is dropped: the window
 /// could not be read, or the client went away.
-struct UnreadBytes<'a> {
-    principal: &'a Principal,
+struct UnreadBytes {
+    principal: Arc<Principal>,
     bytes: u64,
 }
 
-impl Drop for UnreadBytes<'_> {
+impl Drop for UnreadBytes {
     fn drop(&mut self) {
         self.principal.give_back_bytes(self.bytes);
     }
@@ -198,9 +215,9 @@ impl Drop for UnreadBytes<'_> {
 
 /// Charges a later window to its principal's bytes per second, and waits until they are due. Other requests
 /// of the principal come first, but not for ever. Its windows wait one at a time: each takes its bytes a second
-/// after it would be due at the latest, and several would together take the whole rate. `None`: there is no limit.
-async fn wait_for_rate(principal: &Principal, bytes: u64) -> Option<UnreadBytes<'_>> {
-    let _turn = principal.window_turn().await?;
+/// after it would be due at the latest, and several would together take the whole rate.
+async fn wait_for_rate(principal: Arc<Principal>, bytes: u64) -> UnreadBytes {
+    let turn = principal.window_turn().await;
     let limit = principal.bytes_per_s();
     let mut gives_way_until = None;
     while let Err(over) = principal.take_bytes_after_others(bytes, ROOM_FOR_OTHERS) {
@@ -212,16 +229,20 @@ async fn wait_for_rate(principal: &Principal, bytes: u64) -> Option<UnreadBytes<
             continue;
         }
         let mut wait = principal.reserve_bytes(bytes);
-        let charged = UnreadBytes { principal, bytes };
+        let charged = UnreadBytes {
+            principal: Arc::clone(&principal),
+            bytes,
+        };
         // A changed limit takes effect at once.
         while !wait.is_zero() && principal.bytes_per_s() == limit {
             let step = wait.min(RATE_LOOK);
             tokio::time::sleep(step).await;
             wait -= step;
         }
-        return Some(charged);
+        return charged;
     }
-    Some(UnreadBytes { principal, bytes })
+    drop(turn);
+    UnreadBytes { principal, bytes }
 }
 
 /// Whether fewer bytes or items would have been accepted.
@@ -402,11 +423,11 @@ mod tests {
         principal.take_bytes(debt).unwrap();
         let before = owed();
         let minute = before + GIVES_WAY_MAX + RATE_LOOK;
-        let waiting = tokio::time::timeout(minute, wait_for_rate(&principal, 1000 * per_s));
+        let waiting = tokio::time::timeout(minute, wait_for_rate(Arc::clone(&principal), 1000 * per_s));
         assert!(waiting.await.is_err());
         assert!(owed() <= before, "{:?} of {before:?}", owed());
         principal.give_back_bytes(debt);
-        drop(wait_for_rate(&principal, 1000 * per_s).await);
+        drop(wait_for_rate(Arc::clone(&principal), 1000 * per_s).await);
         assert_eq!(owed(), Duration::ZERO);
     }
 
@@ -426,8 +447,8 @@ mod tests {
             tokio::time::sleep(Duration::from_secs(62)).await;
             principal.set_limits(limits(128 << 10));
         };
-        let (charged, ()) = tokio::join!(wait_for_rate(&principal, 1), raise);
-        assert!(charged.is_some() && begun.elapsed() < Duration::from_secs(64));
+        let (_charged, ()) = tokio::join!(wait_for_rate(Arc::clone(&principal), 1), raise);
+        assert!(begun.elapsed() < Duration::from_secs(64));
     }
 
     #[tokio::test]
@@ -457,7 +478,7 @@ mod tests {
                 .object("objects", "a", Purpose::Read, &context)
                 .await
                 .unwrap();
-            let reader = SnapshotReader::new(fetcher.clone(), None, version);
+            let reader = SnapshotReader::new(fetcher.clone(), None, version, std::time::Instant::now());
             let whole = BodyPart::Extent(Extent {
                 offset: 0,
                 length: 192 << 10,
@@ -479,6 +500,35 @@ mod tests {
             let rest = body.collect().await.unwrap().to_bytes();
             assert_eq!(first.len() + rest.len(), 192 << 10);
         }
+    }
+
+    #[tokio::test]
+    async fn the_first_window_counts_from_the_arrival_and_later_ones_do_not() {
+        // Scenario: a limit of a minute; an object of two windows for a request that arrived now, and, when the first is read,
+        // for one that arrived two minutes ago. Expectation: the first comes whole; the second is past its deadline.
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("a"), vec![7; 128 << 10]).unwrap();
+        let limits = Limits {
+            response_bytes: 64 << 10,
+            deadline: Some(Duration::from_secs(60)),
+            ..Limits::default()
+        };
+        let fetcher = serving(vec![objects_of(directory.path())], limits);
+        let start = async |arrived| {
+            let context = RequestContext::default();
+            let version = fetcher.object("objects", "a", Purpose::Read, &context);
+            let reader = SnapshotReader::new(fetcher.clone(), None, version.await.unwrap(), arrived);
+            let whole = BodyPart::Extent(Extent {
+                offset: 0,
+                length: 128 << 10,
+            });
+            WindowedBody::start(reader, vec![whole]).await
+        };
+        let now = std::time::Instant::now();
+        let whole = start(now).await.unwrap().collect().await.unwrap();
+        assert_eq!(whole.to_bytes().len(), 128 << 10);
+        let late = start(now.checked_sub(Duration::from_secs(120)).unwrap()).await;
+        assert_eq!(late.map(drop).unwrap_err(), ReadError::DeadlineExceeded.into());
     }
 
     #[test]

@@ -35,19 +35,20 @@ pub(super) struct ObjectStart {
     windows: WindowedBody,
 }
 
-/// Looks an object up and reads its first window.
+/// Looks up the object of a request that arrived then, and reads its first window.
 ///
 /// # Errors
 /// Whatever refuses a read; `VersionMismatch`.
 pub(super) async fn begin(
     fetcher: &Fetcher,
     connection: Option<Arc<Connection>>,
+    arrived: Instant,
     deadline: Option<Instant>,
     request: &v1::ReadObjectRequest,
 ) -> Result<ObjectStart, Status> {
     let to_status = |error: FetchError| error_status::to_status(&error, "name");
     let context = RequestContext {
-        arrived: None,
+        arrived: Some(arrived),
         deadline,
         connection: connection.clone(),
         fail_fast: true,
@@ -72,7 +73,7 @@ pub(super) async fn begin(
             offset: request.offset,
             data: Bytes::new(),
         };
-        let reader = SnapshotReader::new(fetcher.clone(), connection.clone(), version);
+        let reader = SnapshotReader::new(fetcher.clone(), connection.clone(), version, arrived);
         let pieces = extent.map(BodyPart::Extent).into_iter().collect();
         match WindowedBody::start(reader, pieces).await {
             Ok(windows) => return Ok(ObjectStart { first, windows }),

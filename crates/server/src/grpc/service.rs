@@ -284,7 +284,7 @@ impl<B: BytesBody> GrpcRequest<B> {
                 .and_then(|()| decode(&message))
                 .map_err(|status| refused(&message, status))?;
             drop(message);
-            read_object::begin(fetcher, connection.clone(), deadline, &request).await
+            read_object::begin(fetcher, connection.clone(), self.started, deadline, &request).await
         });
         let begun = timeout_at(within(&limits, self.started, deadline), beginning).await;
         begun

@@ -16,6 +16,7 @@ use http::Method;
 use http::request::Parts;
 use serde::Serialize;
 use std::sync::Arc;
+use std::time::Instant;
 use utoipa::ToSchema;
 
 /// Most look-ups per request: an object replaced this often between look-up and read is being replaced all
@@ -55,8 +56,17 @@ pub(super) async fn bytes(
     parts: &Parts,
     connection: Option<Arc<Connection>>,
 ) -> Result<Response, Problem> {
+    let arrival = Instant::now();
     let version = fetcher.space(name, connection.as_ref())?;
-    Ok(answer(fetcher, version, &parts.method, &parts.headers, connection).await?)
+    let answered = answer(
+        fetcher,
+        version,
+        &parts.method,
+        &parts.headers,
+        connection,
+        arrival,
+    );
+    Ok(answered.await?)
 }
 
 /// Serves an object.
@@ -82,9 +92,12 @@ pub(super) async fn get_object(
     PathParams((name, object)): PathParams<(String, String)>,
     request: Request,
 ) -> Result<Response, Problem> {
+    // All tries together have the time of one request.
+    let arrival = Instant::now();
     let (parts, _no_body) = request.into_parts();
     let connection = Connection::of(&parts.extensions);
     let context = RequestContext {
+        arrived: Some(arrival),
         connection: connection.clone(),
         ..RequestContext::default()
     };
@@ -101,6 +114,7 @@ pub(super) async fn get_object(
             &parts.method,
             &parts.headers,
             connection.clone(),
+            arrival,
         );
         match answered.await {
             Err(FetchError::Changed) => {}

@@ -18,6 +18,7 @@ use http_body_util::BodyExt as _;
 use ringfetch_engine::error::ReadError;
 use ringfetch_engine::geometry::Extent;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// The kind of response.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,7 +62,7 @@ fn decide(method: &Method, headers: &HeaderMap, etag: &ETag, length: u64, ranges
     }
 }
 
-/// Responds to a request for bytes.
+/// Responds to a request for bytes that arrived then.
 ///
 /// # Errors
 /// Those of the first window: `Changed` if the bytes were replaced before it was read.
@@ -71,6 +72,7 @@ pub(super) async fn answer(
     method: &Method,
     headers: &HeaderMap,
     connection: Option<Arc<Connection>>,
+    arrival: Instant,
 ) -> Result<Response, FetchError> {
     let (length, etag) = (version.length_bytes(), ETag::new(version.etag()));
     let decision = decide(method, headers, &etag, length, fetcher.limits().http_ranges);
@@ -113,7 +115,7 @@ pub(super) async fn answer(
             (StatusCode::PARTIAL_CONTENT, multipart.pieces)
         }
     };
-    let reader = SnapshotReader::new(fetcher.clone(), connection, version);
+    let reader = SnapshotReader::new(fetcher.clone(), connection, version, arrival);
     let body = WindowedBody::start(reader, pieces).await?;
     head.insert(header::CONTENT_LENGTH, HeaderValue::from(body.left_bytes()));
     let body = body.map_err(|error| {

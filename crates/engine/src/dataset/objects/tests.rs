@@ -375,6 +375,27 @@ fn a_caller_that_gives_up() {
     });
 }
 
+/// Scenario: more opens than may be in progress are begun and not polled again, as for a response that its client does not
+/// read. Expectation: another one ends.
+#[tokio::test]
+async fn opens_that_nobody_polls_keep_no_other_waiting() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("object"), b"x").unwrap();
+    let dataset = open(&dir, 100, LONG);
+    let names: Vec<String> = (0..4 * OPENS_MAX).map(|number| number.to_string()).collect();
+    let mut begun: Vec<_> = names.iter().map(|name| Box::pin(dataset.object(name))).collect();
+    // All of them wait for a permit.
+    let opens = Arc::clone(&dataset.0.objects.as_ref().unwrap().opens);
+    let all = opens.acquire_many(u32::try_from(OPENS_MAX).unwrap()).await;
+    for open in &mut begun {
+        assert!(Future::poll(open.as_mut(), &mut no_waker()).is_pending());
+    }
+    drop(all);
+    let other = tokio::time::timeout(Duration::from_secs(30), dataset.object("object")).await;
+    assert_eq!(other.expect("opened").unwrap().length_bytes(), 1);
+    drop(begun);
+}
+
 /// Threads of this process that open objects.
 fn openers_alive() -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();

@@ -327,6 +327,40 @@ async fn several_long_objects_leave_room_for_other_reads() {
 }
 
 #[tokio::test]
+async fn a_response_that_is_not_read_keeps_no_other_waiting() {
+    // Scenario: a principal with 4 MiB a second requests an object of 16 MiB four times and reads none of the responses; then
+    // it requests it once more. Expectation: that comes whole.
+    let setup = served(&principals("bytes/s=4MiB"));
+    setup.file("objects/long", &vec![7; 16 << 20]);
+    let daemon = setup.start();
+    let request = wire::object("objects", "long");
+    let narrow = Narrow::connect(daemon.grpc, 65_535).await;
+    let token = [("authorization", "Bearer greedy")];
+    let mut unread = Vec::new();
+    for _ in 0..4 {
+        let granted = eventually_async("one is granted", async || {
+            let held = narrow.clone().call("ReadObject", &token, &request).await;
+            // A refusal: the principal owes for those before.
+            (!held.head.headers.contains_key("grpc-status")).then_some(held)
+        });
+        unread.push(granted.await);
+    }
+    let mut answer = eventually_async("the last is granted", async || {
+        let request = with("greedy", request.clone());
+        daemon.fetch().await.read_object(request).await.ok()
+    })
+    .await
+    .into_inner();
+    let mut read = 0;
+    while let Some(message) = timeout(PATIENCE, answer.message()).await.unwrap().unwrap() {
+        read += message.data.len();
+    }
+    assert_eq!(read, 16 << 20);
+    drop(unread);
+    daemon.stop().await;
+}
+
+#[tokio::test]
 async fn a_score_is_charged_for_what_it_reads() {
     // Scenario: a principal with 64 KiB a second scores 200 ids past the end of vectors of 128 KiB, and with 64 KiB of
     // memory a vector that does not fit. Expectation: neither reads anything, and a block is granted at once.
