@@ -24,11 +24,13 @@ LOAD_SECONDS_MAX = 300
 HARDENED = ["--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
 
 
-def free_port():
-    """A loopback port that was free a moment ago."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+def free_ports(count):
+    """Different loopback ports that were free a moment ago."""
+    with contextlib.ExitStack() as held:
+        listeners = [held.enter_context(socket.socket()) for _ in range(count)]
+        for listener in listeners:
+            listener.bind(("127.0.0.1", 0))
+        return [listener.getsockname()[1] for listener in listeners]
 
 
 class Stack:
@@ -42,11 +44,11 @@ class Stack:
         shutil.copytree(ROOT / "deploy/config", self.config_directory)
         self.config = self.config_directory / "ringfetchd.yaml"
         self.original = self.config.read_text(encoding="utf-8")
-        self.http, self.prometheus = free_port(), free_port()
+        grpc, self.http, self.prometheus = free_ports(3)
         self.environment = {
             "COMPOSE_PROJECT_NAME": PROJECT,
             "RINGFETCH_CONFIG_DIR": str(self.config_directory),
-            "RINGFETCH_GRPC_PORT": str(free_port()),
+            "RINGFETCH_GRPC_PORT": str(grpc),
             "RINGFETCH_HTTP_PORT": str(self.http),
             "PROMETHEUS_PORT": str(self.prometheus),
             "RINGFETCH__ENGINE__BACKEND": None,

@@ -37,7 +37,7 @@ const CHILD_TIMEOUT: Duration = Duration::from_secs(60);
 fn reads_reach_the_kernel_beside_a_busy_task() {
     // Scenario: 2000 reads of one block, 32 in flight, on a core where another task yields in a loop; and on
     // a core that has nothing else to do. Expectation: both end, with fewer than two io_uring_enter calls per
-    // read, and the engine counted no more than strace did.
+    // read beside the task, and no more than three without it; the engine counted no more than strace did.
     if let Ok(mode) = std::env::var(MODE) {
         let file = std::env::var(FILE).expect("the parent names a file");
         return workload(Path::new(&file), mode == "busy");
@@ -49,8 +49,11 @@ fn reads_reach_the_kernel_beside_a_busy_task() {
         let counts = directory.path().join(mode);
         let submissions = run_child(mode, &file, &counts);
         let enters = calls(&counts, "io_uring_enter");
+        // A thread that idles enters to submit, to park, and to park again after the completion has interrupted it: all three
+        // for each read where the disk ends one at a time.
+        let most = if mode == "busy" { 2 * READS } else { 3 * READS + 16 };
         assert!(
-            enters < 2 * READS,
+            enters < most,
             "{mode}: {enters} io_uring_enter calls for {READS} reads"
         );
         assert!(

@@ -261,14 +261,19 @@ impl EndWhileStarting {
             ShutdownSignals::install()?
         };
         let (until, started) = oneshot::channel();
+        // A signal that came before the end of the start is seen by then: this thread may not have run since.
+        let started = async move {
+            let _dropped = started.await;
+            tokio::task::yield_now().await;
+        };
         let watch = async move {
             tokio::select! {
                 biased;
-                _dropped = started => {}
                 signal = signals.next() => {
                     tracing::info!(signal, "ending before it serves");
                     std::process::exit(0);
                 }
+                () = started => {}
             }
         };
         // Where there is no thread for it, there is none for a core either, and the start fails.

@@ -180,7 +180,7 @@ fn an_address_that_does_not_answer_leaves_time_for_the_next() {
             .args([hosts.path(), Path::new(env!("CARGO_BIN_EXE_ringfetch"))])
             .args([
                 "--timeout",
-                "2s",
+                "30s",
                 "--grpc",
                 &format!("http://both:{}", grpc.port()),
             ])

@@ -92,7 +92,7 @@ fn commands_and_load_reach_a_daemon_over_tls() {
     let directory = tempfile::tempdir().unwrap();
     let address = door(Of::Server, start(Flaw::NONE), http::start(), directory.path());
     let run = |args: &str, files: &[&str]| {
-        let mut line = format!("--timeout 5s {args}");
+        let mut line = format!("--timeout 30s {args}");
         if !args.contains("--grpc") {
             line.push_str(&format!(" --grpc https://{address}"));
         }

@@ -123,7 +123,7 @@ async fn a_listener_that_says_nothing_is_no_server() {
     // Expected: a transport error after the time for connecting; calls without a retry.
     let silent = tokio::net::TcpListener::bind(any()).await.unwrap();
     let silent = Client::builder(format!("http://{}", silent.local_addr().unwrap()));
-    let silent = silent.connect_timeout(Duration::from_millis(100));
+    let silent = silent.connect_timeout(Duration::from_secs(1));
     let error = silent.clone().connect().await.unwrap_err();
     assert!(matches!(error, Error::Transport { .. }), "{error:?}");
     let b = Server::start(any()).await;

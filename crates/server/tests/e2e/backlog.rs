@@ -22,6 +22,8 @@ pub(crate) fn slow(setup: Setup) -> Setup {
     setup
         .set("engine.backend", "pread")
         .set("engine.pread.threads", "1")
+        // However slow the disk is.
+        .set("limits.deadline_ms", "0")
         .dataset(&["name: slow", "kind: blocks", "block_bytes: 512", "path: slow.bin"])
 }
 

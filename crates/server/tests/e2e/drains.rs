@@ -374,7 +374,7 @@ async fn what_is_in_flight_is_answered_however_long_the_queue() {
     // Scenario: four batches of 4096 reads wait for one reading thread when SIGTERM arrives; run twice.
     // Expectation: all of them are answered completely; exit 0.
     for _ in 0..2 {
-        let setup = slow(Setup::new("pread")).set("shutdown.drain_timeout_ms", "60000");
+        let setup = slow(Setup::new("pread")).set("shutdown.drain_timeout_ms", "600000");
         let mut daemon = setup.start();
         let mut calls = Vec::new();
         for _ in 0..4 {

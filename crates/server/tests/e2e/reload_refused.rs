@@ -9,6 +9,7 @@ use crate::wire::{self, Narrow};
 use ringfetch_proto::v1;
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, prlimit};
 use std::fs;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tonic::Code;
@@ -446,9 +447,22 @@ fn starters(pid: Pid) -> Vec<Pid> {
     let tasks = tasks.into_iter().flatten().flatten();
     let starters = tasks.filter(|task| {
         fs::read_to_string(task.path().join("comm")).is_ok_and(|name| name.trim() == "rf-start")
+            && runs(&task.path().join("stat"))
     });
     let id = |task: fs::DirEntry| Pid::from_raw(task.file_name().to_str()?.parse().ok()?);
     starters.filter_map(id).collect()
+}
+
+/// Whether a thread may still run the daemon's code. One that was joined may be listed for a moment: it is exiting
+/// (PF_EXITING in field 9, proc_pid_stat(5)).
+fn runs(stat: &Path) -> bool {
+    const PF_EXITING: u32 = 0x4;
+    let stat = fs::read_to_string(stat).unwrap_or_default();
+    let flags = stat
+        .rsplit_once(") ")
+        .and_then(|(_, rest)| rest.split(' ').nth(6));
+    let flags = flags.and_then(|flags| flags.parse::<u32>().ok());
+    flags.is_some_and(|flags| flags & PF_EXITING == 0)
 }
 
 #[tokio::test]
