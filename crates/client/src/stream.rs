@@ -1,6 +1,7 @@
-//! Requests pipelined on one FetchStream call. Invariant: every request that was sent is in `pending` until
+//! Requests pipelined on one FetchStream call. A request waits with its caller until HTTP/2 has room for it, and gets its
+//! deadline then; a caller that leaves takes it along. Invariant: every request that was sent is in `pending` until
 //! it is answered or the stream ends, which fails all of them. A request stays there even if its caller has
-//! been dropped, so that the server's work stays bounded.
+//! been dropped, so that the server's work stays bounded; but it is cancelled.
 
 use crate::call::{CallOptions, accept, end, release};
 use crate::connection::{Endpoint, Method};
@@ -15,11 +16,14 @@ use crate::scores::{ScoreRequest, Scores};
 use crate::vectors::Vectors;
 use bytes::Bytes;
 use h2::SendStream;
+use h2::client::ResponseFuture;
 use ringfetch_proto::v1 as wire;
 use std::collections::HashMap;
+use std::future::poll_fn;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
@@ -47,22 +51,32 @@ struct Sending {
 
 impl Drop for Sending {
     fn drop(&mut self) {
-        self.shared.lock().send_side.end();
+        let mut state = self.shared.lock();
+        state.has_ended = true;
+        state.end();
     }
 }
 
 #[derive(Debug, Default)]
 struct Shared {
     state: Mutex<State>,
-    /// Notified when the limit was reached and a request has ended.
+    /// Notified when a request that waits can probably be sent: the stream is open, the limit is no longer reached, or
+    /// HTTP/2 has room.
     room: Notify,
+    /// Notified when there is a cancel to send, and when HTTP/2 has no room for a request.
+    is_blocked: Notify,
 }
 
 #[derive(Debug, Default)]
 struct State {
     next_id: u64,
     pending: HashMap<u64, Waiting, BuildHasherDefault<OwnNumber>>,
-    send_side: SendSide,
+    /// `None`: not connected yet.
+    send_side: Option<SendStream<Bytes>>,
+    /// Messages that cancel requests: sent together, since servers count small frames that wait as an attack.
+    cancels: Vec<u8>,
+    /// No request follows.
+    has_ended: bool,
     /// Why the stream ended, if it has.
     broken: Option<Arc<Error>>,
 }
@@ -96,54 +110,6 @@ impl Hasher for OwnNumber {
     }
 }
 
-/// The sending side. Requests held back, here or in h2, never exceed the limit in flight.
-#[derive(Debug)]
-enum SendSide {
-    /// Not connected yet: the requests to send, and whether those are all.
-    Opening {
-        waiting: Vec<Bytes>,
-        ended: bool,
-    },
-    Open(SendStream<Bytes>),
-}
-
-impl Default for SendSide {
-    fn default() -> Self {
-        Self::Opening {
-            waiting: Vec::new(),
-            ended: false,
-        }
-    }
-}
-
-impl SendSide {
-    /// A stream that takes no message has ended: its reader finds out why, and fails the request with that.
-    fn send(&mut self, message: Bytes) {
-        match self {
-            Self::Opening { waiting, .. } => waiting.push(message),
-            Self::Open(stream) => drop(stream.send_data(message, false)),
-        }
-    }
-
-    fn end(&mut self) {
-        match self {
-            Self::Opening { ended, .. } => *ended = true,
-            // A stream that has already ended needs no end.
-            Self::Open(stream) => drop(stream.send_data(Bytes::new(), true)),
-        }
-    }
-
-    fn open(&mut self, stream: SendStream<Bytes>) {
-        let opening = std::mem::replace(self, Self::Open(stream));
-        if let Self::Opening { waiting, ended } = opening {
-            waiting.into_iter().for_each(|message| self.send(message));
-            if ended {
-                self.end();
-            }
-        }
-    }
-}
-
 impl FetchStream {
     pub(crate) fn open(core: &Arc<Core>, options: &CallOptions) -> Self {
         let shared = Arc::new(Shared::default());
@@ -161,8 +127,8 @@ impl FetchStream {
     /// As [`crate::Client::fetch`]; [`Error::StreamBroken`] if the stream ended before the answer.
     ///
     /// # Cancel safety
-    /// Nothing is sent before the first poll. If dropped later, the answer is discarded when it arrives, and
-    /// until then the request counts as in flight.
+    /// Nothing is sent before the first poll. If dropped later, a request that still waits is not sent, and one that was
+    /// sent is cancelled: it counts as in flight until the server has answered that.
     pub async fn send(&self, request: Request) -> Result<Answer, Error> {
         let (request, expected) = request.into_wire(self.0.options.fail_fast)?;
         let kind = RequestKind::of(&request);
@@ -283,24 +249,38 @@ impl FetchStream {
             late,
             has_waited: false,
         };
-        while let Some(full) = self.try_send(attempt)? {
-            attempt = full;
+        let id = loop {
+            match self.try_send(attempt)? {
+                Sent::Request(id) => break id,
+                Sent::Nothing(queued) => attempt = queued,
+            }
             (attempt.late, attempt.has_waited) = (deadline, true);
             self.0.shared.room.notified().await;
-        }
+        };
+        let mut cancel = CancelOnDrop {
+            shared: &self.0.shared,
+            id: Some(id),
+        };
+        let answer = answered.await;
+        cancel.id = None;
         // A sender is dropped without an answer only if the runtime that reads the stream is gone.
-        answered
-            .await
-            .unwrap_or_else(|_| Err(Error::protocol("the task that reads the stream is gone")))
+        answer.unwrap_or_else(|_| Err(Error::protocol("the task that reads the stream is gone")))
     }
 
-    /// Sends the request, or returns it if too many are in flight. An id is either pending and sent, or
-    /// neither.
-    fn try_send(&self, queued: QueuedRequest) -> Result<Option<QueuedRequest>, Error> {
+    /// Sends the request, or returns it if too many are in flight or HTTP/2 has no room for it. An id is either pending
+    /// and sent, or neither.
+    fn try_send(&self, queued: QueuedRequest) -> Result<Sent, Error> {
         let (shared, max_in_flight) = (&self.0.shared, self.0.core.max_in_flight);
         let mut state = shared.lock();
-        if state.pending.len() >= max_in_flight && state.broken.is_none() {
-            return Ok(Some(queued));
+        if state.broken.is_none() {
+            if state.pending.len() >= max_in_flight {
+                return Ok(Sent::Nothing(queued));
+            }
+            if !state.has_room() {
+                drop(state);
+                shared.is_blocked.notify_one();
+                return Ok(Sent::Nothing(queued));
+            }
         }
         let QueuedRequest {
             answer,
@@ -311,14 +291,18 @@ impl FetchStream {
         let left = late.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         let deadline_ms = left.or(self.0.options.timeout()).map_or(0, millis);
         let sent = state.send(answer, request, deadline_ms);
-        let more = state.pending.len() < max_in_flight || state.broken.is_some();
-        drop(state);
         // Each woken request wakes the next: of two simultaneous answers only one notifies if no request
         // waits yet.
-        if has_waited && more {
-            shared.room.notify_one();
+        if has_waited && (state.pending.len() < max_in_flight || state.broken.is_some()) {
+            let next = if state.broken.is_some() || state.has_room() {
+                &shared.room
+            } else {
+                &shared.is_blocked
+            };
+            drop(state);
+            next.notify_one();
         }
-        sent.map(|()| None)
+        sent.map(Sent::Request)
     }
 }
 
@@ -331,13 +315,57 @@ struct QueuedRequest {
     has_waited: bool,
 }
 
+/// What was sent.
+enum Sent {
+    /// A request, with this id.
+    Request(u64),
+    /// There is no room for it.
+    Nothing(QueuedRequest),
+}
+
+/// Cancels a request whose caller leaves.
+struct CancelOnDrop<'a> {
+    shared: &'a Shared,
+    /// `None`: it is answered.
+    id: Option<u64>,
+}
+
+impl Drop for CancelOnDrop<'_> {
+    fn drop(&mut self) {
+        if let Some(id) = self.id {
+            self.shared.lock().cancel(id);
+            self.shared.is_blocked.notify_one();
+        }
+    }
+}
+
 /// Whole milliseconds, at least 1, since 0 means no deadline.
 fn millis(left: Duration) -> u32 {
     u32::try_from(left.as_millis()).unwrap_or(u32::MAX).max(1)
 }
 
 impl State {
-    fn send(&mut self, waiting: Waiting, request: StreamRequest, deadline_ms: u32) -> Result<(), Error> {
+    /// Whether HTTP/2 takes a request now, rather than keep it until the server has read those before it.
+    fn has_room(&mut self) -> bool {
+        self.send_side.as_mut().is_some_and(|stream| {
+            // The rest of a request that does not fit follows by itself.
+            stream.reserve_capacity(1);
+            stream.capacity() > 0
+        })
+    }
+
+    /// Ready once HTTP/2 has room; `false`: it never has.
+    fn poll_room(&mut self, context: &mut Context<'_>) -> Poll<bool> {
+        if self.has_room() {
+            return Poll::Ready(true);
+        }
+        match &mut self.send_side {
+            Some(stream) => stream.poll_capacity(context).map(|room| room.is_some()),
+            None => Poll::Ready(false),
+        }
+    }
+
+    fn send(&mut self, waiting: Waiting, request: StreamRequest, deadline_ms: u32) -> Result<u64, Error> {
         if let Some(cause) = &self.broken {
             return Err(Error::StreamBroken {
                 cause: Arc::clone(cause),
@@ -347,14 +375,66 @@ impl State {
         let framed = request.frame(id, deadline_ms)?;
         self.next_id += 1;
         self.pending.insert(id, waiting);
-        self.send_side.send(framed);
-        Ok(())
+        self.send_now(framed, false);
+        Ok(id)
+    }
+
+    /// Cancels a request, unless it is answered.
+    fn cancel(&mut self, id: u64) {
+        if self.pending.contains_key(&id)
+            && let Ok(cancel) = StreamRequest::encode(&WireRequest::Cancel(wire::Cancel {}))
+            && let Ok(framed) = cancel.frame(id, 0)
+        {
+            self.cancels.extend_from_slice(&framed);
+        }
+    }
+
+    fn send_cancels(&mut self) {
+        if !self.cancels.is_empty() {
+            let cancels = std::mem::take(&mut self.cancels);
+            self.send_now(cancels.into(), false);
+        }
+    }
+
+    fn end(&mut self) {
+        self.send_cancels();
+        self.send_now(Bytes::new(), true);
+    }
+
+    /// A stream that takes no message has ended: its reader finds out why, and fails the requests with that.
+    fn send_now(&mut self, message: Bytes, is_end: bool) {
+        if let Some(stream) = &mut self.send_side {
+            drop(stream.send_data(message, is_end));
+        }
     }
 }
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins to send.
+    fn open(&self, stream: SendStream<Bytes>) {
+        let mut state = self.lock();
+        state.send_side = Some(stream);
+        if state.has_ended {
+            state.end();
+        }
+        drop(state);
+        self.room.notify_one();
+    }
+
+    /// Sends cancels, and wakes requests that wait, as soon as HTTP/2 has room, until the stream takes no more.
+    async fn use_room(&self) {
+        loop {
+            self.is_blocked.notified().await;
+            if !poll_fn(|context| self.lock().poll_room(context)).await {
+                return;
+            }
+            self.lock().send_cancels();
+            self.room.notify_one();
+        }
     }
 
     /// Delivers an answer to its request.
@@ -422,7 +502,16 @@ async fn read(core: Arc<Core>, options: CallOptions, shared: Arc<Shared>) {
 async fn serve(core: &Core, options: &CallOptions, shared: &Shared) -> Result<(), Error> {
     let head = |endpoint: &Endpoint| options.stream(endpoint.uri(&FETCH_STREAM));
     let (_lease, response, stream) = core.pool.call(&mut Avoid::default(), head).await?;
-    shared.lock().send_side.open(stream);
+    shared.open(stream);
+    let mut answers = pin!(read_answers(core, response, shared));
+    tokio::select! {
+        biased;
+        ended = &mut answers => ended,
+        () = shared.use_room() => answers.await,
+    }
+}
+
+async fn read_answers(core: &Core, response: ResponseFuture, shared: &Shared) -> Result<(), Error> {
     let mut body = accept(response.await?)?;
     let mut incoming = Incoming::new(core.max_answer_bytes);
     while let Some(chunk) = body.data().await {

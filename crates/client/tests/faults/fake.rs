@@ -7,7 +7,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::io::DuplexStream;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio_stream::Stream;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
@@ -29,6 +29,9 @@ type OnList = dyn Fn(wire::ListObjectsRequest) -> wire::ListObjectsResponse + Se
 type OnDatasets = dyn Fn(wire::ListDatasetsRequest) -> wire::ListDatasetsResponse + Send + Sync;
 
 pub(crate) const BLOCK_BYTES: u32 = 8;
+
+/// What a stream's client may send before the fake reads.
+const WINDOW_BYTES: u32 = 64 << 10;
 
 /// Block `index` of the fake's only dataset: its index.
 pub(crate) fn block(index: u64) -> [u8; 8] {
@@ -62,6 +65,14 @@ pub(crate) fn indices(request: &wire::FetchStreamRequest) -> &[u64] {
     }
 }
 
+/// Whether a stream's request cancels another one.
+pub(crate) fn is_cancel(request: &wire::FetchStreamRequest) -> bool {
+    matches!(
+        request.request,
+        Some(wire::fetch_stream_request::Request::Cancel(_))
+    )
+}
+
 /// The behaviour of the fake; correct by default.
 #[derive(Clone)]
 pub(crate) struct Fake {
@@ -71,6 +82,8 @@ pub(crate) struct Fake {
     on_datasets: Arc<OnDatasets>,
     calls: Arc<AtomicUsize>,
     connections: Arc<AtomicUsize>,
+    /// Each connection waits for a permit.
+    may_connect: Arc<Semaphore>,
 }
 
 impl Fake {
@@ -82,7 +95,14 @@ impl Fake {
             on_datasets: Arc::new(|_| wire::ListDatasetsResponse::default()),
             calls: Arc::default(),
             connections: Arc::default(),
+            may_connect: Arc::new(Semaphore::new(Semaphore::MAX_PERMITS)),
         }
+    }
+
+    /// Connections wait for permits of this semaphore.
+    pub(crate) fn dialled_with(mut self, may_connect: &Arc<Semaphore>) -> Self {
+        self.may_connect = Arc::clone(may_connect);
+        self
     }
 
     /// FetchBlocks call number n (from 0) is answered by `f(n, request)`.
@@ -141,14 +161,17 @@ impl Fake {
     pub(crate) fn client_with(&self, builder: Builder, refuse: fn(usize) -> bool) -> Client {
         let (accept, incoming) = mpsc::unbounded_channel::<std::io::Result<DuplexStream>>();
         let server = tonic::transport::Server::builder()
+            .initial_stream_window_size(WINDOW_BYTES)
             .add_service(FetchServiceServer::new(self.clone()))
             .add_service(DatasetServiceServer::new(self.clone()))
             .serve_with_incoming(UnboundedReceiverStream::new(incoming));
         tokio::spawn(server);
-        let connections = Arc::clone(&self.connections);
+        let (connections, may_connect) = (Arc::clone(&self.connections), Arc::clone(&self.may_connect));
         let connector = move || {
             let (accept, n) = (accept.clone(), connections.fetch_add(1, Ordering::SeqCst));
+            let may_connect = Arc::clone(&may_connect);
             async move {
+                may_connect.acquire().await.unwrap().forget();
                 if refuse(n) {
                     return Err(std::io::ErrorKind::ConnectionRefused.into());
                 }

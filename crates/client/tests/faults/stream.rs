@@ -1,17 +1,17 @@
 //! Requests pipelined on one stream: answers in any order, refusals, a stream that breaks, a server that lies.
 
-use crate::fake::{Fake, answer, block, indices};
+use crate::fake::{Fake, answer, block, indices, is_cancel};
 use futures_util::FutureExt as _;
 use prost::Message as _;
 use ringfetch_client::{Client, Code, Error, FetchStream};
 use ringfetch_proto::v1 as wire;
 use std::future::poll_fn;
 use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Duration;
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, Semaphore};
 use tokio::time::Instant;
 use tonic_types::{ErrorDetails, StatusExt as _};
 
@@ -183,8 +183,8 @@ async fn a_lying_stream_is_broken_off() {
 #[tokio::test(start_paused = true)]
 async fn what_the_server_has_in_hand_is_bounded_also_when_senders_give_up() {
     // Scenario: two requests may be in flight. Two senders leave once nothing moves any more, before they are
-    // answered; a third waits until nothing moves. Then the server answers. Expected: the server never has
-    // more than two; the third waits, and is served once an abandoned one was answered.
+    // answered; a third waits until nothing moves. Then the server, which ignores cancels, answers. Expected: the server
+    // never has more than two; the third waits, and is served once an abandoned one was answered.
     let most = Arc::new(AtomicUsize::new(0));
     let answers_due = Arc::new(Semaphore::new(0));
     let fake = Fake::new().on_stream({
@@ -194,6 +194,9 @@ async fn what_the_server_has_in_hand_is_bounded_also_when_senders_give_up() {
             let answers_due = Arc::clone(&answers_due);
             async move {
                 while let Ok(Some(request)) = requests.message().await {
+                    if is_cancel(&request) {
+                        continue;
+                    }
                     most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
                     let (answers, now) = (answers.clone(), Arc::clone(&now));
                     let answers_due = Arc::clone(&answers_due);
@@ -230,7 +233,7 @@ async fn a_request_ends_at_its_deadline_and_the_server_knows_it() {
             let seen = Arc::clone(&seen);
             async move {
                 while let Ok(Some(request)) = requests.message().await {
-                    seen.store(request.deadline_ms as usize, Ordering::SeqCst);
+                    seen.fetch_max(request.deadline_ms as usize, Ordering::SeqCst);
                 }
                 drop(answers);
             }
@@ -247,6 +250,151 @@ async fn a_request_ends_at_its_deadline_and_the_server_knows_it() {
     );
     assert!((295..=300).contains(&seen.load(Ordering::SeqCst)), "{seen:?}");
     assert!(!stream.is_broken());
+}
+
+/// What a stream's server received: the id and the deadline of each request, `None` for a cancel.
+type Seen = Arc<Mutex<Vec<(u64, Option<u32>)>>>;
+
+/// A server that notes what it receives, as soon as it is allowed to read, and answers as it should.
+fn noting(seen: &Seen, may_read: &Arc<Semaphore>) -> Fake {
+    let (seen, may_read) = (Arc::clone(seen), Arc::clone(may_read));
+    Fake::new().on_stream(move |mut requests, answers| {
+        let (seen, may_read) = (Arc::clone(&seen), Arc::clone(&may_read));
+        async move {
+            drop(may_read.acquire().await.unwrap());
+            while let Ok(Some(request)) = requests.message().await {
+                let deadline_ms = (!is_cancel(&request)).then_some(request.deadline_ms);
+                seen.lock().unwrap().push((request.id, deadline_ms));
+                if deadline_ms.is_some() {
+                    answers.send(Ok(answer(request.id, indices(&request)))).unwrap();
+                }
+            }
+        }
+    })
+}
+
+/// A request of 24 KiB: the third one does not fit in the window.
+fn long() -> Vec<u64> {
+    vec![1 << 20; 8192]
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_waits_for_the_connection_is_not_sent_once_its_caller_has_left() {
+    // Scenario: a connection takes longer than the 300 ms of a request on a stream; one more request, and then there is a
+    // connection. Expected: DeadlineExceeded at 300 ms; the server sees only the latter.
+    let (seen, may_connect) = (Seen::default(), Arc::new(Semaphore::new(0)));
+    let fake = noting(&seen, &Arc::new(Semaphore::new(1))).dialled_with(&may_connect);
+    let stream = fake.client().with_timeout(Duration::from_millis(300)).stream();
+    let start = Instant::now();
+    let error = stream.fetch_blocks("d", &[1]).await.unwrap_err();
+    assert!(matches!(error, Error::DeadlineExceeded), "{error:?}");
+    assert!(
+        start.elapsed() <= Duration::from_millis(302),
+        "{:?}",
+        start.elapsed()
+    );
+    may_connect.add_permits(1);
+    stream.fetch_blocks("d", &[2]).await.unwrap();
+    assert_eq!(*seen.lock().unwrap(), [(0, Some(300))]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_waits_for_the_server_to_read_says_what_time_it_has_left() {
+    // Scenario: a server reads nothing for 200 ms; eight long requests that may take 300 ms, and then eight for which it
+    // reads nothing for longer than that, and one more. Expected: the first are answered, those that waited have 100 ms
+    // left; of the second, only those that fit in the window arrive, and then their cancels; the last is answered.
+    let (seen, may_read) = (Seen::default(), Arc::new(Semaphore::new(0)));
+    let client = noting(&seen, &may_read)
+        .client()
+        .with_timeout(Duration::from_millis(300));
+    let stream = client.stream();
+    let long = long();
+    let send_eight = |stream: FetchStream| {
+        let long = &long;
+        let send = move |_| {
+            let stream = stream.clone();
+            async move { stream.fetch_blocks("d", long).await.is_ok() }
+        };
+        futures_util::future::join_all((0..8).map(send))
+    };
+    let mut first = pin!(send_eight(stream));
+    let still = tokio::time::timeout(Duration::from_millis(200), first.as_mut());
+    assert!(still.await.is_err());
+    may_read.add_permits(1);
+    assert_eq!(first.await, [true; 8]);
+    let deadlines: Vec<_> = seen.lock().unwrap().drain(..).collect();
+    assert_eq!(deadlines.len(), 8);
+    assert_eq!(deadlines[..2], [(0, Some(300)), (1, Some(300))]);
+    assert!(
+        deadlines[4..]
+            .iter()
+            .all(|(_, deadline)| deadline.unwrap() <= 100),
+        "{deadlines:?}"
+    );
+
+    may_read.forget_permits(1);
+    let stream = client.stream();
+    assert_eq!(send_eight(stream.clone()).await, [false; 8]);
+    may_read.add_permits(1);
+    stream.fetch_blocks("d", &[1]).await.unwrap();
+    let mut seen = seen.lock().unwrap();
+    let last = seen.pop().unwrap();
+    let sent = seen.len() / 2;
+    assert!(
+        (2..5).contains(&sent) && last == (sent as u64, Some(300)),
+        "{seen:?}"
+    );
+    let ids = 0..sent as u64;
+    let expected = ids
+        .clone()
+        .map(|id| (id, Some(300)))
+        .chain(ids.map(|id| (id, None)));
+    assert!(seen.iter().copied().eq(expected), "{seen:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_whose_caller_leaves_is_cancelled_and_gives_its_place_to_the_next() {
+    // Scenario: one request may be in flight; a server that answers only what is cancelled, and block 1. The caller of
+    // block 0 leaves; then block 1; then another caller leaves by its timeout, and block 1 again. Expected: the blocks;
+    // a cancel for each request that was given up, and none for others.
+    let seen = Seen::default();
+    let fake = Fake::new().on_stream({
+        let seen = Arc::clone(&seen);
+        move |mut requests, answers| {
+            let seen = Arc::clone(&seen);
+            async move {
+                while let Ok(Some(request)) = requests.message().await {
+                    let id = request.id;
+                    seen.lock()
+                        .unwrap()
+                        .push((id, (!is_cancel(&request)).then_some(0)));
+                    if is_cancel(&request) {
+                        answers.send(Ok(request_error(id, Code::Cancelled, 0))).unwrap();
+                    } else if indices(&request) == [1] {
+                        answers.send(Ok(answer(id, &[1]))).unwrap();
+                    }
+                }
+            }
+        }
+    });
+    let client = fake.client_with(Client::builder("http://fake:1").max_in_flight(1), |_| false);
+    let stream = client.with_timeout(Duration::from_secs(5)).stream();
+    let still = Duration::from_millis(100);
+    let left = tokio::time::timeout(still, stream.fetch_blocks("d", &[0]));
+    assert!(left.await.is_err());
+    stream.fetch_blocks("d", &[1]).await.unwrap();
+    let error = stream.fetch_blocks("d", &[0]).await.unwrap_err();
+    assert!(matches!(error, Error::DeadlineExceeded), "{error:?}");
+    stream.fetch_blocks("d", &[1]).await.unwrap();
+    let expected = [
+        (0, Some(0)),
+        (0, None),
+        (1, Some(0)),
+        (2, Some(0)),
+        (2, None),
+        (3, Some(0)),
+    ];
+    assert_eq!(*seen.lock().unwrap(), expected);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -282,8 +430,10 @@ async fn a_request_that_waits_for_room_gets_it() {
 async fn answer_one(
     request: http::Request<h2::RecvStream>,
     mut respond: h2::server::SendResponse<bytes::Bytes>,
+    is_received: Arc<Notify>,
 ) {
     let first = request.into_body().data().await.unwrap().unwrap();
+    is_received.notify_one();
     let length = u32::from_be_bytes(first[1..5].try_into().unwrap()) as usize;
     let request = wire::FetchStreamRequest::decode(&first[5..][..length]).unwrap();
     let answer = answer(request.id, indices(&request));
@@ -305,11 +455,13 @@ async fn a_stream_that_the_server_ends_keeps_its_reason_and_its_answers() {
     // answer, and the status for the others.
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
+    let is_received = Arc::new(Notify::new());
+    let noted = Arc::clone(&is_received);
     let server = tokio::spawn(async move {
         let (socket, _) = listener.accept().await.unwrap();
         let mut connection = h2::server::handshake(socket).await.unwrap();
         while let Some(Ok((request, respond))) = connection.accept().await {
-            tokio::spawn(answer_one(request, respond));
+            tokio::spawn(answer_one(request, respond, Arc::clone(&noted)));
         }
     });
     // Connected first: more small requests than h2 allows unread would wait for the connection.
@@ -317,13 +469,17 @@ async fn a_stream_that_the_server_ends_keeps_its_reason_and_its_answers() {
     // Wakes itself, so that it has its turn between the tasks that read the connection and the stream.
     let others = tokio::spawn({
         let stream = stream.clone();
-        poll_fn(move |context| {
-            context.waker().wake_by_ref();
-            match stream.fetch_blocks("d", &[8]).now_or_never() {
-                Some(Err(error)) => Poll::Ready(error),
-                Some(Ok(_)) | None => Poll::Pending,
-            }
-        })
+        async move {
+            is_received.notified().await;
+            let ended = poll_fn(move |context| {
+                context.waker().wake_by_ref();
+                match stream.fetch_blocks("d", &[8]).now_or_never() {
+                    Some(Err(error)) => Poll::Ready(error),
+                    Some(Ok(_)) | None => Poll::Pending,
+                }
+            });
+            ended.await
+        }
     });
     let (first, error) = tokio::join!(stream.fetch_blocks("d", &[7]), others);
     let Error::StreamBroken { cause, .. } = error.unwrap() else {
