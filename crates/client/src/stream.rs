@@ -489,26 +489,34 @@ impl Drop for FailOnDrop {
 /// Opens the call and reads answers until it ends.
 async fn read(core: Arc<Core>, options: CallOptions, shared: Arc<Shared>) {
     let shared = FailOnDrop(shared);
-    let failure = match serve(&core, &options, &shared.0).await {
-        Ok(()) => Error::Transport {
-            message: "the server ended the stream".to_owned(),
-            sent: true,
-        },
-        Err(error) => error,
-    };
+    let failure = serve(&core, &options, &shared.0).await;
     shared.0.fail(failure);
 }
 
-async fn serve(core: &Core, options: &CallOptions, shared: &Shared) -> Result<(), Error> {
+/// Returns why the stream ended.
+async fn serve(core: &Core, options: &CallOptions, shared: &Shared) -> Error {
     let head = |endpoint: &Endpoint| options.stream(endpoint.uri(&FETCH_STREAM));
-    let (_lease, response, stream) = core.pool.call(&mut Avoid::default(), head).await?;
+    let (lease, response, stream) = match core.pool.call(&mut Avoid::default(), head).await {
+        Ok(begun) => begun,
+        Err(error) => return error,
+    };
     shared.open(stream);
     let mut answers = pin!(read_answers(core, response, shared));
-    tokio::select! {
+    let ended = tokio::select! {
         biased;
         ended = &mut answers => ended,
         () = shared.use_room() => answers.await,
+    };
+    let is_due = ended.is_ok() && shared.lock().has_ended;
+    let failure = ended.err().unwrap_or_else(|| Error::Transport {
+        message: "the server ended the stream".to_owned(),
+        sent: true,
+    });
+    // Otherwise it would be the least busy for the next stream.
+    if failure.is_retryable() && !is_due {
+        lease.refused(failure.retry_after());
     }
+    failure
 }
 
 async fn read_answers(core: &Core, response: ResponseFuture, shared: &Shared) -> Result<(), Error> {

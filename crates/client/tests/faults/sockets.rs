@@ -1,6 +1,6 @@
 //! Several servers on real sockets: balance, failover, headers, and the retry budget.
 
-use crate::fake::{Fake, blocks};
+use crate::fake::{Fake, answer, blocks, indices};
 use ringfetch_client::{Client, Code, Error, RetryBudget, RetryPolicy};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -152,6 +152,69 @@ async fn a_retry_goes_to_another_server() {
         (1..=CALLS).contains(&refused.load(Ordering::SeqCst)),
         "{refused:?}"
     );
+}
+
+/// The URL of a server that hangs up at the first request of each connection.
+async fn hangs_up() -> String {
+    let listener = tokio::net::TcpListener::bind(any()).await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move {
+        while let Ok((socket, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let mut connection = h2::server::handshake(socket).await.unwrap();
+                drop(connection.accept().await);
+            });
+        }
+    });
+    url
+}
+
+#[tokio::test]
+async fn a_server_that_ends_streams_does_not_get_them_all() {
+    // Scenario: a server that serves streams, and one that ends each: with UNAVAILABLE, as if it were over, by hanging up.
+    // While a stream to the former is open, 20 more, each for a request. Expected: hardly any fails, although the latter is
+    // the less busy.
+    let ends = |status: Option<Status>| {
+        let fake = Fake::new().on_stream(move |mut requests, answers| {
+            let status = status.clone();
+            async move {
+                drop(requests.message().await);
+                if let Some(status) = status {
+                    answers.send(Err(status)).unwrap();
+                }
+            }
+        });
+        Server::serve(fake, any(), Arc::default())
+    };
+    let serves = Fake::new().on_stream(|mut requests, answers| async move {
+        while let Ok(Some(request)) = requests.message().await {
+            answers.send(Ok(answer(request.id, indices(&request)))).unwrap();
+        }
+    });
+    let serves = Server::serve(serves, any(), Arc::default()).await;
+    let (unavailable, over) = (
+        ends(Some(Status::unavailable("draining"))).await,
+        ends(None).await,
+    );
+    for ends in [unavailable.url, over.url, hangs_up().await] {
+        let client = Client::builder(&ends)
+            .endpoint(&serves.url)
+            .connect()
+            .await
+            .unwrap();
+        let kept = loop {
+            let stream = client.stream();
+            if stream.fetch_blocks("d", &[1]).await.is_ok() {
+                break stream;
+            }
+        };
+        let mut failed = 0;
+        for _ in 0..20 {
+            failed += usize::from(client.stream().fetch_blocks("d", &[1]).await.is_err());
+        }
+        assert!(failed <= 3, "{ends}: {failed}");
+        kept.fetch_blocks("d", &[1]).await.unwrap();
+    }
 }
 
 #[tokio::test]
