@@ -37,7 +37,9 @@ static FETCH_STREAM: Method = Method::new("/ringfetch.v1.FetchService/FetchStrea
 /// last clone is dropped, the stream ends after the requests in flight have been answered.
 ///
 /// Requests are retried as calls are. A stream that broke stays broken: every request that was in flight and every
-/// later one gets [`Error::StreamBroken`]; open another with [`crate::Client::stream`].
+/// later one gets [`Error::StreamBroken`]; open another with [`crate::Client::stream`]. That happens to every stream in
+/// the end: a server ends those on a connection of an hour (`timeouts.connection_age_ms`), and when it drains, with
+/// UNAVAILABLE, after it has answered what it has taken up.
 #[derive(Debug, Clone)]
 pub struct FetchStream(Arc<Sending>);
 

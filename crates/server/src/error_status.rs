@@ -311,6 +311,14 @@ pub(crate) fn to_status_naming(error: &FetchError, field: &str) -> tonic::Status
     tonic::Status::with_error_details(answer.grpc, message, details)
 }
 
+/// The status of a stream that ends because its connection leaves. Another one goes on on another connection.
+pub(crate) fn leaving_stream() -> tonic::Status {
+    let mut details = ErrorDetails::with_error_info("CONNECTION_CLOSING", ERROR_DOMAIN, HashMap::new());
+    details.set_retry_info(Some(Duration::ZERO));
+    let message = "the daemon closes this connection, as it does with old ones: open another stream";
+    tonic::Status::with_error_details(Code::Unavailable, message, details)
+}
+
 /// The status of a call that is refused before its request is read.
 pub(crate) fn refused_call(code: Code, slug: &str, message: &str) -> tonic::Status {
     let details = ErrorDetails::with_error_info(reason_of(slug), ERROR_DOMAIN, HashMap::new());

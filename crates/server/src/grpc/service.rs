@@ -24,6 +24,7 @@ use bytes::Bytes;
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode};
 use prost::Message;
+use ringfetch_engine::error::ReadError;
 use ringfetch_proto::v1;
 use std::convert::Infallible;
 use std::future::{Future, ready};
@@ -92,9 +93,22 @@ impl FastPath for FetchService {
 }
 
 /// A request's body, on the fast path or through the router.
-trait BytesBody: http_body::Body<Data = Bytes, Error: std::fmt::Display> + Unpin + Send + 'static {}
+trait BytesBody: http_body::Body<Data = Bytes, Error: std::fmt::Display> + Unpin + Send + 'static {
+    /// Resolves when a stream has to end, since its connection leaves.
+    fn leaving(&self) -> Pin<Box<dyn Future<Output = ()> + Send>>;
+}
 
-impl<B: http_body::Body<Data = Bytes, Error: std::fmt::Display> + Unpin + Send + 'static> BytesBody for B {}
+impl BytesBody for RequestBody {
+    fn leaving(&self) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        Box::pin(Self::leaving(self))
+    }
+}
+
+impl BytesBody for Body {
+    fn leaving(&self) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        Box::pin(std::future::pending())
+    }
+}
 
 /// A call, without the parts of the request that are already handled: its state is allocated, and copied, for
 /// each call.
@@ -249,9 +263,16 @@ impl<B: BytesBody> GrpcRequest<B> {
         let start =
             move |message| stream::respond(Arc::clone(&shared), connection.clone(), deadline, message);
         let ended = Box::new(move |code| rpc.grpc(GrpcMethod::FetchStream).observe(code, started.elapsed()));
-        let draining = async move { lifecycle.draining().await };
+        let leaving = body.leaving();
+        let interrupted = async move {
+            tokio::select! {
+                biased;
+                () = lifecycle.draining() => error_status::to_status(&ReadError::Draining.into(), "request"),
+                () = leaving => error_status::leaving_stream(),
+            }
+        };
         ok(
-            framed(stream::body(body, bounds, start, hold, draining, ended)),
+            framed(stream::body(body, bounds, start, hold, interrupted, ended)),
             headers,
         )
     }

@@ -7,8 +7,8 @@
 //! HTTP/2 flow control stops the client. One more message is read, so that a cancel is seen while the stream
 //! is full.
 //!
-//! An invalid request gets an error response and the stream continues. Bytes that are not a request end it, and so does a
-//! drain, once the requests in flight are answered. The deadline holds even if the body is not polled,
+//! An invalid request gets an error response and the stream continues. Bytes that are not a request end it, and so do a
+//! drain and the age of its connection, once the requests in flight are answered. The deadline holds even if the body is not polled,
 //! as when the client does not read: the requests in flight are then cancelled, so that they hold no memory.
 
 mod in_flight;
@@ -260,14 +260,14 @@ fn failed(id: u64, error: &FetchError, items_field: &str) -> Result<EncodedMessa
     })
 }
 
-/// The body. `start` starts a request, `hold` charges the bytes of an incomplete one, `draining` resolves when the
-/// daemon drains, `ended` is called once with the final code. Must be called inside a runtime.
+/// The body. `start` starts a request, `hold` charges the bytes of an incomplete one, `interrupted` resolves when the
+/// stream has to end, with its status, `ended` is called once with the final code. Must be called inside a runtime.
 pub(super) fn body<B, S, Fut>(
     incoming: B,
     bounds: StreamLimits,
     start: S,
     hold: ChargeMemory,
-    draining: impl Future<Output = ()> + Send + 'static,
+    interrupted: impl Future<Output = Status> + Send + 'static,
     ended: OnEnd,
 ) -> DeadlineBody<impl LongResponse>
 where
@@ -275,7 +275,7 @@ where
     S: Fn(StreamRequest) -> Result<Fut, Status> + Send + 'static,
     Fut: Future<Output = Result<EncodedMessage, Status>> + Send + 'static,
 {
-    let stream = StreamState::new(incoming, bounds, start, hold, draining, ended);
+    let stream = StreamState::new(incoming, bounds, start, hold, interrupted, ended);
     DeadlineBody::new(stream, bounds.deadline)
 }
 
@@ -309,7 +309,7 @@ struct StreamState<B, S, Fut> {
     arrived: Instant,
     /// Woken when the deadline ends the stream.
     waker: Option<Waker>,
-    draining: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    interrupted: Option<Pin<Box<dyn Future<Output = Status> + Send>>>,
     ended: Option<OnEnd>,
 }
 
@@ -324,7 +324,7 @@ where
         bounds: StreamLimits,
         start: S,
         hold: ChargeMemory,
-        draining: impl Future<Output = ()> + Send + 'static,
+        interrupted: impl Future<Output = Status> + Send + 'static,
         ended: OnEnd,
     ) -> Self {
         Self {
@@ -341,7 +341,7 @@ where
             hold,
             arrived: Instant::now(),
             waker: None,
-            draining: Some(Box::pin(draining)),
+            interrupted: Some(Box::pin(interrupted)),
             ended: Some(ended),
         }
     }
@@ -428,18 +428,15 @@ where
         self.in_flight.clear();
     }
 
-    /// Checks for a drain.
+    /// Checks whether it has to end.
     fn poll_interruptions(&mut self, cx: &mut Context<'_>) {
-        if self
-            .draining
-            .as_mut()
-            .is_some_and(|draining| draining.as_mut().poll(cx).is_ready())
+        if let Some(interrupted) = &mut self.interrupted
+            && let Poll::Ready(status) = interrupted.as_mut().poll(cx)
         {
-            self.draining = None;
-            // A client that has sent all its requests gets OK after its responses; others get UNAVAILABLE.
+            self.interrupted = None;
+            // A client that has sent all its requests gets OK after its responses; others get the status.
             if self.incoming.is_some() {
-                let draining = FetchError::Read(ringfetch_engine::error::ReadError::Draining);
-                self.stop_reading(error_status::to_status(&draining, "request"));
+                self.stop_reading(status);
             }
         }
     }

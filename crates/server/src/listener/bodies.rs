@@ -42,6 +42,12 @@ impl RequestBody {
             comes_unasked,
         }
     }
+
+    /// Resolves when the connection leaves and the response, whose body polls this, should end.
+    pub fn leaving(&self) -> impl Future<Output = ()> + Send + use<> {
+        let exchange = Arc::clone(&self.exchange);
+        std::future::poll_fn(move |cx| exchange.poll_leaving(cx))
+    }
 }
 
 impl Drop for RequestBody {

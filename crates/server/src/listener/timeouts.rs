@@ -157,6 +157,10 @@ impl TimeoutTracker {
         if is_over(now - since, times.connection_age_grace) {
             return Some(CloseDecision::Close(reason));
         }
+        // Whoever is about to end by itself has had time to. The rest is for the answers.
+        if is_over(now - since, times.connection_age_grace / 2) {
+            progress.each_exchange(|exchange, _| exchange.leave());
+        }
         if progress.is_idle() && !progress.owes() {
             let quiet = *self.quiet.get_or_insert(now);
             // An HTTP/1 client learns of the close only with its next response.
@@ -491,21 +495,26 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_old_connection_leaves_and_gets_its_grace() {
         // Scenario: connections with a request that never ends. Expectation: each is closed gracefully at a
-        // slightly different age, and at once after the grace period.
+        // slightly different age, its request is told so after half of the grace period, and it is closed at once after
+        // all of it.
         let mut ages = Vec::new();
         for salt in 0..20 {
             let progress = Arc::new(Progress::default());
             progress.read(HEAD);
             let mut watch = TimeoutTracker::new(salt);
-            let _stream = progress.open(true);
+            let stream = progress.open(true);
             let (age, decision) = until_decided(&mut watch, &times(), &progress, 1200)
                 .await
                 .unwrap();
             assert_eq!(decision, CloseDecision::GoAway(CloseReason::Age));
             assert!((900..1101).contains(&age), "{age}");
             ages.push(age);
+            for is_leaving in [false, true] {
+                assert_eq!(until_decided(&mut watch, &times(), &progress, 14).await, None);
+                assert_eq!(stream.is_leaving(), is_leaving);
+            }
             let decided = until_decided(&mut watch, &times(), &progress, 60).await;
-            assert_eq!(decided, Some((30, CloseDecision::Close(CloseReason::Age))));
+            assert_eq!(decided, Some((2, CloseDecision::Close(CloseReason::Age))));
         }
         ages.sort_unstable();
         ages.dedup();

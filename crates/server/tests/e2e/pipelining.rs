@@ -12,7 +12,7 @@ use ringfetch_proto::v1::fetch_stream_request::Request;
 use ringfetch_proto::v1::fetch_stream_response::Response;
 use std::collections::BTreeMap;
 use tonic::Code;
-use tonic_types::RpcStatusExt as _;
+use tonic_types::{RpcStatusExt as _, StatusExt as _};
 
 #[tokio::test]
 async fn five_hundred_requests_are_answered_by_their_ids() {
@@ -210,6 +210,51 @@ async fn a_client_that_does_not_read_holds_its_share_and_no_more() {
         daemon.gives_memory_back().await;
         daemon.stop().await;
     }
+}
+
+#[tokio::test]
+async fn a_stream_on_an_old_connection_answers_what_it_has_taken_up() {
+    // Scenario: connections may reach an age of 300 ms, and then have 2 s; a client has 16 requests in flight on a stream
+    // and sends one more for each answer, twice. Expectation: each stream ends with UNAVAILABLE, the reason, and leave to
+    // open another one at once; the daemon has answered all requests that it began.
+    let daemon = slow(Setup::new("pread"))
+        .set("timeouts.connection_age_ms", "300")
+        .set("timeouts.connection_age_grace_ms", "2000")
+        .start();
+    let indices = &batch()[..64];
+    let mut answered = 0;
+    for _ in 0..2 {
+        let mut fetch = daemon.fetch().await;
+        let (requests, received) = tokio::sync::mpsc::unbounded_channel();
+        let received = tokio_stream::wrappers::UnboundedReceiverStream::new(received);
+        let mut answers = fetch.fetch_stream(received).await.unwrap().into_inner();
+        // Fails once the stream has ended; its status follows.
+        let send = |id| {
+            let request = Request::Blocks(wire::blocks("slow", indices));
+            let _ended = requests.send(wire::on_stream(id, request));
+        };
+        (0..16).for_each(send);
+        let ended = loop {
+            match answers.message().await {
+                Ok(answer) => {
+                    let answer = answer.expect("an answer, or a status");
+                    let blocks = wire::blocks_of(answer.response).unwrap();
+                    assert_eq!(blocks.data.len(), indices.len() * 512);
+                    answered += 1;
+                    send(answer.id + 16);
+                }
+                Err(status) => break status,
+            }
+        };
+        assert_eq!(ended.code(), Code::Unavailable, "{ended:?}");
+        let reason = ended.get_details_error_info().map(|info| info.reason);
+        assert_eq!(reason.as_deref(), Some("CONNECTION_CLOSING"), "{ended:?}");
+        let retry = ended.get_details_retry_info().unwrap().retry_delay;
+        assert_eq!(retry, Some(std::time::Duration::ZERO));
+    }
+    let began = daemon.sum("ringfetch_batch_items_count", &[]).await;
+    assert!(began == answered && answered > 100, "{answered} of {began}");
+    daemon.stop().await;
 }
 
 /// A FetchStream whose client decides which bytes are in each frame.

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::task::{Context, Waker};
+use std::task::{Context, Poll, Waker};
 
 use hyper::body::Incoming;
 use ringfetch_engine::share::{Charge, Refused, Share};
@@ -47,6 +47,9 @@ pub(in crate::listener) struct Exchange {
     owed_bytes: AtomicU64,
     /// Its body has stalled: there will be no response.
     is_stalled: AtomicBool,
+    /// Its connection leaves, and waits no longer for what would not end by itself.
+    is_leaving: AtomicBool,
+    /// Woken when the body has stalled, and once there is a response, when the connection leaves.
     waiting: Mutex<Option<Waker>>,
     /// The rest of its body, if nothing reads it and the connection's protocol is HTTP/1.1.
     unread: Mutex<Option<Incoming>>,
@@ -76,6 +79,7 @@ impl Exchange {
             sent_bytes: AtomicU64::new(0),
             owed_bytes: AtomicU64::new(0),
             is_stalled: AtomicBool::new(false),
+            is_leaving: AtomicBool::new(false),
             waiting: Mutex::default(),
             unread: Mutex::default(),
             record,
@@ -216,10 +220,21 @@ impl Exchange {
         if self.has_answer.load(Ordering::Relaxed) {
             return;
         }
+        self.wake_later(cx);
+    }
+
+    fn wake_later(&self, cx: &Context<'_>) {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         match &mut *waiting {
             Some(waker) => waker.clone_from(cx.waker()),
             None => *waiting = Some(cx.waker().clone()),
+        }
+    }
+
+    fn wake(&self) {
+        let waker = self.waiting.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(waker) = waker {
+            waker.wake();
         }
     }
 
@@ -237,14 +252,33 @@ impl Exchange {
     /// Aborts the request: its body stalled.
     pub(in crate::listener) fn stall(&self) {
         self.is_stalled.store(true, Ordering::Relaxed);
-        let waker = self.waiting.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(waker) = waker {
-            waker.wake();
-        }
+        self.wake();
     }
 
     pub(in crate::listener) fn is_stalled(&self) -> bool {
         self.is_stalled.load(Ordering::Relaxed)
+    }
+
+    /// Tells it that its connection leaves.
+    pub(in crate::listener) fn leave(&self) {
+        if !self.is_leaving.swap(true, Ordering::Relaxed) {
+            self.wake();
+        }
+    }
+
+    pub(in crate::listener) fn is_leaving(&self) -> bool {
+        self.is_leaving.load(Ordering::Relaxed)
+    }
+
+    /// Ready once the connection leaves. For its response's body: before, the waker is that of its request's.
+    pub(in crate::listener) fn poll_leaving(&self, cx: &Context<'_>) -> Poll<()> {
+        if !self.is_leaving() {
+            self.wake_later(cx);
+        }
+        match self.is_leaving() {
+            true => Poll::Ready(()),
+            false => Poll::Pending,
+        }
     }
 
     /// Counts bytes of the response that were produced.
