@@ -188,7 +188,7 @@ class Bench:
             def reader():
                 return json.loads(run(paced))["reader"]
 
-            runs = []
+            runs, attacks = [], []
             for number in range(PAIRS):
                 found = {}
                 for with_it in (False, True) if number % 2 == 0 else (True, False):
@@ -208,8 +208,9 @@ class Bench:
                                f"--runtime={seconds + 2 * TAIL_SECONDS:g}"]
                     found["device"], _ = self.during(command, reader)
                 runs.append(found)
+                attacks.append(counts)
             alive = daemon.process.poll() is None
-        counts = {"runs": runs, "rate": rate, "seconds": seconds, "greedy": counts}
+        counts = {"runs": runs, "rate": rate, "seconds": seconds, "greedy": attacks}
         return adversary_cases.Seen(None, None, None, counts, alive)
 
     def measure(self, case, where):

@@ -28,6 +28,10 @@ class Seen:
     def turned_away(self, who="reader"):
         return sum(self.found[who]["refused"].values()) + sum(self.found[who]["failed"].values())
 
+    def attacks(self):
+        """The attacker's counts: of each herd, of each pair with a greedy principal, or of the only attack."""
+        return self.counts.get("herds") or self.counts.get("greedy") or [self.counts]
+
     def summary(self):
         """The facts needed to judge the figures."""
         parts = []
@@ -38,7 +42,7 @@ class Seen:
                     bad = read["refused"] | read["failed"]
                     parts.append(f"{read['p50_ms']:.2f} and {read['p99_ms']:.2f} ms {beside_what[name]}"
                                  f"{' (' + brief(bad) + ')' if bad else ''}")
-            greedy = self.counts["greedy"]
+            greedy = self.counts["greedy"][-1]
             return (f"{self.counts['rate']:,.0f} reads/s, p50 and p99 of runs of {self.counts['seconds']:g} s: {', '.join(parts)}; "
                     f"the greedy one in the last: {greedy['answers']:,} answers, {greedy['bytes_received'] >> 20:,} MiB, "
                     f"{sum(greedy['refused'].values()):,} refused")
@@ -75,6 +79,22 @@ def brief(value):
     if isinstance(value, dict):
         return ", ".join(f"{count} x {name}" for name, count in value.items())
     return f"{value:,}"
+
+
+def took_place(least):
+    """Whether the attacker did what the case is about: the victim's figures beside one that did nothing say nothing."""
+    def total(count):
+        return sum(count.values()) if isinstance(count, dict) else count
+
+    def said(counts):
+        return ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items())
+
+    def judge(seen):
+        fewest = {name: min(total(counts[name]) for counts in seen.attacks()) for name in least}
+        is_met = all(fewest[name] >= count for name, count in least.items())
+        return f"the attack took place: at least {said(least)}", said(fewest), is_met
+
+    return judge
 
 
 def memory(seen):
@@ -178,6 +198,9 @@ class Case:
     name: str
     title: str
     attack: list
+    # The attacker's counts without which the run says nothing. Far below what a machine with two CPUs does in 3 s, so that
+    # a slow one reaches them, too.
+    least: dict[str, int]
     judges: list[typing.Callable]
     # Of the control run.
     connections: int = 8
@@ -196,49 +219,59 @@ class Case:
     blocks: str = "--answer-blocks"
 
     def judge(self, seen):
-        return [judge(seen) for judge in self.judges]
+        return [judge(seen) for judge in (took_place(self.least), *self.judges)]
 
 
-def stalled(name, title, manner):
+def stalled(name, title, manner, **more):
+    """Readers that ask for five answers each; in some manners they also read or send something afterwards."""
     return Case(name, title, ["stalled-readers", "--connections", 256, "--manner", manner],
-                [nobody_refused, p99_within(2), memory], 256)
+                {"connections": 256, "calls": 256 * 5, **more}, [nobody_refused, p99_within(2), memory], 256)
 
 
 def greedy(name, title, *attack, token="greedy", **settings):
     """A greedy principal next to one that uses half (or another fraction) of what its connection can take."""
+    # Limited to 16 MiB a second it gets 64 answers a second.
+    least = {"answers": 32} if token == "greedy" else {"refused": 1000}
     judges = [paired_p99_within(1.5, "alone", "of alone")]
     # Of what the page cache has, and of refused requests, nothing is read from the device.
     if token == "greedy" and "engine" not in settings:
         judges.append(paired_p99_within(1.5, "device", "of beside fio"))
     judges += [nobody_of_runs_refused, survives]
-    return Case(name, title, list(attack), judges, runner="principals", token=token, **settings)
+    return Case(name, title, list(attack), least, judges, runner="principals", token=token, **settings)
 
 
 def flood(kind, title, *more):
-    return Case(kind, title, ["flood", kind], [memory, nobody_refused, *more, survives], 8)
+    # Of 80,000 frames a second at most.
+    least = {"connections": 8, "frames_sent": 10_000}
+    return Case(kind, title, ["flood", kind], least, [memory, nobody_refused, *more, survives], 8)
 
 
 CASES = [
     Case("partial-bodies", "64 gRPC connections, 200 calls each, 4 MiB of a request sent a call and never ended",
-         ["partial-bodies", "--connections", 64, "--calls", 200], [memory, nobody_refused, survives], 64),
+         ["partial-bodies", "--connections", 64, "--calls", 200],
+         {"connections": 64, "calls": 6400, "bytes_sent": 32 << 20}, [memory, nobody_refused, survives], 64),
     stalled("reads-nothing", "256 readers ask for five answers of 16 MiB each and read nothing", "nothing"),
-    stalled("reads-slowly", "the same, reading 1 KB/s", "slowly"),
-    stalled("zero-window", "the same with windows of zero", "zero-window"),
-    stalled("creeping-window", "the same with windows that grow by 1 every 10 ms", "creeping-window"),
+    stalled("reads-slowly", "the same, reading 1 KB/s", "slowly", bytes_received=1000),
+    stalled("zero-window", "the same with windows of zero", "zero-window", bytes_received=1000),
+    # The requests themselves are 10.6 MB.
+    stalled("creeping-window", "the same with windows that grow by 1 every 10 ms", "creeping-window", bytes_sent=11_000_000),
     Case("half-open", "10,000 half-open HTTP and gRPC connections, slow heads, slow bodies, idle ones, that come back",
          ["half-open", "--connections", 10_000],
+         {"connections": 10_000, "answers": 500, "bytes_sent": 400_000},
          [within_100_ms("livez"), within_100_ms("newcomer"), nobody_refused, memory], 1000, 5.0),
     Case("idle-http2", f"{HALF_OPEN_IDLE} idle HTTP/2 connections",
-         ["half-open", "--connections", HALF_OPEN_IDLE, "--kinds", "idle-http2", "--once"], [idle_cost], 1000, 5.0),
+         ["half-open", "--connections", HALF_OPEN_IDLE, "--kinds", "idle-http2", "--once"],
+         {"connections": HALF_OPEN_IDLE, "bytes_received": 9 * HALF_OPEN_IDLE}, [idle_cost], 1000, 5.0),
     Case("kept-requests", "3,000 HTTP/2 connections that make 256 calls of an unknown method each, at once, are idle, and come back",
-         ["half-open", "--connections", 3000, "--kinds", "idle-http2", "--calls", 256], [nobody_refused, memory, survives], 1000, 0.0),
+         ["half-open", "--connections", 3000, "--kinds", "idle-http2", "--calls", 256],
+         {"connections": 1000, "bytes_sent": 16 << 20}, [nobody_refused, memory, survives], 1000, 0.0),
     Case("big-answers", "8 callers fetch answers of 16 MiB without pause", ["big-answers", "--callers", 8],
-         [nobody_refused, p99_within(3)], 8),
+         {"connections": 8, "answers": 40}, [nobody_refused, p99_within(3)], 8),
     Case("big-answers-scattered", "the same, each answer of 4096 reads at random places",
-         ["big-answers", "--callers", 8, "--scattered"], [nobody_refused, p99_within(3)], 8),
-    Case("herd", "1,000 callers ask for one cold block at the same moment", ["herd"],
+         ["big-answers", "--callers", 8, "--scattered"], {"connections": 8, "answers": 16}, [nobody_refused, p99_within(3)], 8),
+    Case("herd", "1,000 callers ask for one cold block at the same moment", ["herd"], {"calls": 1000},
          [one_read_a_shard, all_right, no_core_blocked], runner="herd", engine={"backend": "uring"}),
-    Case("herd-auto", "the same with backend auto", ["herd"],
+    Case("herd-auto", "the same with backend auto", ["herd"], {"calls": 1000},
          [one_read_a_shard, all_right, no_core_blocked], runner="herd", engine={"backend": "auto"}),
     flood("rapid-reset", "requests cancelled at once (CVE-2023-44487)", connections_closed),
     flood("reset-after-headers", "heads of requests with a part of the body, cancelled", connections_closed),
@@ -265,6 +298,7 @@ CASES = [
     greedy("refused-credentials", "64 connections with 8 calls each and a token of nobody's",
            "big-answers", "--callers", 64, "--calls", 8, "--answer-blocks", 1, token="nobody"),
     Case("overload", "8 callers with 64 calls of 4096 scattered reads each on a disk of 2 ms a read, 64 at a time",
-         ["big-answers", "--callers", 8, "--calls", 64, "--scattered"], [single_refused_soon, heard_in_time, survives],
+         ["big-answers", "--callers", 8, "--calls", 64, "--scattered"],
+         {"connections": 8, "calls": 8 * 64, "refused": 8 * 64}, [single_refused_soon, heard_in_time, survives],
          runner="overload"),
 ]

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import threading
 import time
+import urllib.request
 
 from processes import RunFailed, Server
 
@@ -45,11 +46,19 @@ class Heart:
         self.socket.close()
 
 
+def check_backend(datasets, wanted):
+    """Refuses to measure another backend than the requested one: `datasets` as in /v1/status."""
+    others = {dataset["name"]: dataset["backend"] for dataset in datasets if dataset["backend"] != wanted}
+    if others or not datasets:
+        raise RunFailed(f"asked for {wanted}, got {json.dumps(others)}")
+
+
 class Victimised(Server):
-    """A daemon for one run: dataset `data`, and `slow` if there is a slow disk."""
+    """A daemon for one run: dataset `data`, and `slow` if there is a slow disk. Refuses to run on another backend than requested."""
 
     def __init__(self, binary, directory, data, engine, slow=None, principals=None, prefix=()):
-        self.binary, self.directory, self.engine = binary, pathlib.Path(directory), engine
+        self.binary, self.directory = binary, pathlib.Path(directory)
+        self.engine = {"backend": "uring", "on_unavailable": "fail", **engine}
         # Command prefix: the CPUs to run on.
         self.prefix = list(prefix)
         # Name and rest of the line after the credential, by token.
@@ -61,14 +70,12 @@ class Victimised(Server):
         datasets = [{"name": name, "path": str(path), "kind": "blocks", "block_bytes": 4096}
                     for name, path in self.datasets.items()]
         config = {"grpc": loopback, "http": loopback, "admin": loopback, "datasets": datasets,
-                  "limits": {"response_bytes": "16MiB"}}
+                  "engine": self.engine, "limits": {"response_bytes": "16MiB"}}
         if self.principals:
             lines = [f"{name} sha256:{hashlib.sha256(token.encode()).hexdigest()} {rights}"
                      for token, (name, rights) in self.principals.items()]
             (self.directory / "principals").write_text("\n".join(lines) + "\n")
             config["access"] = {"principals": str(self.directory / "principals")}
-        if self.engine:
-            config["engine"] = self.engine
         file = self.directory / "ringfetchd.yaml"
         # JSON is valid YAML.
         file.write_text(json.dumps(config))
@@ -86,7 +93,20 @@ class Victimised(Server):
             raise
         addresses = json.loads(self.file.read_text())
         self.addresses = {name: addresses[name] for name in ("grpc", "http", "admin")}
+        try:
+            check_backend(self.served(), self.engine["backend"])
+        except BaseException:
+            self.__exit__()
+            raise
         return self
+
+    def served(self):
+        """The datasets, as /v1/status shows them to the first principal."""
+        token = next(iter(self.principals), None)
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        request = urllib.request.Request(f"http://{self.addresses['http']}/v1/status", headers=headers)
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.loads(answer.read())["datasets"]
 
     def is_ready(self):
         return self.file.exists() and self.file.stat().st_size > 0

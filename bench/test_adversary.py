@@ -1,8 +1,11 @@
 """Tests of the judges of bench/adversary.py, on made-up runs."""
 
+import dataclasses
 import unittest
 
 import adversary_cases as cases
+from adversary_daemon import check_backend
+from processes import RunFailed
 
 
 def part(ok=100, p99_ms=1.0, max_ms=2.0, **bad):
@@ -62,6 +65,33 @@ class Judges(unittest.TestCase):
         for other in runs:
             del other["device"]
         self.assertIsNone(self.met(of_device, run))
+
+    def test_an_attack_that_did_nothing_is_not_met(self):
+        # Scenario: the victim as well as alone; the attacker's counts at each case's minimum, and with one of them below; where
+        # there are several attacks, in the last one. Expectation: only the first is met, and that is judged in every case.
+        def took_place(case, counts):
+            # As the attacker prints them: refusals by code.
+            counts = {name: {"SOME": count} if name == "refused" else count for name, count in counts.items()}
+            several = {"herd": {"herds": [enough, counts]}, "principals": {"greedy": [enough, counts]}}
+            (wanted, _, is_met), *_ = dataclasses.replace(case, judges=[]).judge(seen(counts=several.get(case.runner, counts)))
+            self.assertIn("the attack took place", wanted)
+            return is_met
+
+        for case in cases.CASES:
+            enough = {name: {"SOME": 10**9} if name == "refused" else 10**9 for name in case.least}
+            self.assertTrue(took_place(case, case.least), case.name)
+            self.assertTrue(case.least and all(case.least.values()), case.name)
+            for name, count in case.least.items():
+                self.assertFalse(took_place(case, {**case.least, name: count - 1}), (case.name, name))
+
+    def test_another_backend_is_refused(self):
+        # Scenario: status of a daemon on the requested backend, of one with a dataset on another, of one without datasets.
+        # Expectation: only the first is measured.
+        data, slow = {"name": "data", "backend": "uring"}, {"name": "slow", "backend": "mmap"}
+        check_backend([data], "uring")
+        for datasets in ([data, slow], []):
+            with self.assertRaises(RunFailed):
+                check_backend(datasets, "uring")
 
     def test_every_case_has_judges_and_a_name_of_its_own(self):
         # Scenario: the table. Expectation: names differ, each case is judged.
