@@ -149,7 +149,7 @@ fn over_http(mut request: Request<Bytes>) -> Corpus {
         })
     });
     if let Some(expected) = check::resource(world, &path) {
-        check::bytes(expected, &answers.0);
+        check::bytes(expected, &request, &answers.0);
     }
     check::form(request.method(), &answers.0);
     same(answers.0, answers.1, &request);

@@ -1,7 +1,8 @@
 //! Checks that hold for every HTTP answer, whatever the request.
 
 use crate::{Answer, World, part};
-use http::{Method, StatusCode};
+use bytes::Bytes;
+use http::{HeaderValue, Method, Request, StatusCode};
 use serde_json::Value;
 
 /// Statuses that a request can cause (docs/API.md). 500 is a defect; 503 is impossible, since requests come
@@ -47,31 +48,82 @@ pub fn resource<'a>(world: &'a World, path: &str) -> Option<&'a [u8]> {
         return world.address_space(dataset);
     }
     let (kind, item) = rest.split_once('/')?;
+    // No sign, which `parse` would accept.
+    let number = || {
+        item.parse()
+            .ok()
+            .filter(|_| item.bytes().all(|byte| byte.is_ascii_digit()))
+    };
     match (dataset, kind) {
-        ("b", "blocks") => world.block(item.parse().ok()?),
-        ("v", "vectors") => world.vector(item.parse().ok()?),
+        ("b", "blocks") => world.block(number()?),
+        ("v", "vectors") => world.vector(number()?),
         ("o", "objects") => world.object(item),
         _ => None,
     }
 }
 
-/// Checks the bytes of a 200 or 206 for a GET against those of its path.
-pub fn bytes(expected: &[u8], answer: &Answer) {
+/// Checks the answer to a GET of what [`resource`] found: its bytes, and its status if no header but one simple Range
+/// has a say in it.
+pub fn bytes(whole: &[u8], request: &Request<Bytes>, answer: &Answer) {
+    let (path, headers) = (request.uri().path(), request.headers());
+    let has_ranges = path.ends_with("/bytes") || path.contains("/objects/");
+    let ranges: Vec<&HeaderValue> = headers.get_all("range").iter().filter(|_| has_ranges).collect();
+    let asked = match ranges[..] {
+        [range] => range.to_str().ok().and_then(|range| simple_range(range, whole)),
+        _ => None,
+    };
+    let required = match (&ranges[..], asked) {
+        ([], _) => Some(StatusCode::OK),
+        (_, Some([])) => Some(StatusCode::RANGE_NOT_SATISFIABLE),
+        (_, Some(_)) => Some(StatusCode::PARTIAL_CONTENT),
+        (_, None) => None,
+    };
     let media_type = answer.header("content-type");
+    let has_conditions = headers
+        .keys()
+        .any(|name| name == "accept" || name.as_str().starts_with("if-"));
+    if let Some(required) = required.filter(|_| !has_conditions) {
+        assert_eq!(answer.status, required, "{request:?}\n{answer:?}");
+        assert!(
+            media_type == "application/octet-stream" || required == StatusCode::RANGE_NOT_SATISFIABLE,
+            "{request:?}\n{answer:?}"
+        );
+    }
     if answer.status == StatusCode::OK && media_type == "application/octet-stream" {
-        assert_eq!(answer.body, expected, "{answer:?}");
+        assert_eq!(answer.body, whole, "{request:?}\n{answer:?}");
     }
     if answer.status != StatusCode::PARTIAL_CONTENT {
         return;
     }
-    match media_type.split_once("boundary=") {
-        None => assert_eq!(
-            answer.body,
-            placed(answer.header("content-range"), expected),
-            "{answer:?}"
-        ),
-        Some((_, boundary)) => multipart(boundary, expected, &answer.body),
+    match (media_type.split_once("boundary="), asked) {
+        (None, asked) => {
+            let placed = placed(answer.header("content-range"), whole);
+            assert_eq!(answer.body, placed, "{request:?}\n{answer:?}");
+            assert_eq!(placed, asked.unwrap_or(placed), "{request:?}\n{answer:?}");
+        }
+        (Some((_, boundary)), None) => multipart(boundary, whole, &answer.body),
+        (Some(_), Some(_)) => panic!("several parts for one range: {request:?}\n{answer:?}"),
     }
+}
+
+/// The bytes that `bytes=FIRST-LAST`, `bytes=FIRST-` or `bytes=-LENGTH` names (RFC 9110 14.1.2); `None` for any other
+/// header, and for parts of nothing.
+fn simple_range<'a>(range: &str, whole: &'a [u8]) -> Option<&'a [u8]> {
+    let (first, last) = range.strip_prefix("bytes=")?.split_once('-')?;
+    let are_digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+    if whole.is_empty() || !are_digits(first) || !are_digits(last) {
+        return None;
+    }
+    // More than fits is past any end.
+    let number = |digits: &str| digits.parse().unwrap_or(usize::MAX);
+    let (from, to) = match (first, last) {
+        ("", "") => return None,
+        ("", length) => (whole.len().saturating_sub(number(length)), whole.len()),
+        (first, "") => (number(first), whole.len()),
+        (first, last) if number(first) > number(last) => return None,
+        (first, last) => (number(first), number(last).saturating_add(1)),
+    };
+    Some(whole.get(from..to.min(whole.len())).unwrap_or_default())
 }
 
 /// The bytes that a Content-Range names.

@@ -2,15 +2,16 @@
 //!
 //! An input is three bytes (method; pieces and framing; length of `grpc-timeout`), the timeout, and the body.
 
-use crate::{Answer, ITEMS_MAX, REQUEST_BYTES, World, part};
+use crate::items::Batch;
+use crate::{Answer, BLOCK_BYTES, REQUEST_BYTES, VECTOR_BYTES, World, part, scores};
 use bytes::{BufMut as _, Bytes, BytesMut};
 use http::Request;
 use http_body::Frame;
 use http_body_util::StreamBody;
 use prost::Message;
+use ringfetch_proto::v1;
 use ringfetch_proto::v1::fetch_stream_request::Request as Streamed;
 use ringfetch_proto::v1::fetch_stream_response::Response as StreamedAnswer;
-use ringfetch_proto::v1::{self, ItemError};
 use std::collections::HashMap;
 use std::convert::Infallible;
 
@@ -123,41 +124,19 @@ impl Call {
         let [request] = &requests[..] else {
             return assert_ne!(code, OK, "{self:?}");
         };
-        if code != OK {
-            return;
-        }
-        assert!(sound, "what is not framed was accepted: {self:?}");
+        assert!(sound || code != OK, "what is not framed was accepted: {self:?}");
         let answers = messages(&answer.body).0;
-        match (self.method.strip_prefix(FETCH).unwrap_or_default(), &answers[..]) {
-            ("FetchBlocks", [answer]) => agree(
-                &blocks(world, &read(request)),
-                &read::<v1::FetchBlocksResponse>(answer),
-            ),
-            ("FetchVectors", [answer]) => {
-                agree(
-                    &vectors(world, &read(request)),
-                    &read::<v1::FetchVectorsResponse>(answer),
-                );
-            }
-            ("FetchRanges", [answer]) => agree(
-                &ranges(world, &read(request)),
-                &read::<v1::FetchRangesResponse>(answer),
-            ),
-            ("FetchObjects", [answer]) => {
-                agree(
-                    &objects(world, &read(request)),
-                    &read::<v1::FetchObjectsResponse>(answer),
-                );
-            }
-            ("ScoreVectors", [answer]) => drop(read::<v1::ScoreVectorsResponse>(answer)),
-            ("ReadObject", answers) => {
-                let request: v1::ReadObjectRequest = read(request);
-                let parts: Vec<v1::ReadObjectResponse> = answers.iter().map(|answer| read(answer)).collect();
-                let expected = world.object_part(&request.name, request.offset, request.length);
-                let data: Vec<u8> = parts.iter().flat_map(|part| part.data.to_vec()).collect();
-                assert_eq!(Some(&data[..]), expected, "{request:?}");
-            }
-            (_, answers) => panic!("{} answers: {self:?}", answers.len()),
+        let answers = (code == OK).then_some(&answers[..]);
+        // A deadline may pass at any time.
+        let is_clear = sound && self.timeout.is_none();
+        match self.method.strip_prefix(FETCH).unwrap_or_default() {
+            "FetchBlocks" => unary::<v1::FetchBlocksRequest>(world, request, is_clear, answers),
+            "FetchVectors" => unary::<v1::FetchVectorsRequest>(world, request, is_clear, answers),
+            "FetchRanges" => unary::<v1::FetchRangesRequest>(world, request, is_clear, answers),
+            "FetchObjects" => unary::<v1::FetchObjectsRequest>(world, request, is_clear, answers),
+            "ScoreVectors" => unary::<v1::ScoreVectorsRequest>(world, request, is_clear, answers),
+            "ReadObject" => read_object(world, request, is_clear, answers),
+            _ => assert_eq!(answers, None, "{self:?}"),
         }
     }
 
@@ -172,10 +151,13 @@ impl Call {
         // A request refused for its length is not decoded, so it may contain anything.
         let Ok(requests) = requests else { return };
         let mut asked: HashMap<u64, Vec<&v1::FetchStreamRequest>> = HashMap::new();
-        let answered = requests
+        let (cancels, answered): (Vec<_>, Vec<_>) = requests
             .iter()
-            .filter(|request| !matches!(request.request, Some(Streamed::Cancel(_))));
-        answered.for_each(|request| asked.entry(request.id).or_default().push(request));
+            .partition(|request| matches!(request.request, Some(Streamed::Cancel(_))));
+        let cancelled: Vec<u64> = cancels.iter().map(|request| request.id).collect();
+        for request in answered {
+            asked.entry(request.id).or_default().push(request);
+        }
         let mut answers_of: HashMap<u64, usize> = HashMap::new();
         for answer in answers {
             let answer: v1::FetchStreamResponse = read(answer);
@@ -187,7 +169,9 @@ impl Call {
             assert!(*answers <= asked.len(), "answered twice: {answer:?}");
             // Of several requests with one id, any may be the one answered.
             if let [request] = asked[..] {
-                check_streamed(world, request, &answer);
+                let is_clear =
+                    self.timeout.is_none() && request.deadline_ms == 0 && !cancelled.contains(&answer.id);
+                check_streamed(world, request, is_clear, &answer);
             }
         }
         assert!(
@@ -197,25 +181,76 @@ impl Call {
     }
 }
 
-fn check_streamed(world: &World, request: &v1::FetchStreamRequest, answer: &v1::FetchStreamResponse) {
+/// Checks the answer to a request of a stream. `is_clear`: no deadline and no Cancel has a say in it.
+fn check_streamed(
+    world: &World,
+    request: &v1::FetchStreamRequest,
+    is_clear: bool,
+    answer: &v1::FetchStreamResponse,
+) {
     match (&request.request, &answer.response) {
         (Some(Streamed::Blocks(request)), Some(StreamedAnswer::Blocks(answer))) => {
-            agree(&blocks(world, request), answer)
+            request.check(world, answer)
         }
         (Some(Streamed::Vectors(request)), Some(StreamedAnswer::Vectors(answer))) => {
-            agree(&vectors(world, request), answer);
+            request.check(world, answer)
         }
         (Some(Streamed::Ranges(request)), Some(StreamedAnswer::Ranges(answer))) => {
-            agree(&ranges(world, request), answer)
+            request.check(world, answer)
         }
         (Some(Streamed::Objects(request)), Some(StreamedAnswer::Objects(answer))) => {
-            agree(&objects(world, request), answer);
+            request.check(world, answer)
         }
-        (Some(Streamed::Scores(_)), Some(StreamedAnswer::Scores(_))) => {}
-        (_, Some(StreamedAnswer::Status(status))) => {
-            assert!(status.code != OK && status.code != INTERNAL, "{status:?}")
+        (Some(Streamed::Scores(request)), Some(StreamedAnswer::Scores(answer))) => {
+            request.check(world, answer)
+        }
+        (asked, Some(StreamedAnswer::Status(status))) => {
+            assert!(status.code != OK && status.code != INTERNAL, "{status:?}");
+            let must_succeed = match asked {
+                Some(Streamed::Blocks(request)) => request.must_succeed(world),
+                Some(Streamed::Vectors(request)) => request.must_succeed(world),
+                Some(Streamed::Ranges(request)) => request.must_succeed(world),
+                Some(Streamed::Objects(request)) => request.must_succeed(world),
+                Some(Streamed::Scores(request)) => request.must_succeed(world),
+                Some(Streamed::Cancel(_)) | None => false,
+            };
+            assert!(!is_clear || !must_succeed, "{asked:?} was refused: {status:?}");
         }
         (asked, answered) => panic!("{asked:?} was answered by {answered:?}"),
+    }
+}
+
+/// Checks the answer to a call with one message; `None`: it was refused. `is_clear`: neither framing nor a deadline has a
+/// say in it.
+fn unary<R: Fetch>(world: &World, message: &Bytes, is_clear: bool, answers: Option<&[Bytes]>) {
+    match answers {
+        Some([answer]) => read::<R>(message).check(world, &read(answer)),
+        Some(answers) => panic!("{} answers: {:?}", answers.len(), read::<R>(message)),
+        None => {
+            let must_succeed = |request: &R| is_clear && request.must_succeed(world);
+            let request = R::decode(&message[..]).ok().filter(must_succeed);
+            assert!(request.is_none(), "{request:?} was refused");
+        }
+    }
+}
+
+/// The same for a call with any number of answers.
+fn read_object(world: &World, message: &Bytes, is_clear: bool, answers: Option<&[Bytes]>) {
+    let Ok(request) = v1::ReadObjectRequest::decode(&message[..]) else {
+        return assert_eq!(answers, None, "what is no message was accepted");
+    };
+    let may_be = request.dataset == "o" && request.if_match.is_empty();
+    let part = world.object_part(&request.name, request.offset, request.length);
+    let expected = part.filter(|_| may_be);
+    match answers {
+        None => assert!(!is_clear || expected.is_none(), "{request:?} was refused"),
+        Some(answers) => {
+            let parts = answers
+                .iter()
+                .map(|answer| read::<v1::ReadObjectResponse>(answer).data);
+            let data = parts.collect::<Vec<_>>().concat();
+            assert_eq!(Some(&data[..]), expected, "{request:?}");
+        }
     }
 }
 
@@ -246,33 +281,84 @@ fn read<M: Message + Default>(message: &[u8]) -> M {
     M::decode(message).expect("what was accepted or sent is a message")
 }
 
-/// The bytes of each item; `None`: it fails.
-type Expected<'a> = Vec<Option<&'a [u8]>>;
-
-fn blocks<'a>(world: &'a World, request: &v1::FetchBlocksRequest) -> Expected<'a> {
-    request.indices.iter().map(|index| world.block(*index)).collect()
+/// A request with one answer, and what the contract says about it.
+trait Fetch: Message + Default + std::fmt::Debug {
+    type Answer: Message + Default;
+    /// Whether a refusal would be a mistake.
+    fn must_succeed(&self, world: &World) -> bool;
+    fn check(&self, world: &World, answer: &Self::Answer);
 }
 
-fn vectors<'a>(world: &'a World, request: &v1::FetchVectorsRequest) -> Expected<'a> {
-    request.ids.iter().map(|id| world.vector(*id)).collect()
+impl Fetch for v1::ScoreVectorsRequest {
+    type Answer = v1::ScoreVectorsResponse;
+
+    fn must_succeed(&self, world: &World) -> bool {
+        scores::must_succeed(world, self)
+    }
+
+    fn check(&self, world: &World, answer: &Self::Answer) {
+        scores::check(world, self, answer);
+    }
 }
 
-fn ranges<'a>(world: &'a World, request: &v1::FetchRangesRequest) -> Expected<'a> {
-    assert_eq!(
-        request.offsets.len(),
-        request.lengths.len(),
-        "columns of two lengths were accepted"
-    );
-    let space = world
-        .address_space(&request.dataset)
-        .expect("a dataset that is there");
-    let pairs = request.offsets.iter().zip(&request.lengths);
-    pairs
-        .map(|(offset, length)| part(space, *offset, *length))
-        .collect()
+macro_rules! fetch {
+    ($($request:ident, $answer:ident, $batch:ident);*) => {$(
+        impl Fetch for v1::$request {
+            type Answer = v1::$answer;
+
+            fn must_succeed(&self, world: &World) -> bool {
+                $batch(world, self).is_some_and(|batch| batch.must_succeed())
+            }
+
+            fn check(&self, world: &World, answer: &Self::Answer) {
+                let batch = $batch(world, self).unwrap_or_else(|| panic!("{self:?} was accepted"));
+                batch.check(&answer.data, answer.errors.iter().map(|error| error.item));
+            }
+        }
+    )*};
 }
 
-fn objects<'a>(world: &'a World, request: &v1::FetchObjectsRequest) -> Expected<'a> {
+fetch!(
+    FetchBlocksRequest, FetchBlocksResponse, blocks;
+    FetchVectorsRequest, FetchVectorsResponse, vectors;
+    FetchRangesRequest, FetchRangesResponse, ranges;
+    FetchObjectsRequest, FetchObjectsResponse, objects
+);
+
+// The batch of a request; `None`: it must be refused. No input can guess the tag of a file of this run, so a tag is one of
+// another version.
+
+fn blocks<'a>(world: &'a World, request: &v1::FetchBlocksRequest) -> Option<Batch<'a>> {
+    (request.dataset == "b" && request.if_match.is_empty()).then(|| Batch {
+        items: request.indices.iter().map(|index| world.block(*index)).collect(),
+        bytes: (request.indices.len() * BLOCK_BYTES) as u64,
+        fail_fast: request.fail_fast,
+    })
+}
+
+fn vectors<'a>(world: &'a World, request: &v1::FetchVectorsRequest) -> Option<Batch<'a>> {
+    (request.dataset == "v" && request.if_match.is_empty()).then(|| Batch {
+        items: request.ids.iter().map(|id| world.vector(*id)).collect(),
+        bytes: (request.ids.len() * VECTOR_BYTES) as u64,
+        fail_fast: request.fail_fast,
+    })
+}
+
+fn ranges<'a>(world: &'a World, request: &v1::FetchRangesRequest) -> Option<Batch<'a>> {
+    let v1::FetchRangesRequest { offsets, lengths, .. } = request;
+    let space = world.address_space(&request.dataset)?;
+    (offsets.len() == lengths.len() && request.if_match.is_empty()).then(|| Batch {
+        items: offsets
+            .iter()
+            .zip(lengths)
+            .map(|(offset, length)| part(space, *offset, *length))
+            .collect(),
+        bytes: lengths.iter().fold(0, |sum, length| sum.saturating_add(*length)),
+        fail_fast: request.fail_fast,
+    })
+}
+
+fn objects<'a>(world: &'a World, request: &v1::FetchObjectsRequest) -> Option<Batch<'a>> {
     let v1::FetchObjectsRequest {
         names,
         offsets,
@@ -280,66 +366,21 @@ fn objects<'a>(world: &'a World, request: &v1::FetchObjectsRequest) -> Expected<
         if_match,
         ..
     } = request;
-    for column in [offsets.len(), lengths.len(), if_match.len()] {
-        assert!(
-            column == 0 || column == names.len(),
-            "columns of two lengths were accepted"
-        );
+    let mut columns = [offsets.len(), lengths.len(), if_match.len()].into_iter();
+    if request.dataset != "o" || !columns.all(|column| column == 0 || column == names.len()) {
+        return None;
     }
-    let names = names.iter().enumerate();
-    let item = |(item, name): (usize, &String)| {
+    let (mut items, mut bytes) = (Vec::new(), 0_u64);
+    for (item, name) in names.iter().enumerate() {
         let number = |column: &[u64]| column.get(item).copied().unwrap_or(0);
+        let (offset, length) = (number(offsets), number(lengths));
         let is_any = if_match.get(item).is_none_or(String::is_empty);
-        world
-            .object_part(name, number(offsets), number(lengths))
-            .filter(|_| is_any)
-    };
-    names.map(item).collect()
-}
-
-/// A response with items.
-trait ItemsAnswer {
-    fn data(&self) -> &[u8];
-    fn errors(&self) -> &[ItemError];
-}
-
-macro_rules! items_answer {
-    ($($response:ty),*) => {$(
-        impl ItemsAnswer for $response {
-            fn data(&self) -> &[u8] {
-                &self.data
-            }
-            fn errors(&self) -> &[ItemError] {
-                &self.errors
-            }
-        }
-    )*};
-}
-
-items_answer!(
-    v1::FetchBlocksResponse,
-    v1::FetchVectorsResponse,
-    v1::FetchRangesResponse,
-    v1::FetchObjectsResponse
-);
-
-/// The items that did not fail are present, back to back, and the others are in `errors`.
-fn agree(expected: &Expected<'_>, answer: &impl ItemsAnswer) {
-    assert!(
-        expected.len() <= ITEMS_MAX as usize,
-        "{} items were accepted",
-        expected.len()
-    );
-    let failed = (0_u32..)
-        .zip(expected)
-        .filter_map(|(item, bytes)| bytes.is_none().then_some(item));
-    assert!(
-        failed.eq(answer.errors().iter().map(|error| error.item)),
-        "{:?}",
-        answer.errors()
-    );
-    assert_eq!(
-        answer.data(),
-        expected.iter().copied().flatten().collect::<Vec<_>>().concat()
-    );
+        items.push(world.object_part(name, offset, length).filter(|_| is_any));
+        bytes = bytes.saturating_add(length.max(world.object(name).map_or(0, <[u8]>::len) as u64));
+    }
+    Some(Batch {
+        items,
+        bytes,
+        fail_fast: request.fail_fast,
+    })
 }

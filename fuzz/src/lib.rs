@@ -6,8 +6,10 @@
 pub mod certificate;
 pub mod check;
 pub mod grpc;
+pub mod items;
 pub mod principals;
 pub mod request;
+pub mod scores;
 pub mod socket;
 
 use bytes::{Buf as _, Bytes};
@@ -35,6 +37,8 @@ pub const VECTOR_BYTES: usize = 16;
 pub const VECTORS_FROM: usize = 20;
 /// Most items per request: few, so that inputs reach the limit.
 pub const ITEMS_MAX: u32 = 24;
+/// Longest data of a response.
+pub const RESPONSE_BYTES: u64 = 8192;
 /// Longest request: short for the same reason.
 pub const REQUEST_BYTES: u32 = 1024;
 
@@ -130,7 +134,7 @@ impl World {
         config.pread.threads = 2;
         let limits = Limits {
             items_per_request: ITEMS_MAX,
-            response_bytes: 8192,
+            response_bytes: RESPONSE_BYTES,
             request_bytes: REQUEST_BYTES,
             request_memory_bytes: 64 << 20,
             deadline: Some(Duration::from_secs(60)),
