@@ -7,8 +7,9 @@
 //! `sharing` contain what only the simulation can show, `devices` real block devices, `filesystems` the cases
 //! on file systems other than the build's, `model` random batches.
 //!
-//! A test names what it needs of the host (`needs`). If that is missing, the test is reported as ignored,
-//! with the reason; with `--ignored` or `--include-ignored` it fails.
+//! A test names what it needs of the host (`needs`). If it needs a device or a file system, or there is no
+//! io_uring or direct I/O for it, it is reported as ignored, with the reason. With `--ignored` or
+//! `--include-ignored` it runs, and fails if something is missing.
 
 #![expect(
     clippy::expect_used,

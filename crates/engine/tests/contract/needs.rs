@@ -27,6 +27,21 @@ pub(crate) enum Need {
 }
 
 impl Need {
+    /// Whether tests that need it run wherever it is. Others run on demand only, as with `#[ignore]`.
+    pub(crate) fn is_common(self) -> bool {
+        matches!(self, Self::IoUring | Self::DirectIo)
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::IoUring => "io_uring",
+            Self::DirectIo => "direct I/O",
+            Self::LoopDevice => "a loop device",
+            Self::Zram => "zram",
+            Self::FileSystem(kind) => kind.name(),
+        }
+    }
+
     /// Why this need is not met here, if it is not.
     pub(crate) fn missing(self) -> Option<String> {
         static FOUND: Mutex<Option<HashMap<Need, Option<String>>>> = Mutex::new(None);
@@ -36,17 +51,16 @@ impl Need {
     }
 
     fn examine(self) -> Option<String> {
-        let (what, tried) = match self {
-            Self::IoUring => (
-                "io_uring",
-                probe::probe().map(drop).map_err(|refusal| refusal.cause()),
-            ),
-            Self::DirectIo => ("direct I/O", direct_io()),
-            Self::LoopDevice => ("a loop device", loop_device()),
-            Self::Zram => ("zram", in_machine(|| Device::in_memory(1 << 20).map(drop))),
-            Self::FileSystem(kind) => (kind.name(), in_machine(|| Mounted::new(kind).map(drop))),
+        let tried = match self {
+            Self::IoUring => probe::probe().map(drop).map_err(|refusal| refusal.cause()),
+            Self::DirectIo => direct_io(),
+            Self::LoopDevice => loop_device(),
+            Self::Zram => in_machine(|| Device::in_memory(1 << 20).map(drop)),
+            Self::FileSystem(kind) => in_machine(|| Mounted::new(kind).map(drop)),
         };
-        tried.err().map(|reason| format!("needs {what}: {reason}"))
+        tried
+            .err()
+            .map(|reason| format!("needs {}: {reason}", self.name()))
     }
 }
 

@@ -21,22 +21,27 @@ impl Test {
         }
     }
 
-    /// The test under these arguments. If something is missing, it is ignored, with the reason; if the
-    /// arguments ask for ignored tests, it fails instead, so that a run meant to leave nothing out cannot do
-    /// so silently.
+    /// The test under these arguments. If it needs more than what is common, or that is missing, it is
+    /// ignored, with the reason. If the arguments ask for ignored tests, it runs, and fails if something is
+    /// missing, so that a run meant to leave nothing out cannot do so silently.
     pub(crate) fn into_trial(self, arguments: &Arguments) -> Trial {
         let Self { name, needs, run } = self;
         let demanded = arguments.ignored || arguments.include_ignored;
-        // `--ignored` selects by this flag. Otherwise needs are examined only when the test runs, since the
-        // reason is printed only then.
-        let is_ignored = demanded && missing(&needs).is_some();
+        let special = needs.iter().copied().find(|need| !need.is_common());
+        // `--ignored` selects by this flag. Otherwise the trial decides, since only then a reason is printed.
+        let is_ignored = demanded && (special.is_some() || missing(&needs).is_some());
         let thread_name = name.clone();
-        let trial = Trial::ignorable_test(name, move || match missing(&needs) {
-            Some(reason) if demanded => Err(Failed::from(reason)),
-            Some(reason) => Ok(Completion::ignored_with(reason)),
-            None => {
-                run_named(thread_name, run);
-                Ok(Completion::Completed)
+        let trial = Trial::ignorable_test(name, move || {
+            if let (false, Some(need)) = (demanded, special) {
+                return Ok(Completion::ignored_with(format!("needs {}", need.name())));
+            }
+            match missing(&needs) {
+                Some(reason) if demanded => Err(Failed::from(reason)),
+                Some(reason) => Ok(Completion::ignored_with(reason)),
+                None => {
+                    run_named(thread_name, run);
+                    Ok(Completion::Completed)
+                }
             }
         });
         trial.with_ignored_flag(is_ignored)
