@@ -6,8 +6,9 @@
     bench/instructions.py --against OLD.json     and how they changed since then; .ci/run compares them with
                                                  bench/results/instructions.json: write that anew when a change is meant
 
---limit 2 fails when a piece takes over 2 % and 70 instructions more than before. A piece is run N and 2N times; the difference is N
-runs without start and end of the program. What a run costs in time is what the program `pieces` tells by itself. Needs valgrind.
+--limit 2 fails when a piece takes over 2 % and 70 instructions more than before, is new, or is gone. A piece is run N and 2N times; the
+difference is N runs without start and end of the program. What a run costs in time is what the program `pieces` tells by itself. Needs
+valgrind.
 """
 
 import argparse
@@ -79,8 +80,20 @@ def change(before, count):
 
 def is_above(before, count, limit):
     """If a piece takes more than before, by more than the limit in percent and more than inlining explains."""
-    percent = change(before, count)
-    return None not in (limit, percent) and percent > limit and count - before > INLINING
+    return change(before, count) > limit and count - before > INLINING
+
+
+def failures(before, counts, limit):
+    """What a limit does not allow: a piece above it, and one that is compared with nothing."""
+    found = [] if counts else ["no piece was counted"]
+    for name in before | counts:
+        if name not in counts:
+            found.append(f"{name}: no longer counted")
+        elif name not in before:
+            found.append(f"{name}: no count before")
+        elif is_above(before[name], counts[name], limit):
+            found.append(f"{name}: {change(before[name], counts[name]):+.1f} %")
+    return found
 
 
 def line(name, before, count):
@@ -95,26 +108,25 @@ def main():
     parser.add_argument("--json", type=pathlib.Path, help="write the counts here")
     parser.add_argument("--against", type=pathlib.Path, help="counts that --json wrote before")
     parser.add_argument("--limit", type=float,
-                        help=f"with --against: fail when a piece grew by more than so many percent and by more than {INLINING} instructions")
+                        help="with --against: fail when a piece grew by more than so many percent and by more than "
+                             f"{INLINING} instructions, is new, or is gone")
     options = parser.parse_args()
     if shutil.which("valgrind") is None:
         sys.exit("valgrind is missing. On Debian: apt-get install valgrind")
     before = json.loads(options.against.read_text()) if options.against else {}
     print("| piece | instructions a run | before | change |\n|---|--:|--:|--:|")
-    counts, grown = {}, []
+    counts = {}
     for name, count in pieces():
         counts[name] = count
         print(line(name, before.get(name), count), flush=True)
-        percent = change(before.get(name), count)
-        if is_above(before.get(name), count, options.limit):
-            grown.append(f"{name}: {percent:+.1f} %")
     for name in before:
         if name not in counts:
             print(line(name, before[name], None))
     if options.json:
         options.json.write_text(json.dumps(counts, indent=1) + "\n")
-    if grown:
-        sys.exit(f"above the limit of {options.limit:g} %: " + ", ".join(grown))
+    found = failures(before, counts, options.limit) if options.limit is not None else []
+    if found:
+        sys.exit(f"against the limit of {options.limit:g} %: " + ", ".join(found))
 
 
 if __name__ == "__main__":

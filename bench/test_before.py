@@ -134,13 +134,21 @@ class Instructions(unittest.TestCase):
 
     def test_other_inlining_of_a_small_piece_is_not_above_the_limit(self):
         # Scenario: the growth of envelope-64 between two builds of the same source; growth above that; growth of a large
-        # piece within and above the limit; a new piece; no limit. Expected: only the second and the fourth fail.
+        # piece within and above the limit. Expected: only the second and the fourth fail.
         self.assertFalse(instructions.is_above(448.6, 512.8, 3))
         self.assertTrue(instructions.is_above(448.6, 519.0, 3))
         self.assertFalse(instructions.is_above(10_000.0, 10_299.0, 3))
         self.assertTrue(instructions.is_above(10_000.0, 10_301.0, 3))
-        self.assertFalse(instructions.is_above(None, 10.0, 3))
-        self.assertFalse(instructions.is_above(10.0, 1_000.0, None))
+
+    def test_a_limit_fails_for_what_grew_and_for_what_is_compared_with_nothing(self):
+        # Scenario: the same pieces, one of them smaller; one that grew; a new one; a removed one; none at all. Expected: the
+        # first alone passes; each other one names its piece.
+        before = {"a": 1000.0, "b": 1000.0}
+        self.assertEqual(instructions.failures(before, {"a": 1000.0, "b": 10.0}, 3), [])
+        self.assertEqual(instructions.failures(before, {"a": 1000.0, "b": 1200.0}, 3), ["b: +20.0 %"])
+        self.assertEqual(instructions.failures(before, before | {"c": 1.0}, 3), ["c: no count before"])
+        self.assertEqual(instructions.failures(before, {"a": 1000.0}, 3), ["b: no longer counted"])
+        self.assertEqual(instructions.failures({}, {}, 3), ["no piece was counted"])
 
 
 if __name__ == "__main__":
