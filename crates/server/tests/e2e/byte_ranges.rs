@@ -1,7 +1,7 @@
 //! The bytes resource and objects over HTTP: ranges, several ranges, conditions, HEAD, on every backend; some
 //! of it also with curl.
 
-use crate::daemon::{Daemon, Setup, any_backend, backends, setups};
+use crate::daemon::{Daemon, Setup, any_backend, backends_and_auto, setups};
 use crate::data::everything;
 use crate::wire::{Answer, Http, curl};
 use http::Method;
@@ -239,7 +239,7 @@ async fn head_has_the_head_of_get_and_reads_nothing() {
 #[ignore = "needs curl"]
 async fn curl_reads_what_it_asks_for_on_every_backend() {
     // Scenario: the same with curl: its ranges, its HEAD, its paths, and HTTP/2. Expectation: the same.
-    for &backend in backends() {
+    for backend in backends_and_auto() {
         let (setup, everything) = everything(Setup::new(backend));
         let daemon = setup.start();
         let joined = &everything.spaces[0];

@@ -29,8 +29,8 @@ pub(crate) const AS_NOBODY: [&str; 6] = [
 pub(crate) const LISTEN: &str =
     "grpc: {listen: 127.0.0.1:0}\nhttp: {listen: 127.0.0.1:0}\nadmin: {listen: 127.0.0.1:0}\n";
 
-/// Every backend that this host allows; whatever matters is tested on each. What concerns only io_uring has
-/// its own test, with `#[ignore = "needs io_uring"]`.
+/// Every backend that this host allows, without `auto`, which chooses between two of them. What concerns only
+/// io_uring has its own test, with `#[ignore = "needs io_uring"]`.
 pub(crate) fn backends() -> &'static [&'static str] {
     static REFUSED: LazyLock<Option<UringRefusal>> = LazyLock::new(|| probe().err());
     match &*REFUSED {
@@ -64,15 +64,15 @@ fn can_open_enough_files() {
     );
 }
 
-/// [`backends`], and `auto`, which chooses between two of them, where io_uring is available.
+/// [`backends`], and `auto` where io_uring is available.
 pub(crate) fn backends_and_auto() -> Vec<&'static str> {
     let uring = backends().iter().filter(|backend| **backend == "uring");
     backends().iter().copied().chain(uring.map(|_| "auto")).collect()
 }
 
-/// A setup on each of [`backends`], and one over TLS whose clients need a token.
+/// A setup on each of [`backends_and_auto`], and one over TLS whose clients need a token.
 pub(crate) fn setups() -> impl Iterator<Item = Setup> {
-    let plain = backends().iter().map(|backend| Setup::new(backend));
+    let plain = backends_and_auto().into_iter().map(Setup::new);
     plain.chain([Setup::new(any_backend()).over_tls().with_token()])
 }
 

@@ -18,7 +18,7 @@ async fn devices_of_both_sector_sizes_are_served() {
     // every backend. Expectation: their bytes over both transports, with direct I/O (except mmap), and the
     // alignment that each needs.
     let bytes = noise(30, 2 << 20);
-    for &backend in backends() {
+    for backend in backends_and_auto() {
         let mut setup = Setup::new(backend);
         let file = setup.file("disk", &bytes);
         // A backing file for each: a loop device does not lock the file beneath it.

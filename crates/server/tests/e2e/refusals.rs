@@ -3,7 +3,7 @@
 
 mod over_http;
 
-use crate::daemon::{AS_NOBODY, Daemon, Setup, any_backend, backends};
+use crate::daemon::{AS_NOBODY, Daemon, Setup, any_backend, backends_and_auto};
 use crate::data::{Everything, everything, plain_blocks};
 use crate::wire::{self, Answer, Http, Wire};
 use ringfetch_proto::v1;
@@ -248,7 +248,7 @@ async fn a_bad_item_is_told_alike_by_both_transports() {
     // Scenario: batches with good items and each kind of bad one, on every backend. Expectation: the good
     // items' bytes, and for each bad one the same code and message over gRPC and HTTP; with fail_fast, the
     // first fails the call.
-    for &backend in backends() {
+    for backend in backends_and_auto() {
         let (daemon, bytes, everything) = serve(backend);
         let (mut fetch, http) = (daemon.fetch().await, daemon.http_client());
 

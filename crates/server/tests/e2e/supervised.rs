@@ -1,7 +1,7 @@
 //! The daemon under a service manager, as far as sd_notify(3) goes: a datagram socket plays systemd's.
 //! Threads are stopped with ptrace(2), one at a time, which the parent of a process may do.
 
-use crate::daemon::{Daemon, PATIENCE, Setup, backends, eventually};
+use crate::daemon::{Daemon, PATIENCE, Setup, backends_and_auto, eventually};
 use crate::data::plain_blocks;
 use nix::sys::ptrace;
 use nix::sys::wait::{WaitPidFlag, waitpid};
@@ -135,7 +135,7 @@ async fn ready_is_told_once_every_port_answers() {
     // all three ports at once. Expectation: they accept the connections; the status names backend and reason;
     // no watchdog messages, which were not requested; SIGTERM sends STOPPING with the drain's time, and the
     // exit code is 0.
-    for &backend in backends() {
+    for backend in backends_and_auto() {
         let (setup, _) = plain_blocks(Setup::new(backend), 16);
         let (manager, setup) = Manager::beside(setup.set("shutdown.drain_timeout_ms", "20000"));
         let addresses = setup.path("addresses.json");

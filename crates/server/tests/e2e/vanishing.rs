@@ -1,7 +1,7 @@
 //! Files that are truncated, replaced or removed while they are served: reads of lost bytes are errors,
 //! everything else continues, on every backend (including mmap, where a lost page is a SIGBUS).
 
-use crate::daemon::{Setup, backends, eventually_async};
+use crate::daemon::{Setup, backends_and_auto, eventually_async};
 use crate::data::{noise, plain_blocks};
 use crate::wire;
 use ringfetch_proto::v1;
@@ -17,7 +17,7 @@ async fn a_file_cut_short_under_load_loses_only_what_is_gone() {
     // Scenario: clients read random blocks while the file is truncated to half, in the middle of a block.
     // Expectation: never a wrong byte; blocks before the cut are served, those after it are DATA_LOSS; the
     // process survives; another dataset is not affected.
-    for &backend in backends() {
+    for backend in backends_and_auto() {
         let setup = Setup::new(backend);
         let (setup, bytes) = plain_blocks(setup, usize::try_from(COUNT).unwrap());
         setup.file("other.bin", &bytes);
@@ -128,7 +128,7 @@ async fn a_file_cut_short_under_load_loses_only_what_is_gone() {
 async fn a_file_that_grows_back_is_readable_again() {
     // Scenario: a file is truncated to nothing and written again with the same length. Expectation: all lost,
     // then the new bytes, on every backend; no old byte.
-    for &backend in backends() {
+    for backend in backends_and_auto() {
         let (setup, _) = plain_blocks(Setup::new(backend), 64);
         let daemon = setup.start();
         let mut fetch = daemon.fetch().await;
@@ -163,7 +163,7 @@ async fn an_object_replaced_by_rename_is_read_anew() {
     // Scenario: an object is replaced by a file of another length, under load, and then removed. Expectation:
     // after `revalidate_ms` the new bytes and a new tag, never a mixture; after the removal NOT_FOUND and
     // 404.
-    for &backend in backends() {
+    for backend in backends_and_auto() {
         let setup = Setup::new(backend);
         let (old, new) = (noise(60, 70_000), noise(61, 90_001));
         setup.file("objects/a/o", &old);
@@ -227,7 +227,7 @@ async fn an_object_cut_short_is_lost_once_and_then_what_it_is() {
     // Scenario: an open object is truncated, again and again, and read in a batch, in one that fails as a whole, and over HTTP.
     // Expectation: a read of the lost part is DATA_LOSS on every backend, and the object is opened again at once, without
     // waiting for `revalidate_ms`: complete at its new length.
-    for &backend in backends() {
+    for backend in backends_and_auto() {
         let setup = Setup::new(backend);
         let bytes = noise(70, 50_000);
         setup.file("objects/o", &bytes);
