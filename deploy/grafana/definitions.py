@@ -40,7 +40,7 @@ FIRING = ('alertstate="firing"', 'alertname=~"Ringfetch.+"')
 FULL, HALF, THIRD, QUARTER, EIGHTH = (24, 6), (12, 8), (8, 8), (6, 8), (3, 4)
 TALL_HALF, QUARTER_LOW = (12, 9), (6, 4)
 # `memory` before routing is request memory, and otherwise that of responses. Other refusals before routing are mistakes.
-EARLY = rate("ringfetch_requests_refused_total", 'reason=~"memory|draining"')
+EARLY = rate("ringfetch_requests_refused_total", 'reason=~"memory|services|draining"')
 REFUSED = f"""{rate('ringfetch_rejected_total')} or label_replace({EARLY}, "reason", "request_memory", "reason", "memory")"""
 OWN_LIMITS = 'reason=~"requests_in_flight|principal_requests|caller_memory|principal_memory|requests_per_second|bytes_per_second"'
 
@@ -112,8 +112,8 @@ def overview():
                 target(or_none(f"sum by (result, dataset) ({rate(READS, *BY_DATASET, FAILED)})", "result"),
                        "{{result}} {{dataset}}")),
          series("Requests refused", "By the bound that was met. Over queued_reads, memory, request_memory or "
-                "requests_in_flight: too much load. connection_memory: a client that reads slowly. items, response_bytes: one "
-                "request too large.", "reqps", THIRD,
+                "requests_in_flight: too much load. connection_memory: a client that reads slowly. services: a client that leaves "
+                "health calls open. items, response_bytes: one request too large.", "reqps", THIRD,
                 target(f"sum by (reason) ({REFUSED})", "{{reason}}")),
          series("Requests", "Requests answered a second, by transport and status code. A FetchStream is one request.",
                 "reqps", THIRD,

@@ -81,6 +81,7 @@ pub(super) struct RefusalCounters {
     unauthenticated: IntCounter,
     forbidden: IntCounter,
     memory: IntCounter,
+    services: IntCounter,
 }
 
 /// The metric, for all ports.
@@ -106,6 +107,7 @@ impl RefusalCounters {
             unauthenticated: counter("unauthenticated"),
             forbidden: counter("forbidden"),
             memory: counter("memory"),
+            services: counter("services"),
         }
     }
 }
@@ -201,7 +203,7 @@ impl RequestDispatcher {
             },
         };
         if is_service && !exchange.count_service(SERVICES_MAX) {
-            self.refusals.memory.inc();
+            self.refusals.services.inc();
             let detail = "too many health and reflection calls are open on this connection; end one first";
             let refused = refused_call(Code::ResourceExhausted, "too-many-watches", detail);
             return DispatchFuture::refused(refused.into_http(), progress);

@@ -244,13 +244,13 @@ async fn what_is_refused_for_its_text_or_its_number_is_counted_as_such() {
             assert_eq!(scrape.sum("ringfetch_rpc_requests_total", labels), 1, "{method}");
         }
     }
-    let refused = |transport| {
-        let labels = [("transport", transport), ("reason", "memory")];
+    let refused = |transport, reason| {
+        let labels = [("transport", transport), ("reason", reason)];
         scrape.sum("ringfetch_requests_refused_total", &labels)
     };
-    // Four streams, the list, the watch.
-    assert_eq!(refused("grpc"), 6);
-    assert!(refused("http") >= 1);
+    // Four streams and the list; the watch.
+    assert_eq!((refused("grpc", "memory"), refused("grpc", "services")), (5, 1));
+    assert!(refused("http", "memory") >= 1);
     daemon.stop().await;
 }
 
