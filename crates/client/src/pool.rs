@@ -1,20 +1,20 @@
 //! The connections: some to each endpoint, of which the least busy is chosen. An unreachable endpoint is skipped for a
 //! while if there is another one, and so is one that refuses calls. Invariants: a lease counts on its connection as long
-//! as it lives; a connection is opened once at a time, to the end even if its callers leave, and callers that wait for it
-//! share its failure.
+//! as it lives; a connection is opened once at a time, to the end whatever its callers do, and those that wait for it
+//! share the outcome.
 
 use crate::connection::Endpoint;
 use crate::error::Error;
 use bytes::Bytes;
+use futures_util::future::{FutureExt as _, Shared};
 use h2::SendStream;
 use h2::client::{ResponseFuture, SendRequest};
 use http::Request;
-use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, ready};
 use std::time::Duration;
-use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 /// How long an unreachable endpoint is skipped, and at most one that refuses calls.
@@ -34,9 +34,6 @@ struct Slot {
     /// Until when others are better, since it refused a call; likewise.
     refuses_until: Arc<Refusal>,
     state: Mutex<State>,
-    /// Held while the connection is opened.
-    dialling: Arc<tokio::sync::Mutex<()>>,
-    failures: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -71,8 +68,26 @@ struct State {
     /// Number of connections opened so far.
     generation: u64,
     sender: Option<SendRequest<Bytes>>,
-    /// Why the last attempt to connect failed.
-    problem: Option<Error>,
+    opening: Option<Opening>,
+}
+
+type Opened = Result<SendRequest<Bytes>, Error>;
+
+/// A connection that is being opened, by a task: a caller's future may wait for long until it is polled again, and other
+/// callers with it.
+#[derive(Debug)]
+struct Opening {
+    task: AbortHandle,
+    outcome: Shared<oneshot::Receiver<Opened>>,
+}
+
+impl State {
+    /// The connection that is being opened. A task is gone without an outcome if its runtime is.
+    fn opening(&self) -> Option<&Opening> {
+        self.opening
+            .as_ref()
+            .filter(|opening| !opening.task.is_finished())
+    }
 }
 
 /// The connections of one client.
@@ -114,8 +129,6 @@ impl Pool {
                     down_until: Arc::clone(down_until),
                     refuses_until: Arc::clone(refuses_until),
                     state: Mutex::default(),
-                    dialling: Arc::default(),
-                    failures: AtomicU64::new(0),
                 })
             })
             .collect();
@@ -222,7 +235,7 @@ impl Slot {
             return false;
         }
         let down_until = *self.down_until.lock().unwrap_or_else(PoisonError::into_inner);
-        self.dialling.try_lock().is_err() || down_until.is_some_and(|until| Instant::now() < until)
+        self.lock().opening().is_some() || down_until.is_some_and(|until| Instant::now() < until)
     }
 
     /// The connection, with its number, if it is open.
@@ -242,72 +255,44 @@ impl Slot {
 
     /// The connection, opened if necessary. It is opened even if the caller leaves: with a deadline that is shorter than
     /// opening takes, there would never be a connection, and an endpoint that does not answer would never be skipped.
-    async fn sender(self: &Arc<Self>) -> Result<SendRequest<Bytes>, Error> {
-        let failures = self.failures.load(Ordering::Acquire);
-        let dialling = Arc::clone(&self.dialling).lock_owned().await;
-        if let Some((_, sender)) = self.held() {
-            return Ok(sender);
-        }
-        if self.failures.load(Ordering::Acquire) != failures
-            && let Some(problem) = self.lock().problem.clone()
-        {
-            return Err(problem);
-        }
-        let slot = Arc::clone(self);
-        let opening = Box::pin(async move {
-            let opened = slot.open().await;
-            drop(dialling);
-            opened
-        });
-        Opening(Some(opening)).await
+    async fn sender(self: &Arc<Self>) -> Opened {
+        let outcome = {
+            let mut state = self.lock();
+            if let Some(sender) = &state.sender {
+                return Ok(sender.clone());
+            }
+            let known = state.opening().map(|opening| opening.outcome.clone());
+            known.unwrap_or_else(|| state.opening.insert(self.begin()).outcome.clone())
+        };
+        let gone = |_| Err(Error::unreachable("the task that connects is gone".to_owned()));
+        outcome.await.unwrap_or_else(gone)
     }
 
-    async fn open(&self) -> Result<SendRequest<Bytes>, Error> {
+    fn begin(self: &Arc<Self>) -> Opening {
+        let (slot, (known, outcome)) = (Arc::clone(self), oneshot::channel());
+        let task = tokio::spawn(async move {
+            let opened = slot.open().await;
+            // The receivers are gone if all callers have left.
+            let _ = known.send(opened);
+        });
+        Opening {
+            task: task.abort_handle(),
+            outcome: outcome.shared(),
+        }
+    }
+
+    async fn open(&self) -> Opened {
         let opened = self.endpoint.open(Arc::clone(&self.outstanding)).await;
         let down_until = opened.is_err().then(|| Instant::now() + DOWN);
         *self.down_until.lock().unwrap_or_else(PoisonError::into_inner) = down_until;
         let mut state = self.lock();
-        match &opened {
-            Ok(sender) => {
-                state.generation += 1;
-                state.sender = Some(sender.clone());
-                state.problem = None;
-                self.is_open.store(true, Ordering::Relaxed);
-            }
-            Err(error) => {
-                state.problem = Some(error.clone());
-                self.failures.fetch_add(1, Ordering::Release);
-            }
+        state.opening = None;
+        if let Ok(sender) = &opened {
+            state.generation += 1;
+            state.sender = Some(sender.clone());
+            self.is_open.store(true, Ordering::Relaxed);
         }
         opened
-    }
-}
-
-type Opened = Result<SendRequest<Bytes>, Error>;
-
-/// A connection that is being opened: by its caller, which sends its call before the connection can fail, or once the
-/// caller has left, by a task.
-struct Opening(Option<Pin<Box<dyn Future<Output = Opened> + Send>>>);
-
-impl Future for Opening {
-    type Output = Opened;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let opened = match &mut self.0 {
-            Some(opening) => ready!(opening.as_mut().poll(context)),
-            // It is done.
-            None => return Poll::Pending,
-        };
-        self.0 = None;
-        Poll::Ready(opened)
-    }
-}
-
-impl Drop for Opening {
-    fn drop(&mut self) {
-        if let (Some(opening), Ok(runtime)) = (self.0.take(), Handle::try_current()) {
-            drop(runtime.spawn(opening));
-        }
     }
 }
 

@@ -2,7 +2,7 @@
 //! take no real time.
 
 use crate::fake::{Fake, block, blocks};
-use futures_util::TryStreamExt as _;
+use futures_util::{FutureExt as _, TryStreamExt as _};
 use ringfetch_client::{
     AdminClient, Backend, ByteRange, Client, Code, Error, ObjectInfo, ObjectPart, RetryPolicy,
 };
@@ -233,6 +233,20 @@ async fn a_connection_that_fails_is_told_apart_and_made_again() {
         .await
         .unwrap();
     assert_eq!((fake.calls(), fake.connections()), (1, 3));
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_that_nobody_polls_hold_up_no_other() {
+    // Scenario: a call that opens the connection, and one that waits for it, each polled once and then kept, as a slow branch
+    // of `select!` keeps them; a third one without a deadline. Expected: its blocks, soon; then those of the others.
+    let client = Fake::new().client().with_timeout(None);
+    let mut first = pin!(client.fetch_blocks("d", &[1]));
+    let mut second = pin!(client.fetch_blocks("d", &[2]));
+    assert!(first.as_mut().now_or_never().is_none() && second.as_mut().now_or_never().is_none());
+    let third = tokio::time::timeout(Duration::from_secs(60), client.fetch_blocks("d", &[3]));
+    third.await.expect("the third call hangs").unwrap();
+    first.await.unwrap();
+    second.await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
