@@ -16,7 +16,7 @@ use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 use std::time::Duration;
@@ -37,7 +37,7 @@ const READ_BYTES: usize = 64 << 10;
 /// Most abandoned calls remembered, so that their late answers are not taken for a protocol error.
 const ABANDONED_CALLS_MAX: usize = 4096;
 const TCP_KEEPALIVE: Duration = Duration::from_secs(60);
-/// How often a connection with calls is pinged, and how long the peer may take to answer.
+/// How often a connection in use is pinged, and how long the peer may take to answer.
 const PING_EVERY: Duration = Duration::from_secs(30);
 const PONG_WITHIN: Duration = Duration::from_secs(10);
 /// RFC 8305, section 5.
@@ -66,6 +66,34 @@ impl Dial {
             let opened = connector();
             Box::pin(async move { opened.await.map(|stream| Box::new(stream) as Box<dyn Io>) })
         }))
+    }
+}
+
+/// The calls on a connection.
+#[derive(Debug, Default)]
+pub(crate) struct Calls {
+    open: AtomicUsize,
+    /// Whether one has begun since the connection was last looked at.
+    has_begun: AtomicBool,
+}
+
+impl Calls {
+    pub(crate) fn begin(&self) {
+        self.open.fetch_add(1, Ordering::Relaxed);
+        self.has_begun.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn end(&self) {
+        self.open.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn open(&self) -> usize {
+        self.open.load(Ordering::Relaxed)
+    }
+
+    /// Whether there are any, or have been since this was last asked.
+    fn were_any(&self) -> bool {
+        self.has_begun.swap(false, Ordering::Relaxed) || self.open() > 0
     }
 }
 
@@ -162,9 +190,8 @@ impl Endpoint {
         Uri::from_parts(parts).unwrap_or_default()
     }
 
-    /// Opens a connection, driven by its own task until its last user is gone. `calls` counts the calls on
-    /// it.
-    pub(crate) async fn open(&self, calls: Arc<AtomicUsize>) -> Result<SendRequest<Bytes>, Error> {
+    /// Opens a connection, driven by its own task until its last user is gone. `calls` are those on it.
+    pub(crate) async fn open(&self, calls: Arc<Calls>) -> Result<SendRequest<Bytes>, Error> {
         let opened = async {
             match &self.dial {
                 Dial::With(dial) => {
@@ -193,7 +220,7 @@ impl Endpoint {
             })
     }
 
-    async fn speak<S>(&self, stream: S, calls: Arc<AtomicUsize>) -> Result<SendRequest<Bytes>, Error>
+    async fn speak<S>(&self, stream: S, calls: Arc<Calls>) -> Result<SendRequest<Bytes>, Error>
     where
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
@@ -248,7 +275,7 @@ async fn connect(addresses: &[SocketAddr]) -> io::Result<TcpStream> {
 
 /// Speaks HTTP/2 and waits for the peer's settings, since whatever listens on a port accepts connections, or
 /// the kernel does for it. That costs each connection one round trip.
-async fn handshake<S>(stream: S, calls: Arc<AtomicUsize>) -> Result<SendRequest<Bytes>, String>
+async fn handshake<S>(stream: S, calls: Arc<Calls>) -> Result<SendRequest<Bytes>, String>
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
@@ -293,11 +320,12 @@ where
     Ok(sender)
 }
 
-/// Signals and returns if the peer does not answer a ping in time.
-async fn watch(mut pings: h2::PingPong, calls: Arc<AtomicUsize>, silent: oneshot::Sender<()>) {
+/// Signals and returns if the peer does not answer a ping in time. A connection is pinged after calls that have ended, too:
+/// if their deadlines are short, there is hardly ever one when it is looked at. An idle one is not: gRPC's servers close it.
+async fn watch(mut pings: h2::PingPong, calls: Arc<Calls>, silent: oneshot::Sender<()>) {
     loop {
         tokio::time::sleep(PING_EVERY).await;
-        if calls.load(Ordering::Relaxed) == 0 {
+        if !calls.were_any() {
             continue;
         }
         let pong = pings.ping(h2::Ping::opaque());

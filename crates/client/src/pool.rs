@@ -3,7 +3,7 @@
 //! as it lives; a connection is opened once at a time, to the end whatever its callers do, and those that wait for it
 //! share the outcome.
 
-use crate::connection::Endpoint;
+use crate::connection::{Calls, Endpoint};
 use crate::error::Error;
 use bytes::Bytes;
 use futures_util::future::{FutureExt as _, Shared};
@@ -26,7 +26,7 @@ struct Slot {
     endpoint: Arc<Endpoint>,
     /// Number of the endpoint.
     number: usize,
-    outstanding: Arc<AtomicUsize>,
+    calls: Arc<Calls>,
     /// Whether it has a connection, as far as is known.
     is_open: AtomicBool,
     /// Until when the endpoint counts as unreachable; shared by its slots.
@@ -124,7 +124,7 @@ impl Pool {
                 Arc::new(Slot {
                     endpoint: Arc::clone(endpoint),
                     number,
-                    outstanding: Arc::default(),
+                    calls: Arc::default(),
                     is_open: AtomicBool::new(false),
                     down_until: Arc::clone(down_until),
                     refuses_until: Arc::clone(refuses_until),
@@ -204,7 +204,7 @@ impl Pool {
                 slot.is_down(),
                 is_avoided,
                 slot.refuses_until.holds(),
-                slot.outstanding.load(Ordering::Relaxed),
+                slot.calls.open(),
             )
         };
         let mut best = &self.slots[turn % count];
@@ -219,7 +219,7 @@ impl Pool {
                 (best, best_rank) = (slot, slot_rank);
             }
         }
-        best.outstanding.fetch_add(1, Ordering::Relaxed);
+        best.calls.begin();
         Lease { slot: best }
     }
 }
@@ -282,7 +282,7 @@ impl Slot {
     }
 
     async fn open(&self) -> Opened {
-        let opened = self.endpoint.open(Arc::clone(&self.outstanding)).await;
+        let opened = self.endpoint.open(Arc::clone(&self.calls)).await;
         let down_until = opened.is_err().then(|| Instant::now() + DOWN);
         *self.down_until.lock().unwrap_or_else(PoisonError::into_inner) = down_until;
         let mut state = self.lock();
@@ -312,7 +312,7 @@ impl Lease<'_> {
 
 impl Drop for Lease<'_> {
     fn drop(&mut self) {
-        self.slot.outstanding.fetch_sub(1, Ordering::Relaxed);
+        self.slot.calls.end();
     }
 }
 
@@ -328,10 +328,7 @@ mod tests {
     }
 
     fn counts(pool: &Pool) -> Vec<usize> {
-        pool.slots
-            .iter()
-            .map(|slot| slot.outstanding.load(Ordering::Relaxed))
-            .collect()
+        pool.slots.iter().map(|slot| slot.calls.open()).collect()
     }
 
     #[test]

@@ -250,6 +250,46 @@ async fn calls_that_nobody_polls_hold_up_no_other() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_silent_peer_is_found_by_short_calls_and_an_idle_one_is_not_asked() {
+    // Scenario: a peer that stops reading after 45 s, and answers no call at all; no call for five minutes, then one of 100 ms
+    // in each second. Expected: the connection is kept until then, and replaced within a minute.
+    let dials = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&dials);
+    let client = builder()
+        .timeout(Duration::from_millis(100))
+        .connect_lazy_with(move || {
+            count.fetch_add(1, Ordering::SeqCst);
+            let (near, far) = tokio::io::duplex(1 << 16);
+            tokio::spawn(async move {
+                let mut connection = h2::server::handshake(far).await.unwrap();
+                let mut held = Vec::new();
+                let serve = async {
+                    while let Some(call) = connection.accept().await {
+                        held.push(call);
+                    }
+                };
+                let _ = tokio::time::timeout(Duration::from_secs(45), serve).await;
+                std::future::pending::<()>().await;
+            });
+            async { Ok(near) }
+        });
+    let client = client.unwrap();
+    let call = async || {
+        let error = client.fetch_blocks("d", &[1]).await.unwrap_err();
+        assert!(matches!(error, Error::DeadlineExceeded), "{error:?}");
+        dials.load(Ordering::SeqCst)
+    };
+    assert_eq!(call().await, 1);
+    tokio::time::sleep(Duration::from_secs(300)).await;
+    assert_eq!(call().await, 1);
+    let begin = Instant::now();
+    while call().await == 1 {
+        assert!(begin.elapsed() < Duration::from_secs(60), "it is not found");
+        tokio::time::sleep(Duration::from_millis(900)).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_changes_something_is_sent_once() {
     // Scenario: a server that takes each request and hangs up; every call of an admin client. Expected: a
     // transport error that says that it was sent; one request for each call that changes something, five for the one that only asks.
