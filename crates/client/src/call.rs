@@ -12,6 +12,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
+/// Names that calls set themselves, and those of a connection, which HTTP/2 forbids (RFC 9113, section 8.2.2): h2 would
+/// refuse each call with one.
+static RESERVED: [HeaderName; 10] = [
+    header::CONTENT_TYPE,
+    header::TE,
+    header::USER_AGENT,
+    header::HOST,
+    header::CONTENT_LENGTH,
+    header::CONNECTION,
+    header::TRANSFER_ENCODING,
+    header::UPGRADE,
+    HeaderName::from_static("keep-alive"),
+    HeaderName::from_static("proxy-connection"),
+];
 
 /// Headers and limits of a client's calls.
 #[derive(Clone)]
@@ -69,7 +83,12 @@ impl CallOptions {
     pub(crate) fn add_metadata(&mut self, metadata: &[(HeaderName, HeaderValue)]) {
         let headers = Arc::make_mut(&mut self.stream_headers);
         for (name, value) in metadata {
-            headers.append(name, value.clone());
+            // A second token is meant to replace the first.
+            if name == header::AUTHORIZATION {
+                headers.insert(name, value.clone());
+            } else {
+                headers.append(name, value.clone());
+            }
         }
         self.set_timeout(self.timeout);
     }
@@ -97,21 +116,14 @@ fn head(uri: Uri, headers: HeaderMap) -> Request<()> {
     request
 }
 
-/// Checks a header that a caller adds to calls. gRPC's own names are reserved, and values of names in `-bin`
+/// Checks a header that a caller adds to calls. The names of gRPC and HTTP/2 are reserved, and values of names in `-bin`
 /// would have to be encoded.
 pub(crate) fn metadata(name: &str, value: &str) -> Result<(HeaderName, HeaderValue), Error> {
     let wrong = |problem: String| Error::invalid("metadata", problem);
     let name = HeaderName::try_from(name).map_err(|error| wrong(format!("{name:?}: {error}")))?;
-    let taken = [
-        header::CONTENT_TYPE,
-        header::TE,
-        header::USER_AGENT,
-        header::HOST,
-        header::CONTENT_LENGTH,
-    ];
-    if taken.contains(&name) || name.as_str().starts_with("grpc-") || name.as_str().ends_with("-bin") {
+    if RESERVED.contains(&name) || name.as_str().starts_with("grpc-") || name.as_str().ends_with("-bin") {
         return Err(wrong(format!(
-            "{name:?} is gRPC's own, or binary: use another name"
+            "{name:?} is gRPC's or HTTP's own, or binary: use another name"
         )));
     }
     let value = HeaderValue::try_from(value).map_err(|error| wrong(format!("value of {name:?}: {error}")))?;
@@ -232,6 +244,11 @@ mod tests {
             "grpc-status",
             "host",
             "user-agent",
+            "connection",
+            "Keep-Alive",
+            "proxy-connection",
+            "transfer-encoding",
+            "upgrade",
             "trace-bin",
             "",
             "a b",
@@ -249,5 +266,22 @@ mod tests {
             );
         }
         assert!(metadata("x", "a\nb").is_err());
+    }
+
+    #[test]
+    fn a_second_token_replaces_the_first() {
+        // Scenario: a token and a tenant, then another of each, as a call and a stream send them. Expected: the second token
+        // alone; both tenants.
+        let pair = |token, tenant| {
+            let pairs = [("authorization", token), ("x-tenant", tenant)];
+            pairs.map(|(name, value)| metadata(name, value).unwrap())
+        };
+        let mut options = CallOptions::new(None, &pair("Bearer old", "blue"));
+        options.add_metadata(&pair("Bearer new", "red"));
+        for head in [options.call(Uri::default(), None), options.stream(Uri::default())] {
+            let all = |name| head.headers().get_all(name).iter().collect::<Vec<_>>();
+            assert_eq!(all("authorization"), ["Bearer new"]);
+            assert_eq!(all("x-tenant"), ["blue", "red"]);
+        }
     }
 }

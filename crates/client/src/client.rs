@@ -62,10 +62,11 @@ impl Client {
         client
     }
 
-    /// The same client with one more header for its calls and streams.
+    /// The same client, on the same connections, with one more header for its calls and later streams. A second
+    /// `authorization` replaces the first: `with_metadata("authorization", "Bearer NEW")` changes the token.
     ///
     /// # Errors
-    /// `Invalid` for an impossible name or value, a name of gRPC's own, or one that ends in `-bin`.
+    /// `Invalid` for an impossible name or value, a name of gRPC's or HTTP/2's own, or one that ends in `-bin`.
     pub fn with_metadata(&self, name: &str, value: &str) -> Result<Self, Error> {
         let header = call::metadata(name, value)?;
         let mut client = self.clone();

@@ -171,6 +171,7 @@ impl Pool {
             if let Some((generation, mut sender)) = lease.slot.held() {
                 match sender.send_request(head(&lease.slot.endpoint), false) {
                     Ok((response, body)) => return Ok((lease, response, body)),
+                    // It is broken, or has used up its streams' numbers: h2 has nothing else to refuse (`call::metadata`).
                     Err(_) => lease.slot.forget(generation),
                 }
             }
