@@ -1,5 +1,6 @@
 //! `ringfetch dataset verify`: fetches a dataset, or a sample of it, and compares every byte with the
-//! pattern. Requests are pipelined but responses checked in order, so that the first wrong byte is reported.
+//! pattern. Requests are pipelined but responses checked in order, so that the first wrong byte is reported. What is
+//! compared is one version: of the dataset, or of each object.
 
 use crate::args::{Global, Verify};
 use crate::daemon::{client, grpc_failure, is_too_large};
@@ -8,7 +9,9 @@ use crate::outcome::Failure;
 use crate::quantity::{grouped, size};
 use crate::{progress, sink};
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
-use ringfetch_client::{ByteRange, Client, Dataset, Error, ItemError, Kind, ObjectInfo, ObjectPart, Request};
+use ringfetch_client::{
+    ByteRange, Client, Code, Dataset, Error, ItemError, Kind, ObjectInfo, ObjectPart, Request,
+};
 use ringfetch_pattern::{object_length, object_name, object_seed};
 use serde_json::json;
 use std::collections::{BTreeSet, HashMap};
@@ -35,6 +38,10 @@ pub(crate) async fn run(global: &Global, args: &Verify) -> Result<(), Failure> {
     let checked = match outcome {
         Ok(checked) => checked,
         Err(VerifyError::Call(error)) => return Err(failed(error)),
+        Err(VerifyError::Replaced(what)) => {
+            let found = format!("{name}: {what} was replaced while it was verified; try again");
+            return Err(Failure::Failed(found));
+        }
         Err(VerifyError::Found(found)) if global.json => {
             let value = json!({ "dataset": name, "seed": seed, "ok": false, "problem": found });
             sink::print(true, &value, |_| Ok(()))?;
@@ -74,6 +81,8 @@ struct Checked {
 /// Why the check ended early.
 enum VerifyError {
     Call(Error),
+    /// The dataset, or this object, has another version now.
+    Replaced(String),
     /// A wrong byte, or an item that could not be read.
     Found(String),
 }
@@ -81,6 +90,14 @@ enum VerifyError {
 impl From<Error> for VerifyError {
     fn from(error: Error) -> Self {
         Self::Call(error)
+    }
+}
+
+/// Why a request for one version of the dataset failed.
+fn of_version(error: Error) -> VerifyError {
+    match error.code() {
+        Some(Code::FailedPrecondition) => VerifyError::Replaced("it".to_owned()),
+        Some(_) | None => VerifyError::Call(error),
     }
 }
 
@@ -115,7 +132,7 @@ async fn request_bytes(client: &Client, longest: impl Fn(u64) -> Option<Request>
 
 /// Blocks or vectors: items of one length.
 async fn records(client: &Client, dataset: &Dataset, args: &Verify) -> Result<Checked, VerifyError> {
-    let name = args.dataset.as_str();
+    let (name, etag) = (args.dataset.as_str(), dataset.etag.as_str());
     let shape = match &dataset.vectors {
         Some(shape) => {
             let unknown = || VerifyError::Found("its dtype is unknown here".to_owned());
@@ -140,19 +157,20 @@ async fn records(client: &Client, dataset: &Dataset, args: &Verify) -> Result<Ch
     let most = dataset.length_bytes.min(items.saturating_mul(item_bytes));
     let longest = |bytes| {
         let range = ByteRange::new(0, most.min(bytes));
-        (range.length > 0).then(|| Request::ranges(name, [range]))
+        (range.length > 0).then(|| Request::ranges(name, [range]).if_match(etag))
     };
-    let per_request = request_bytes(client, longest).await? / item_bytes;
+    let per_request = request_bytes(client, longest).await.map_err(of_version)? / item_bytes;
     let per_request = per_request.clamp(1, REQUEST_ITEMS as u64);
     let bar = progress::items(items, "items");
     let mut answers = stream::iter(chosen)
         .chunks(usize::try_from(per_request).unwrap_or(REQUEST_ITEMS))
         .map(|numbers| async move {
-            let items = match shape {
-                Some(_) => (*client.fetch_vectors(name, &numbers).await?).clone(),
-                None => (*client.fetch_blocks(name, &numbers).await?).clone(),
+            let wanted = match shape {
+                Some(_) => Request::vectors(name, &*numbers),
+                None => Request::blocks(name, &*numbers),
             };
-            Ok::<_, Error>((numbers, items))
+            let answer = client.fetch(wanted.if_match(etag)).await?;
+            Ok::<_, Error>((numbers, answer))
         })
         .buffered(REQUESTS_IN_FLIGHT);
     let mut checked = Checked {
@@ -161,8 +179,8 @@ async fn records(client: &Client, dataset: &Dataset, args: &Verify) -> Result<Ch
         bytes: 0,
     };
     let mut scratch = Vec::new();
-    while let Some((numbers, items)) = answers.try_next().await? {
-        for (number, item) in numbers.iter().copied().zip(items.iter()) {
+    while let Some((numbers, answer)) = answers.try_next().await.map_err(of_version)? {
+        for (number, item) in numbers.iter().copied().zip(answer.items().iter()) {
             let bytes = item.map_err(|error| unreadable(&format!("{what} {number}"), &error))?;
             let begin = number * item_bytes;
             let due = usize::try_from(bytes_end - begin).unwrap_or(usize::MAX);
@@ -220,8 +238,17 @@ async fn objects(client: &Client, name: &str, args: &Verify) -> Result<Checked, 
         of: count,
         bytes: 0,
     };
+    // Of the object whose parts come now.
+    let mut version = String::new();
     while let Some((parts, items)) = answers.try_next().await? {
-        for (part, item) in parts.iter().zip(items.iter()) {
+        for ((part, etag), item) in parts.iter().zip(items.etags()).zip(items.iter()) {
+            if part.offset == 0 {
+                version.clone_from(etag);
+            }
+            // Empty: it could not be opened.
+            if *etag != version && !etag.is_empty() {
+                return Err(VerifyError::Replaced(format!("object {}", part.name)));
+            }
             let bytes = item.map_err(|error| unreadable(&format!("object {}", part.name), &error))?;
             // An empty object is requested to its end, and must be empty.
             if part.length.is_none() && !bytes.is_empty() {

@@ -69,6 +69,25 @@ fn verify_finds_the_first_wrong_byte() {
 }
 
 #[test]
+fn what_is_replaced_meanwhile_is_not_called_wrong() {
+    // Scenario: datasets that are replaced as soon as they are described; objects, between two of their parts. Expected: a
+    // failure that says so, without a verdict on the data.
+    let server = start(Flaw::REPLACED);
+    for (dataset, what) in [
+        ("blocks", "it"),
+        ("vectors", "it"),
+        ("objects", "object shard-00/"),
+    ] {
+        for json in ["", "--json "] {
+            let error = failure(Some(server), &format!("{json}dataset verify {dataset} --all"), 1);
+            let wanted = error.starts_with(&format!("ringfetch: {dataset}: {what}"));
+            let wanted = wanted && error.ends_with(" was replaced while it was verified; try again\n");
+            assert!(wanted, "{error}");
+        }
+    }
+}
+
+#[test]
 fn verify_asks_for_as_much_as_a_response_may_hold() {
     // Scenario: one response may hold 100 KiB; then 4 KiB, the least that a daemon can be limited to; then less than an item.
     // Expected: every item is checked, in parts where one is longer; a failure that names the item.

@@ -33,6 +33,8 @@ pub(crate) struct Flaw {
     overloaded: bool,
     /// Of data, in one response.
     response_bytes_max: usize,
+    /// Each dataset is replaced once it has been described, and each object once its first byte has been read.
+    replaced: bool,
 }
 
 impl Flaw {
@@ -40,6 +42,7 @@ impl Flaw {
         flipped_byte: None,
         overloaded: false,
         response_bytes_max: 3 << 20,
+        replaced: false,
     };
     pub(crate) const OVERLOADED: Self = Self {
         overloaded: true,
@@ -52,6 +55,14 @@ impl Flaw {
             ..Self::NONE
         }
     }
+
+    /// Blocks are wrong then, too. Objects come in several parts.
+    pub(crate) const REPLACED: Self = Self {
+        flipped_byte: Some(0),
+        response_bytes_max: 4 << 10,
+        replaced: true,
+        ..Self::NONE
+    };
 
     pub(crate) fn limited(response_bytes_max: usize) -> Self {
         Self {
@@ -218,6 +229,19 @@ impl Server {
         }
         Ok((lengths, errors, data))
     }
+
+    /// The version of a dataset or of an object, before or after what replaces it.
+    fn version(self, is_later: bool) -> String {
+        if self.0.replaced && is_later { "v2" } else { "v1" }.to_owned()
+    }
+
+    /// Refuses a request for another version of a dataset than the one that is read.
+    fn check(self, if_match: &str) -> Result<(), Status> {
+        let is_current = if_match.is_empty() || if_match == self.version(true);
+        is_current
+            .then_some(())
+            .ok_or_else(|| Status::failed_precondition("it was replaced"))
+    }
 }
 
 /// A service whose unary methods are functions of the same names.
@@ -290,6 +314,7 @@ service! {
 
 impl Server {
     fn fetch_blocks(self, request: wire::FetchBlocksRequest) -> Result<wire::FetchBlocksResponse, Status> {
+        self.check(&request.if_match)?;
         let (lengths, errors, data) = self.batch(request.indices.iter().map(|index| self.block(*index)))?;
         let (block_bytes, data) = (512, data.into());
         Ok(wire::FetchBlocksResponse {
@@ -302,6 +327,7 @@ impl Server {
     }
 
     fn fetch_vectors(self, request: wire::FetchVectorsRequest) -> Result<wire::FetchVectorsResponse, Status> {
+        self.check(&request.if_match)?;
         let (lengths, errors, data) = self.batch(request.ids.iter().map(|id| Self::vector(*id)))?;
         let (dim, dtype, data) = (24, wire::Dtype::F16.into(), data.into());
         Ok(wire::FetchVectorsResponse {
@@ -328,6 +354,7 @@ impl Server {
                 ..Default::default()
             });
         }
+        self.check(&request.if_match)?;
         let ranges = request.offsets.iter().zip(&request.lengths);
         let (lengths, errors, data) =
             self.batch(ranges.map(|(offset, length)| self.range(*offset, *length)))?;
@@ -346,7 +373,8 @@ impl Server {
             Self::object(name, at(&request.offsets, item), at(&request.lengths, item))
         };
         let (lengths, errors, data) = self.batch(request.names.iter().enumerate().map(object))?;
-        let (etags, data) = (vec!["v1".to_owned(); request.names.len()], data.into());
+        let version = |item| self.version(at(&request.offsets, item) > 0);
+        let (etags, data) = ((0..request.names.len()).map(version).collect(), data.into());
         Ok(wire::FetchObjectsResponse {
             lengths,
             errors,
@@ -411,7 +439,9 @@ impl Server {
         let mut all = datasets().into_iter().chain([replaced]);
         let dataset = all.find(|dataset| dataset.name == name);
         let missing = || Status::not_found(format!("dataset: there is no dataset {name:?}"));
-        let dataset = Some(dataset.ok_or_else(missing)?);
+        let mut dataset = dataset.ok_or_else(missing)?;
+        dataset.etag = self.version(false);
+        let dataset = Some(dataset);
         Ok(wire::GetDatasetResponse { dataset })
     }
 
