@@ -117,11 +117,17 @@ impl TlsArgs {
             }
         };
         let own = own.as_ref().map(|(cert, key)| (&cert[..], &key[..]));
-        Tls::new(ca.as_deref(), own).map(Some).map_err(|error| {
+        self.made(ca.as_deref(), own).map(Some)
+    }
+
+    fn made(&self, ca: Option<&[u8]>, own: Option<(&[u8], &[u8])>) -> Result<Tls, Failure> {
+        Tls::new(ca, own).map_err(|error| {
             let Error::Invalid { field, problem, .. } = error else {
                 return Failure::Usage(format!("--ca, --cert, --key: {error}"));
             };
             let (flag, path) = match field {
+                // The host's authorities, without --ca.
+                "tls" => return Failure::Failed(format!("--ca: {problem}")),
                 "ca" => ("ca", &self.ca),
                 "key" => ("key", &self.key),
                 _ => ("cert", &self.cert),
@@ -134,9 +140,7 @@ impl TlsArgs {
     /// [`Self::read`]; without flags, the host's trusted authorities if an address needs TLS.
     pub(crate) fn of_urls(&self, urls: &[&str]) -> Result<Option<Tls>, Failure> {
         match self.read()? {
-            None if urls.iter().any(|url| is_https(url)) => Tls::new(None, None)
-                .map(Some)
-                .map_err(|error| Failure::Failed(error.to_string())),
+            None if urls.iter().any(|url| is_https(url)) => self.made(None, None).map(Some),
             tls => Ok(tls),
         }
     }

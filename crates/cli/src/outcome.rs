@@ -71,6 +71,11 @@ impl Failure {
                 problem,
                 ..
             } => Self::Usage(format!("--{flag}: {problem}")),
+            Error::Invalid {
+                field: "tls",
+                problem,
+                ..
+            } => Self::Failed(format!("--ca: {problem}")),
             Error::Status(_)
             | Error::Protocol { .. }
             | Error::StreamBroken { .. }

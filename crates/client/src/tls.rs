@@ -32,19 +32,17 @@ impl Tls {
     /// its private key, both PEM, to servers that ask for one.
     ///
     /// # Errors
-    /// `Invalid` if one of them cannot be used. Errors never contain bytes of a key.
+    /// `Invalid` if one of them cannot be used, or none of the host's authorities. Errors never contain bytes of a key.
     pub fn new(ca: Option<&[u8]>, certificate: Option<(&[u8], &[u8])>) -> Result<Self, Error> {
         let mut roots = RootCertStore::empty();
-        let authorities = match ca {
-            Some(pem) => certificates("ca", pem)?,
-            None => rustls_native_certs::load_native_certs().certs,
-        };
-        for authority in authorities {
-            match roots.add(authority) {
-                Err(error) if ca.is_some() => return Err(Error::invalid("ca", error.to_string())),
-                // Skip a host certificate that rustls does not understand.
-                Ok(()) | Err(_) => {}
+        match ca {
+            Some(pem) => {
+                for authority in certificates("ca", pem)? {
+                    let added = roots.add(authority);
+                    added.map_err(|error| Error::invalid("ca", error.to_string()))?;
+                }
             }
+            None => add_host_authorities(&mut roots)?,
         }
         let builder = ClientConfig::builder_with_provider(Arc::new(default_provider()))
             .with_safe_default_protocol_versions()
@@ -115,6 +113,26 @@ async fn connect<S: AsyncRead + AsyncWrite + Unpin>(
     let name = ServerName::try_from(bare.to_owned());
     let name = name.map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
     TlsConnector::from(Arc::clone(config)).connect(name, stream).await
+}
+
+/// The authorities of the host: those of them that can be used.
+fn add_host_authorities(roots: &mut RootCertStore) -> Result<(), Error> {
+    let found = rustls_native_certs::load_native_certs();
+    let mut problems: Vec<_> = found.errors.iter().map(ToString::to_string).collect();
+    for authority in found.certs {
+        problems.extend(roots.add(authority).err().map(|error| error.to_string()));
+    }
+    if !roots.is_empty() {
+        return Ok(());
+    }
+    let problem = problems.first().map_or("it has none", String::as_str);
+    Err(Error::invalid(
+        "tls",
+        format!(
+            "this host's authorities cannot be used ({problem}): install them (often the package ca-certificates), or give \
+             the one that signed the server's certificate"
+        ),
+    ))
 }
 
 fn certificates(field: &'static str, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, Error> {

@@ -1,7 +1,7 @@
 //! Commands over TLS: the fake daemon behind a TLS proxy.
 
 use crate::server::{Flaw, start};
-use crate::{http, ringfetch, word};
+use crate::{command, http, word};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use std::net::SocketAddr;
 use std::path::Path;
@@ -20,12 +20,16 @@ enum Of {
     Authority,
 }
 
+fn authority() -> CertifiedIssuer<'static, KeyPair> {
+    let mut params = CertificateParams::default();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap()
+}
+
 /// Terminates TLS and forwards each connection to the server of its protocol. Only for clients with a
 /// certificate of its authority, whose files it writes.
 fn door(of: Of, grpc: SocketAddr, http: SocketAddr, directory: &Path) -> SocketAddr {
-    let mut params = CertificateParams::default();
-    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+    let authority = authority();
     let key = KeyPair::generate().unwrap();
     let params = CertificateParams::new(["127.0.0.1".to_owned()]).unwrap();
     let certificate = params.signed_by(&key, &authority).unwrap();
@@ -87,8 +91,11 @@ fn door(of: Of, grpc: SocketAddr, http: SocketAddr, directory: &Path) -> SocketA
 #[test]
 fn commands_and_load_reach_a_daemon_over_tls() {
     // Scenario: reads and load over gRPC, streams and HTTP with all three files; then without one or another
-    // of them. Expectation: success, every byte verified; otherwise a failure, or a usage error if a file is
-    // missing.
+    // of them; then on a host without authorities. Expectation: success, every byte verified; otherwise a failure, or a
+    // usage error if a file is missing.
+    let host = tempfile::tempdir().unwrap();
+    let authorities = host.path().join("authorities");
+    std::fs::write(&authorities, authority().pem()).unwrap();
     let directory = tempfile::tempdir().unwrap();
     let address = door(Of::Server, start(Flaw::NONE), http::start(), directory.path());
     let run = |args: &str, files: &[&str]| {
@@ -99,7 +106,11 @@ fn commands_and_load_reach_a_daemon_over_tls() {
         for file in files {
             line.push_str(&format!(" --{file} {}", word(directory.path().join(file))));
         }
-        let output = ringfetch(None, &line);
+        let mut command = command(None, &line);
+        command
+            .env("SSL_CERT_FILE", &authorities)
+            .env_remove("SSL_CERT_DIR");
+        let output = command.output().unwrap();
         (output.status.code(), String::from_utf8(output.stderr).unwrap())
     };
     let all = ["ca", "cert", "key"];
@@ -138,6 +149,16 @@ fn commands_and_load_reach_a_daemon_over_tls() {
             "{error}"
         );
     }
+    std::fs::remove_file(&authorities).unwrap();
+    for (args, files) in [(get, &[][..]), (get, &["cert", "key"]), (&load, &[])] {
+        let (code, error) = run(args, files);
+        let said = error.starts_with("ringfetch: --ca: this host's authorities cannot be used (");
+        assert!(
+            said && code == Some(1) && error.contains("/authorities'"),
+            "{error}"
+        );
+    }
+    std::fs::write(&authorities, authority().pem()).unwrap();
     for (files, said) in [
         (&["cert", "key"][..], "--ca names the authority"),
         (&["ca"], "--cert and --key"),
