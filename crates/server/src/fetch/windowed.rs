@@ -503,9 +503,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_first_window_counts_from_the_arrival_and_later_ones_do_not() {
-        // Scenario: a limit of a minute; an object of two windows for a request that arrived now, and, when the first is read,
-        // for one that arrived two minutes ago. Expectation: the first comes whole; the second is past its deadline.
+    async fn the_first_window_counts_from_the_arrival() {
+        // Scenario: a limit of a minute; an object of two windows, for a request that arrived now and for one that arrived two
+        // minutes ago. Expectation: for the first it comes whole; the second is past its deadline.
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join("a"), vec![7; 128 << 10]).unwrap();
         let limits = Limits {

@@ -8,8 +8,8 @@
 //! is full.
 //!
 //! An invalid request gets an error response and the stream continues. Bytes that are not a request end it, and so do a
-//! drain and the age of its connection, once the requests in flight are answered. The deadline holds even if the body is not polled,
-//! as when the client does not read: the requests in flight are then cancelled, so that they hold no memory.
+//! drain and the age of its connection, once the requests in flight are answered. The deadline holds even if the body is
+//! not polled, as when the client does not read: the requests in flight are then cancelled, so that they hold no memory.
 
 mod in_flight;
 
