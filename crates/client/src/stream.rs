@@ -1,7 +1,8 @@
-//! Requests pipelined on one FetchStream call. A request waits with its caller until HTTP/2 has room for it, and gets its
-//! deadline then; a caller that leaves takes it along. Invariant: every request that was sent is in `pending` until
-//! it is answered or the stream ends, which fails all of them. A request stays there even if its caller has
-//! been dropped, so that the server's work stays bounded; but it is cancelled.
+//! Requests pipelined on one FetchStream call. A request waits in `queued` until it may be in flight and HTTP/2 has room for
+//! it, and gets its deadline then; whatever makes room sends it, not its caller, who may not be polled. A caller that leaves
+//! takes it along. Invariant: every request that was sent is in `pending` until it is answered or the stream ends, which
+//! fails all of them. A request stays there even if its caller has been dropped, so that the server's work stays bounded;
+//! but it is cancelled.
 
 use crate::call::{CallOptions, accept, end, release};
 use crate::connection::{Endpoint, Method};
@@ -18,7 +19,7 @@ use bytes::Bytes;
 use h2::SendStream;
 use h2::client::ResponseFuture;
 use ringfetch_proto::v1 as wire;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::future::poll_fn;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::pin::pin;
@@ -62,9 +63,6 @@ impl Drop for Sending {
 #[derive(Debug, Default)]
 struct Shared {
     state: Mutex<State>,
-    /// Notified when a request that waits can probably be sent: the stream is open, the limit is no longer reached, or
-    /// HTTP/2 has room.
-    room: Notify,
     /// Notified when there is a cancel to send, and when HTTP/2 has no room for a request.
     is_blocked: Notify,
 }
@@ -72,6 +70,8 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     next_id: u64,
+    /// Requests that wait to be sent, in order of their ids.
+    queued: BTreeMap<u64, QueuedRequest>,
     pending: HashMap<u64, Waiting, BuildHasherDefault<OwnNumber>>,
     /// `None`: not connected yet.
     send_side: Option<SendStream<Bytes>>,
@@ -245,20 +245,12 @@ impl FetchStream {
         (deadline, late): Deadlines,
     ) -> Result<Box<StreamAnswer>, Error> {
         let (answer, answered) = oneshot::channel();
-        let mut attempt = QueuedRequest {
+        let queued = QueuedRequest {
             answer,
             request,
-            late,
-            has_waited: false,
+            deadline,
         };
-        let id = loop {
-            match self.try_send(attempt)? {
-                Sent::Request(id) => break id,
-                Sent::Nothing(queued) => attempt = queued,
-            }
-            (attempt.late, attempt.has_waited) = (deadline, true);
-            self.0.shared.room.notified().await;
-        };
+        let id = self.submit(queued, late)?;
         let mut cancel = CancelOnDrop {
             shared: &self.0.shared,
             id: Some(id),
@@ -269,63 +261,40 @@ impl FetchStream {
         answer.unwrap_or_else(|_| Err(Error::protocol("the task that reads the stream is gone")))
     }
 
-    /// Sends the request, or returns it if too many are in flight or HTTP/2 has no room for it. An id is either pending
-    /// and sent, or neither.
-    fn try_send(&self, queued: QueuedRequest) -> Result<Sent, Error> {
-        let (shared, max_in_flight) = (&self.0.shared, self.0.core.max_in_flight);
+    /// Sends the request, or queues it if too many are in flight or HTTP/2 has no room for it.
+    fn submit(&self, queued: QueuedRequest, late: Option<Instant>) -> Result<u64, Error> {
+        let shared = &self.0.shared;
         let mut state = shared.lock();
-        if state.broken.is_none() {
-            if state.pending.len() >= max_in_flight {
-                return Ok(Sent::Nothing(queued));
-            }
-            if !state.has_room() {
-                drop(state);
-                shared.is_blocked.notify_one();
-                return Ok(Sent::Nothing(queued));
-            }
+        if let Some(cause) = &state.broken {
+            return Err(Error::StreamBroken {
+                cause: Arc::clone(cause),
+            });
         }
-        let QueuedRequest {
-            answer,
-            request,
-            late,
-            has_waited,
-        } = queued;
-        let left = late.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        let deadline_ms = left.or(self.0.options.timeout()).map_or(0, millis);
-        let sent = state.send(answer, request, deadline_ms);
-        // Each woken request wakes the next: of two simultaneous answers only one notifies if no request
-        // waits yet.
-        if has_waited && (state.pending.len() < max_in_flight || state.broken.is_some()) {
-            let next = if state.broken.is_some() || state.has_room() {
-                &shared.room
-            } else {
-                &shared.is_blocked
-            };
-            drop(state);
-            next.notify_one();
+        let id = state.next_id;
+        state.next_id += 1;
+        let may_send = state.pending.len() < self.0.core.max_in_flight;
+        if may_send && state.queued.is_empty() && state.has_room() {
+            state.send(id, queued, late.map(left).or(self.0.options.timeout()));
+            return Ok(id);
         }
-        sent.map(Sent::Request)
+        state.queued.insert(id, queued);
+        drop(state);
+        if may_send {
+            shared.is_blocked.notify_one();
+        }
+        Ok(id)
     }
 }
 
-/// A request that waits for room.
+/// A request that waits to be sent.
+#[derive(Debug)]
 struct QueuedRequest {
     answer: Waiting,
     request: StreamRequest,
-    /// Its deadline, if part of its time has passed.
-    late: Option<Instant>,
-    has_waited: bool,
+    deadline: Option<Instant>,
 }
 
-/// What was sent.
-enum Sent {
-    /// A request, with this id.
-    Request(u64),
-    /// There is no room for it.
-    Nothing(QueuedRequest),
-}
-
-/// Cancels a request whose caller leaves.
+/// Withdraws a request whose caller leaves, or cancels it if it was sent.
 struct CancelOnDrop<'a> {
     shared: &'a Shared,
     /// `None`: it is answered.
@@ -334,11 +303,23 @@ struct CancelOnDrop<'a> {
 
 impl Drop for CancelOnDrop<'_> {
     fn drop(&mut self) {
-        if let Some(id) = self.id {
-            self.shared.lock().cancel(id);
+        let Some(id) = self.id else {
+            return;
+        };
+        let mut state = self.shared.lock();
+        let withdrawn = state.queued.remove(&id);
+        if withdrawn.is_none() {
+            state.cancel(id);
+        }
+        drop(state);
+        if withdrawn.is_none() {
             self.shared.is_blocked.notify_one();
         }
     }
+}
+
+fn left(deadline: Instant) -> Duration {
+    deadline.saturating_duration_since(Instant::now())
 }
 
 /// Whole milliseconds, at least 1, since 0 means no deadline.
@@ -367,18 +348,29 @@ impl State {
         }
     }
 
-    fn send(&mut self, waiting: Waiting, request: StreamRequest, deadline_ms: u32) -> Result<u64, Error> {
-        if let Some(cause) = &self.broken {
-            return Err(Error::StreamBroken {
-                cause: Arc::clone(cause),
-            });
+    fn send(&mut self, id: u64, queued: QueuedRequest, left: Option<Duration>) {
+        match queued.request.frame(id, left.map_or(0, millis)) {
+            Ok(framed) => {
+                self.pending.insert(id, queued.answer);
+                self.send_now(framed, false);
+            }
+            Err(error) => drop(queued.answer.send(Err(error))),
         }
-        let id = self.next_id;
-        let framed = request.frame(id, deadline_ms)?;
-        self.next_id += 1;
-        self.pending.insert(id, waiting);
-        self.send_now(framed, false);
-        Ok(id)
+    }
+
+    /// Sends what is queued, in order, as long as it may be in flight and HTTP/2 has room. Returns whether HTTP/2 has none
+    /// for the next.
+    fn send_queued(&mut self, max_in_flight: usize) -> bool {
+        while self.pending.len() < max_in_flight && !self.queued.is_empty() {
+            if !self.has_room() {
+                return true;
+            }
+            if let Some((id, queued)) = self.queued.pop_first() {
+                let left = queued.deadline.map(left);
+                self.send(id, queued, left);
+            }
+        }
+        false
     }
 
     /// Cancels a request, unless it is answered.
@@ -417,25 +409,32 @@ impl Shared {
     }
 
     /// Begins to send.
-    fn open(&self, stream: SendStream<Bytes>) {
+    fn open(&self, stream: SendStream<Bytes>, max_in_flight: usize) {
         let mut state = self.lock();
         state.send_side = Some(stream);
+        let is_blocked = state.send_queued(max_in_flight);
         if state.has_ended {
             state.end();
         }
         drop(state);
-        self.room.notify_one();
+        if is_blocked {
+            self.is_blocked.notify_one();
+        }
     }
 
-    /// Sends cancels, and wakes requests that wait, as soon as HTTP/2 has room, until the stream takes no more.
-    async fn use_room(&self) {
+    /// Sends cancels and what is queued as soon as HTTP/2 has room, until the stream takes no more.
+    async fn use_room(&self, max_in_flight: usize) {
         loop {
             self.is_blocked.notified().await;
-            if !poll_fn(|context| self.lock().poll_room(context)).await {
-                return;
+            let mut is_blocked = true;
+            while is_blocked {
+                if !poll_fn(|context| self.lock().poll_room(context)).await {
+                    return;
+                }
+                let mut state = self.lock();
+                state.send_cancels();
+                is_blocked = state.send_queued(max_in_flight);
             }
-            self.lock().send_cancels();
-            self.room.notify_one();
         }
     }
 
@@ -447,18 +446,17 @@ impl Shared {
             return Err(Error::protocol("an answer without content"));
         }
         let mut state = self.lock();
-        let was_full = state.pending.len() >= max_in_flight;
         let Some(waiting) = state.pending.remove(&id) else {
             return Err(Error::protocol(format!(
                 "an answer to request {id}, which is not in flight"
             )));
         };
+        let is_blocked = state.send_queued(max_in_flight);
         drop(state);
         // The receiver is gone if the caller left.
         let _ = waiting.send(Ok(answer));
-        // If there was room, the only waiting requests are those that an earlier woken request will wake.
-        if was_full {
-            self.room.notify_one();
+        if is_blocked {
+            self.is_blocked.notify_one();
         }
         Ok(())
     }
@@ -467,11 +465,13 @@ impl Shared {
     fn fail(&self, cause: Error) {
         let mut state = self.lock();
         let cause = Arc::clone(state.broken.get_or_insert_with(|| Arc::new(cause)));
-        let pending = std::mem::take(&mut state.pending);
+        let (pending, queued) = (
+            std::mem::take(&mut state.pending),
+            std::mem::take(&mut state.queued),
+        );
         drop(state);
-        // Each one wakes the next.
-        self.room.notify_one();
-        for (_, waiting) in pending {
+        let queued = queued.into_values().map(|queued| queued.answer);
+        for waiting in pending.into_values().chain(queued) {
             let _ = waiting.send(Err(Error::StreamBroken {
                 cause: Arc::clone(&cause),
             }));
@@ -502,12 +502,12 @@ async fn serve(core: &Core, options: &CallOptions, shared: &Shared) -> Error {
         Ok(begun) => begun,
         Err(error) => return error,
     };
-    shared.open(stream);
+    shared.open(stream, core.max_in_flight);
     let mut answers = pin!(read_answers(core, response, shared));
     let ended = tokio::select! {
         biased;
         ended = &mut answers => ended,
-        () = shared.use_room() => answers.await,
+        () = shared.use_room(core.max_in_flight) => answers.await,
     };
     let is_due = ended.is_ok() && shared.lock().has_ended;
     let failure = ended.err().unwrap_or_else(|| Error::Transport {
