@@ -34,6 +34,7 @@ use copy_tasks::{CopyTask, SharedRead};
 use in_flight::{InFlight, Joinable, TrackedRead};
 use known::KnownDatasets;
 use reply::Reply;
+use run::Served;
 use stalled::Stalled;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -104,8 +105,8 @@ pub(crate) struct Shard<B: Backend> {
     copy_tasks: VecDeque<CopyTask>,
     /// Bytes copied since the thread's other tasks had their turn.
     copied: u64,
-    /// While several callers share a core: callers whose reads finished in this turn, and their bytes.
-    served: Vec<(u64, u64)>,
+    /// While several callers share a core: what this turn served.
+    served: Served,
     known: KnownDatasets,
     took: DeviceTimes,
 }
@@ -139,7 +140,7 @@ impl<B: Backend> Shard<B> {
             finished: Vec::with_capacity(depth as usize),
             copy_tasks: VecDeque::new(),
             copied: 0,
-            served: Vec::new(),
+            served: Served::default(),
             known: KnownDatasets::default(),
             took: DeviceTimes::default(),
         }
@@ -468,18 +469,13 @@ impl<B: Backend> Shard<B> {
 
     /// Delivers the result of a read to its batch.
     fn settle(&mut self, tracked: &TrackedRead, errno: Option<i32>, now: Instant) {
+        let is_shared = self.is_shared();
         let Some(active) = self.actives.get_mut(tracked.active).and_then(Option::as_mut) else {
             return;
         };
         active.outstanding -= 1;
-        if self.turn_copy_bytes == SHARED_TURN_COPY_BYTES
-            && let Some((caller, _)) = active.batch.origin
-        {
-            let bytes = u64::from(tracked.read.length);
-            match self.served.last_mut() {
-                Some((last, served)) if *last == caller => *served += bytes,
-                Some(_) | None => self.served.push((caller, bytes)),
-            }
+        if is_shared {
+            self.served.add(active.batch.origin, tracked.read.length.into());
         }
         if errno.is_some() && tracked.read.pieces > 1 {
             return self.split(tracked.active, &tracked.read);
@@ -534,6 +530,11 @@ impl<B: Backend> Shard<B> {
         } else {
             self.copy_tasks.push_back(CopyTask::Reply(Box::new(reply)));
         }
+    }
+
+    /// Whether several callers have reads.
+    fn is_shared(&self) -> bool {
+        self.turn_copy_bytes == SHARED_TURN_COPY_BYTES
     }
 
     fn is_idle(&self) -> bool {

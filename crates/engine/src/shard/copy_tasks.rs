@@ -35,7 +35,9 @@ impl<B: Backend> Shard<B> {
             match task {
                 CopyTask::Share(mut shared) => {
                     if let Some(joiner) = shared.joiners.next() {
+                        let (before, origin) = (self.copied, self.origin_of(joiner.active));
                         self.serve(&joiner, &shared.tracked, shared.errno, now);
+                        self.served.add(origin, self.copied - before);
                         self.copy_tasks.push_front(CopyTask::Share(shared));
                     } else {
                         self.settle(&shared.tracked, shared.errno, now);
@@ -44,6 +46,7 @@ impl<B: Backend> Shard<B> {
                 CopyTask::Reply(mut reply) => {
                     let (copied, ready) = reply.advance(self.turn_copy_bytes - self.copied);
                     self.copied += copied;
+                    self.served.add(reply.origin(), copied);
                     if ready {
                         reply.send(&self.metrics, now);
                     } else {
@@ -52,6 +55,10 @@ impl<B: Backend> Shard<B> {
                 }
             }
         }
+    }
+
+    fn origin_of(&self, key: usize) -> Option<(u64, u64)> {
+        self.actives.get(key)?.as_ref()?.batch.origin
     }
 
     /// Completes a joiner from the read that it joined, or queues it as a read of its own.

@@ -39,6 +39,11 @@ impl Reply {
         }
     }
 
+    /// Caller and connection.
+    pub(super) fn origin(&self) -> Option<(u64, u64)> {
+        self.batch.origin
+    }
+
     /// Does a part of the remaining work, copying at most `bytes`. Returns the bytes copied, and whether the
     /// reply can be sent.
     pub(super) fn advance(&mut self, bytes: u64) -> (u64, bool) {

@@ -1,6 +1,6 @@
 //! A shard as a future: what one turn on its thread does, in which order, and when other tasks get theirs.
 
-use super::{SHARED_TURN_COPY_BYTES, Shard};
+use super::Shard;
 use crate::backend::Backend;
 use crate::cores::{self, give_way};
 use std::future::Future;
@@ -9,28 +9,43 @@ use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+/// Callers, and bytes of their reads that finished or were copied.
+#[derive(Debug, Default)]
+pub(super) struct Served(Vec<(u64, u64)>);
+
+impl Served {
+    /// `origin`: caller and connection.
+    pub(super) fn add(&mut self, origin: Option<(u64, u64)>, bytes: u64) {
+        let Some((caller, _)) = origin else { return };
+        match self.0.last_mut() {
+            Some((last, served)) if *last == caller => *served += bytes,
+            Some(_) | None => self.0.push((caller, bytes)),
+        }
+    }
+}
+
 impl<B: Backend> Future for Shard<B> {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let shard = &mut *self;
-        let is_shared = shard.turn_copy_bytes == SHARED_TURN_COPY_BYTES && cores::current().is_some();
+        let is_shared = shard.is_shared() && cores::current().is_some();
         let begun = is_shared.then(Instant::now);
         let polled = shard.take_turn(cx);
         if let Some(begun) = begun {
             shard.charge(begun.elapsed());
         }
-        shard.served.clear();
+        shard.served.0.clear();
         polled
     }
 }
 
 impl<B: Backend> Shard<B> {
-    /// Charges the time of a turn to the callers whose reads finished in it, by bytes.
+    /// Charges the time of a turn to the callers that it served, by bytes.
     fn charge(&self, time: Duration) {
-        let bytes: u64 = self.served.iter().map(|(_, bytes)| bytes).sum();
+        let bytes: u64 = self.served.0.iter().map(|(_, bytes)| bytes).sum();
         let nanoseconds = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        for (caller, served) in &self.served {
+        for (caller, served) in &self.served.0 {
             // A turn is far below the 4 s at which its product with these bytes would overflow.
             let share = nanoseconds.saturating_mul(*served) / bytes.max(1);
             cores::charge(*caller, Duration::from_nanos(share));

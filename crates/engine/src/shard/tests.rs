@@ -1,6 +1,7 @@
 //! Tests that poll a shard by hand, on the simulation.
 
 mod hanging;
+mod joiners;
 
 use super::*;
 use crate::backend::residency::Residency;
