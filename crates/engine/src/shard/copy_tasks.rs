@@ -8,6 +8,9 @@ use crate::backend::Backend;
 use crate::planned_batch::Shortfall;
 use std::time::Instant;
 
+/// Bytes of a copy that cost as much as the rest of what is done for a joiner.
+const JOINER_BYTES: u64 = 512;
+
 /// See the module.
 pub(super) enum CopyTask {
     Share(Box<SharedRead>),
@@ -37,6 +40,7 @@ impl<B: Backend> Shard<B> {
                     if let Some(joiner) = shared.joiners.next() {
                         let (before, origin) = (self.copied, self.origin_of(joiner.active));
                         self.serve(&joiner, &shared.tracked, shared.errno, now);
+                        self.copied = self.copied.max(before + JOINER_BYTES);
                         self.served.add(origin, self.copied - before);
                         self.copy_tasks.push_front(CopyTask::Share(shared));
                     } else {

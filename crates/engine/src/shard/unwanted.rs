@@ -11,6 +11,9 @@ pub(super) const LOOKED_OVER_PER_BATCH: usize = 2;
 /// else happens.
 const LOOKED_OVER_PER_TEND: usize = 4096;
 
+/// Most joiners that each lets go: the next one begins with those that are left.
+const LET_GO_PER_TEND: usize = 4096;
+
 /// Reads in flight for less are not asked who joined them: most end soon.
 const JOINED_FOR: Duration = Duration::from_secs(1);
 
@@ -35,6 +38,9 @@ impl<B: Backend> Shard<B> {
         let mut left = Vec::new();
         for joiners in self.in_flight.joiners_since(before) {
             joiners.retain(|joiner| {
+                if left.len() == LET_GO_PER_TEND {
+                    return true;
+                }
                 let Some(active) = self.actives.get_mut(joiner.active).and_then(Option::as_mut) else {
                     return false;
                 };

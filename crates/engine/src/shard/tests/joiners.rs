@@ -24,3 +24,60 @@ fn a_joined_reads_copy_is_charged_to_who_joined() {
     });
     assert!(charges[1] > charges[2], "{charges:?}");
 }
+
+/// Makes `count` batches of one byte join the read in flight, which covers it.
+fn join(world: &mut World, count: usize) -> Vec<Reply> {
+    let mut answers = Vec::new();
+    while answers.len() < count {
+        answers.extend((0..200).map(|_| world.send(&[(5, 1)], |_| {})));
+        assert!(world.poll().is_pending());
+    }
+    assert_eq!(
+        world.metrics.queued.load(Ordering::Relaxed),
+        i64::try_from(answers.len()).expect("few")
+    );
+    answers
+}
+
+#[test]
+fn joiners_of_few_bytes_are_answered_in_several_turns() {
+    // Scenario: 10,000 batches of one byte have joined a read, which finishes. Expectation: no turn answers more than some
+    // thousands of them, and further turns all.
+    let mut world = World::new(1, 4096);
+    world.control.hold();
+    let _first = world.send(&[(0, 4096)], |_| {});
+    assert!(world.poll().is_pending());
+    let mut waiting = join(&mut world, 10_000);
+    world.control.release_all();
+    for turns in 0.. {
+        let before = waiting.len();
+        assert!(world.poll().is_pending());
+        waiting.retain_mut(|answer| answer.try_recv().is_err());
+        let answered = before - waiting.len();
+        assert!((1..4096).contains(&answered), "{answered} in turn {turns}");
+        if waiting.is_empty() {
+            break;
+        }
+    }
+    assert!(world.poll().is_pending());
+    assert!(world.shard.is_idle());
+}
+
+#[test]
+fn joiners_that_nobody_waits_for_are_let_go_in_several_turns() {
+    // Scenario: 10,000 batches have joined a read that does not finish, and their callers leave; the engine is tended again and
+    // again. Expectation: each time some thousands of them are let go, until none is left.
+    let mut world = World::new(1, 4096);
+    world.control.hold();
+    let _first = world.send(&[(0, 4096)], |_| {});
+    assert!(world.poll().is_pending());
+    drop(join(&mut world, 10_000));
+    let later = Instant::now() + Duration::from_secs(2);
+    let mut queued = 10_000;
+    while queued > 0 {
+        world.shard.tend(later);
+        let left = world.metrics.queued.load(Ordering::Relaxed);
+        assert!((1..=4096).contains(&(queued - left)), "{left} of {queued}");
+        queued = left;
+    }
+}
