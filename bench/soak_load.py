@@ -29,7 +29,7 @@ PROBLEMS = {"index-out-of-range": "OUT_OF_RANGE", "range-out-of-range": "OUT_OF_
             "overloaded": "RESOURCE_EXHAUSTED", "deadline-exceeded": "DEADLINE_EXCEEDED", "draining": "UNAVAILABLE",
             "out-of-files": "UNAVAILABLE", "revoked": "UNAVAILABLE", "engine-failed": "INTERNAL", "object-unreadable": "INTERNAL",
             "precondition-failed": "FAILED_PRECONDITION", "changing": "ABORTED", "unauthenticated": "UNAUTHENTICATED",
-            "forbidden": "PERMISSION_DENIED"}
+            "forbidden": "PERMISSION_DENIED", "unreadable": "UNAVAILABLE"}
 
 # `how`: blocks, vectors, ranges, objects, score, whole. `items`: indices, (offset, length), names. `condition`: None, or
 # (If-Match or If-None-Match, an ETag, the version that it belongs to).

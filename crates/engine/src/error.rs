@@ -236,6 +236,7 @@ impl ReadError {
             // The requested version does not exist.
             Self::ObjectNotFound { .. } | Self::VersionMismatch { .. } => "not_found",
             Self::ObjectUnreadable { .. } => "unreadable",
+            Self::Device { errno, .. } if is_temporary(*errno) => "unreadable",
             Self::Truncated { .. } => "truncated",
             Self::Device { .. } => "device_error",
             Self::Overloaded { .. } => "overloaded",
@@ -279,6 +280,12 @@ impl ReadError {
                 }
         )
     }
+}
+
+/// Whether an open or a read that failed with this errno may succeed when it is repeated: no memory or no thread for it, or it
+/// was interrupted again and again.
+pub fn is_temporary(errno: i32) -> bool {
+    matches!(errno, libc::EAGAIN | libc::ENOMEM | libc::EINTR | libc::ECANCELED)
 }
 
 /// An item of a batch that could not be read.

@@ -6,7 +6,7 @@
 
 use crate::fetch::FetchError;
 use ::http::StatusCode as Http;
-use ringfetch_engine::error::{ReadError, Resource};
+use ringfetch_engine::error::{ReadError, Resource, is_temporary};
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::time::Duration;
@@ -99,6 +99,7 @@ pub fn of_read(error: &ReadError) -> ErrorStatus {
             "precondition-failed",
         ),
         ReadError::Truncated { .. } => (Code::DataLoss, Http::INTERNAL_SERVER_ERROR, "truncated"),
+        ReadError::Device { errno, .. } if is_temporary(*errno) => return unreadable_for_now("unreadable"),
         ReadError::Device { .. } => (Code::DataLoss, Http::INTERNAL_SERVER_ERROR, "device-error"),
         ReadError::Overloaded { resource } => {
             return overloaded(match resource {
@@ -136,17 +137,19 @@ fn of_unreadable(errno: i32) -> ErrorStatus {
         ErrorStatus::new(Code::PermissionDenied, Http::FORBIDDEN, "object-unreadable")
     } else if errno == Errno::MFILE || errno == Errno::NFILE {
         // Other requests release descriptors when they finish.
-        ErrorStatus::new(Code::Unavailable, Http::SERVICE_UNAVAILABLE, "out-of-files").retry(RETRY_OVERLOADED)
-    } else if errno == Errno::AGAIN || errno == Errno::NOMEM {
-        // No thread or no memory to open it, for now.
-        ErrorStatus::new(Code::Unavailable, Http::SERVICE_UNAVAILABLE, "object-unreadable")
-            .retry(RETRY_OVERLOADED)
+        unreadable_for_now("out-of-files")
+    } else if is_temporary(errno.raw_os_error()) {
+        unreadable_for_now("object-unreadable")
     } else if is_of_device(errno) {
         // The same error as when the object was already open: opening looks up the name, and tries a direct read.
         ErrorStatus::new(Code::DataLoss, Http::INTERNAL_SERVER_ERROR, "device-error")
     } else {
         ErrorStatus::new(Code::Internal, Http::INTERNAL_SERVER_ERROR, "object-unreadable")
     }
+}
+
+fn unreadable_for_now(slug: &'static str) -> ErrorStatus {
+    ErrorStatus::new(Code::Unavailable, Http::SERVICE_UNAVAILABLE, slug).retry(RETRY_OVERLOADED)
 }
 
 /// Whether a device, the file system on it, or the server of a file system has failed.
@@ -418,7 +421,8 @@ mod tests {
     #[test]
     fn errno_decides_how_an_unreadable_object_is_answered() {
         // A missing permission is for the client to fix, a lack of descriptors, threads or memory is temporary, a
-        // failed device is the same error as for a read, and anything else is the server's fault.
+        // failed device is the same error as for a read, and anything else is the server's fault. A read that failed for
+        // want of memory, or was interrupted too often, may succeed later, and is no loss of data.
         let of = |errno: Errno| {
             of_read(&ReadError::ObjectUnreadable {
                 name: "o".into(),
@@ -432,13 +436,23 @@ mod tests {
             assert_eq!(of(errno).grpc, Code::Unavailable);
             assert!(of(errno).retry_after.is_some());
         }
-        let read = ReadError::Device {
-            errno: Errno::IO.raw_os_error(),
+        let read = |errno: Errno| ReadError::Device {
+            errno: errno.raw_os_error(),
             offset: 0,
             length: 1,
         };
         for errno in [Errno::IO, Errno::NODATA, Errno::UCLEAN, Errno::NOTCONN] {
-            assert_eq!(of(errno), of_read(&read), "{errno}");
+            assert_eq!(of(errno), of_read(&read(errno)), "{errno}");
+            assert_eq!(of(errno).grpc, Code::DataLoss);
+        }
+        for errno in [Errno::AGAIN, Errno::NOMEM, Errno::INTR, Errno::CANCELED] {
+            let answer = of_read(&read(errno));
+            assert_eq!(
+                (answer.grpc, answer.http),
+                (Code::Unavailable, Http::SERVICE_UNAVAILABLE)
+            );
+            assert_eq!(answer.retry_after, Some(RETRY_OVERLOADED));
+            assert_eq!(read(errno).label(), "unreadable");
         }
         assert_eq!(of(Errno::ISDIR).grpc, Code::Internal);
     }
