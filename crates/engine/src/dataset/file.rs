@@ -158,7 +158,11 @@ impl OpenFile {
 
     /// As [`OpenFile::open`]; also returns the reason if direct I/O was preferred and the file refuses it.
     pub(super) fn open_path(path: &Path, options: OpenOptions) -> Result<(Self, Option<String>), FileError> {
-        let descriptor = rustix::io::retry_on_intr(|| rustix::fs::open(path, OPEN_FLAGS, Mode::empty()))?;
+        let opened = rustix::io::retry_on_intr(|| rustix::fs::open(path, OPEN_FLAGS, Mode::empty()));
+        let descriptor = match opened {
+            Err(Errno::AGAIN) => open_leased(path)?,
+            opened => opened?,
+        };
         Self::from_descriptor(descriptor, options)
     }
 
@@ -210,7 +214,7 @@ impl OpenFile {
                 "it is nearly as long as files may be: a whole last sector would end beyond that".to_owned(),
             ));
         }
-        let descriptor = match reopen_direct(&*self.buffered) {
+        let descriptor = match reopen(&*self.buffered, OFlags::DIRECT) {
             Ok(descriptor) => descriptor,
             Err(errno) if direct::is_refusal(&errno.into()) => return Ok(Err(refusal(errno.into()))),
             Err(Errno::NOENT) if !Path::new(OWN_DESCRIPTORS).exists() => {
@@ -473,11 +477,30 @@ fn clear_nonblock(descriptor: &OwnedFd) -> Result<(), Errno> {
     rustix::fs::fcntl_setfl(descriptor, flags - OFlags::NONBLOCK)
 }
 
-/// Opens the file of a descriptor again, with O_DIRECT. By name it could be another file by now.
-fn reopen_direct(descriptor: impl AsFd) -> Result<OwnedFd, Errno> {
+/// Opens a regular file for which another program has a write lease (Samba, an NFS server's delegation): waits until that program
+/// has given it up, or the kernel has taken it (`fs.lease-break-time`).
+fn open_leased(path: &Path) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let found = rustix::io::retry_on_intr(|| rustix::fs::open(path, flags, Mode::empty()))?;
+    if FileType::from_raw_mode(rustix::fs::fstat(&found)?.st_mode) != FileType::RegularFile {
+        return Err(Errno::AGAIN);
+    }
+    tracing::info!(path = %path.display(), "waiting for the program that has a lease on this file");
+    // Without /proc it cannot be waited for.
+    reopen(&found, OFlags::empty()).map_err(|errno| {
+        if errno == Errno::NOENT {
+            Errno::AGAIN
+        } else {
+            errno
+        }
+    })
+}
+
+/// Opens the file of a descriptor again. By name it could be another file by now.
+fn reopen(descriptor: impl AsFd, further: OFlags) -> Result<OwnedFd, Errno> {
     let path = format!("{OWN_DESCRIPTORS}/{}", descriptor.as_fd().as_raw_fd());
     // Known to be a file or device to read, so that opening it needs no NONBLOCK.
-    let flags = OPEN_FLAGS.difference(OFlags::NONBLOCK) | OFlags::DIRECT;
+    let flags = OPEN_FLAGS.difference(OFlags::NONBLOCK) | further;
     rustix::io::retry_on_intr(|| rustix::fs::open(&path, flags, Mode::empty()))
 }
 

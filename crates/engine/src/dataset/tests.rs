@@ -391,3 +391,32 @@ fn the_last_clone_closes_it() {
     drop(clone);
     assert!(!weak.is_open());
 }
+
+#[test]
+fn a_file_with_a_write_lease_is_waited_for() {
+    // Scenario: another program has a write lease on the file (Samba, an NFS server's delegation), which it gives up once the
+    // kernel asks for that. Expectation: the dataset opens.
+    use std::os::fd::AsRawFd;
+    let dir = tempfile::tempdir().unwrap();
+    let path = file(&dir, "file", &[7; 4096]);
+    let holder = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open(&path)
+        .unwrap();
+    let descriptor = holder.as_raw_fd();
+    // SAFETY: plain numbers; the descriptor is open.
+    let lease = move |command: libc::c_int, argument: libc::c_int| unsafe {
+        libc::fcntl(descriptor, command, argument)
+    };
+    // The kernel asks by a signal; this one is ignored unless a program handles it.
+    const F_SETSIG: libc::c_int = 10;
+    assert_eq!(lease(F_SETSIG, libc::SIGURG), 0);
+    assert_eq!(lease(libc::F_SETLEASE, libc::F_WRLCK), 0);
+    let opening = std::thread::spawn(move || Dataset::open(&spec(&[&path], blocks(4096, REFUSE))));
+    while lease(libc::F_GETLEASE, 0) == libc::F_WRLCK && !opening.is_finished() {
+        std::thread::yield_now();
+    }
+    assert_eq!(lease(libc::F_SETLEASE, libc::F_UNLCK), 0);
+    assert_eq!(opening.join().unwrap().unwrap().length_bytes(), 4096);
+}
