@@ -13,6 +13,7 @@
 mod announce;
 mod announce_policy;
 
+use super::lengths::Lengths;
 use super::map::Mapping;
 use super::pread::pread_attempt;
 use super::{Attempt, Backend, Completion, ReadSource};
@@ -21,7 +22,7 @@ use crate::shard::TURN_COPY_BYTES;
 use announce::Announcer;
 use announce_policy::AnnouncePolicy;
 pub(super) use announce_policy::major_faults;
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
@@ -50,7 +51,7 @@ pub(crate) struct MmapBackend {
     copied: u64,
     copies_max: u64,
     /// Each file's length after this turn's copies; kept between turns for its memory only.
-    lengths: HashMap<u64, Result<u64, i32>>,
+    lengths: Lengths,
 }
 
 /// An attempt that was made and not yet reported.
@@ -82,7 +83,7 @@ impl MmapBackend {
             made: Vec::new(),
             copied: 0,
             copies_max: TURN_COPY_BYTES,
-            lengths: HashMap::new(),
+            lengths: Lengths::default(),
         }
     }
 }
@@ -176,23 +177,12 @@ impl Backend for MmapBackend {
             // No attempt waits, so nothing will have to wake the task.
             return Poll::Pending;
         }
-        self.lengths.clear();
+        self.lengths.forget();
         let lengths = &mut self.lengths;
-        // Most reads are of the same file as the one before.
-        let mut last = None;
         finished.extend(self.made.drain(..).map(|FinishedCopy { slot, outcome }| {
             let result = match outcome {
                 CopyOutcome::Read(result) => result,
-                CopyOutcome::Copied { file, offset, length } => {
-                    let (_, end) = match last {
-                        Some(known @ (id, _)) if id == file.id => known,
-                        Some(_) | None => {
-                            let end = *lengths.entry(file.id).or_insert_with(|| file.known_length());
-                            *last.insert((file.id, end))
-                        }
-                    };
-                    bytes_before(end, offset, length)
-                }
+                CopyOutcome::Copied { file, offset, length } => lengths.kept(&file, offset, length),
             };
             Completion { slot, result }
         }));

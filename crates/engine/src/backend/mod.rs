@@ -121,6 +121,7 @@ pub(crate) trait Backend {
 
 pub(crate) mod auto;
 mod handoff;
+mod lengths;
 pub(crate) mod map;
 pub(crate) mod mmap;
 pub(crate) mod pread;

@@ -8,8 +8,11 @@
 //! completion (TRAPS 10).
 
 mod registered;
+#[cfg(test)]
+mod tests;
 
 use self::registered::{FileTable, Registered, register};
+use super::lengths::Lengths;
 use super::ready::Ready;
 use super::{Attempt, Backend, Completion, ReadSource};
 use crate::dataset::OpenFile;
@@ -228,14 +231,29 @@ struct ResultTransform {
     is_direct: bool,
 }
 
+/// A read that has ended.
+enum Ended {
+    Result(Result<u32, i32>),
+    /// Of these bytes only those before the end of the file count.
+    Unchecked {
+        file: Arc<OpenFile>,
+        offset: u64,
+        bytes: u32,
+    },
+}
+
 impl OneshotOutputTransform for ResultTransform {
-    type Output = Result<u32, i32>;
+    type Output = Ended;
     type StoredData = Arc<OpenFile>;
 
     fn transform_oneshot_output(self, file: Arc<OpenFile>, completion: cqueue::Entry) -> Self::Output {
+        let Self { offset, is_direct } = self;
         let result = completion.result();
-        let bytes = u32::try_from(result).map_err(|_| result.saturating_neg())?;
-        file.kept(self.offset, bytes, self.is_direct)
+        match u32::try_from(result) {
+            Err(_) => Ended::Result(Err(result.saturating_neg())),
+            Ok(bytes) if file.keeps_all(is_direct) => Ended::Result(Ok(bytes)),
+            Ok(bytes) => Ended::Unchecked { file, offset, bytes },
+        }
     }
 }
 
@@ -257,6 +275,9 @@ pub(crate) struct UringBackend {
     files: FileTable,
     /// Completions found while their read was being started.
     early: Vec<Completion>,
+    /// Slots of reads that have ended, and which of their bytes belong to the file is to be checked.
+    unchecked: Vec<(u32, Arc<OpenFile>, u64, u32)>,
+    lengths: Lengths,
 }
 
 impl UringBackend {
@@ -283,6 +304,8 @@ impl UringBackend {
             registered: None,
             files: FileTable::default(),
             early: Vec::new(),
+            unchecked: Vec::new(),
+            lengths: Lengths::default(),
         };
         backend.cap_workers(0);
         backend
@@ -325,18 +348,33 @@ impl UringBackend {
         )
     }
 
-    /// Polls one operation; stores its waker if it is pending.
+    /// Polls one operation; stores its waker if it is pending. A read that has ended may be added to `unchecked` instead.
     fn poll_slot(&mut self, slot: u32) -> Option<Completion> {
         let operation = self.operations.get_mut(slot as usize)?;
         let waker = self.wakers.get(slot as usize)?;
         let polled = Pin::new(operation.as_mut()?).poll(&mut Context::from_waker(waker));
         match polled {
             Poll::Pending => None,
-            Poll::Ready(result) => {
+            Poll::Ready(ended) => {
                 *operation = None;
                 self.in_flight = self.in_flight.saturating_sub(1);
-                Some(Completion { slot, result })
+                match ended {
+                    Ended::Result(result) => Some(Completion { slot, result }),
+                    Ended::Unchecked { file, offset, bytes } => {
+                        self.unchecked.push((slot, file, offset, bytes));
+                        None
+                    }
+                }
             }
+        }
+    }
+
+    /// Completes the reads that have ended by now, with one query for each file.
+    fn check_lengths(&mut self, finished: &mut Vec<Completion>) {
+        self.lengths.forget();
+        for (slot, file, offset, bytes) in self.unchecked.drain(..) {
+            let result = self.lengths.kept(&file, offset, bytes);
+            finished.push(Completion { slot, result });
         }
     }
 }
@@ -421,8 +459,9 @@ impl Backend for UringBackend {
         }
         // It cannot have finished, since nothing was submitted: the first poll only stores the waker. But a
         // full submission queue may have been flushed; then mark it as the waker would have.
-        if let Some(finished) = self.poll_slot(slot) {
-            self.early.push(finished);
+        let finished = self.poll_slot(slot);
+        self.early.extend(finished);
+        if !(self.early.is_empty() && self.unchecked.is_empty()) {
             self.ready.mark();
         }
         ReadSource::Device
@@ -487,104 +526,13 @@ impl Backend for UringBackend {
                 finished.extend(self.poll_slot(slot));
             }
         }
+        if !self.unchecked.is_empty() {
+            self.check_lengths(finished);
+        }
         if finished.len() > before {
             Poll::Ready(())
         } else {
             Poll::Pending
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::backend::residency::Residency;
-    use crate::buffer::Arena;
-    use crate::config::DirectIo;
-
-    /// Three backends on one ring, one after the other: each can register the memory and files, since the one
-    /// before unregistered both.
-    #[test]
-    #[ignore = "needs io_uring"]
-    fn a_backend_leaves_its_ring_as_it_found_it() {
-        let named = tempfile::NamedTempFile::new().expect("a file");
-        let file = Arc::new(OpenFile::open(named.path(), DirectIo::Off).expect("open"));
-        let arena = Arena::new(1 << 20, 1).expect("memory");
-        let runtime = RingRuntime::new(8).expect("a ring");
-        for _ in 0..3 {
-            let mut backend = runtime.handle().backend(8);
-            let (base, bytes) = arena.region();
-            backend.register_memory(base, bytes).expect("registered memory");
-            backend.introduce(std::slice::from_ref(&file));
-            assert!(backend.files.place(&file, false).is_some());
-        }
-    }
-
-    /// A lone read in flight is left in the queue for the thread to submit when it parks. A thread that never
-    /// parks, because a task keeps yielding, submits it too.
-    #[test]
-    #[ignore = "needs io_uring"]
-    fn a_read_that_was_left_is_made_on_a_thread_that_does_not_park() {
-        const TURNS_MAX: u32 = 10_000_000;
-        let named = tempfile::NamedTempFile::new().expect("a file");
-        std::fs::write(named.path(), [7; 4096]).expect("data");
-        let file = Arc::new(OpenFile::open(named.path(), DirectIo::Off).expect("open"));
-        let runtime = RingRuntime::new(8).expect("a ring");
-        let mut bytes = vec![0_u8; 4096];
-        let mut backend = runtime.handle().backend(8);
-        let mut finished = Vec::new();
-        runtime.block_on(async {
-            backend.start(Attempt {
-                slot: 0,
-                file,
-                direct: false,
-                may_copy: false,
-                residency: Residency::Ask,
-                offset: 0,
-                destination: bytes.as_mut_ptr(),
-                length: 4096,
-            });
-            assert_eq!(backend.flush(), 1);
-            let (_, parked) = LEFT.get().expect("it is left");
-            let mut turns = 0;
-            std::future::poll_fn(|cx| {
-                turns += 1;
-                assert!(turns < TURNS_MAX, "it is not submitted");
-                crate::cores::give_way(cx);
-                backend.poll_completions(cx, &mut finished)
-            })
-            .await;
-            assert_eq!(parks(), Some(parked), "the thread parked");
-        });
-        assert_eq!(finished.len(), 1);
-        assert_eq!(finished[0].result, Ok(4096));
-        assert!(bytes.iter().all(|byte| *byte == 7));
-    }
-
-    /// Sixteen threads create and drop rings at the same time. Each finds its own descriptor, however numbers
-    /// are reused: an operation in its queue is submitted through it.
-    #[test]
-    #[ignore = "needs io_uring"]
-    fn every_runtime_finds_its_own_ring() {
-        let threads: Vec<_> = (0..16)
-            .map(|_| {
-                std::thread::spawn(|| {
-                    for _ in 0..20 {
-                        let runtime = RingRuntime::new(8).expect("a ring");
-                        let ring = runtime.ring.expect("its descriptor");
-                        runtime.block_on(async {
-                            let operation =
-                                UnsubmittedOneshot::new((), NopTransform, opcode::Nop::new().build());
-                            let operation = operation.submit();
-                            assert_eq!(enter(ring, 1), 1, "another ring's descriptor");
-                            operation.await;
-                        });
-                    }
-                })
-            })
-            .collect();
-        threads
-            .into_iter()
-            .for_each(|thread| thread.join().expect("no panic"));
     }
 }

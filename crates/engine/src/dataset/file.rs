@@ -351,10 +351,15 @@ impl OpenFile {
     /// # Errors
     /// errno of statx.
     pub(crate) fn kept(&self, offset: u64, bytes: u32, is_direct: bool) -> Result<u32, i32> {
-        if self.is_block_device || (is_direct && self.direct_excludes_truncation) {
+        if self.keeps_all(is_direct) {
             return Ok(bytes);
         }
         bytes_before(self.known_length(), offset, bytes)
+    }
+
+    /// Whether all bytes that a read returned belong to the file: see [`Self::kept`].
+    pub(crate) fn keeps_all(&self, is_direct: bool) -> bool {
+        self.is_block_device || (is_direct && self.direct_excludes_truncation)
     }
 
     /// Whether the file ends at `offset` or before. `waits`: query the server or FUSE daemon, which might

@@ -1,0 +1,129 @@
+//! Tests of one ring, made by hand.
+
+use super::*;
+use crate::backend::residency::Residency;
+use crate::buffer::Arena;
+use crate::config::DirectIo;
+
+/// Three backends on one ring, one after the other: each can register the memory and files, since the one
+/// before unregistered both.
+#[test]
+#[ignore = "needs io_uring"]
+fn a_backend_leaves_its_ring_as_it_found_it() {
+    let named = tempfile::NamedTempFile::new().expect("a file");
+    let file = Arc::new(OpenFile::open(named.path(), DirectIo::Off).expect("open"));
+    let arena = Arena::new(1 << 20, 1).expect("memory");
+    let runtime = RingRuntime::new(8).expect("a ring");
+    for _ in 0..3 {
+        let mut backend = runtime.handle().backend(8);
+        let (base, bytes) = arena.region();
+        backend.register_memory(base, bytes).expect("registered memory");
+        backend.introduce(std::slice::from_ref(&file));
+        assert!(backend.files.place(&file, false).is_some());
+    }
+}
+
+/// Scenario: 64 reads through the page cache of a file that is truncated while they are in flight. Expectation: each returns no
+/// more than the file has.
+#[test]
+#[ignore = "needs io_uring"]
+fn reads_that_end_together_are_held_against_the_files_length() {
+    let named = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(named.path(), [7; 64 << 10]).expect("data");
+    let file = Arc::new(OpenFile::open(named.path(), DirectIo::Off).expect("open"));
+    let runtime = RingRuntime::new(64).expect("a ring");
+    let mut bytes = vec![0_u8; 64 << 10];
+    let mut backend = runtime.handle().backend(64);
+    let mut finished = Vec::new();
+    runtime.block_on(async {
+        for slot in 0..64_u32 {
+            let from = slot << 10;
+            backend.start(Attempt {
+                slot,
+                file: Arc::clone(&file),
+                direct: false,
+                may_copy: false,
+                residency: Residency::Ask,
+                offset: from.into(),
+                destination: bytes.as_mut_ptr().wrapping_add(from as usize),
+                length: 1 << 10,
+            });
+        }
+        backend.flush();
+        named.as_file().set_len((32 << 10) + 100).expect("cut");
+        while finished.len() < 64 {
+            std::future::poll_fn(|cx| backend.poll_completions(cx, &mut finished)).await;
+        }
+    });
+    for Completion { slot, result } in finished {
+        let left = ((32 << 10) + 100_u32).saturating_sub(slot << 10);
+        assert_eq!(result, Ok(left.min(1 << 10)), "{slot}");
+    }
+}
+
+/// A lone read in flight is left in the queue for the thread to submit when it parks. A thread that never
+/// parks, because a task keeps yielding, submits it too.
+#[test]
+#[ignore = "needs io_uring"]
+fn a_read_that_was_left_is_made_on_a_thread_that_does_not_park() {
+    const TURNS_MAX: u32 = 10_000_000;
+    let named = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(named.path(), [7; 4096]).expect("data");
+    let file = Arc::new(OpenFile::open(named.path(), DirectIo::Off).expect("open"));
+    let runtime = RingRuntime::new(8).expect("a ring");
+    let mut bytes = vec![0_u8; 4096];
+    let mut backend = runtime.handle().backend(8);
+    let mut finished = Vec::new();
+    runtime.block_on(async {
+        backend.start(Attempt {
+            slot: 0,
+            file,
+            direct: false,
+            may_copy: false,
+            residency: Residency::Ask,
+            offset: 0,
+            destination: bytes.as_mut_ptr(),
+            length: 4096,
+        });
+        assert_eq!(backend.flush(), 1);
+        let (_, parked) = LEFT.get().expect("it is left");
+        let mut turns = 0;
+        std::future::poll_fn(|cx| {
+            turns += 1;
+            assert!(turns < TURNS_MAX, "it is not submitted");
+            crate::cores::give_way(cx);
+            backend.poll_completions(cx, &mut finished)
+        })
+        .await;
+        assert_eq!(parks(), Some(parked), "the thread parked");
+    });
+    assert_eq!(finished.len(), 1);
+    assert_eq!(finished[0].result, Ok(4096));
+    assert!(bytes.iter().all(|byte| *byte == 7));
+}
+
+/// Sixteen threads create and drop rings at the same time. Each finds its own descriptor, however numbers
+/// are reused: an operation in its queue is submitted through it.
+#[test]
+#[ignore = "needs io_uring"]
+fn every_runtime_finds_its_own_ring() {
+    let threads: Vec<_> = (0..16)
+        .map(|_| {
+            std::thread::spawn(|| {
+                for _ in 0..20 {
+                    let runtime = RingRuntime::new(8).expect("a ring");
+                    let ring = runtime.ring.expect("its descriptor");
+                    runtime.block_on(async {
+                        let operation = UnsubmittedOneshot::new((), NopTransform, opcode::Nop::new().build());
+                        let operation = operation.submit();
+                        assert_eq!(enter(ring, 1), 1, "another ring's descriptor");
+                        operation.await;
+                    });
+                }
+            })
+        })
+        .collect();
+    threads
+        .into_iter()
+        .for_each(|thread| thread.join().expect("no panic"));
+}
