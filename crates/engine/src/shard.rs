@@ -23,6 +23,7 @@ mod turns;
 mod unwanted;
 
 pub(crate) use inbox::{Control, Inbox, Mailbox, SendError, inbox};
+pub(crate) use turns::NumberHasher;
 
 use crate::backend::{Attempt, Backend, Completion, ReadSource};
 use crate::metrics::{DeviceTimes, ShardMetrics};

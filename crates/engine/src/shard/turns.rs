@@ -347,7 +347,7 @@ impl<Q: Queue> Queue for Circle<Q> {
 /// We assign these keys, so they need no protection against collisions: one multiplication (Fibonacci
 /// hashing, Knuth, TAOCP 6.4) spreads them.
 #[derive(Debug, Default)]
-struct NumberHasher(u64);
+pub(crate) struct NumberHasher(u64);
 
 impl Hasher for NumberHasher {
     fn finish(&self) -> u64 {

@@ -1,7 +1,10 @@
 //! What is registered with a ring: the response memory, and files of address spaces.
 
 use crate::dataset::OpenFile;
+use crate::shard::NumberHasher;
 use io_uring::types;
+use std::collections::HashMap;
+use std::hash::BuildHasherDefault;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 
@@ -65,20 +68,29 @@ pub(super) struct FileTable {
     is_made: bool,
     /// Whether the table could not be created, or an update failed.
     is_broken: bool,
-    /// (file, direct) at each index; `None`: free.
-    places: Vec<Option<(u64, bool)>>,
+    /// Indices by [`key`], and those that are free again.
+    places: HashMap<u64, u32, BuildHasherDefault<NumberHasher>>,
+    free: Vec<u32>,
+    /// What was found last, with its key: most reads are of one file.
+    last: Option<(u64, u32)>,
 }
 
 /// Entries of the table. Further files are read by descriptor.
 const FILE_PLACES: u32 = 256;
 
+/// One of the two ways to read a file. Files are numbered from 1.
+fn key(file: u64, direct: bool) -> u64 {
+    file << 1 | u64::from(direct)
+}
+
 impl FileTable {
-    pub(super) fn place(&self, file: &OpenFile, direct: bool) -> Option<types::Fixed> {
-        let place = self
-            .places
-            .iter()
-            .position(|known| *known == Some((file.id, direct)))?;
-        u32::try_from(place).ok().map(types::Fixed)
+    pub(super) fn place(&mut self, file: &OpenFile, direct: bool) -> Option<types::Fixed> {
+        let key = key(file.id, direct);
+        let (_, place) = match self.last {
+            Some(last @ (found, _)) if found == key => last,
+            Some(_) | None => *self.last.insert((key, *self.places.get(&key)?)),
+        };
+        Some(types::Fixed(place))
     }
 
     pub(super) fn add(&mut self, ring: RawFd, file: &OpenFile) {
@@ -87,34 +99,31 @@ impl FileTable {
             .into_iter()
             .filter_map(|(fd, direct)| Some((fd?, direct)))
         {
-            if self.is_broken || self.place(file, direct).is_some() {
+            let key = key(file.id, direct);
+            if self.is_broken || self.places.contains_key(&key) {
                 continue;
             }
-            let free = self.places.iter().position(Option::is_none);
-            let free = free.unwrap_or(self.places.len());
-            if free >= FILE_PLACES as usize {
+            let used = u32::try_from(self.places.len()).unwrap_or(FILE_PLACES);
+            let Some(place) = self.free.pop().or((used < FILE_PLACES).then_some(used)) else {
                 continue;
-            }
-            self.is_broken = self.store(ring, free, descriptor.as_raw_fd()).is_err();
+            };
+            self.is_broken = self.store(ring, place, descriptor.as_raw_fd()).is_err();
             if !self.is_broken {
-                match self.places.get_mut(free) {
-                    Some(place) => *place = Some((file.id, direct)),
-                    None => self.places.push(Some((file.id, direct))),
-                }
+                self.places.insert(key, place);
             }
         }
     }
 
     /// Removes the entries of a file, so that the ring no longer holds it open.
     pub(super) fn remove(&mut self, ring: RawFd, file: u64) {
-        for index in 0..self.places.len() {
-            let here = self.places.get(index).copied().flatten();
+        self.last = None;
+        for key in [true, false].map(|direct| key(file, direct)) {
             // An entry that cannot be cleared is kept: it still names the file that it holds.
-            if here.is_some_and(|(id, _)| id == file)
-                && self.store(ring, index, -1).is_ok()
-                && let Some(place) = self.places.get_mut(index)
+            if let Some(place) = self.places.get(&key).copied()
+                && self.store(ring, place, -1).is_ok()
             {
-                *place = None;
+                self.places.remove(&key);
+                self.free.push(place);
             }
         }
     }
@@ -129,7 +138,7 @@ impl FileTable {
     }
 
     /// Sets an entry to a descriptor; -1 clears it.
-    fn store(&mut self, ring: RawFd, place: usize, descriptor: RawFd) -> io::Result<()> {
+    fn store(&mut self, ring: RawFd, place: u32, descriptor: RawFd) -> io::Result<()> {
         const IORING_REGISTER_FILES: libc::c_uint = 2;
         const IORING_REGISTER_FILES_UPDATE: libc::c_uint = 6;
         if !self.is_made {
@@ -139,7 +148,7 @@ impl FileTable {
         }
         let descriptors = [descriptor];
         let update = FilesUpdate {
-            offset: u32::try_from(place).unwrap_or(u32::MAX),
+            offset: place,
             resv: 0,
             descriptors: descriptors.as_ptr() as u64,
         };

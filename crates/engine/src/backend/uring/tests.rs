@@ -127,3 +127,35 @@ fn every_runtime_finds_its_own_ring() {
         .into_iter()
         .for_each(|thread| thread.join().expect("no panic"));
 }
+
+/// Scenario: 300 files, more than the table has entries, are added; one is removed, and another added. Expectation: the first 256
+/// have an entry each, the other one gets what has become free, and the rest has none.
+#[test]
+#[ignore = "needs io_uring"]
+fn each_file_has_its_own_entry_in_the_table() {
+    let named = tempfile::NamedTempFile::new().expect("a file");
+    let open = || Arc::new(OpenFile::open(named.path(), DirectIo::Off).expect("open"));
+    let mut files: Vec<_> = (0..300).map(|_| open()).collect();
+    let runtime = RingRuntime::new(8).expect("a ring");
+    let mut backend = runtime.handle().backend(8);
+    backend.introduce(&files);
+    let places = |backend: &mut UringBackend, files: &[Arc<OpenFile>]| -> Vec<Option<u32>> {
+        let place = |file: &Arc<OpenFile>| backend.files.place(file, false).map(|place| place.0);
+        files.iter().map(place).collect()
+    };
+    let mut expected: Vec<Option<u32>> = (0..300)
+        .map(|place| Some(place).filter(|place| *place < 256))
+        .collect();
+    assert_eq!(places(&mut backend, &files), expected);
+    assert_eq!(
+        backend.files.place(&files[3], false).map(|place| place.0),
+        Some(3)
+    );
+    backend.forget(&[files[3].id]);
+    expected[3] = None;
+    assert_eq!(places(&mut backend, &files[3..4]), [None]);
+    files.push(open());
+    backend.introduce(&files[300..]);
+    expected.push(Some(3));
+    assert_eq!(places(&mut backend, &files), expected);
+}
