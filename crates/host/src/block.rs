@@ -208,9 +208,10 @@ fn read(view: &View, directory: &Path, level: u32) -> Option<Device> {
         layer,
         rotational: view.number(queue.join("rotational")) == Some(1_u8),
         scheduler: view.text(queue.join("scheduler")),
+        // Before Linux 6.5 devices without a hardware queue (device-mapper, md, NVMe multipath) show 128 all the same.
         own_tags: view
             .number(queue.join("nr_requests"))
-            .filter(|tags| *tags > 0)
+            .filter(|tags| *tags > 0 && !queues.is_empty())
             .map(tags),
         hardware_queues: u32::try_from(queues.len()).unwrap_or(u32::MAX).max(1),
         logical_block_bytes: view.number(queue.join("logical_block_size")).unwrap_or(512),
@@ -257,8 +258,9 @@ mod tests {
 
     #[test]
     fn a_stacked_device_has_the_tags_beneath() {
-        // Scenario: LVM on dm-crypt on a partition; a mirror of two disks; no block device. Expectation: the disk's tags, the
-        // fewest of the two; their own names and queues; the disk's number.
+        // Scenario: LVM on dm-crypt on a partition; a mirror of two disks; all but the disks show the 128 requests of kernels
+        // before 6.5; NVMe multipath, whose paths it does not show; no block device. Expectation: the disk's tags, the fewest
+        // of the two; their own names and queues; none known; the disk's number.
         let tree = storage();
         let upper = at(&tree, 252, 1);
         assert_eq!(
@@ -270,6 +272,15 @@ mod tests {
             (None, 3, 1)
         );
         assert_eq!(at(&tree, 9, 0).queue_tags(), tags(64, None));
+        tree.write(
+            "sys/devices/virtual/nvme-subsystem/nvme1n1/queue/nr_requests",
+            "128\n",
+        );
+        tree.link(
+            "sys/devices/virtual/nvme-subsystem/nvme1n1",
+            "sys/dev/block/259:9",
+        );
+        assert_eq!(at(&tree, 259, 9).queue_tags(), None);
         let disk = |major, minor| disk_number(&tree.view(), rustix::fs::makedev(major, minor));
         let nvme = rustix::fs::makedev(259, 0);
         assert_eq!(

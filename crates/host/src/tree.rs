@@ -100,6 +100,8 @@ pub fn storage() -> Tree {
             ],
         );
         tree.write(&format!("sys/devices/{device}/dev"), &format!("{number}\n"));
+        tree.write(&format!("sys/devices/{device}/mq/0/cpu_list"), "0, 1\n");
+        tree.write(&format!("sys/devices/{device}/device/scsi_level"), "6\n");
         let slave = format!("sys/devices/virtual/block/md0/slaves/{name}");
         tree.link(&format!("sys/devices/{device}"), &slave);
     }
@@ -107,11 +109,15 @@ pub fn storage() -> Tree {
         "virtual/block/md0",
         &[
             ("rotational", "1\n"),
+            ("nr_requests", "128\n"),
             ("read_ahead_kb", "8192\n"),
             ("max_sectors_kb", "512\n"),
             ("max_hw_sectors_kb", "32767\n"),
         ],
     );
+    for name in ["dm-0", "dm-1"] {
+        queue(&format!("virtual/block/{name}"), &[("nr_requests", "128\n")]);
+    }
     let stacked = [
         ("md0", "9:0", "md/level", "raid1\n"),
         ("dm-0", "252:0", "dm/uuid", "CRYPT-LUKS2-0123456789abcdef-data\n"),
