@@ -74,6 +74,7 @@ pub fn storage() -> Tree {
     tree.write(&format!("sys/devices/{nvme}/mq/0/cpu_list"), "0\n");
     tree.write(&format!("sys/devices/{nvme}/mq/1/cpu_list"), "1\n");
     tree.write(&format!("sys/devices/{nvme}/dev"), "259:0\n");
+    tree.link(&format!("sys/devices/{nvme}"), "sys/dev/block/259:0");
     for (minor, name) in [(1, "nvme0n1p1"), (2, "nvme0n1p2")] {
         tree.write(
             &format!("sys/devices/{nvme}/{name}/partition"),

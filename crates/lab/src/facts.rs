@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, AsRawFd as _};
 
 /// `TMPFS_MAGIC` and `RAMFS_MAGIC` of linux/magic.h.
 const MEMORY_FILE_SYSTEMS: [u64; 2] = [0x0102_1994, 0x8584_58f6];
-/// Of /proc/diskstats (Documentation/admin-guide/iostats.rst).
+/// Of a device's `stat` in /sys (Documentation/block/stat.rst).
 const SECTOR_BYTES: u64 = 512;
 
 /// Where a file is stored.
@@ -74,7 +74,7 @@ impl Place {
         let (name, queues, block) = (&device.name, device.hardware_queues, device.logical_block_bytes);
         let shown =
             format!("{name}, {kind}, {tags} tags on {queues} hardware queues, blocks of {block} bytes");
-        vec![
+        let mut lines = vec![
             file_system,
             pair("device", shown),
             pair(
@@ -83,19 +83,44 @@ impl Place {
             ),
             pair("queue/io_poll", u8::from(device.poll_queues)),
             pair("read-ahead", format!("{} KiB", number(device.read_ahead_kib))),
-        ]
+        ];
+        let uncounted = bytes_read(&View::real(), device).err();
+        lines.extend(uncounted.map(|why| pair("its reads", why)));
+        lines
     }
 
     /// Counters of reads from the device. `None`: not counted.
     pub(crate) fn counted(&self) -> Option<Counted> {
-        let name = &self.device.as_ref()?.name;
-        let mut disks = procfs::diskstats().ok()?.into_iter();
-        let disk = disks.find(|disk| disk.name == *name)?;
         let own = Process::myself().and_then(|process| process.io());
         Some(Counted {
-            device_bytes: disk.sectors_read.checked_mul(SECTOR_BYTES)?,
+            device_bytes: bytes_read(&View::real(), self.device.as_ref()?).ok()?,
             own_bytes: own.ok().map(|io| io.read_bytes),
         })
+    }
+}
+
+/// Bytes that a device has read since it exists, or why the kernel does not count them.
+fn bytes_read(view: &View, device: &Device) -> Result<u64, String> {
+    let (name, directory) = (&device.name, format!("sys/dev/block/{}", device.number));
+    if view.number(format!("{directory}/queue/iostats")) == Some(0_u8) {
+        return Err(format!(
+            "not counted, since queue/iostats is 0: `echo 1 >/sys/block/{name}/queue/iostats`"
+        ));
+    }
+    let counters = view.text(format!("{directory}/stat")).unwrap_or_default();
+    let sectors: Option<u64> = counters
+        .split_whitespace()
+        .nth(2)
+        .and_then(|read| read.parse().ok());
+    match sectors {
+        // A file system has read its own blocks, and a partition table is looked for.
+        Some(0) => Err(
+            "not counted, since its counter stays at 0, as with NVMe multipath on older kernels, \
+             which newer ones count"
+                .to_owned(),
+        ),
+        Some(sectors) => Ok(sectors.saturating_mul(SECTOR_BYTES)),
+        None => Err("not counted by the kernel".to_owned()),
     }
 }
 
@@ -189,6 +214,34 @@ pub(crate) fn kernel() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ringfetch_host::tree::storage;
+
+    #[test]
+    fn a_device_whose_reads_are_not_counted_says_why() {
+        // Scenario: a disk that has read 8 sectors; NVMe multipath, whose counter stays at 0; no counter; counting is
+        // off, with a counter of earlier reads. Expected: the bytes; then why not, with the remedy.
+        let tree = storage();
+        let (device, _) = Device::numbered(&tree.view(), rustix::fs::makedev(259, 0)).unwrap();
+        let stat = |text| tree.write("sys/dev/block/259:0/stat", text);
+        let read = || bytes_read(&tree.view(), &device);
+        assert_eq!(read(), Err("not counted by the kernel".to_owned()));
+        stat(
+            "       1        0        8        3        0        0        0        0        0        3        3\n",
+        );
+        assert_eq!(read(), Ok(4096));
+        stat("0 0 0 0 0 0 0 0 0 0 0\n");
+        let why = read().unwrap_err();
+        assert!(
+            why.starts_with("not counted") && why.contains("multipath"),
+            "{why}"
+        );
+        stat("1 0 8 3 0 0 0 0 0 3 3\n");
+        tree.write("sys/dev/block/259:0/queue/iostats", "0\n");
+        let why = read().unwrap_err();
+        assert!(why.contains("echo 1 >/sys/block/nvme0n1/queue/iostats"), "{why}");
+        tree.write("sys/dev/block/259:0/queue/iostats", "1\n");
+        assert_eq!(read(), Ok(4096));
+    }
 
     #[test]
     fn the_devices_counters_are_read_and_cut_by_our_own() {
