@@ -11,7 +11,7 @@ use ringfetch_engine::config::{BackendKind, EngineConfig};
 
 /// The knee is the smallest setting that reaches this share of the best.
 const KNEE_SHARE: f64 = 0.95;
-/// Fewest reads submitted at once: enough to keep two mmap threads in announced batches.
+/// Fewest reads submitted at once.
 const ASKED_MIN: u32 = 128;
 
 #[derive(Debug, Clone, Copy)]
@@ -146,11 +146,18 @@ impl<'a> Found<'a> {
         config.ring_depth()
     }
 
-    /// Reads submitted at once: enough to keep the depth of each ring and the mmap threads busy, if they fit.
+    /// Reads submitted at once: enough to keep the depth of each ring and the mmap threads busy, if they fit. A thread
+    /// takes whole batches: it has one, and the next one waits.
     pub(super) fn asked(&self, choice: &Choice) -> u32 {
         let depth = self.depth().map_or(0, |knee| knee.setting);
         let each = ASKED_MIN.max(depth.saturating_mul(2));
-        each.saturating_mul(choice.rings).min(self.subject.fitting())
+        let batches = match choice.backend == BackendKind::Mmap {
+            true => choice.mmap_threads.saturating_mul(2),
+            false => 0,
+        };
+        let of_threads = batches.saturating_mul(u32::try_from(choice.batch).unwrap_or(u32::MAX));
+        let all = each.saturating_mul(choice.rings).max(of_threads);
+        all.min(self.subject.fitting())
     }
 
     fn row(&self, stage: &str, setting: &str) -> Option<&'a Row> {
@@ -201,7 +208,8 @@ impl<'a> Found<'a> {
         let (depth, default) = (self.depth(), EngineConfig::default().uring.queue_depth);
         let threads = self.knee("mmap threads", None);
         Choice {
-            rings: if backend.uses_ring() { self.rings().0 } else { 1 },
+            // The others get as many cores to submit and answer on, since only the backends are compared.
+            rings: self.rings().0,
             // A pread pool has as many reads in flight as threads.
             queue_depth: Some(depth.map_or(default, |knee| knee.setting)),
             eager_flush_reads: match self.takes("default", "eager flush 0") {

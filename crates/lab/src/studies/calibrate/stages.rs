@@ -262,3 +262,41 @@ pub(super) fn powers_to(end: u32) -> Vec<u32> {
     let powers = (0..32).map(|bit| 1u32 << bit).take_while(|power| *power < end);
     powers.chain([end]).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::studies::calibrate::advice::tests::{measured, subject};
+
+    #[test]
+    fn threads_have_work_and_backends_the_same_cores() {
+        // Scenario: 64 CPUs: the curve of mmap's threads; then the backends, after 64 rings have paid. Expected: two
+        // batches for each thread; the same cores for all.
+        let subject = Subject {
+            cpus: 64,
+            warm_bytes: 1 << 20,
+            ..subject()
+        };
+        let first = subject.stage(0, &Rows::default()).unwrap();
+        let curve = first.iter().filter(|step| step.stage == "mmap threads");
+        let most = curve.map(|step| {
+            let threads = step.choice.mmap_threads;
+            assert!(
+                step.asked as usize / step.choice.batch >= 2 * threads as usize,
+                "{step:?}"
+            );
+            threads
+        });
+        assert_eq!(most.max(), Some(128));
+        let rings = powers_to(64).into_iter();
+        let rings = rings.map(|rings| measured("rings", "uring", &rings.to_string(), u64::from(rings), 2.0));
+        let rows = Rows(rings.collect());
+        for step in [3, 4]
+            .into_iter()
+            .flat_map(|stage| subject.stage(stage, &rows).unwrap())
+        {
+            let cores = if step.setting == "many" { 64 } else { 1 };
+            assert_eq!(step.choice.rings, cores, "{step:?}");
+        }
+    }
+}
