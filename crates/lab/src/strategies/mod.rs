@@ -15,6 +15,9 @@ use crate::job::Job;
 use crate::setup::Setup;
 use std::sync::Arc;
 
+/// How the note begins of a step that asked for polled completions and had no queues for them.
+pub(crate) const NOT_POLLED: &str = "not polled: queue/io_poll is 0";
+
 /// A way to read.
 #[derive(Debug)]
 pub(crate) struct Strategy {

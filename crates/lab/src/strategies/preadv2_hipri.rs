@@ -1,6 +1,6 @@
 //! preadv2(2) with RWF_HIPRI: the thread polls for the completion if the device has poll queues.
 
-use super::{Run, Strategy};
+use super::{NOT_POLLED, Run, Strategy};
 use crate::drive::threads;
 use crate::job::Job;
 use rustix::io::{ReadWriteFlags, preadv2};
@@ -16,7 +16,7 @@ pub(super) static STRATEGY: Strategy = Strategy {
 
 fn run(job: &Arc<Job>) -> Result<(), String> {
     if !job.polls() {
-        job.note("not polled: queue/io_poll is 0");
+        job.note(NOT_POLLED);
     }
     threads::drive(job, job.setup.depth, |file, place, offset| {
         let mut places = [IoSliceMut::new(place)];

@@ -1,6 +1,6 @@
 //! io_uring without the engine: one ring, one thread, registered file and buffers, COOP_TASKRUN, SINGLE_ISSUER.
 
-use super::{Run, Strategy};
+use super::{NOT_POLLED, Run, Strategy};
 use crate::drive::queue;
 use crate::job::Job;
 use ringfetch_baselines::{RingOptions, RingQueue};
@@ -18,7 +18,7 @@ pub(super) static POLLED: Strategy = Strategy {
     name: "ring-polled",
     about: "bare io_uring with polled completions (IORING_SETUP_IOPOLL)",
     depth_max: 512,
-    // Completions report what the kernel refuses, so a read that succeeds was polled, or served from memory.
+    // Without poll queues newer kernels refuse the read, and older ones complete it by interrupt.
     run: Run::Own(|job| {
         read_through(job, true).map_err(|problem| {
             if job.polls() {
@@ -48,6 +48,9 @@ fn read_through(job: &Arc<Job>, polled: bool) -> Result<(), String> {
         } else {
             note.push_str("; registered buffers");
         }
+    }
+    if polled && !job.polls() {
+        note.insert_str(0, &format!("{NOT_POLLED}; "));
     }
     job.note(note);
     queue::drive(job, &mut queue, buffers)
