@@ -7,12 +7,13 @@
 use crate::error::LabError;
 use crate::job::Job;
 use crate::journal::Journal;
+use crate::page_cache::COLD_SHARE_MAX;
 use crate::sample::Sample;
 use crate::setup::{Amount, Heat, Shape};
 use crate::study::{Cell, Row, Rows, Study};
 use humantime::format_duration;
 use indicatif::{HumanDuration, ProgressBar, ProgressState, ProgressStyle};
-use ringfetch_command::quantity::{approximate, grouped};
+use ringfetch_command::quantity::grouped;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -183,15 +184,17 @@ impl Runner<'_> {
         cell.strategy.run(&job)?;
         let mut sample = job.outcome()?;
         sample.resident_before = resident_before;
+        let by_daemon = cell.strategy.name == "daemon";
         sample.device_share = device_before
             .zip(material.place.counted())
             .map(|(before, after)| {
                 // A daemon's reads are not counted for this process.
-                let read = match cell.strategy.name {
-                    "daemon" => after.by_anybody(&before),
-                    _ => after.since(&before),
+                let read = match by_daemon {
+                    true => after.by_anybody(&before),
+                    false => after.since(&before),
                 };
-                approximate(read) / approximate(job.due_bytes().max(1))
+                let evicted = resident_before.is_some_and(|share| share <= COLD_SHARE_MAX);
+                job.device_share(read, by_daemon && evicted)
             });
         Ok(sample)
     }
