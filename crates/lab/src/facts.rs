@@ -13,6 +13,8 @@ use std::os::fd::{AsFd, AsRawFd as _};
 
 /// `TMPFS_MAGIC` and `RAMFS_MAGIC` of linux/magic.h.
 const MEMORY_FILE_SYSTEMS: [u64; 2] = [0x0102_1994, 0x8584_58f6];
+/// `OVERLAYFS_SUPER_MAGIC` of linux/magic.h.
+const OVERLAY: u64 = 0x794c_7630;
 /// Of a device's `stat` in /sys (Documentation/block/stat.rst).
 const SECTOR_BYTES: u64 = 512;
 
@@ -25,6 +27,8 @@ pub(crate) struct Place {
     pub(crate) file_system: String,
     /// Whether it is stored in memory.
     pub(crate) in_memory: bool,
+    /// Whether its pages belong to a layer's file: its own has none, as cachestat(2) says (Linux 6.18).
+    pub(crate) is_overlay: bool,
 }
 
 impl Place {
@@ -52,7 +56,8 @@ impl Place {
             } else {
                 file_system().unwrap_or_else(|| "unknown".to_owned())
             },
-            // A device node is on devtmpfs, but the device itself is not.
+            // A device node is on a file system, but the device itself is not.
+            is_overlay: kind == Ok(OVERLAY) && !is_device,
             in_memory: kind.is_ok_and(|kind| MEMORY_FILE_SYSTEMS.contains(&kind)) && !is_device,
         }
     }

@@ -132,6 +132,9 @@ fn device_share(material: &Material) -> Option<f64> {
     (asked > 0).then(|| approximate(after.since(&before)) / approximate(asked))
 }
 
+/// How [`came_from`] ends where only the page cache was asked, before the reads.
+pub(crate) const NOT_COUNTED: &str = " (not counted)";
+
 /// Where the bytes of a row came from, according to the device and the page cache.
 pub(crate) fn came_from(device_share: Option<f64>, resident_before: Option<f64>) -> &'static str {
     match (device_share, resident_before) {

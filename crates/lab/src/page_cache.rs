@@ -55,6 +55,9 @@ impl Material {
     /// The share of the first `window_bytes` of each file that is in the page cache: by cachestat(2), else by
     /// sample reads that must not wait. `None`: neither works.
     pub(crate) fn resident_share(&self, files: usize, window_bytes: u64) -> Option<f64> {
+        if self.place.is_overlay {
+            return None;
+        }
         let (mut resident, mut asked) = (0.0, 0.0);
         for data in self.files.iter().take(files) {
             let file = File::open(&data.path).ok()?;
@@ -91,6 +94,15 @@ fn sampled_share(file: &File, window_bytes: u64) -> Option<f64> {
 mod tests {
     use super::*;
     use crate::material::tests::{scratch, small};
+
+    #[test]
+    fn an_overlay_hides_what_is_in_memory() {
+        // Scenario: data that are in the page cache, as if on overlayfs. Expected: not known, rather than nothing.
+        let directory = scratch();
+        let mut material = small(directory.path());
+        material.place.is_overlay = true;
+        assert_eq!(material.resident_share(1, 4 << 20), None);
+    }
 
     #[test]
     #[ignore = "needs a disk"]

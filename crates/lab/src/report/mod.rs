@@ -11,7 +11,7 @@ pub use claim::Claim;
 pub(crate) use measure::{MEASURES, measure_named};
 
 use crate::error::LabError;
-use crate::honesty::came_from;
+use crate::honesty::{NOT_COUNTED, came_from};
 use crate::sample::{Of, Sample, reads_per_second};
 use crate::setup::Heat;
 use crate::stats::Summary;
@@ -192,18 +192,20 @@ impl Report {
 
     /// Adds notes on figures whose bytes came from elsewhere than they should, or that are uncertain.
     fn doubts(&mut self, rows: &Rows) {
-        let astray = |heats: &[Heat], place: &str| {
+        let of_heats = |heats: &[Heat], places: &[&str]| {
             let pairs = rows.0.iter().zip(&self.rows);
             let promised = pairs.filter(|(row, _)| heats.contains(&row.heat));
-            let from = promised.filter(|(_, shown)| shown.came_from == place || shown.came_from == "both");
+            let from = promised.filter(|(_, shown)| {
+                let place = shown.came_from.trim_end_matches(NOT_COUNTED);
+                places.contains(&place)
+            });
             from.count()
         };
         let spread = |row: &Row| row.summary(reads_per_second).map(|all| all.spread());
         let noisy = |row: &&Row| spread(row) > Some(SPREAD_MAX);
-        let (device, memory) = (
-            astray(&[Heat::Direct, Heat::Cold], "memory"),
-            astray(&[Heat::Warm], "device"),
-        );
+        let device = of_heats(&[Heat::Direct, Heat::Cold], &["memory", "both"]);
+        let memory = of_heats(&[Heat::Warm], &["device", "evicted", "both"]);
+        let unknown = of_heats(&[Heat::Direct, Heat::Cold, Heat::Warm], &["unknown"]);
         for (count, what) in [
             (
                 device,
@@ -212,6 +214,11 @@ impl Report {
             (
                 memory,
                 "rows that should have read from memory read from the device, in part or wholly",
+            ),
+            (
+                unknown,
+                "rows do not show where their bytes came from, since neither the device nor the page cache can be asked (as on \
+                 overlayfs): put the data into a volume",
             ),
             (
                 rows.0.iter().filter(noisy).count(),
@@ -340,6 +347,45 @@ pub(crate) mod tests {
         std::fs::write(&other, "{}").unwrap();
         let refused = Report::read(&other).unwrap_err().to_string();
         assert!(refused.contains("other.json"));
+    }
+
+    #[test]
+    fn rows_that_the_device_does_not_count_are_checked_by_the_page_cache() {
+        // Scenario: cold and warm rows without counters, of data that were in memory, in part, and not at all; then rows of
+        // which nothing is known, one of them as found. Expected: a note on those that are not what they should be; one on
+        // the row that should be known.
+        let notes = |rows: &[(Heat, Option<f64>)]| {
+            let row = |(heat, resident): &(Heat, Option<f64>)| {
+                let mut row = row(&[("strategy", "uring")], &[100; 5]);
+                row.heat = *heat;
+                for sample in row.samples.iter_mut().flatten() {
+                    (sample.device_share, sample.resident_before) = (None, *resident);
+                }
+                row
+            };
+            let rows = Rows(rows.iter().map(row).collect());
+            let mut report = report();
+            report.rows = rows.0.iter().map(ReportRow::of).collect();
+            report.notes.clear();
+            report.doubts(&rows);
+            report.notes
+        };
+        let all = |heat| [0.0, 0.5, 1.0].map(|share| (heat, Some(share)));
+        let cold = notes(&all(Heat::Cold));
+        assert!(
+            cold.len() == 1 && cold[0].starts_with("2 rows that should have read from the device"),
+            "{cold:?}"
+        );
+        let warm = notes(&all(Heat::Warm));
+        assert!(
+            warm.len() == 1 && warm[0].starts_with("2 rows that should have read from memory"),
+            "{warm:?}"
+        );
+        let unknown = notes(&[(Heat::Direct, None), (Heat::AsFound, None)]);
+        assert!(
+            unknown.len() == 1 && unknown[0].starts_with("1 rows do not show where"),
+            "{unknown:?}"
+        );
     }
 
     #[test]
