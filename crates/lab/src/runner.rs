@@ -143,17 +143,19 @@ impl Runner<'_> {
 
     /// One step, with as many runs as the study makes of it.
     fn step(&self, study: &Study, cell: &Cell, seed: u64, check_whole: bool) -> Result<Sample, String> {
-        let mut once = |setup| match self.stop.load(Ordering::Relaxed) {
-            true => Err("stopped".to_owned()),
-            false => self.once(
-                study,
-                &Cell {
-                    setup,
-                    ..cell.clone()
-                },
-                seed,
-                check_whole,
-            ),
+        let mut runs = 0u64;
+        let mut once = |setup| {
+            if self.stop.load(Ordering::Relaxed) {
+                return Err("stopped".to_owned());
+            }
+            let cell = Cell {
+                setup,
+                ..cell.clone()
+            };
+            // What one run has read a device or its host may keep, beyond the reach of an eviction. Steps count up, too.
+            let seed = seed ^ (runs << 32);
+            runs += 1;
+            self.once(study, &cell, seed, check_whole)
         };
         if check_whole {
             return once(cell.setup);
@@ -228,9 +230,15 @@ pub(crate) fn bar(line: &str) -> ProgressBar {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::material::tests::{scratch, small};
+    use crate::setup::Setup;
+    use crate::strategies::{Run, Strategy};
+    use crate::studies::act::Search;
+    use crate::study::{About, Measure, Needs};
     use indicatif::{ProgressDrawTarget, TermLike};
     use std::io;
     use std::sync::{Mutex, PoisonError};
+    use std::time::{Duration, Instant};
 
     /// A terminal that keeps what is written to it.
     #[derive(Debug, Clone, Default)]
@@ -294,5 +302,75 @@ mod tests {
         for (text, steps) in [(tries, "0/0"), (first, "0/2"), (last, "2/2")] {
             assert!(text.contains(steps) && !text.contains("left"), "{text}");
         }
+    }
+
+    /// Where the runs of `noted` began.
+    static FIRST: Mutex<Vec<u64>> = Mutex::new(Vec::new());
+
+    fn noted(job: &Arc<Job>) -> Result<(), String> {
+        job.begin();
+        let read = job.next().ok_or("nothing to read")?;
+        FIRST
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(read.offset);
+        job.lane().counted(read.offset, read.length, Instant::now());
+        Ok(())
+    }
+
+    #[test]
+    fn the_runs_of_a_step_read_other_places() {
+        // Scenario: two steps of `act`, each a search of one run and the hold. Expected: none begins where another did.
+        static NOTED: Strategy = Strategy {
+            name: "noted",
+            about: "",
+            depth_max: 1,
+            run: Run::Own(noted),
+        };
+        static ABOUT: About = About {
+            name: "sample",
+            title: "",
+            source: "",
+            columns: "",
+            judge: |_, _| {},
+        };
+        let directory = scratch();
+        let time = Duration::from_millis(1);
+        let study = Study {
+            about: &ABOUT,
+            settings: Vec::new(),
+            materials: vec![Arc::new(small(directory.path()))],
+            chosen: Vec::new(),
+            cells: Vec::new(),
+            left_out: Vec::new(),
+            needs: Needs::default(),
+            measure: Measure::Highest(Search {
+                hold: time,
+                step: time,
+                most: 1,
+            }),
+        };
+        let amount = Amount::At { per_second: 1, time };
+        let setup = Setup::new(Heat::Cold, Shape::random(512, 4 << 20), amount, 1);
+        let cell = Cell {
+            key: Vec::new(),
+            strategy: &NOTED,
+            setup,
+        };
+        let (stop, bar) = (Arc::default(), ProgressBar::hidden());
+        let runner = Runner {
+            repetitions: 1,
+            seed: 7,
+            stop: &stop,
+            bar: &bar,
+        };
+        for seed in [7, 8] {
+            runner.step(&study, &cell, seed, false).unwrap();
+        }
+        let mut first = FIRST.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        assert_eq!(first.len(), 4);
+        first.sort_unstable();
+        first.dedup();
+        assert_eq!(first.len(), 4, "{first:?}");
     }
 }
