@@ -20,6 +20,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Template of the progress bar for steps.
 pub(crate) const STEPS: &str = "{bar:30} {pos}/{len}  {left}{wide_msg}";
 const PROBE_READS: u64 = 8;
+const PAGE_BYTES: usize = 4096;
 
 /// How cells are measured.
 #[derive(Debug)]
@@ -36,11 +37,17 @@ impl Runner<'_> {
     /// # Errors
     /// A strategy returned wrong bytes.
     pub(crate) fn probe(&self, study: &mut Study) -> Result<(), LabError> {
-        let mut tried: Vec<((&str, Heat, bool), bool)> = Vec::new();
+        // Kinds of cells, each with whether it works.
+        let mut tried = Vec::new();
         let mut working = Vec::new();
         for cell in &study.cells {
             let files = matches!(cell.setup.shape, Shape::Files { count } if count > 1);
-            let kind = (cell.strategy.name, cell.setup.heat, files);
+            // A file system may want direct reads aligned, to a page at most.
+            let small = match cell.setup.shape {
+                Shape::Blocks { block_bytes, .. } => Some(block_bytes).filter(|bytes| *bytes < PAGE_BYTES),
+                Shape::Files { .. } | Shape::Queries { .. } | Shape::Items { .. } => None,
+            };
+            let kind = (cell.strategy.name, cell.setup.heat, files, small);
             if !tried.iter().any(|(known, _)| *known == kind) {
                 let works = self.tried(study, cell)?;
                 if self.stop.load(Ordering::Relaxed) {
@@ -48,9 +55,10 @@ impl Runner<'_> {
                     return Ok(());
                 }
                 tried.push((kind, works.is_ok()));
+                let blocks = small.map_or_else(String::new, |bytes| format!(", blocks of {bytes} bytes"));
                 let why = works
                     .err()
-                    .map(|why| format!("{}, {}: {why}", kind.0, kind.1.as_str()));
+                    .map(|why| format!("{}, {}{blocks}: {why}", kind.0, kind.1.as_str()));
                 study.left_out.extend(why);
             }
             if tried.contains(&(kind, true)) {
@@ -318,6 +326,37 @@ mod tests {
         Ok(())
     }
 
+    fn study(cells: Vec<Cell>, measure: Measure) -> (tempfile::TempDir, Study) {
+        static ABOUT: About = About {
+            name: "sample",
+            title: "",
+            source: "",
+            columns: "",
+            judge: |_, _| {},
+        };
+        let directory = scratch();
+        let study = Study {
+            about: &ABOUT,
+            settings: Vec::new(),
+            materials: vec![Arc::new(small(directory.path()))],
+            chosen: Vec::new(),
+            cells,
+            left_out: Vec::new(),
+            needs: Needs::default(),
+            measure,
+        };
+        (directory, study)
+    }
+
+    fn runner<'a>(stop: &'a Arc<AtomicBool>, bar: &'a ProgressBar) -> Runner<'a> {
+        Runner {
+            repetitions: 1,
+            seed: 7,
+            stop,
+            bar,
+        }
+    }
+
     #[test]
     fn the_runs_of_a_step_read_other_places() {
         // Scenario: two steps of `act`, each a search of one run and the hold. Expected: none begins where another did.
@@ -327,50 +366,76 @@ mod tests {
             depth_max: 1,
             run: Run::Own(noted),
         };
-        static ABOUT: About = About {
-            name: "sample",
-            title: "",
-            source: "",
-            columns: "",
-            judge: |_, _| {},
-        };
-        let directory = scratch();
         let time = Duration::from_millis(1);
-        let study = Study {
-            about: &ABOUT,
-            settings: Vec::new(),
-            materials: vec![Arc::new(small(directory.path()))],
-            chosen: Vec::new(),
-            cells: Vec::new(),
-            left_out: Vec::new(),
-            needs: Needs::default(),
-            measure: Measure::Highest(Search {
-                hold: time,
-                step: time,
-                most: 1,
-            }),
-        };
         let amount = Amount::At { per_second: 1, time };
-        let setup = Setup::new(Heat::Cold, Shape::random(512, 4 << 20), amount, 1);
         let cell = Cell {
             key: Vec::new(),
             strategy: &NOTED,
-            setup,
+            setup: Setup::new(Heat::Cold, Shape::random(512, 4 << 20), amount, 1),
         };
+        let search = Search {
+            hold: time,
+            step: time,
+            most: 1,
+        };
+        let (_directory, study) = study(Vec::new(), Measure::Highest(search));
         let (stop, bar) = (Arc::default(), ProgressBar::hidden());
-        let runner = Runner {
-            repetitions: 1,
-            seed: 7,
-            stop: &stop,
-            bar: &bar,
-        };
         for seed in [7, 8] {
-            runner.step(&study, &cell, seed, false).unwrap();
+            runner(&stop, &bar).step(&study, &cell, seed, false).unwrap();
         }
         let mut first = FIRST.lock().unwrap_or_else(PoisonError::into_inner).clone();
         assert_eq!(first.len(), 4);
         first.sort_unstable();
         first.dedup();
         assert_eq!(first.len(), 4, "{first:?}");
+    }
+
+    fn of_whole_pages(job: &Arc<Job>) -> Result<(), String> {
+        if job.reads.bytes < 4096 {
+            return Err("Invalid argument".to_owned());
+        }
+        job.begin();
+        let read = job.next().ok_or("nothing to read")?;
+        job.lane().counted(read.offset, read.length, Instant::now());
+        Ok(())
+    }
+
+    #[test]
+    fn a_block_that_is_refused_leaves_out_no_other_one() {
+        // Scenario: direct reads of 512 bytes, which a file system refuses, and of 1 to 3 pages. Expected: the first is left
+        // out, with the reason.
+        static PAGES: Strategy = Strategy {
+            name: "pages",
+            about: "",
+            depth_max: 1,
+            run: Run::Own(of_whole_pages),
+        };
+        let cell = |block_bytes: usize| Cell {
+            key: Vec::new(),
+            strategy: &PAGES,
+            setup: Setup::new(
+                Heat::Direct,
+                Shape::random(block_bytes, 4 << 20),
+                Amount::Reads(1),
+                1,
+            ),
+        };
+        let cells = [512, 4096, 8192, 12_288].map(cell);
+        let (_directory, mut study) = study(cells.to_vec(), Measure::Once);
+        let (stop, bar) = (Arc::default(), ProgressBar::hidden());
+        runner(&stop, &bar).probe(&mut study).unwrap();
+        let left: Vec<Setup> = study.cells.iter().map(|cell| cell.setup).collect();
+        assert_eq!(
+            left,
+            cells
+                .into_iter()
+                .skip(1)
+                .map(|cell| cell.setup)
+                .collect::<Vec<_>>()
+        );
+        assert_eq!(
+            study.left_out,
+            ["pages, direct, blocks of 512 bytes: Invalid argument"]
+        );
     }
 }
