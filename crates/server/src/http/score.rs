@@ -150,3 +150,25 @@ pub(super) async fn score(
     };
     Ok(([(header::ETAG, etag.value())], Json(answer)).into_response())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_threshold_is_the_number_that_was_sent() {
+        // Scenario: scores of a response as thresholds, of every magnitude. Expectation: exactly these numbers, which the
+        // candidates with these scores reach.
+        let mut random = fastrand::Rng::with_seed(7);
+        let others = (0..1000)
+            .map(|_| f64::from_bits(random.u64(..)))
+            .filter(|score| score.is_finite());
+        for threshold in others.chain([0.945_270_695_553_922_3]) {
+            let body =
+                json!({"queries": [], "metric": "dot", "limit": 1, "threshold": threshold}).to_string();
+            let (request, _) = parse::<ScoreRequest>(body.as_bytes(), 1).unwrap();
+            assert_eq!(request.threshold, Some(threshold));
+        }
+    }
+}
