@@ -115,8 +115,8 @@ pub enum ReadError {
         /// The resource.
         resource: Resource,
     },
-    /// The deadline passed before the reads were started.
-    #[error("the deadline passed before the read was started")]
+    /// The deadline passed before the reads were started, or while they were waited for.
+    #[error("the deadline passed before the read was done")]
     DeadlineExceeded,
     /// The engine is shutting down and takes no new work.
     #[error("the daemon is draining")]
