@@ -96,8 +96,6 @@ pub struct SubmitOptions {
     pub deadline: Option<Instant>,
     /// The account to charge, which also determines when its reads get their turn.
     pub account: Option<Arc<Account>>,
-    /// Fail the batch with its first item error.
-    pub fail_fast: bool,
 }
 
 /// The result of a drain.
@@ -258,14 +256,11 @@ impl Engine {
     ///
     /// # Errors
     /// At once: `Overloaded`, `Draining`, `ResponseTooLarge` for a batch of more bytes than a response or the
-    /// share can ever hold, or with `fail_fast` the first item error already known.
+    /// share can ever hold.
     pub fn submit(&self, batch: Batch, options: SubmitOptions) -> Result<Ticket, ReadError> {
         let inner = &*self.inner;
         if inner.draining.load(Ordering::Relaxed) {
             return Err(ReadError::Draining);
-        }
-        if let (true, Some(first)) = (options.fail_fast, batch.errors().first()) {
-            return Err(first.error.clone());
         }
         let account = options.account.as_deref();
         let own = account.map_or(ResponseMax::of_any(u64::MAX), Account::response_max);
@@ -351,7 +346,6 @@ impl Engine {
             accepted: Instant::now(),
             queue_ns: 0,
             deadline: options.deadline,
-            fail_fast: options.fail_fast,
             reply,
         };
         match shard.inbox.deliver(work.boxed()) {

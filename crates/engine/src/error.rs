@@ -246,28 +246,6 @@ impl ReadError {
         }
     }
 
-    /// Whether it is of one item, not of the request or of the daemon.
-    pub fn is_of_item(&self) -> bool {
-        match self {
-            Self::IndexOutOfRange { .. }
-            | Self::RangeOutOfRange { .. }
-            | Self::RangeOverflow { .. }
-            | Self::ZeroLength
-            | Self::ItemTooLarge { .. }
-            | Self::ObjectNameInvalid { .. }
-            | Self::ObjectNotFound { .. }
-            | Self::ObjectUnreadable { .. }
-            | Self::VersionMismatch { .. }
-            | Self::Truncated { .. }
-            | Self::Device { .. } => true,
-            Self::ResponseTooLarge { .. }
-            | Self::Overloaded { .. }
-            | Self::DeadlineExceeded
-            | Self::Draining
-            | Self::ShardFailed => false,
-        }
-    }
-
     /// Whether the file was truncated, or replaced on the server of its file system, after it was opened: opened again, it
     /// may be readable.
     pub fn is_of_lost_file(&self) -> bool {

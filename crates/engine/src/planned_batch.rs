@@ -56,7 +56,6 @@ pub(crate) struct PlannedBatch {
     /// From then until its last read was submitted.
     pub(crate) queue_ns: u64,
     pub(crate) deadline: Option<Instant>,
-    pub(crate) fail_fast: bool,
     pub(crate) reply: oneshot::Sender<Result<Fetched, ReadError>>,
 }
 

@@ -209,6 +209,7 @@ pub fn of_fetch(error: &FetchError) -> ErrorStatus {
             return status.retry(RETRY_CHANGING);
         }
         FetchError::Malformed { .. } => (Code::InvalidArgument, Http::BAD_REQUEST, "malformed"),
+        FetchError::Item { error, .. } => return of_read(error),
         FetchError::Read(error) => return of_read(error),
     };
     ErrorStatus::new(grpc, http, slug)
@@ -224,7 +225,9 @@ pub fn field_of(error: &FetchError) -> Option<&str> {
         | FetchError::ListsDiffer { field, .. }
         | FetchError::TooManyItems { field, .. } => Some(field),
         FetchError::Malformed { field, .. } => Some(field),
-        FetchError::Read(ReadError::VersionMismatch { .. }) => Some("if_match"),
+        FetchError::Item { .. } | FetchError::Read(_) => {
+            matches!(error.read_error(), Some(ReadError::VersionMismatch { .. })).then_some("if_match")
+        }
         FetchError::TooManyRequests { .. }
         | FetchError::PrincipalRequests { .. }
         | FetchError::RequestMemory { .. }
@@ -232,8 +235,7 @@ pub fn field_of(error: &FetchError) -> Option<&str> {
         | FetchError::OverRate { .. }
         | FetchError::ListingFailed { .. }
         | FetchError::Changed
-        | FetchError::Revoked
-        | FetchError::Read(_) => None,
+        | FetchError::Revoked => None,
     }
 }
 
@@ -302,7 +304,7 @@ pub(crate) fn to_status_naming(error: &FetchError, field: &str) -> tonic::Status
     let message = message_of(error);
     let reason = reason_of(answer.slug);
     let mut metadata = HashMap::new();
-    if let FetchError::Read(ReadError::VersionMismatch { etag }) = error {
+    if let Some(ReadError::VersionMismatch { etag }) = error.read_error() {
         metadata.insert("etag".to_owned(), etag.clone());
     }
     let mut details = ErrorDetails::with_error_info(reason, ERROR_DOMAIN, metadata);

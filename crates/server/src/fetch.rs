@@ -51,7 +51,7 @@ use ringfetch_engine::batch::Fetched;
 use ringfetch_engine::cores::current as current_core;
 use ringfetch_engine::dataset::Dataset;
 use ringfetch_engine::engine::{Engine, SubmitOptions};
-use ringfetch_engine::error::{ReadError, Resource, ResponseMax};
+use ringfetch_engine::error::{ItemError, ReadError, Resource, ResponseMax};
 use ringfetch_engine::share::{Charge, Refused};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -427,6 +427,15 @@ impl Fetcher {
             let length = batch.data_bytes();
             return Err(ReadError::ResponseTooLarge { length, max }.into());
         }
+        let first_failed = |errors: &[ItemError]| match errors.first() {
+            Some(first) if context.fail_fast => {
+                record::note(|facts| facts.add_failed(1));
+                Err(FetchError::of_item(first, items.len()))
+            }
+            Some(_) | None => Ok(()),
+        };
+        // Without a read, if it is known before.
+        first_failed(batch.errors())?;
         let charged = match phase {
             ReadPhase::BeforeHead => Some(Self::charge_bytes(context, batch.data_bytes())?),
             ReadPhase::AfterHead => None,
@@ -437,7 +446,6 @@ impl Fetcher {
                 .connection
                 .as_ref()
                 .map(|connection| Arc::clone(connection.account())),
-            fail_fast: context.fail_fast,
         };
         let result = match self.inner.engine.submit(batch, options) {
             Ok(ticket) => timeout_at(deadline, ticket).await.ok_or_else(late)?,
@@ -446,11 +454,15 @@ impl Fetcher {
                 Err(error)
             }
         };
-        if let Items::Objects { names, .. } = items {
-            forget_lost(dataset, names, &result);
-        }
-        record::note(|facts| facts.add_result(&result));
         let fetched = result?;
+        if let Items::Objects { names, .. } = items {
+            forget_lost(dataset, names, &fetched.errors);
+        }
+        first_failed(&fetched.errors)?;
+        record::note(|facts| {
+            facts.add_read(&fetched);
+            facts.add_failed(fetched.errors.len());
+        });
         count_bytes(context, fetched.data.len());
         Ok(FetchResponse { fetched, etags })
     }
@@ -463,19 +475,12 @@ pub(crate) fn within(limits: &Limits, arrived: Instant, deadline: Option<Instant
 }
 
 /// Makes the next request open an object again if its file was truncated or replaced.
-fn forget_lost(dataset: &Dataset, names: &[String], result: &Result<Fetched, ReadError>) {
-    match result {
-        Ok(fetched) => {
-            for failed in &fetched.errors {
-                match names.get(failed.item as usize) {
-                    Some(name) if failed.error.is_of_lost_file() => dataset.forget_object(name),
-                    Some(_) | None => {}
-                }
-            }
+fn forget_lost(dataset: &Dataset, names: &[String], errors: &[ItemError]) {
+    for failed in errors {
+        match names.get(failed.item as usize) {
+            Some(name) if failed.error.is_of_lost_file() => dataset.forget_object(name),
+            Some(_) | None => {}
         }
-        // With `fail_fast` the error does not name the object.
-        Err(error) if error.is_of_lost_file() => names.iter().for_each(|name| dataset.forget_object(name)),
-        Err(_) => {}
     }
 }
 

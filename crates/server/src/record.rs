@@ -13,7 +13,6 @@ use crate::{admin, grpc};
 use http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode, header};
 use pin_project_lite::pin_project;
 use ringfetch_engine::batch::Fetched;
-use ringfetch_engine::error::ReadError;
 use ringfetch_engine::sync::lock;
 use std::cell::RefCell;
 use std::future::Future;
@@ -101,19 +100,6 @@ impl Facts {
     /// Counts requested items that failed.
     pub(crate) fn add_failed(&mut self, items: usize) {
         self.failed_items = self.failed_items.saturating_add(items as u64);
-    }
-
-    /// Counts what was read, and the items that failed. The error of a request that ends with its first failed item is that
-    /// item's.
-    pub(crate) fn add_result(&mut self, result: &Result<Fetched, ReadError>) {
-        match result {
-            Ok(fetched) => {
-                self.add_read(fetched);
-                self.add_failed(fetched.errors.len());
-            }
-            Err(error) if error.is_of_item() => self.add_failed(1),
-            Err(_) => {}
-        }
     }
 
     /// Counts what was read.

@@ -29,7 +29,7 @@ impl Reply {
             .sort_by_key(|error| (error.item, matches!(error.error, ReadError::Truncated { .. })));
         batch.errors.dedup_by_key(|error| error.item);
         let has_bytes = batch.buffer.is_some() && !batch.errors.is_empty();
-        let compacts = has_bytes && !expired && !batch.fail_fast && !batch.reply.is_closed();
+        let compacts = has_bytes && !expired && !batch.reply.is_closed();
         let compaction = compacts.then(|| Compaction::new(batch.plan.lead_bytes as usize, batch.items.len()));
         Self {
             batch,
@@ -74,7 +74,6 @@ impl Reply {
             buffer,
             accepted,
             queue_ns,
-            fail_fast,
             reply,
             backend,
             ..
@@ -107,10 +106,6 @@ impl Reply {
         let total_ns = nanoseconds(now.saturating_duration_since(accepted));
         metrics.per_backend(backend).total_time.observe(total_ns, count);
         counters.total_time.observe(total_ns, count);
-        if let (Some(first), true) = (errors.first(), fail_fast) {
-            let _gone = reply.send(Err(first.error.clone()));
-            return;
-        }
         let (data, lengths) = match (buffer, compaction) {
             (Some(buffer), Some(compaction)) => {
                 (bytes_of(buffer, compaction.to), Lengths::Each(compaction.lengths))

@@ -99,7 +99,6 @@ impl World {
             accepted: Instant::now(),
             queue_ns: 0,
             deadline: None,
-            fail_fast: false,
             reply,
         };
         change(&mut batch);

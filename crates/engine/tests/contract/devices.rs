@@ -12,7 +12,6 @@ use crate::wait::{WAIT, alone, wait_until};
 use ringfetch_engine::batch::Batch;
 use ringfetch_engine::config::{BackendKind, DirectIo};
 use ringfetch_engine::dataset::{Dataset, DatasetSpec, Dtype, KindSpec};
-use ringfetch_engine::engine::SubmitOptions;
 use ringfetch_engine::error::ReadError;
 use ringfetch_pattern as pattern;
 use std::path::Path;
@@ -110,9 +109,8 @@ fn a_last_sector_that_is_not_whole(variant: Variant) {
 
 fn a_device_that_fails(variant: Variant) {
     // Scenario: a device loses its second half, including what was cached of it; blocks in both halves, apart
-    // and in a run that merges into one read; ranges that cross the border; the lost part alone, with
-    // fail_fast. Expectation: EIO with the item's extent for what is lost, bytes for everything else, the
-    // same on every path; and the engine continues.
+    // and in a run that merges into one read; ranges that cross the border. Expectation: EIO with the item's
+    // extent for what is lost, bytes for everything else, the same on every path; and the engine continues.
     let _alone = alone();
     let harness = Harness::with(variant, |_| {});
     let (backing, model) = harness.file("backing", 4 << 20);
@@ -153,12 +151,6 @@ fn a_device_that_fails(variant: Variant) {
             Err(eio(half + 5, 10)),
         ],
     );
-    let fast = SubmitOptions {
-        fail_fast: true,
-        ..SubmitOptions::default()
-    };
-    let answer = harness.fetch_with(|| ranges_of(&dataset, &[(0, 9), (half, 9)]), fast);
-    assert_eq!(answer, Err(eio(half, 9)), "{}", harness.name());
     harness.expect_blocks(&dataset, &model, 4096, &[0, 1, 2, 511]);
     drop(dataset);
     harness.finish();

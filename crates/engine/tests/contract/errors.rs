@@ -4,7 +4,6 @@ use crate::harness::{Case, Harness, MEMORY_BYTES, blocks_of, ranges_of};
 use crate::named;
 use crate::suite::{Test, on_every_variant};
 use ringfetch_engine::batch::Batch;
-use ringfetch_engine::engine::SubmitOptions;
 use ringfetch_engine::error::{ReadError, ResponseMax};
 use std::sync::Arc;
 
@@ -158,29 +157,6 @@ fn good_and_failed_items_mixed(harness: &Harness) {
     );
 }
 
-fn failing_fast(harness: &Harness) {
-    // Scenario: fail_fast with a good item before two failed ones; and with good ones only. Expectation: the
-    // first error instead of the batch, without a device read; the bytes.
-    let (dataset, model) = harness.of_blocks(10_000, 1);
-    let options = SubmitOptions {
-        fail_fast: true,
-        ..SubmitOptions::default()
-    };
-    let answer = harness.fetch_with(
-        || ranges_of(&dataset, &[(0, 10), (10_000, 1), (0, 0)]),
-        options.clone(),
-    );
-    let past = ReadError::RangeOutOfRange {
-        offset: 10_000,
-        length: 1,
-        end: 10_000,
-    };
-    assert_eq!(answer, Err(past), "{}", harness.name());
-    assert_eq!(harness.device_reads(), 0, "{}", harness.name());
-    let answer = harness.fetch_with(|| ranges_of(&dataset, &[(10, 90)]), options);
-    assert_eq!(answer.expect("good").data, model[10..100], "{}", harness.name());
-}
-
 fn a_response_larger_than_may_be(harness: &Harness) {
     // Scenario: a range, and a batch of ranges, of more bytes than a quarter of the memory; then exactly a
     // quarter. Expectation: refused at once with both figures; read.
@@ -207,7 +183,6 @@ const CASES: &[Case] = named!(
     only_failed_items,
     an_empty_batch,
     good_and_failed_items_mixed,
-    failing_fast,
     a_response_larger_than_may_be,
 );
 

@@ -231,27 +231,6 @@ fn a_truncated_run(harness: &Harness) {
     }
 }
 
-fn a_truncated_file_failing_fast(harness: &Harness) {
-    // Scenario: fail_fast, and only the read discovers that the item is gone. Expectation: its error instead
-    // of the batch.
-    let (path, _) = harness.file("file", 100_000);
-    let dataset = harness.blocks(1, &[&path]);
-    harness.truncate(&path, 10_000);
-    let options = SubmitOptions {
-        fail_fast: true,
-        ..SubmitOptions::default()
-    };
-    let answer = harness.fetch_with(
-        || ranges_of(&dataset, &[(0, 5), (60_000, 5), (50_000, 6)]),
-        options,
-    );
-    let first = ReadError::Truncated {
-        offset: 60_000,
-        length: 5,
-    };
-    assert_eq!(answer, Err(first), "{}", harness.name());
-}
-
 fn one_truncated_file_of_several(harness: &Harness) {
     // Scenario: two files as one address space, the first truncated. Expectation: items in the second are
     // served, items that reach into the lost part are Truncated with their extent in the address space.
@@ -355,7 +334,6 @@ pub(crate) const CASES: &[Case] = named!(
     a_file_beyond_4_gib,
     a_truncated_file,
     a_truncated_run,
-    a_truncated_file_failing_fast,
     one_truncated_file_of_several,
     a_file_cut_while_it_is_read,
     a_replaced_file,

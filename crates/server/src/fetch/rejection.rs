@@ -103,6 +103,7 @@ impl Rejection {
             | FetchError::Malformed { .. }
             | FetchError::ListingFailed { .. }
             | FetchError::Changed
+            | FetchError::Item { .. }
             | FetchError::Read(
                 ReadError::IndexOutOfRange { .. }
                 | ReadError::RangeOutOfRange { .. }

@@ -4,7 +4,7 @@ use super::handle::RequiredKind;
 use super::snapshot::PinnedObject;
 use crate::caller::Connection;
 use crate::config::Limits;
-use ringfetch_engine::error::{ReadError, ResponseMax};
+use ringfetch_engine::error::{ItemError, ReadError, ResponseMax};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -202,9 +202,46 @@ pub enum FetchError {
         /// What is wrong and how to fix it.
         problem: String,
     },
+    /// With `fail_fast`, the error of an item of several.
+    #[error("{what} {number}: {error}")]
+    Item {
+        /// `item`, or `vector` for scores.
+        what: &'static str,
+        /// The item's position in the request, or the vector's id.
+        number: u64,
+        /// Why it could not be read.
+        error: Box<ReadError>,
+    },
     /// An error of the engine.
     #[error(transparent)]
     Read(#[from] ReadError),
+}
+
+impl FetchError {
+    /// The error of a request that ends with this item of `items`.
+    pub(crate) fn of_item(failed: &ItemError, items: usize) -> Self {
+        let error = failed.error.clone();
+        if items == 1 {
+            return Self::Read(error);
+        }
+        Self::Item {
+            what: "item",
+            number: failed.item.into(),
+            error: Box::new(error),
+        }
+    }
+
+    /// The error of the engine, if it is one.
+    pub(crate) fn read_error(&self) -> Option<&ReadError> {
+        if let Self::Item { error, .. } = self {
+            return Some(error);
+        }
+        if let Self::Read(error) = self {
+            Some(error)
+        } else {
+            None
+        }
+    }
 }
 
 impl Items<'_> {

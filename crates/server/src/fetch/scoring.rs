@@ -177,6 +177,9 @@ impl Fetcher {
             };
             let late = || FetchError::from(ReadError::DeadlineExceeded);
             let fetched = timeout_at(deadline, ticket).await.ok_or_else(late)??;
+            if let (true, Some(failed)) = (context.fail_fast, fetched.errors.first()) {
+                return Err(work.failed(&window, failed));
+            }
             record::note(|facts| facts.add_read(&fetched));
             count_bytes(context, fetched.data.len());
             // Keeps the disk busy while this window is scored.
@@ -219,7 +222,6 @@ impl Fetcher {
         let options = SubmitOptions {
             deadline,
             account: connection.map(|connection| Arc::clone(connection.account())),
-            fail_fast: context.fail_fast,
         };
         self.inner.engine.submit(batch, options)
     }
@@ -368,6 +370,17 @@ impl<'a> Work<'a> {
             }
             .into()),
             Some(_) | None => Ok(()),
+        }
+    }
+
+    /// The error of a request that ends with this item of a window.
+    fn failed(&self, window: &Range<usize>, failed: &ItemError) -> FetchError {
+        record::note(|facts| facts.add_failed(1));
+        let id = self.ids.get(window.start.saturating_add(failed.item as usize));
+        FetchError::Item {
+            what: "vector",
+            number: id.copied().unwrap_or_default(),
+            error: Box::new(failed.error.clone()),
         }
     }
 

@@ -212,9 +212,14 @@ impl Fetcher {
         phase: ReadPhase,
     ) -> Result<Bytes, FetchError> {
         let answered = match phase {
-            ReadPhase::BeforeHead => self.fetch_of(dataset, items, context).await?,
-            ReadPhase::AfterHead => self.fetch_further(dataset, items, context).await?,
+            ReadPhase::BeforeHead => self.fetch_of(dataset, items, context).await,
+            ReadPhase::AfterHead => self.fetch_further(dataset, items, context).await,
         };
-        Ok(answered.fetched.data)
+        match answered {
+            Ok(answered) => Ok(answered.fetched.data),
+            // Its items are parts of a window, of which the client does not know.
+            Err(FetchError::Item { error, .. }) => Err(FetchError::Read(*error)),
+            Err(error) => Err(error),
+        }
     }
 }

@@ -76,7 +76,9 @@ pub(super) async fn ranges(
 #[utoipa::path(post, path = "/v1/datasets/{name}/objects:batchFetch", tag = "data",
     operation_id = "BatchFetchObjects", params(("name" = String, Path, description = "The dataset, of kind objects.")),
     request_body = ObjectsBatch, responses((status = 200, description = "The items.", content(
-        ("application/octet-stream"), (super::batch_response::BatchResponse = "application/json")))))]
+        ("application/octet-stream"), (super::batch_response::BatchResponse = "application/json"))),
+        (status = 412, description = "With fail_fast: an object is of another version than its if_match. The detail names \
+            it, and its version.")))]
 pub(super) async fn objects(
     State(app): State<Arc<AppState>>,
     PathParams(name): PathParams<String>,

@@ -150,14 +150,13 @@ fn octets(fetched: Fetched, shape: Option<Shape>, field: &'static str) -> Result
     let items = item_count(&lengths);
     let listable = errors.len() <= LENGTHS_LISTED_MAX;
     if let (false, Some(first)) = (listable, errors.first()) {
+        let first_error = FetchError::of_item(first, items);
         let detail = format!(
             "{} of {items} items failed, more than a head can list: accept application/json, or split the batch; the \
-             first is item {}: {}",
+             first is {first_error}",
             errors.len(),
-            first.item,
-            first.error
         );
-        return Err(Problem::of_items(first.error.clone().into(), field).with_detail(detail));
+        return Err(Problem::of_items(first_error, field).with_detail(detail));
     }
     let mut head = HeaderMap::new();
     head.insert(header::CONTENT_TYPE, ResponseFormat::Octets.media_type());

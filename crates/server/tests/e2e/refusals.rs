@@ -278,7 +278,7 @@ async fn a_bad_item_is_told_alike_by_both_transports() {
         assert_eq!(nothing.header("ringfetch-error-items"), "0");
         let failing = json!({"indices": request.indices, "fail_fast": true});
         let failing = http.batch(path, &failing, OCTETS).await;
-        failing.is_problem(404, "index-out-of-range", Some("indices"), &["block 300"]);
+        failing.is_problem(404, "index-out-of-range", Some("indices"), &["item 1: block 300"]);
         refused(
             fetch
                 .fetch_blocks(v1::FetchBlocksRequest {
@@ -288,7 +288,7 @@ async fn a_bad_item_is_told_alike_by_both_transports() {
                 .await,
             INDEX_OUT_OF_RANGE,
             "indices",
-            &["block 300 is out of range"],
+            &["item 1: block 300 is out of range"],
         );
 
         // Ranges: past the end, overflow, empty, too large.
@@ -335,7 +335,22 @@ async fn a_bad_item_is_told_alike_by_both_transports() {
         let failing = http
             .batch(path, &json!({"ranges": parts, "fail_fast": true}), JSON)
             .await;
-        failing.is_problem(416, "range-out-of-range", Some("ranges"), &["ends past the end"]);
+        failing.is_problem(
+            416,
+            "range-out-of-range",
+            Some("ranges"),
+            &["item 1: ", "ends past the end"],
+        );
+        // Whatever an item's error says, the call's names the item.
+        for (item, error) in (1..).zip(&answer.errors) {
+            let wanted = [(0, 1), wanted[item]];
+            let failing = v1::FetchRangesRequest {
+                fail_fast: true,
+                ..wire::ranges("blocks", &wanted)
+            };
+            let status = fetch.fetch_ranges(failing).await.unwrap_err();
+            assert_eq!(status.message(), format!("item 1: {}", error.message));
+        }
 
         let names: Vec<&str> = BAD_NAMES
             .iter()

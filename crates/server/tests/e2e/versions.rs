@@ -201,7 +201,21 @@ async fn each_object_of_a_batch_has_a_version() {
         fail_fast: true,
         ..request.clone()
     };
-    refused(fetch.fetch_objects(strict).await, &etags[1]);
+    let message = format!("item 1: {}", answer.errors[0].message);
+    let refusal = fetch.fetch_objects(strict.clone()).await;
+    assert_eq!(refusal.as_ref().unwrap_err().message(), message);
+    refused(refusal, &etags[1]);
+    let on_stream = wire::on_stream(1, Request::Objects(strict));
+    let mut answers = wire::stream(&mut fetch, [on_stream]).await;
+    match answers.message().await.unwrap().unwrap().response {
+        Some(Response::Status(status)) => assert_eq!(status.message, message),
+        other => panic!("{other:?}"),
+    }
+    // The tag of one object is not that of the batch.
+    let strict = json!({"objects": parts, "fail_fast": true});
+    let problem = http.batch(path, &strict, "application/octet-stream").await;
+    problem.is_problem(412, "precondition-failed", Some("if_match"), &[&message]);
+    assert!(!problem.headers.contains_key("etag"));
     let short = v1::FetchObjectsRequest {
         if_match: etags,
         ..request

@@ -8,7 +8,8 @@ use ringfetch_engine::config::{DirectIo, EngineConfig, PlanConfig};
 use ringfetch_engine::dataset::{Dataset, DatasetSpec, Dtype, KindSpec};
 use ringfetch_engine::engine::Engine;
 use ringfetch_engine::error::Resource;
-use ringfetch_engine::sim::SimControl;
+use ringfetch_engine::sim::{Fault, FaultPlan, SimControl};
+use rustix::io::Errno;
 use std::future::Future as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Wake, Waker};
@@ -226,6 +227,46 @@ async fn scores_need_memory_for_one_window_and_cost_nothing_without() {
     held.resize(40 << 10).unwrap();
     let (_, rankings) = rig.fetcher.score("v", "", &scoring, &context).await.unwrap();
     assert_eq!((rankings[0].best.len(), principal.bytes()), (64, 64 << 10));
+}
+
+#[tokio::test]
+async fn the_item_that_ends_a_request_is_named() {
+    // Scenario: with `fail_fast`, vectors of which one is past the end, while the disk holds everything back; then vectors,
+    // one of them alone, and scores, whose second or only read fails. Expectation: the first without a read; each error
+    // names its item if there are several.
+    let rig = rig(&(0..8_u16).map(|id| vec![f32::from(id); 1100]).collect::<Vec<_>>());
+    let context = RequestContext {
+        fail_fast: true,
+        ..RequestContext::default()
+    };
+    let fetch = async |ids: &[u64]| {
+        let fetched = rig.fetcher.fetch("v", "", &Items::Vectors(ids), &context).await;
+        fetched.unwrap_err().to_string()
+    };
+    rig.control.hold();
+    assert_eq!(
+        fetch(&[4, 8, 9]).await,
+        "item 1: vector 8 is out of range: the dataset has 8 (vector 0 to 7)"
+    );
+    assert_eq!(rig.control.started_total(), 0);
+    rig.control.release_all();
+    let failing = || {
+        rig.control.set_faults(FaultPlan::script(&[
+            Fault::None,
+            Fault::Errno(Errno::IO.raw_os_error()),
+        ]));
+    };
+    failing();
+    let failed = "reading bytes 17600..22000 failed: Input/output error (os error 5)";
+    assert_eq!(fetch(&[2, 4]).await, format!("item 1: {failed}"));
+    rig.control
+        .set_faults(FaultPlan::script(&[Fault::Errno(Errno::IO.raw_os_error())]));
+    assert_eq!(fetch(&[4]).await, failed);
+    failing();
+    let query = vec![1.0; 1100];
+    let scoring = scoring(&[(&query[..], &[4, 2][..])], 1);
+    let scored = rig.fetcher.score("v", "", &scoring, &context).await;
+    assert_eq!(scored.unwrap_err().to_string(), format!("vector 4: {failed}"));
 }
 
 #[tokio::test]
