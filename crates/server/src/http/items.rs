@@ -89,7 +89,7 @@ pub(super) async fn block(
     responses(
         (status = 200, description = "The elements, little-endian; or a JSON array, with null for NaN and \
             infinities.", content(
-                ("application/octet-stream"), (Vec<Option<f32>> = "application/json")),
+                ("application/octet-stream"), (Vec<Option<f64>> = "application/json")),
             headers(("Ringfetch-Dim" = u64, description = "Elements."), ("Ringfetch-Dtype", description = "Element type."))),
         (status = 304, description = "If-None-Match names this version."),
         (status = 406, description = "Accept allows neither format."),

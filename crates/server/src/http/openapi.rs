@@ -207,7 +207,9 @@ pub(super) async fn get(State(app): State<Arc<AppState>>) -> Response {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error_status;
     use crate::http::routes::{ROUTES, methods_of};
+    use ringfetch_engine::error::ReadError;
     use serde_json::{Map, Value, json};
     use std::collections::BTreeSet;
 
@@ -356,6 +358,24 @@ mod tests {
         );
         assert_eq!(schemes[CERTIFICATE]["type"], "mutualTLS");
         assert_eq!(document["security"], json!([{}, {TOKEN: []}, {CERTIFICATE: []}]));
+    }
+
+    #[test]
+    fn elements_of_every_type_fit_their_number() {
+        // A vector in JSON: an element of f64, or an id of i32, needs a double. Its example of a problem is one there is.
+        let document = parsed();
+        let get = &document["paths"]["/v1/datasets/{name}/vectors/{id}"]["get"];
+        let vector = &get["responses"]["200"]["content"]["application/json"]["schema"];
+        assert_eq!(vector["items"]["type"], json!(["number", "null"]));
+        assert_eq!(vector["items"]["format"], "double");
+        let error = ReadError::RangeOutOfRange {
+            offset: 0,
+            length: 2,
+            end: 1,
+        };
+        let slug = error_status::of_read(&error).slug;
+        let example = &document["components"]["schemas"]["Problem"]["properties"]["type"]["example"];
+        assert_eq!(*example, format!("/problems/{slug}"));
     }
 
     #[test]

@@ -46,7 +46,7 @@ struct Details {
 pub(super) struct ProblemBody<'a> {
     /// What went wrong, as a URI reference whose last segment is a word from a closed set.
     #[serde(rename = "type")]
-    #[schema(example = "/problems/out-of-range")]
+    #[schema(example = "/problems/range-out-of-range")]
     type_: String,
     /// The type in words.
     title: String,
