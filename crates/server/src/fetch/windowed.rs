@@ -278,6 +278,14 @@ impl Iterator for Backoff {
 }
 
 impl WindowedBody {
+    /// The error of a response that ends at its deadline. Counts the refusal.
+    pub(crate) fn deadline_rejection(&self) -> FetchError {
+        let SnapshotReader {
+            fetcher, connection, ..
+        } = &*self.reader;
+        fetcher.deadline_rejection(connection.as_ref())
+    }
+
     /// Reads the first window; the others are read while the body is sent.
     ///
     /// # Errors

@@ -220,10 +220,11 @@ impl LongResponse for ObjectMessages {
     }
 
     fn end_at_deadline(&mut self) {
-        if self.windows.is_none() {
+        let Some(windows) = &self.windows else {
             return;
-        }
-        self.end_with(Err(Status::deadline_exceeded("the deadline of the call passed")));
+        };
+        let late = windows.deadline_rejection();
+        self.end_with(Err(error_status::to_status(&late, "name")));
         if let Some(waker) = self.waker.take() {
             waker.wake();
         }

@@ -31,6 +31,7 @@ use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use http_body::Frame;
 use in_flight::InFlightRequest;
+use ringfetch_engine::error::ReadError;
 use ringfetch_engine::share::Charge;
 use ringfetch_proto::v1;
 use ringfetch_proto::v1::fetch_stream_request::Request as OneOf;
@@ -280,7 +281,7 @@ where
 }
 
 fn deadline_passed() -> Status {
-    Status::deadline_exceeded("the deadline of the stream passed")
+    error_status::to_status(&ReadError::DeadlineExceeded.into(), "request")
 }
 
 /// Called once with the final code of the call.

@@ -22,6 +22,7 @@ use bytes::{BufMut as _, Bytes, BytesMut};
 use http::HeaderMap;
 use http_body::{Frame, SizeHint};
 use http_body_util::BodyExt as _;
+use ringfetch_engine::error::ReadError;
 use std::future::Future as _;
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, ready};
@@ -232,9 +233,9 @@ impl http_body::Body for CountedBody {
                 };
                 ready!(deadline.as_mut().poll(cx));
                 this.body = Body::empty();
-                Some(Ok(Frame::trailers(trailers_of(&Status::deadline_exceeded(
-                    "the deadline of the call passed",
-                )))))
+                // Not counted as a refusal: a watch ends in no other way.
+                let late = error_status::to_status(&ReadError::DeadlineExceeded.into(), "message");
+                Some(Ok(Frame::trailers(trailers_of(&late))))
             }
         };
         if let Some(Ok(frame)) = &frame

@@ -9,7 +9,7 @@ use ringfetch_proto::v1;
 use ringfetch_proto::v1::fetch_stream_request::Request;
 use tonic::Code;
 use tonic_health::pb::HealthCheckRequest;
-use tonic_types::RpcStatusExt as _;
+use tonic_types::{RpcStatusExt as _, StatusExt as _};
 
 #[tokio::test]
 async fn what_nobody_waits_for_is_not_read() {
@@ -153,6 +153,10 @@ async fn a_deadline_that_has_passed_touches_nothing() {
             .await;
         let status = held.status().await;
         assert_eq!(status.code(), Code::DeadlineExceeded, "{status:?}");
+        assert_eq!(
+            status.get_details_error_info().unwrap().reason,
+            "DEADLINE_EXCEEDED"
+        );
     }
     for timeout in ["", "1", "m", "-1m", "123456789m", "1 m"] {
         let status = narrow
@@ -286,7 +290,12 @@ async fn a_call_of_any_service_ends_at_its_deadline() {
     let held = narrow.ask(path, &headers("100m"), framed(&watch)).await;
     let (body, status) = held.rest().await;
     assert_eq!(body.as_ref(), [0, 0, 0, 0, 2, 8, 1], "SERVING");
-    assert_eq!(status.unwrap().code(), Code::DeadlineExceeded);
+    let status = status.unwrap();
+    assert_eq!(status.code(), Code::DeadlineExceeded);
+    assert_eq!(
+        status.get_details_error_info().unwrap().reason,
+        "DEADLINE_EXCEEDED"
+    );
     let labels = [("method", "HealthWatch"), ("code", "DEADLINE_EXCEEDED")];
     eventually_async("the watch is counted", async || {
         (daemon.sum("ringfetch_rpc_requests_total", &labels).await > 0).then_some(())

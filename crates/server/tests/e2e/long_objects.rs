@@ -247,13 +247,15 @@ async fn an_object_that_is_written_to_ends_the_call() {
 async fn a_deadline_is_for_the_whole_answer() {
     // Scenario: calls with a deadline of 20 ms for 12 MiB, through a small window. Expectation: sooner or
     // later one has begun when its deadline passes, and ends with DEADLINE_EXCEEDED; one with no time at all
-    // is refused.
+    // is refused. Both have the same status, and are counted.
     let daemon = setup("pread", &noise(95, LENGTH)).start();
     let mut narrow = Narrow::connect(daemon.grpc, 65_535).await;
     let gone = narrow
         .call("ReadObject", &[("grpc-timeout", "1n")], &request("long"))
         .await;
-    assert_eq!(gone.status().await.code(), Code::DeadlineExceeded);
+    let gone = gone.status().await;
+    assert_eq!(gone.code(), Code::DeadlineExceeded);
+    let mut refused = 1;
     eventually_async("a deadline passes inside an answer", async || {
         let headers = [("grpc-timeout", "20m")];
         let (body, status) = narrow
@@ -261,10 +263,18 @@ async fn a_deadline_is_for_the_whole_answer() {
             .await
             .rest()
             .await;
-        let late = status.unwrap().code() == Code::DeadlineExceeded;
+        let status = status.unwrap();
+        let late = status.code() == Code::DeadlineExceeded;
+        if late {
+            refused += 1;
+            assert_eq!(status.message(), gone.message());
+            assert_eq!(status.details(), gone.details());
+        }
         (late && !body.is_empty() && body.len() < LENGTH).then_some(())
     })
     .await;
+    let rejected = [("reason", "deadline")];
+    assert_eq!(daemon.sum("ringfetch_rejected_total", &rejected).await, refused);
     daemon.stop().await;
 }
 

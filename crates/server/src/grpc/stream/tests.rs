@@ -76,7 +76,7 @@ fn stream(
         Box::new(|_bytes| Ok(())),
         async move {
             let _sender_is_gone = drains.wait_for(|drains| *drains).await;
-            error_status::to_status(&ringfetch_engine::error::ReadError::Draining.into(), "request")
+            error_status::to_status(&ReadError::Draining.into(), "request")
         },
         Box::new(move |code| hears.lock().unwrap().push(code)),
     );
