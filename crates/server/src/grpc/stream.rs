@@ -7,9 +7,10 @@
 //! HTTP/2 flow control stops the client. One more message is read, so that a cancel is seen while the stream
 //! is full.
 //!
-//! An invalid request gets an error response and the stream continues. Bytes that are not a request end it, and so do a
-//! drain and the age of its connection, once the requests in flight are answered. The deadline holds even if the body is
-//! not polled, as when the client does not read: the requests in flight are then cancelled, so that they hold no memory.
+//! An invalid request gets an error response and the stream continues, as does one that there is no memory for once it has
+//! arrived. Bytes that are not a request end it, and so do an incomplete request without memory, a drain and the age of its
+//! connection, once the requests in flight are answered. The deadline holds even if the body is not polled, as when the client
+//! does not read: the requests in flight are then cancelled, so that they hold no memory.
 
 mod in_flight;
 
@@ -74,6 +75,8 @@ pub(super) struct StreamRequest {
     header: MessageHeader,
     pub(super) bytes: Bytes,
     pub(super) arrived: Instant,
+    /// Its memory was not granted.
+    refused: Option<Box<FetchError>>,
 }
 
 /// Answers one request of a stream.
@@ -89,15 +92,16 @@ pub(super) fn respond(
         header,
         bytes,
         arrived,
+        refused,
     } = message;
-    // Short requests are not charged, and the fetcher counts their items.
-    let counted = if RequestMemory::is_free(bytes.len()) {
-        Ok(0)
-    } else {
-        shared.fetcher.count_rejection(
+    let counted = match refused {
+        Some(refused) => Err(*refused),
+        // Short requests are not charged, and the fetcher counts their items.
+        None if RequestMemory::is_free(bytes.len()) => Ok(0),
+        None => shared.fetcher.count_rejection(
             count(&bytes, shared.fetcher.limits().items_per_request),
             connection.as_ref(),
-        )
+        ),
     };
     let checked = match counted {
         Ok(items) => {
@@ -383,6 +387,7 @@ where
                         header,
                         bytes,
                         arrived: self.arrived,
+                        refused: None,
                     });
                 }
                 continue;
@@ -411,8 +416,30 @@ where
                 }
             }
         }
-        let waiting = self.waiting.as_ref().map_or(0, |message| message.bytes.len());
-        (self.hold)(self.decoder.held() + waiting).map_err(|error| error_status::to_status(&error, "request"))
+        self.charge_unstarted(turn)
+    }
+
+    /// Charges what has arrived and is not started. A complete request for which there is no memory is answered in its
+    /// turn; only an incomplete one ends the stream.
+    fn charge_unstarted(&mut self, turn: &BodyTurn) -> Result<(), Status> {
+        let decoding = self.decoder.held();
+        match &mut self.waiting {
+            Some(StreamRequest { refused: Some(_), .. }) => {}
+            Some(StreamRequest { bytes, refused, .. }) => {
+                let waiting = if RequestMemory::is_free(bytes.len()) {
+                    0
+                } else {
+                    bytes.len()
+                };
+                *refused = (self.hold)(decoding + waiting).err().map(Box::new);
+            }
+            // What is left may be complete.
+            None if turn.cancels == 0 => {}
+            None => {
+                (self.hold)(decoding).map_err(|error| error_status::to_status(&error, "request"))?;
+            }
+        }
+        Ok(())
     }
 
     /// Ends the stream once the requests in flight are answered.

@@ -1,5 +1,7 @@
 //! Streams with a request body, and requests that the test completes by hand; no datasets.
 
+mod memory;
+
 use super::*;
 use bytes::Buf as _;
 use futures_util::FutureExt as _;
@@ -46,6 +48,13 @@ struct Stream<B> {
 fn stream(
     deadline: Option<Instant>,
 ) -> Stream<impl http_body::Body<Data = FrameParts, Error = Infallible> + Unpin> {
+    stream_that_charges(deadline, Box::new(|_bytes| Ok(())))
+}
+
+fn stream_that_charges(
+    deadline: Option<Instant>,
+    hold: ChargeMemory,
+) -> Stream<impl http_body::Body<Data = FrameParts, Error = Infallible> + Unpin> {
     let (pieces, received) = mpsc::unbounded_channel::<Result<Bytes, ()>>();
     let received = futures_util::stream::unfold(received, |mut received| async move {
         let piece = received.recv().await?;
@@ -58,7 +67,12 @@ fn stream(
         move |message: StreamRequest| {
             let request = decode::<v1::FetchStreamRequest>(&message.bytes)?;
             let (sender, receiver) = oneshot::channel();
-            begun.0.lock().unwrap().insert(request.id, sender);
+            match message.refused {
+                Some(refused) => sender
+                    .send(failed(request.id, &refused, "request").unwrap())
+                    .unwrap(),
+                None => _ = begun.0.lock().unwrap().insert(request.id, sender),
+            }
             Ok(async move { receiver.await.map_err(|_| Status::internal("given up")) })
         }
     };
@@ -69,11 +83,11 @@ fn stream(
         incoming,
         StreamLimits {
             requests_in_flight: 2,
-            message_bytes: 64,
+            message_bytes: 2000,
             deadline,
         },
         start,
-        Box::new(|_bytes| Ok(())),
+        hold,
         async move {
             let _sender_is_gone = drains.wait_for(|drains| *drains).await;
             error_status::to_status(&ReadError::Draining.into(), "request")
@@ -301,7 +315,7 @@ async fn bytes_that_are_no_request_end_the_stream() {
     // answered.
     for (bytes, code) in [
         (&[0, 0, 0, 0, 2, 0xff, 0xff][..], Code::InvalidArgument),
-        (&[0, 0, 0, 0, 65], Code::ResourceExhausted),
+        (&[0, 0, 0, 7, 209], Code::ResourceExhausted),
         (&[1, 0, 0, 0, 1, 0], Code::Internal),
         (&[0, 0, 0], Code::Internal),
     ] {
@@ -467,89 +481,6 @@ async fn a_response_that_waits_for_its_frame_is_given_back_at_the_deadline() {
     assert_eq!(stream.answer(), (1, Bytes::from_static(DATA)));
     tokio::time::sleep_until(deadline + Duration::from_millis(2)).await;
     assert_eq!(stream.end().code(), Code::DeadlineExceeded);
-}
-
-/// A stream whose requests are never answered, the pieces of its body, and what is charged of incomplete requests: at
-/// most 40 bytes.
-fn charged() -> (
-    Arc<Mutex<Vec<usize>>>,
-    mpsc::UnboundedSender<Bytes>,
-    impl http_body::Body<Data = FrameParts, Error = Infallible> + Unpin,
-) {
-    let held = Arc::new(Mutex::new(Vec::new()));
-    let hears = Arc::clone(&held);
-    let (pieces, mut received) = mpsc::unbounded_channel();
-    let incoming = futures_util::stream::poll_fn(move |cx| received.poll_recv(cx))
-        .map(|piece| Ok::<_, Infallible>(Frame::data(piece)));
-    let bounds = StreamLimits {
-        requests_in_flight: 2,
-        message_bytes: 64,
-        deadline: None,
-    };
-    let hold = Box::new(move |bytes: usize| {
-        hears.lock().unwrap().push(bytes);
-        let max = 40;
-        if bytes > 40 {
-            Err(FetchError::RequestMemory { max, own: true })
-        } else {
-            Ok(())
-        }
-    });
-    let start = |_message: StreamRequest| Ok(std::future::pending());
-    let incoming = http_body_util::StreamBody::new(incoming);
-    let body = body(
-        incoming,
-        bounds,
-        start,
-        hold,
-        std::future::pending(),
-        Box::new(|_code| {}),
-    );
-    (held, pieces, body)
-}
-
-/// A message of this length with its prefix, and more.
-fn framed(length: u32) -> Vec<u8> {
-    [&[0][..], &length.to_be_bytes(), &[0; 64]].concat()
-}
-
-#[tokio::test]
-async fn a_request_that_is_not_whole_is_charged() {
-    // Scenario: half a request message of 60 bytes, then the rest of it. Expectation: what has arrived is
-    // charged while the rest is awaited, and nothing once the request has started; on another stream a refused charge
-    // ends it.
-    let (held, pieces, mut body) = charged();
-    pieces.send(Bytes::copy_from_slice(&framed(60)[..25])).unwrap();
-    assert!(body.frame().now_or_never().is_none());
-    assert_eq!(held.lock().unwrap().last(), Some(&25));
-    pieces.send(Bytes::from(vec![0; 40])).unwrap();
-    assert!(body.frame().now_or_never().is_none());
-    assert_eq!(held.lock().unwrap().last(), Some(&0));
-    let (_held, pieces, mut body) = charged();
-    pieces.send(Bytes::copy_from_slice(&framed(60)[..50])).unwrap();
-    let trailers = body
-        .frame()
-        .now_or_never()
-        .unwrap()
-        .unwrap()
-        .unwrap()
-        .into_trailers();
-    let status = Status::from_header_map(&trailers.unwrap()).unwrap();
-    assert_eq!(status.code(), Code::ResourceExhausted);
-}
-
-#[tokio::test]
-async fn the_last_request_is_not_charged_once_it_has_started() {
-    // Scenario: half a request message of 60 bytes, then the rest of it and the end of the body. Expectation: nothing
-    // is charged while the request is in flight.
-    let (held, pieces, mut body) = charged();
-    pieces.send(Bytes::copy_from_slice(&framed(60)[..25])).unwrap();
-    assert!(body.frame().now_or_never().is_none());
-    assert_eq!(held.lock().unwrap().last(), Some(&25));
-    pieces.send(Bytes::from(vec![0; 40])).unwrap();
-    drop(pieces);
-    assert!(body.frame().now_or_never().is_none());
-    assert_eq!(held.lock().unwrap().last(), Some(&0));
 }
 
 #[test]
