@@ -136,9 +136,11 @@ impl Fetcher {
         scoring: &Scoring<'_>,
         context: &RequestContext,
     ) -> Result<Vec<Ranking>, FetchError> {
-        let scorer = check(scoring, dataset, limits)?;
+        let mut turn = Turn::new(None);
+        let scorer = check(scoring, dataset, limits, &mut turn).await?;
         let (_in_flight, deadline) = self.admit(limits, context)?;
-        let mut work = Work::new(scoring, dataset, scorer);
+        turn.deadline = deadline;
+        let mut work = Work::new(scoring, dataset, scorer, &mut turn).await?;
         if context.fail_fast {
             work.check_range(dataset)?;
         }
@@ -149,7 +151,6 @@ impl Fetcher {
         }
         // Charges what is read, although the response is small.
         let charged = Self::charge_bytes(context, bytes)?;
-        let mut turn = Turn::new(deadline);
         let mut unread = windows(work.ids.len(), work.vector_bytes, self.window_bytes(context)).peekable();
         let mut reading: VecDeque<(Range<usize>, Ticket)> = VecDeque::with_capacity(WINDOWS_AHEAD);
         let mut scored = 0;
@@ -236,7 +237,12 @@ fn windows(vectors: usize, vector_bytes: usize, window_bytes: usize) -> impl Ite
 }
 
 /// Checks what needs no access to files.
-fn check(scoring: &Scoring<'_>, dataset: &DatasetHandle, limits: &Limits) -> Result<Scorer, FetchError> {
+async fn check(
+    scoring: &Scoring<'_>,
+    dataset: &DatasetHandle,
+    limits: &Limits,
+    turn: &mut Turn,
+) -> Result<Scorer, FetchError> {
     let malformed = |field: String, problem: String| Err(FetchError::Malformed { field, problem });
     let queries = &scoring.queries;
     if queries.is_empty() {
@@ -292,6 +298,7 @@ fn check(scoring: &Scoring<'_>, dataset: &DatasetHandle, limits: &Limits) -> Res
             let problem = "it is empty: name at least one candidate".to_owned();
             return malformed(format!("queries[{number}].ids"), problem);
         }
+        turn.worked(query.vector.len()).await?;
     }
     let most = queries.iter().map(|query| query.ids.len()).max().unwrap_or(0);
     if scoring.limit == 0 || scoring.limit as usize > most {
@@ -313,7 +320,12 @@ fn check(scoring: &Scoring<'_>, dataset: &DatasetHandle, limits: &Limits) -> Res
 }
 
 impl<'a> Work<'a> {
-    fn new(scoring: &'a Scoring<'a>, dataset: &DatasetHandle, scorer: Scorer) -> Self {
+    async fn new(
+        scoring: &'a Scoring<'a>,
+        dataset: &DatasetHandle,
+        scorer: Scorer,
+        turn: &mut Turn,
+    ) -> Result<Self, FetchError> {
         let queries = &scoring.queries;
         let mut candidates: Vec<Candidate> = (0_u32..)
             .zip(queries)
@@ -326,26 +338,29 @@ impl<'a> Work<'a> {
             })
             .collect();
         candidates.sort_unstable();
+        turn.worked(sorting(candidates.len())).await?;
         let mut ids: Vec<u64> = candidates.iter().map(|candidate| candidate.id).collect();
         ids.dedup();
         let vector_bytes = match dataset.kind() {
             Kind::Vectors { vector_bytes, .. } => vector_bytes as usize,
             Kind::Blocks { .. } | Kind::Objects => 0,
         };
-        Self {
+        let mut norms = Vec::with_capacity(queries.len());
+        for query in queries {
+            norms.push(scorer.query_norm(query.vector));
+            turn.worked(query.vector.len()).await?;
+        }
+        Ok(Self {
             scorer,
             metric: scorer.metric(),
             threshold: scoring.threshold,
             queries,
-            norms: queries
-                .iter()
-                .map(|query| scorer.query_norm(query.vector))
-                .collect(),
+            norms,
             candidates,
             ids,
             vector_bytes,
             rankings: queries.iter().map(|_| Ranking::default()).collect(),
-        }
+        })
     }
 
     /// Bytes of the distinct candidates that the dataset has.
@@ -471,14 +486,18 @@ impl<'a> Work<'a> {
 
     async fn finish(mut self, limit: u32, turn: &mut Turn) -> Result<Vec<Ranking>, FetchError> {
         for ranking in &mut self.rankings {
-            // Sorting costs about as much per candidate as scoring some tens of elements.
-            let elements = ranking.best.len().saturating_mul(32);
+            let elements = sorting(ranking.best.len());
             self.metric.rank(&mut ranking.best, limit as usize);
             ranking.errors.sort_unstable_by_key(|error| error.item);
             turn.worked(elements).await?;
         }
         Ok(self.rankings)
     }
+}
+
+/// Sorting costs about as much per candidate as scoring some tens of elements.
+fn sorting(candidates: usize) -> usize {
+    candidates.saturating_mul(32)
 }
 
 /// The time that a request computes without yielding.

@@ -117,7 +117,10 @@ async fn windows_are_read_ahead_and_no_further() {
     let scoring = scoring(&[(&query, &ids)], 80);
     rig.control.hold();
     let mut asked = Box::pin(rig.score(&scoring));
-    assert!(asked.as_mut().now_or_never().is_none());
+    while rig.control.started_total() < 32 {
+        assert!(asked.as_mut().now_or_never().is_none());
+        tokio::task::yield_now().await;
+    }
     assert!(rig.control.wait_in_flight(32, SOON));
     assert!(asked.as_mut().now_or_never().is_none());
     assert_eq!(rig.control.started_total(), 32);
@@ -167,9 +170,16 @@ fn others_have_their_turn_while_much_is_computed() {
     let mut asked = Box::pin(rig.score(&scoring));
     // Woken once, when everything that it reads has arrived; from then on only its own yielding makes it
     // wait.
-    let read = Arc::new(Woken::default());
-    let waker = Waker::from(Arc::clone(&read));
-    assert!(asked.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    rig.control.hold();
+    let read = loop {
+        let woken = Arc::new(Woken::default());
+        let waker = Waker::from(Arc::clone(&woken));
+        assert!(asked.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        if !woken.0.load(Ordering::Acquire) {
+            break woken;
+        }
+    };
+    rig.control.release_all();
     while !read.0.load(Ordering::Acquire) {
         std::thread::yield_now();
     }
@@ -191,6 +201,31 @@ fn others_have_their_turn_while_much_is_computed() {
     };
     assert!(other_done && turns > 20, "{turns} turns");
     assert_eq!(rankings.len(), 200);
+}
+
+#[test]
+fn others_have_their_turn_while_queries_are_checked() {
+    // 200 queries of 16,384 elements for a vector that is not read yet. Expectation: the request yields before it asks for
+    // the vector, while it checks their elements, and while it computes their norms.
+    let rig = rig(&[vec![1.0; 1 << 14]]);
+    let query = vec![1.0; 1 << 14];
+    let mut scoring = scoring(&[(&query[..], &[0][..]); 200], 1);
+    scoring.metric = Some(Metric::Cosine);
+    rig.control.hold();
+    let yielded = Arc::new(Woken::default());
+    let waker = Waker::from(Arc::clone(&yielded));
+    let mut asked = Box::pin(rig.score(&scoring));
+    assert!(asked.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    assert!(yielded.0.load(Ordering::Acquire), "it waits for the disk");
+    drop(asked);
+    let dataset = rig.fetcher.open("v", RequiredKind::Vectors, None).unwrap();
+    let scorer = Scorer::new(Metric::Cosine, Dtype::F32).unwrap();
+    let mut turn = Turn::new(None);
+    assert!(
+        Work::new(&scoring, &dataset, scorer, &mut turn)
+            .now_or_never()
+            .is_none()
+    );
 }
 
 #[tokio::test]
