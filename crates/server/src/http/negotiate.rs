@@ -74,7 +74,9 @@ pub(super) fn require_json(headers: &HeaderMap) -> Result<(), Problem> {
             format!("the request's Content-Encoding is {coding:?}: send the body without an encoding"),
         )
         .with_field("Content-Encoding")
-        .with_allowed(vec!["identity"]));
+        .with_allowed(vec!["identity"])
+        // Tells it from a wrong Content-Type (RFC 9110 15.5.16).
+        .with_header(header::ACCEPT_ENCODING, HeaderValue::from_static("identity")));
     }
     let value = headers
         .get(header::CONTENT_TYPE)

@@ -99,7 +99,7 @@ fn complete(mut document: OpenApi) -> OpenApi {
             add_problem(
                 operation,
                 "default",
-                "What went wrong (RFC 9457). Retry-After is present if a retry can help.",
+                "What went wrong (RFC 9457); a refusal before routing may be without a body. Retry-After is present if a retry can help.",
             );
             if matches!(&path[..], "/livez" | "/readyz") {
                 operation.security = Some(Vec::new());

@@ -164,8 +164,7 @@ impl RequestDispatcher {
         progress: &Arc<Progress>,
     ) -> DispatchFuture {
         let refused = self.refused(&request, progress.is_late());
-        let may_end =
-            matches!(self.role, Role::DataAndProbes(_)) || (refused.is_some() && !is_grpc(&request));
+        let may_end = self.is_http() || (refused.is_some() && !self.is_call(&request));
         let (head, body) = request.into_parts();
         let body = RequestBody::new(body, &head.headers, Arc::clone(exchange), may_end);
         if let Some(refused) = refused {
@@ -175,7 +174,7 @@ impl RequestDispatcher {
         let by_address = connection.request_memory();
         let path = request.uri().path();
         // Limited by number instead: health must not depend on memory.
-        let is_service = !matches!(self.role, Role::DataAndProbes(_)) && is_service(path);
+        let is_service = !self.is_http() && is_service(path);
         let units = if path == FETCH_STREAM { STREAM_UNITS } else { 1 };
         let units = units + head_units(&request);
         if let Err(refused) = exchange.charge(units, by_address)
@@ -209,7 +208,7 @@ impl RequestDispatcher {
             return DispatchFuture::refused(refused.into_http(), progress);
         }
         let set_unserved = || {
-            if matches!(self.role, Role::DataAndProbes(_)) {
+            if self.is_http() {
                 exchange.set_unserved(Outcome::unserved_http());
             }
         };
@@ -219,7 +218,7 @@ impl RequestDispatcher {
                 DispatchFuture::Fast(fast_path.call(request, connection))
             }
             Some(_) | None => {
-                if is_grpc(&request)
+                if self.is_call(&request)
                     && let Err(refused) = exchange.charge(ROUTED_CALL_UNITS - 1, by_address)
                     && !is_service
                 {
@@ -240,6 +239,16 @@ impl RequestDispatcher {
 }
 
 impl RequestDispatcher {
+    fn is_http(&self) -> bool {
+        matches!(self.role, Role::DataAndProbes(_))
+    }
+
+    /// Whether a request is a gRPC call, which a page in a browser cannot send without a CORS preflight. On the HTTP port
+    /// none is, whatever its content type.
+    fn is_call<B>(&self, request: &Request<B>) -> bool {
+        !self.is_http() && request.method() == http::Method::POST && grpc::is_grpc(request.headers())
+    }
+
     /// What a request needs; `None`: nothing, since orchestrators have no credentials.
     fn need(&self, path: &str) -> Option<Need> {
         match self.role {
@@ -276,7 +285,7 @@ impl RequestDispatcher {
     /// The response to a request whose memory is not granted: at most a head.
     fn no_memory<B>(&self, request: &Request<B>, refused: Refused, progress: &Progress) -> DispatchFuture {
         self.refusals.memory.inc();
-        DispatchFuture::refused(no_memory(is_grpc(request), refused), progress)
+        DispatchFuture::refused(no_memory(self.is_call(request), refused), progress)
     }
 
     fn denied<B>(&self, denied: Denied, request: &Request<B>) -> Response<AnswerBody> {
@@ -305,7 +314,7 @@ impl RequestDispatcher {
         };
         counter.inc();
         core_turns::note_refusal();
-        if is_grpc(request) {
+        if self.is_call(request) {
             return refused_call(code, slug, detail).into_http();
         }
         let mut response = refusal(status, slug, detail.to_owned(), request.uri().path());
@@ -376,11 +385,6 @@ fn head_units<B>(request: &Request<B>) -> usize {
 /// Whether a call is for the health or reflection service.
 fn is_service(path: &str) -> bool {
     path.starts_with("/grpc.health.v1.Health/") || path.starts_with("/grpc.reflection.")
-}
-
-/// Whether a request is a gRPC call, which a page in a browser cannot send without a CORS preflight.
-fn is_grpc<B>(request: &Request<B>) -> bool {
-    request.method() == http::Method::POST && grpc::is_grpc(request.headers())
 }
 
 impl Future for DispatchFuture {
@@ -544,5 +548,29 @@ mod tests {
             ..
         } = &dispatcher.refusals;
         assert_eq!((unauthenticated.get(), forbidden.get()), (2, 2));
+    }
+
+    #[test]
+    fn the_http_port_answers_in_http_whatever_a_request_says_it_is() {
+        // Scenario: requests to the HTTP port with the content type of gRPC, without a credential and without memory.
+        // Expectation: HTTP's status, and no status of gRPC.
+        let dispatcher = RequestDispatcher {
+            role: Role::DataAndProbes(|_| false),
+            ..dispatcher()
+        };
+        let request = Request::post("/v1/datasets").header(header::CONTENT_TYPE, "application/grpc");
+        let request = request.body(()).unwrap();
+        let denied = dispatcher.denied(Denied::Unauthenticated, &request);
+        assert_eq!(denied.status(), 401);
+        assert!(denied.headers().contains_key(header::WWW_AUTHENTICATE));
+        let DispatchFuture::Refused(Some(no_memory)) =
+            dispatcher.no_memory(&request, Refused::Caller, &Arc::default())
+        else {
+            panic!("it is served");
+        };
+        assert_eq!(no_memory.status(), 429);
+        for answer in [&denied, &*no_memory] {
+            assert!(!answer.headers().contains_key("grpc-status"));
+        }
     }
 }

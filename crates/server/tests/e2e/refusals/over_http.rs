@@ -235,6 +235,7 @@ async fn a_request_that_is_wrong_as_a_whole_is_told_so_over_http() {
     let coded = [("content-type", JSON), ("content-encoding", "gzip")];
     let answer = http.send(Method::POST, batch, &coded, "\x1f").await;
     answer.is_problem(415, "unsupported-media-type", Some("Content-Encoding"), &["gzip"]);
+    assert_eq!(answer.header("accept-encoding"), "identity");
     http.batch(batch, &json!({"indices": [0]}), "image/png")
         .await
         .is_problem(406, "not-acceptable", Some("Accept"), &[JSON]);
