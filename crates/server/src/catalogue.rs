@@ -3,11 +3,16 @@
 //! A reload opens every dataset of the new configuration again, which finds errors and files that were
 //! replaced. A dataset that is still the same keeps its open files, and with them its counters and caches.
 
+use crate::file_step;
 use ringfetch_engine::dataset::{Dataset, DatasetSpec, Kind, OpenError, free_descriptors};
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
+
+/// Time to open a file, besides that of any step.
+const FILE_WITHIN: Duration = Duration::from_millis(20);
 
 /// Errors of all datasets that cannot be opened; at least one.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,26 +62,43 @@ impl Catalogue {
     /// The errors of all datasets that cannot be opened; of those that this host refuses only the first, since the others
     /// might open without it.
     pub fn open(specs: &[DatasetSpec]) -> Result<Self, OpenErrors> {
-        Ok(Self::default().renewed(specs)?.0)
+        Ok(Self::default().renewed_by(specs, |spec| Ok(Entry::open(spec)))?.0)
     }
 
-    /// The catalogue of a new configuration; datasets that are still the same stay open.
+    /// The catalogue of a new configuration; datasets that are still the same stay open. Ends with the first dataset whose
+    /// file system does not respond.
     ///
     /// # Errors
     /// As [`Catalogue::open`].
     pub fn renewed(&self, specs: &[DatasetSpec]) -> Result<(Self, CatalogueDiff), OpenErrors> {
+        self.renewed_by(specs, Entry::open_in_time)
+    }
+
+    /// An outer error of `open` ends it.
+    fn renewed_by(
+        &self,
+        specs: &[DatasetSpec],
+        open: impl Fn(&DatasetSpec) -> Result<Result<Entry, OpenError>, OpenError>,
+    ) -> Result<(Self, CatalogueDiff), OpenErrors> {
         let mut next = Self::default();
         let mut difference = CatalogueDiff::default();
         let (mut errors, mut is_refused) = (Vec::new(), false);
         for spec in specs {
             let name = &spec.name;
-            let fresh = match Entry::open(spec) {
-                Err(error) if error.is_refused_by_host && !is_refused => {
+            let fresh = match open(spec) {
+                Ok(Err(error)) if error.is_refused_by_host && !is_refused => {
                     // Cached objects give way, and what was opened only to compare it is closed.
                     free_descriptors();
-                    Entry::open(spec)
+                    open(spec)
                 }
                 opened => opened,
+            };
+            let fresh = match fresh {
+                Ok(opened) => opened,
+                Err(hangs) => {
+                    errors.push(hangs);
+                    break;
+                }
             };
             let (entry, list) = match (fresh, self.entries.get(name)) {
                 (Ok(fresh), None) => (fresh, &mut difference.added),
@@ -126,6 +148,26 @@ impl Entry {
             Kind::Blocks { .. } | Kind::Vectors { .. } => None,
         };
         Ok(Self { dataset, directory })
+    }
+
+    /// An outer error: it is not open in time.
+    fn open_in_time(spec: &DatasetSpec) -> Result<Result<Self, OpenError>, OpenError> {
+        let files = u32::try_from(spec.paths.len()).unwrap_or(u32::MAX);
+        let limit = file_step::WITHIN.saturating_add(FILE_WITHIN.saturating_mul(files));
+        let file = spec
+            .paths
+            .first()
+            .map_or_else(String::new, |path| path.display().to_string());
+        let opened = {
+            let spec = spec.clone();
+            file_step::run(&file, limit, move || Self::open(&spec))
+        };
+        opened.map_err(|problem| OpenError {
+            dataset: spec.name.clone(),
+            field: "path",
+            problem,
+            is_refused_by_host: true,
+        })
     }
 
     fn is_same(&self, fresh: &Self) -> bool {

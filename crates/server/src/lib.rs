@@ -11,6 +11,7 @@ mod daemon_status;
 pub mod demo;
 pub mod error_status;
 pub mod fetch;
+mod file_step;
 pub mod grpc;
 pub mod host_memory;
 pub mod http;

@@ -232,6 +232,7 @@ impl Reconfigurer {
     /// # Cancel safety
     /// The reload is completed even if the future is dropped.
     pub async fn reload(&self) -> Result<ReloadOutcome, ReloadError> {
+        self.reopen_access_log();
         let turn = self.turn().map_err(|_| ReloadError::Busy)?;
         self.reload_in(turn).await
     }
@@ -253,6 +254,7 @@ impl Reconfigurer {
     /// Dropping the future leaves the signal without effect.
     pub async fn reload_on_signal(self, mut reload_signals: ReloadSignals) {
         while reload_signals.next().await.is_some() {
+            self.reopen_access_log();
             // A signal cannot be refused, so it waits. The semaphore is never closed.
             let Ok(turn) = Arc::clone(&self.turns).acquire_owned().await else {
                 return;
@@ -261,6 +263,11 @@ impl Reconfigurer {
             // `reload_in` logs the outcome.
             let _logged = self.reload_in(turn).await;
         }
+    }
+
+    /// Regardless of the configuration and of changes that wait: the file may have been rotated.
+    fn reopen_access_log(&self) {
+        self.inner.parts.access_log.iter().for_each(AccessLog::reopen);
     }
 
     /// The last reload, if there was one.

@@ -5,9 +5,9 @@ use super::changes::{self, ConfigChange, ConfigDiff};
 use super::switches::BackendSwitches;
 use super::{ActiveConfig, Inner, lock};
 use crate::access::Access;
-use crate::access_log::AccessLog;
 use crate::catalogue::{Catalogue, CatalogueDiff};
 use crate::config::{self, Base, Config, Loaded, listed};
+use crate::file_step;
 use crate::key_file::FileError;
 use crate::lifecycle::State;
 use crate::tls::Tls;
@@ -52,7 +52,7 @@ pub enum ReloadError {
     /// Mistakes in the configuration or the files it names.
     #[error("{}", of_mistakes(.0))]
     Invalid(Vec<ReloadProblem>),
-    /// The host refuses what its files and datasets take: file descriptors, memory.
+    /// The host refuses what its files and datasets take: file descriptors, memory, a file system that responds.
     #[error("{0}")]
     HostRefused(String),
     /// A backend that it asks for is unavailable.
@@ -83,8 +83,6 @@ pub struct LastReload {
 
 impl Inner {
     pub(super) fn reload(&self, active: &mut ActiveConfig) -> Result<ReloadOutcome, ReloadError> {
-        // Regardless of the configuration: the file may have been rotated.
-        self.parts.access_log.iter().for_each(AccessLog::reopen);
         match self.parts.lifecycle.state() {
             State::Serving => {}
             state @ (State::Starting | State::LameDuck | State::Draining | State::Ended) => {
@@ -124,7 +122,9 @@ impl Inner {
     }
 
     fn try_reload(&self, active: &mut ActiveConfig) -> Result<ReloadOutcome, ReloadError> {
-        let Loaded { mut config, settings } = config::load(&self.parts.inputs).map_err(|problems| {
+        let inputs = self.parts.inputs.clone();
+        let loaded = in_time("the configuration", move || config::load(&inputs))?;
+        let Loaded { mut config, settings } = loaded.map_err(|problems| {
             if problems.is_refused_by_host() {
                 return ReloadError::HostRefused(listed(&problems.0, "; "));
             }
@@ -145,14 +145,14 @@ impl Inner {
             };
             ReloadError::Invalid(errors.0.iter().map(mistake).collect())
         })?;
-        let renewed = self
-            .parts
-            .tls
-            .as_ref()
-            .map_or(Ok(None), Tls::read)
-            .map_err(unusable)?;
-        let principals = self.parts.access.as_ref().map_or(Ok(None), Access::read);
-        let principals = principals.map_err(unusable)?;
+        let renewed = match self.parts.tls.clone() {
+            Some(tls) => in_time("tls", move || Tls::read(&tls))?.map_err(unusable)?,
+            None => None,
+        };
+        let principals = match self.parts.access.clone() {
+            Some(access) => in_time("access.principals", move || Access::read(&access))?.map_err(unusable)?,
+            None => None,
+        };
         let wanted = config.limits.response_bytes;
         self.hold_back(&mut config, &mut changes);
         fit_an_answer(&config, wanted, &catalogue, &difference)?;
@@ -237,6 +237,14 @@ impl Inner {
             changes.hold_back("access_log.slow_ms");
         }
     }
+}
+
+/// A step that reads files, unless their file system does not respond.
+fn in_time<T: Send + 'static>(
+    what: &str,
+    step: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, ReloadError> {
+    file_step::run(what, file_step::WITHIN, step).map_err(ReloadError::HostRefused)
 }
 
 /// Files that cannot be used: mistakes, unless all that is wrong is that the host refuses to read them.

@@ -12,6 +12,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use tokio::time::timeout;
 use tonic::Code;
 use tonic_types::StatusExt as _;
 
@@ -526,5 +527,48 @@ async fn a_reload_takes_environment_and_flags_as_at_the_start() {
         let applied = |line: &String| line.contains("\"applied\":\"limits.http_ranges 64 -> 3\"");
         daemon.log().iter().any(applied).then_some(())
     });
+    daemon.stop().await;
+}
+
+#[tokio::test]
+#[ignore = "needs root and /dev/fuse"]
+async fn a_file_system_that_does_not_respond_stops_no_later_change() {
+    // Scenario: a dataset's file system stops responding; a reload that is to open it, after the access log was renamed; a
+    // switch; a reload without the dataset. Expectation: the access log is opened again; the first reload is refused, with
+    // the file's name; the switch and the second reload are made.
+    let directory = tempfile::tempdir().unwrap();
+    let (source, mountpoint) = (directory.path().join("source"), directory.path().join("disk"));
+    fs::create_dir_all(&source).unwrap();
+    fs::create_dir_all(&mountpoint).unwrap();
+    fs::write(source.join("hangs.bin"), noise(1, 4096)).unwrap();
+    let disk = slowdisk::SlowDisk::mount(&source, &mountpoint, &slowdisk::Parameters::default()).unwrap();
+    let hangs = disk.path().join("hangs.bin").display().to_string();
+    let keys = format!("{}\naccess_log: {{path: access.log}}", engine("mmap"));
+    let good = file(&keys, &["blocks"]);
+    let setup = Setup::new("mmap").whole(&format!(
+        "{good}  - {{name: hangs, kind: blocks, block_bytes: 4KiB, path: {hangs}}}\n"
+    ));
+    setup.file("blocks.bin", &noise(9, 8 * 4096));
+    let daemon = setup.start();
+    fs::rename(daemon.path("access.log"), daemon.path("renamed.log")).unwrap();
+    disk.hold_attributes();
+    daemon.signal(Signal::HUP);
+    let changes = timeout(PATIENCE, async {
+        eventually_async("the log is opened again", async || {
+            daemon.path("access.log").exists().then_some(())
+        })
+        .await;
+        let switched = set(&daemon, v1::Backend::Pread, None).await;
+        daemon.rewrite(&good);
+        (switched.map(drop), reload(&daemon).await)
+    });
+    let changes = changes.await;
+    // A daemon whose thread waits for the disk cannot be killed.
+    disk.release_attributes();
+    let (switched, reloaded) = changes.expect("the changes are made");
+    assert!(switched.is_ok(), "{switched:?}");
+    assert_eq!(reloaded.unwrap().datasets_removed, ["hangs"]);
+    daemon.logged(&["WARN", "a reload takes long", &hangs]);
+    daemon.logged(&["ERROR", "nothing has changed", "has not responded", &hangs]);
     daemon.stop().await;
 }
