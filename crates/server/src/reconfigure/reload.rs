@@ -5,13 +5,14 @@ use super::changes::{self, ConfigChange, ConfigDiff};
 use super::switches::BackendSwitches;
 use super::{ActiveConfig, Inner, lock};
 use crate::access::Access;
+use crate::access_log::AccessLog;
 use crate::catalogue::{Catalogue, CatalogueDiff};
 use crate::config::{self, Base, Config, Loaded, listed};
 use crate::file_step;
-use crate::key_file::FileError;
+use crate::key_file::{FileError, HOST_REMEDY};
 use crate::lifecycle::State;
 use crate::tls::Tls;
-use ringfetch_engine::dataset::Kind;
+use ringfetch_engine::dataset::{Kind, is_refused_by_host};
 use std::collections::BTreeSet;
 use std::time::SystemTime;
 
@@ -145,11 +146,15 @@ impl Inner {
             };
             ReloadError::Invalid(errors.0.iter().map(mistake).collect())
         })?;
+        check_moved(&config, &changes)?;
         let renewed = match self.parts.tls.clone() {
-            Some(tls) => in_time("tls", move || Tls::read(&tls))?.map_err(unusable)?,
-            None => None,
+            Some(tls) if !is_moved(&changes, &TLS_FILES) => {
+                in_time("tls", move || Tls::read(&tls))?.map_err(unusable)?
+            }
+            Some(_) | None => None,
         };
         let principals = match self.parts.access.clone() {
+            Some(_) if is_moved(&changes, &PRINCIPALS) => None,
             Some(access) => in_time("access.principals", move || Access::read(&access))?.map_err(unusable)?,
             None => None,
         };
@@ -247,6 +252,52 @@ fn in_time<T: Send + 'static>(
     file_step::run(what, file_step::WITHIN, step).map_err(ReloadError::HostRefused)
 }
 
+const TLS_FILES: [&str; 3] = ["tls.certificate", "tls.key", "tls.client_ca"];
+const PRINCIPALS: [&str; 1] = ["access.principals"];
+const LOG_PATH: &str = "access_log.path";
+
+/// Whether one of the keys names another file from the next start on. Until then what is in force stays: the old files may be
+/// gone.
+fn is_moved(changes: &ConfigDiff, keys: &[&str]) -> bool {
+    let mut waiting = changes.needs_restart.iter();
+    waiting.any(|change| keys.contains(&&change.key[..]))
+}
+
+/// Checks the files that the next start will read in place of those in force.
+fn check_moved(config: &Config, changes: &ConfigDiff) -> Result<(), ReloadError> {
+    if let Some(tls) = config.tls.clone().filter(|_| is_moved(changes, &TLS_FILES)) {
+        let file = tls.certificate.display().to_string();
+        in_time(&file, move || Tls::load(&tls).map(drop))?.map_err(unusable)?;
+    }
+    if let Some(path) = &config.access.principals
+        && is_moved(changes, &PRINCIPALS)
+    {
+        let has_client_ca = config.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
+        let (file, access) = (path.display().to_string(), config.access.clone());
+        in_time(&file, move || Access::load(&access, has_client_ca).map(drop))?.map_err(unusable)?;
+    }
+    if let Some(log) = config
+        .access_log
+        .clone()
+        .filter(|_| is_moved(changes, &[LOG_PATH]))
+    {
+        let target = log.target.to_string();
+        in_time(&target, move || AccessLog::check(&log))?.map_err(|error| {
+            let problem = format!("{LOG_PATH}: {target} cannot be written: {error}");
+            if is_refused_by_host(&error) {
+                return ReloadError::HostRefused(format!("{problem}; {HOST_REMEDY}"));
+            }
+            ReloadError::Invalid(vec![ReloadProblem {
+                key: LOG_PATH.to_owned(),
+                problem: format!(
+                    "{problem}; name a file that the daemon may append to, stdout, stderr or off"
+                ),
+            }])
+        })?;
+    }
+    Ok(())
+}
+
 /// Files that cannot be used: mistakes, unless all that is wrong is that the host refuses to read them.
 fn unusable(mut error: FileError) -> ReloadError {
     let more = std::mem::take(&mut error.more);
@@ -328,7 +379,6 @@ fn log(reloaded: &ReloadOutcome) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::key_file::HOST_REMEDY;
 
     #[test]
     fn a_file_that_the_host_refuses_is_no_mistake() {

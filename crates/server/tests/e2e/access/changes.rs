@@ -2,6 +2,7 @@
 
 use super::rates::metrics;
 use super::*;
+use crate::reload::{engine, file};
 use crate::reload_refused::has_open;
 use rustix::process::{Resource, Rlimit, getrlimit, prlimit};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
@@ -448,5 +449,59 @@ async fn a_principal_is_removed_also_while_connections_hold_all_descriptors() {
     rewrite(&daemon, &lines(&[root]));
     stream.ends().await;
     drop(silent);
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn a_file_that_moves_is_checked_in_its_new_place_only() {
+    // Scenario: principals, certificate and key are moved, and the configuration names the new place, with a mistake in a
+    // file there, and without; then it turns both off. It names an access log that cannot be written. Expectation: a reload with the mistake is refused, with the new
+    // path; the others succeed and report the keys, although the old files are gone.
+    let authority = Authority::new();
+    let setup = Setup::new("mmap");
+    setup.file("blocks.bin", &[7; 4096]);
+    let text = |keys: &str| file(&format!("{}\n{keys}", engine("mmap")), &["blocks"]);
+    let named = |place: &str| {
+        text(&format!(
+            "access: {{principals: {place}principals}}\ntls: {{certificate: {place}chain.pem, key: {place}key.pem, ports: [grpc]}}"
+        ))
+    };
+    let pair = authority.pair("daemon");
+    let principals = lines(&[("root", "root", "*,@admin")]);
+    for (name, bytes) in [
+        ("chain.pem", &pair.chain),
+        ("key.pem", &pair.key),
+        ("principals", &principals),
+    ] {
+        setup.file(&format!("old/{name}"), bytes.as_bytes());
+    }
+    let daemon = setup.whole(&named("old/")).start();
+    let reload = async || {
+        let request = with("root", v1::ReloadRequest {});
+        let answer = daemon.admin_client().await.reload(request).await;
+        answer.map(tonic::Response::into_inner)
+    };
+    fs::rename(daemon.path("old"), daemon.path("new")).unwrap();
+    daemon.rewrite(&named("new/"));
+    for (name, good) in [("chain.pem", &pair.chain), ("principals", &principals)] {
+        fs::write(daemon.path("new").join(name), "nonsense").unwrap();
+        let refused = reload().await.unwrap_err();
+        assert!(refused.message().contains(&format!("new/{name}")), "{refused:?}");
+        fs::write(daemon.path("new").join(name), good).unwrap();
+    }
+    let keys = ["tls.certificate", "tls.key", "access.principals"];
+    daemon.rewrite(&text("access_log: {path: gone/access.log}"));
+    let refused = reload().await.unwrap_err();
+    assert!(refused.message().contains("gone/access.log"), "{refused:?}");
+    for text in [named("new/"), text("")] {
+        daemon.rewrite(&text);
+        let answer = reload().await.unwrap();
+        let waiting: Vec<_> = answer
+            .needs_restart
+            .iter()
+            .map(|change| &change.key[..])
+            .collect();
+        assert!(keys.iter().all(|key| waiting.contains(key)), "{waiting:?}");
+    }
     daemon.stop().await;
 }
