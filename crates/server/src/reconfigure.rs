@@ -196,7 +196,8 @@ impl Reconfigurer {
             let dataset = inner.parts.fetcher.dataset(&name)?;
             let engine = inner.parts.fetcher.engine();
             let previous = engine.backend_of(&dataset);
-            let asked = backend.unwrap_or_else(|| engine.backend().requested);
+            // Without one of its own it has the one that the engine uses, which may be a fallback.
+            let asked = backend.unwrap_or_else(|| engine.backend().backend);
             let now = inner.count_switch(asked, || engine.set_backend_of(&dataset, backend))?;
             Ok(SwitchOutcome {
                 previous,

@@ -132,11 +132,19 @@ impl<'a> BackendSwitches<'a> {
         if before == wanted {
             return Ok(());
         }
-        let asked = wanted.unwrap_or_else(|| engine.backend().requested);
-        let now = self.count_switch(asked, || match wanted {
-            Some(wanted) if configured == Some(wanted) => engine.choose_backend_of(dataset, wanted),
-            wanted => engine.set_backend_of(dataset, wanted),
-        });
+        let now = match wanted {
+            None => {
+                // By the backend that serves it then, also where the engine fell back: that is not what failed.
+                let now = engine.set_backend_of(dataset, None);
+                let inherited = engine.backend().backend;
+                self.inner.metrics.switched(inherited, now.is_ok());
+                now
+            }
+            Some(wanted) => self.count_switch(wanted, || match configured == Some(wanted) {
+                true => engine.choose_backend_of(dataset, wanted),
+                false => engine.set_backend_of(dataset, Some(wanted)),
+            }),
+        };
         let now = now.map_err(|error| of_dataset(dataset, &error))?;
         let key = format!("datasets.{name}.backend");
         if wanted.is_some() && now.is_fallback() {

@@ -297,8 +297,9 @@ async fn a_dataset_has_a_backend_of_its_own_from_the_start() {
 #[tokio::test]
 async fn a_datasets_own_backend_falls_back_or_is_refused() {
     // Scenario: io_uring is forbidden, and a dataset requests it; it is switched, and a reload returns to the
-    // file. Expectation: depending on `on_unavailable`, it falls back to mmap, which is visible everywhere
-    // and not counted as a successful switch; or startup fails and names its key.
+    // file. The engine requests it, and datasets lose a backend of their own, by call and by reload. Expectation: depending
+    // on `on_unavailable`, it falls back to mmap, which is visible everywhere and not counted as a successful switch, nor
+    // what loses its own as a failed one; or startup fails and names its key.
     use v1::Backend::{Mmap, Pread, Uring};
     let daemon = own_backends("mmap").without_io_uring(EPERM).start();
     assert_eq!(reads(&daemon, "pread").await, (Pread, Pread, true));
@@ -314,6 +315,18 @@ async fn a_datasets_own_backend_falls_back_or_is_refused() {
         let counted = scrape.sum("ringfetch_backend_switches_total", &labels);
         assert_eq!(counted, count, "{result}");
     }
+    daemon.stop().await;
+    let engine = own_backends("mmap").set("engine.backend", "uring");
+    let daemon = engine.without_io_uring(EPERM).start();
+    clear(&daemon, "pread").await.unwrap();
+    set(&daemon, Pread, Some("blocks")).await.unwrap();
+    crate::reload::reload(&daemon).await.unwrap();
+    assert_eq!(reads(&daemon, "blocks").await, (Mmap, Uring, false));
+    let scrape = daemon.scrape().await;
+    let switches = |labels: &[(&str, &str)]| scrape.sum("ringfetch_backend_switches_total", labels);
+    assert_eq!(switches(&[("result", "failed")]), 0);
+    assert_eq!(switches(&[("backend", "mmap"), ("result", "ok")]), 2);
+    assert_eq!(switches(&[("backend", "pread"), ("result", "ok")]), 2);
     daemon.stop().await;
     let refused = own_backends("fail").without_io_uring(EPERM).start_or_refused();
     let refused = refused.err().expect("a refusal");
