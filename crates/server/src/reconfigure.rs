@@ -245,8 +245,12 @@ impl Reconfigurer {
             inner.retired.watch(&runtime, inner.parts.fetcher.engine());
             result
         });
-        done.await
-            .unwrap_or_else(|problem| Err(self.inner.failed(ReloadError::Broken(problem))))
+        done.await.unwrap_or_else(|problem| {
+            let refused = self.inner.failed(ReloadError::Broken(problem));
+            // It may not have begun, and the service manager waits for its end.
+            drop(self.inner.parts.lifecycle.start_reloading());
+            Err(refused)
+        })
     }
 
     /// Reloads on each SIGHUP.

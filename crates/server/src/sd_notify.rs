@@ -130,13 +130,11 @@ impl Notifier {
                         // The lifecycle is gone.
                         return std::future::pending().await;
                     }
-                    let now = *reloading.borrow_and_update();
+                    announced = *reloading.borrow_and_update();
+                    // Each time: this may be the end of another reload than the one announced last, and systemd waits for
+                    // one that begins after its signal.
+                    self.send(&format!("RELOADING=1\nMONOTONIC_USEC={}\n", monotonic_usec())).await;
                     if !announced {
-                        // Even if the reload is already over: systemd waits for it.
-                        self.send(&format!("RELOADING=1\nMONOTONIC_USEC={}\n", monotonic_usec())).await;
-                    }
-                    announced = now;
-                    if !now {
                         message.push_str("READY=1\n");
                     }
                 }

@@ -91,12 +91,13 @@ impl Inner {
                 return Err(ReloadError::NotServing(state));
             }
         }
+        // Whatever it comes to: the service manager waits for its end.
+        let reloading = self.parts.lifecycle.start_reloading();
         if let Base::Demo(_) = self.parts.inputs.base {
             let refused = ReloadError::NoFile;
             tracing::warn!(problem = %refused, "there is nothing to reload");
             return Err(refused);
         }
-        let reloading = self.parts.lifecycle.start_reloading();
         let result = self.try_reload(active);
         let result = result.map_err(|refused| self.failed(refused));
         if let Ok(reloaded) = &result {

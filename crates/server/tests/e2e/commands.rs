@@ -45,10 +45,8 @@ async fn a_configuration_that_became_invalid_makes_no_running_daemon_unhealthy()
     );
 }
 
-#[tokio::test]
-async fn a_daemon_without_a_file_cannot_reload_and_says_so() {
-    // Scenario: the demo, which has no configuration file, gets a call to reload. Expectation: FAILED_PRECONDITION with the
-    // remedy, and no reload in the status.
+/// A daemon that serves the demo.
+pub(crate) fn demo() -> Setup {
     let ports = ["grpc.listen", "http.listen", "admin.listen"];
     let setup = ports
         .iter()
@@ -61,7 +59,14 @@ async fn a_daemon_without_a_file_cannot_reload_and_says_so() {
     let demo = setup.path("demo").to_str().unwrap().to_owned();
     // Without `--config FILE`.
     let through = ["sh", "-c", "shift 2; exec \"$0\" --demo-dir \"$DEMO\" \"$@\""];
-    let daemon = setup.variable("DEMO", &demo).through(&through).start();
+    setup.variable("DEMO", &demo).through(&through)
+}
+
+#[tokio::test]
+async fn a_daemon_without_a_file_cannot_reload_and_says_so() {
+    // Scenario: the demo, which has no configuration file, gets a call to reload. Expectation: FAILED_PRECONDITION with the
+    // remedy, and no reload in the status.
+    let daemon = demo().start();
     let status = daemon
         .admin_client()
         .await

@@ -1,8 +1,10 @@
 //! The daemon under a service manager, as far as sd_notify(3) goes: a datagram socket plays systemd's.
 //! Threads are stopped with ptrace(2), one at a time, which the parent of a process may do.
 
+use crate::commands::demo;
 use crate::daemon::{Daemon, PATIENCE, Setup, backends_and_auto, eventually};
 use crate::data::plain_blocks;
+use crate::reload::reload;
 use nix::sys::ptrace;
 use nix::sys::wait::{WaitPidFlag, waitpid};
 use rustix::process::Signal;
@@ -326,4 +328,55 @@ async fn nobody_to_tell_is_no_reason_not_to_serve() {
         assert_eq!(said, warnings, "{case}: {:?}", daemon.log());
         daemon.stop().await;
     }
+}
+
+/// CLOCK_MONOTONIC in microseconds.
+fn now_usec() -> i64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec * 1_000_000 + now.tv_nsec / 1000
+}
+
+/// Waits for a reload that began at this time or later, and for its end.
+fn told_since(manager: &Manager, begun: i64) {
+    loop {
+        let (lines, _) = manager.waits_for("RELOADING=1");
+        let at = lines.iter().find_map(|line| line.strip_prefix("MONOTONIC_USEC="));
+        if at.expect("a time").parse::<i64>().expect("a number") >= begun {
+            break;
+        }
+    }
+    manager.waits_for("READY=1");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reload_on_the_heels_of_another_is_told() {
+    // Scenario: SIGHUP between calls to reload, again and again. Expectation: each time RELOADING with a time after the
+    // signal, then READY: systemd waits for both.
+    let (setup, _) = plain_blocks(Setup::new("mmap"), 16);
+    let (manager, setup) = Manager::beside(setup);
+    let daemon = setup.start();
+    manager.waits_for("READY=1");
+    for _ in 0..30 {
+        let mut begun = 0;
+        let signal = async {
+            reload(&daemon).await.expect("a reload");
+            begun = now_usec();
+            daemon.signal(Signal::HUP);
+        };
+        let _busy = tokio::join!(reload(&daemon), reload(&daemon), signal);
+        told_since(&manager, begun);
+    }
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn a_reload_that_is_refused_at_once_is_told() {
+    // Scenario: SIGHUP to the demo, which has no file to read again. Expectation: RELOADING and READY.
+    let (manager, setup) = Manager::beside(demo());
+    let daemon = setup.start();
+    manager.waits_for("READY=1");
+    let begun = now_usec();
+    daemon.signal(Signal::HUP);
+    told_since(&manager, begun);
+    daemon.stop().await;
 }
