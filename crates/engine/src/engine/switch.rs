@@ -109,6 +109,11 @@ impl Engine {
         let routes = self.inner.routes.load().with_own(dataset, None);
         self.inner.routes.store(Arc::new(routes));
     }
+
+    /// Tells that nobody holds a retired dataset any more, so that none of them can be read again.
+    pub fn retired_are_closed(&self) {
+        self.inner.metrics.forgotten_are_closed();
+    }
 }
 
 impl Inner {

@@ -23,10 +23,18 @@ pub(crate) struct MetricsRegistry {
     cores: Mutex<Vec<Arc<ShardMetrics>>>,
     /// The names of the datasets that are served.
     datasets: Mutex<BTreeSet<String>>,
-    /// Datasets that are no longer served but still have counters.
-    retired: Mutex<BTreeSet<String>>,
+    retired: Mutex<Retired>,
     /// Reads of datasets whose counters were dropped, kept for the totals.
     dropped: Mutex<ReadTotals>,
+}
+
+/// Datasets that are no longer served.
+#[derive(Debug, Default)]
+struct Retired {
+    /// Those that still have counters, or may get them again: a request that has found the dataset may not be read yet.
+    names: BTreeSet<String>,
+    /// No request holds any of them.
+    are_closed: bool,
 }
 
 impl MetricsRegistry {
@@ -66,15 +74,16 @@ impl MetricsRegistry {
     fn drop_unused(&self, dropped: &mut ReadTotals) {
         let served = lock(&self.datasets);
         let mut retired = lock(&self.retired);
-        retired.retain(|dataset| !served.contains(dataset));
-        if retired.is_empty() {
+        let Retired { names, are_closed } = &mut *retired;
+        names.retain(|dataset| !served.contains(dataset));
+        if names.is_empty() {
             return;
         }
         let shards = self.all();
         let mut counters: Vec<_> = shards.iter().map(|shard| lock(&shard.datasets)).collect();
         let is_used = |counters: &Arc<DatasetCounters>| {
             // A shard holds the counters of a dataset from its first read until the sweep.
-            !retired.contains(&counters.dataset) || Arc::strong_count(counters) > 1
+            !names.contains(&counters.dataset) || Arc::strong_count(counters) > 1
         };
         let used: BTreeSet<String> = counters
             .iter()
@@ -91,7 +100,9 @@ impl MetricsRegistry {
                 keeps
             });
         }
-        retired.retain(|dataset| used.contains(dataset));
+        if *are_closed {
+            names.retain(|dataset| used.contains(dataset));
+        }
     }
 
     /// Introduces a dataset; keeps its counters if it is known.
@@ -104,7 +115,13 @@ impl MetricsRegistry {
         let mut served = lock(&self.datasets);
         let mut retired = lock(&self.retired);
         served.remove(dataset);
-        retired.insert(dataset.to_owned());
+        retired.names.insert(dataset.to_owned());
+        retired.are_closed = false;
+    }
+
+    /// No request holds a dataset that was forgotten.
+    pub(crate) fn forgotten_are_closed(&self) {
+        lock(&self.retired).are_closed = true;
     }
 
     /// The names of the known datasets.
@@ -346,10 +363,29 @@ mod tests {
             });
             while !served.is_finished() {
                 registry.totals();
+                registry.forgotten_are_closed();
             }
         });
         let totals = registry.totals();
         assert_eq!((totals.reads, totals.read_bytes), (DATASETS, 7 * DATASETS));
         assert_eq!(shard.datasets.lock().unwrap().len(), 0);
+    }
+
+    #[test]
+    fn a_read_that_begins_after_its_dataset_is_retired_leaves_no_counters() {
+        // Scenario: a dataset is retired and its counters are dropped; then a request that has found it before is read.
+        // Expectation: its counters are dropped again, and the totals have the read; its name goes once it is closed.
+        let registry = MetricsRegistry::default();
+        let shard = ShardMetrics::new(0, BackendKind::Pread, 1);
+        registry.add_shards([Arc::clone(&shard)]);
+        registry.introduce("d");
+        registry.forget("d");
+        registry.totals();
+        shard.dataset("d", BackendKind::Pread).count_ok(1, 7);
+        assert_eq!(registry.totals().reads, 1);
+        assert_eq!(shard.datasets.lock().unwrap().len(), 0);
+        registry.forgotten_are_closed();
+        registry.totals();
+        assert!(registry.retired.lock().unwrap().names.is_empty());
     }
 }

@@ -193,14 +193,14 @@ impl Inner {
             // It was validated with the configuration.
             Err(problem) => tracing::error!(filter, problem, "cannot replace the log filter"),
         }
-        for name in &difference.removed {
-            self.parts.fetcher.engine().retire(name);
-        }
         let served: BTreeSet<u64> = catalogue.datasets().iter().map(|dataset| dataset.id()).collect();
         for dataset in active.catalogue.datasets() {
             if !served.contains(&dataset.id()) {
                 self.retired.add(&dataset);
             }
+        }
+        for name in &difference.removed {
+            self.parts.fetcher.engine().retire(name);
         }
         *active = ActiveConfig {
             settings: changes::active(&active.settings, settings, &changes),

@@ -24,7 +24,7 @@ pub(super) struct RetiredDatasets {
 }
 
 impl RetiredDatasets {
-    /// Adds a dataset that is no longer served.
+    /// Adds a dataset that is no longer served. Before the engine retires its name.
     pub(super) fn add(&self, dataset: &Dataset) {
         let mut state = lock(&self.state);
         state.datasets.push(dataset.downgrade());
@@ -33,7 +33,11 @@ impl RetiredDatasets {
     /// Starts the task, unless it is running or there are no datasets.
     pub(super) fn watch(self: &Arc<Self>, runtime: &Handle, engine: &Engine) {
         let mut state = lock(&self.state);
-        if state.watched || state.datasets.is_empty() {
+        if state.watched {
+            return;
+        }
+        if state.datasets.is_empty() {
+            engine.retired_are_closed();
             return;
         }
         state.watched = true;
@@ -56,6 +60,7 @@ impl RetiredDatasets {
             again = some;
             let mut state = lock(&self.state);
             if state.datasets.is_empty() && !again {
+                engine.retired_are_closed();
                 state.watched = false;
                 return;
             }
