@@ -3,6 +3,7 @@
 mod switch;
 mod ticket;
 
+pub use self::switch::Routes;
 use self::switch::show;
 use self::ticket::Answer;
 pub use self::ticket::Ticket;

@@ -14,7 +14,27 @@ use crate::start::{self, ShardGroup, Starter};
 use crate::sync::lock;
 use std::sync::{Arc, MutexGuard};
 
+/// What serves each dataset at one moment, to return to.
+pub struct Routes(Arc<RoutingTable>);
+
+impl std::fmt::Debug for Routes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Routes").finish_non_exhaustive()
+    }
+}
+
 impl Engine {
+    /// What serves each dataset now.
+    pub fn routes(&self) -> Routes {
+        Routes(self.inner.routes.load_full())
+    }
+
+    /// Takes back all switches since: their backends still run. Not for others to switch meanwhile.
+    pub fn restore(&self, Routes(routes): Routes) {
+        let _one_at_a_time = self.inner.switch();
+        self.inner.routes.store(routes);
+    }
+
     /// The backend requested for a dataset alone, if it has one of its own.
     pub fn own_backend(&self, dataset: &str) -> Option<BackendKind> {
         let routes = self.inner.routes.load();

@@ -6,18 +6,8 @@ use crate::catalogue::{Catalogue, CatalogueDiff};
 use crate::config::Config;
 use ringfetch_engine::config::BackendKind;
 use ringfetch_engine::dataset::Dataset;
-use ringfetch_engine::engine::{BackendStatus, Engine, StartError};
+use ringfetch_engine::engine::{BackendStatus, Engine, Routes, StartError};
 use std::sync::Arc;
-
-/// How to undo a switch.
-#[derive(Debug)]
-enum Undo {
-    Engine(BackendStatus),
-    /// The backend, and whether it was the dataset's own.
-    Dataset(Arc<Dataset>, BackendStatus, bool),
-    /// A dataset that is not served yet.
-    New(String),
-}
 
 /// The switches that were made.
 #[derive(Debug)]
@@ -25,7 +15,9 @@ pub(super) struct BackendSwitches<'a> {
     inner: &'a Inner,
     pub(super) applied: Vec<ConfigChange>,
     pub(super) notes: Vec<String>,
-    undo: Vec<Undo>,
+    before: Routes,
+    /// Datasets that are not served yet.
+    new: Vec<String>,
 }
 
 impl<'a> BackendSwitches<'a> {
@@ -44,7 +36,8 @@ impl<'a> BackendSwitches<'a> {
             inner,
             applied: Vec::new(),
             notes: Vec::new(),
-            undo: Vec::new(),
+            before: inner.parts.fetcher.engine().routes(),
+            new: Vec::new(),
         };
         match switches.make_all(active, config, catalogue, difference) {
             Ok(()) => Ok(switches),
@@ -75,7 +68,7 @@ impl<'a> BackendSwitches<'a> {
         // New datasets first: they have no readers yet.
         for dataset in &new {
             if let Some(wanted) = wanted(dataset) {
-                self.undo.push(Undo::New(dataset.name().to_owned()));
+                self.new.push(dataset.name().to_owned());
                 // Not counted, as at the start: it had no backend before.
                 self.engine()
                     .set_backend_of(dataset, Some(wanted))
@@ -115,7 +108,6 @@ impl<'a> BackendSwitches<'a> {
             let change = ConfigChange::new("engine.backend", before.requested, now.backend);
             self.applied.push(change);
         }
-        self.undo.push(Undo::Engine(before));
         Ok(())
     }
 
@@ -128,7 +120,7 @@ impl<'a> BackendSwitches<'a> {
     ) -> Result<(), StartError> {
         let name = dataset.name();
         let engine = self.engine();
-        let (before, undo) = (engine.own_backend(name), engine.backend_of(dataset));
+        let before = engine.own_backend(name);
         if before == wanted {
             return Ok(());
         }
@@ -157,8 +149,6 @@ impl<'a> BackendSwitches<'a> {
         let word = |backend: Option<BackendKind>| backend.map_or("inherit", BackendKind::as_str);
         self.applied
             .push(ConfigChange::new(key, word(before), word(wanted)));
-        self.undo
-            .push(Undo::Dataset(Arc::clone(dataset), undo, before.is_some()));
         Ok(())
     }
 
@@ -173,28 +163,11 @@ impl<'a> BackendSwitches<'a> {
         result
     }
 
-    /// Undoes the switches, last first.
+    /// Undoes the switches.
     fn roll_back(self) {
         let engine = self.engine();
-        for undo in self.undo.into_iter().rev() {
-            let taken_back = match undo {
-                Undo::New(name) => {
-                    engine.retire(&name);
-                    continue;
-                }
-                Undo::Engine(before) if before.is_fallback() => engine.choose_backend(before.requested),
-                Undo::Engine(before) => engine.set_backend(before.requested),
-                Undo::Dataset(dataset, status, true) if status.is_fallback() => {
-                    engine.choose_backend_of(&dataset, status.requested)
-                }
-                Undo::Dataset(dataset, status, own) => {
-                    engine.set_backend_of(&dataset, own.then_some(status.requested))
-                }
-            };
-            if let Err(error) = taken_back {
-                tracing::error!(%error, "a backend could not be switched back");
-            }
-        }
+        engine.restore(self.before);
+        self.new.iter().for_each(|name| engine.retire(name));
     }
 }
 

@@ -216,7 +216,7 @@ async fn a_reload_that_changes_nothing_takes_no_more_descriptors() {
 async fn a_backend_that_cannot_be_had_refuses_the_whole_reload() {
     // Scenario: io_uring is forbidden, and a file requests it, for the engine or for one dataset (after
     // another that changes to pread), with a new dataset and a changed limit. Expectation:
-    // FAILED_PRECONDITION with key and cause; the engine, both datasets, the list and the limit are as
+    // FAILED_PRECONDITION with key and cause; the engine with its reason, both datasets, the list and the limit are as
     // before; the file without it is applied.
     use v1::Backend::{Mmap, Pread};
     let setup = Setup::new("mmap").whole(&file(&engine("mmap"), &["a", "b"]));
@@ -224,6 +224,7 @@ async fn a_backend_that_cannot_be_had_refuses_the_whole_reload() {
         setup.file(&format!("{name}.bin"), &noise(9, 8 * 4096));
     }
     let daemon = setup.without_io_uring(EPERM).start();
+    let before = daemon.status().await;
     let limit = "\nlimits: {items_per_request: 1}";
     let own = |name: &str, backend: &str| {
         format!(
@@ -248,6 +249,7 @@ async fn a_backend_that_cannot_be_had_refuses_the_whole_reload() {
         );
         let state = daemon.status().await;
         assert_eq!((state.datasets.len(), state.backend()), (2, Mmap), "{key}");
+        assert_eq!(state.reason, before.reason, "{key}");
         for dataset in &state.datasets {
             let path = dataset.read_path.clone().unwrap();
             assert_eq!(
