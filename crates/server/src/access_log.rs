@@ -166,6 +166,11 @@ fn write_lines(lines: &Receiver<Vec<u8>>, mut output: Output, is_ending: &Atomic
         }
         let _written = output.flush();
         if is_ending.load(Ordering::Acquire) {
+            // Queued while the others were written.
+            for line in lines.try_iter() {
+                let _written = output.write_all(&line);
+            }
+            let _written = output.flush();
             return;
         }
     }
@@ -275,5 +280,34 @@ impl Collector for Dropped {
         let overflowed = self.log.overflowed.load(Ordering::Relaxed);
         counter.inc_by(overflowed.saturating_sub(counter.get()));
         self.counters.collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::AccessLogTarget;
+
+    #[test]
+    fn what_is_queued_while_the_log_is_written_is_not_lost_at_the_end() {
+        // Scenario: the process ends just after a line was written, and two more were queued meanwhile. Expectation: all are in
+        // the file.
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let config = AccessLogConfig {
+            target: AccessLogTarget::File(file.path().to_owned()),
+            sample: 1,
+            slow: None,
+        };
+        let (log, guard) = AccessLog::start(&config, &Registry::new()).unwrap();
+        let written = || std::fs::read_to_string(file.path()).unwrap();
+        let queue = |line: &str| log.inner.queue.try_send(line.into()).unwrap();
+        queue("one\n");
+        while written().is_empty() {
+            std::thread::yield_now();
+        }
+        queue("two\n");
+        queue("three\n");
+        drop(guard);
+        assert_eq!(written(), "one\ntwo\nthree\n");
     }
 }
