@@ -246,7 +246,7 @@ fn main() {
         let (lifecycle, registry) = (Lifecycle::new(), prometheus::Registry::new());
         lifecycle.start_serving();
         let rpc = RpcMetrics::new(&registry).unwrap();
-        let cores = CorePool::new(engine.clone(), fetcher.callers().clone(), &registry).unwrap();
+        let cores = CorePool::new(&fetcher, &registry).unwrap();
         let connection_limits = ConnectionLimits::new(&limits, engine.config().connection_bytes);
         let open = |transport, router, fast_path, role| {
             let bound = bind(transport, "127.0.0.1:0".parse().unwrap()).unwrap();

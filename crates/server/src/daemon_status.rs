@@ -204,8 +204,15 @@ impl Counters {
         found.into_iter().flat_map(MetricFamily::get_metric)
     }
 
+    /// Before routing, only what is no mistake of the client's.
     fn rejected(&self) -> u64 {
-        self.of("ringfetch_rejected_total").map(value).sum()
+        let is_limit =
+            |metric: &&Metric| matches!(label(metric, "reason"), "memory" | "services" | "draining");
+        let before_routing = self.of("ringfetch_requests_refused_total").filter(is_limit);
+        self.of("ringfetch_rejected_total")
+            .chain(before_routing)
+            .map(value)
+            .sum()
     }
 
     /// By dataset name, summed over backends and results. In one pass: there may be many datasets, each with

@@ -32,6 +32,8 @@ pub use self::describe::{DatasetInfo, ReadPath, StorageInfo, VectorShape};
 pub use self::handle::{DatasetHandle, Dtype, Kind, RequiredKind};
 pub use self::listing::{ObjectPage, PAGE_NAMES_MAX, PageRequest};
 pub(crate) use self::rejection::Rejection;
+#[cfg(test)]
+pub(crate) use self::rejection::before_routing;
 pub use self::request::{FetchError, Items, RateLimit, RequestContext};
 pub(crate) use self::request_memory::{RequestMemory, enough_for};
 pub use self::scoring::{ScoreQuery, Scoring};
@@ -132,12 +134,18 @@ impl Fetcher {
         }
     }
 
-    /// Registers `ringfetch_rejected_total{reason}`.
+    /// Registers `ringfetch_rejected_total{reason}` and `ringfetch_requests_refused_total{transport,reason}`.
     ///
     /// # Errors
-    /// The name is taken in this registry.
+    /// A name is taken in this registry.
     pub fn register_metrics(&self, registry: &prometheus::Registry) -> Result<(), prometheus::Error> {
-        registry.register(Box::new(self.inner.rejections.vec.clone()))
+        registry.register(Box::new(self.inner.rejections.vec.clone()))?;
+        registry.register(Box::new(self.refused_before_routing().clone()))
+    }
+
+    /// Counts what ports refuse before routing.
+    pub(crate) fn refused_before_routing(&self) -> &prometheus::IntCounterVec {
+        &self.inner.rejections.before_routing
     }
 
     /// The engine.

@@ -42,6 +42,7 @@ use tokio::task::JoinHandle;
 
 use crate::access::Access;
 use crate::caller::{CallerKey, Callers};
+use crate::fetch::Fetcher;
 use crate::lifecycle::{Lifecycle, State};
 use crate::record::Recorder;
 use crate::rpc_metrics::RpcMetrics;
@@ -104,25 +105,22 @@ impl CorePool {
     ///
     /// # Errors
     /// The metric's name is already registered.
-    pub fn new(
-        engine: Engine,
-        callers: Callers,
-        registry: &prometheus::Registry,
-    ) -> Result<Arc<Self>, prometheus::Error> {
+    pub fn new(fetcher: &Fetcher, registry: &prometheus::Registry) -> Result<Arc<Self>, prometheus::Error> {
+        let engine = fetcher.engine().clone();
         let gauge = IntGaugeVec::new(
             Opts::new("ringfetch_connections", "Open connections."),
             &["transport"],
         )?;
         registry.register(Box::new(gauge.clone()))?;
-        let (closed, refused) = (close::metric(registry)?, dispatch::metric(registry)?);
+        let closed = close::metric(registry)?;
         let open = (0..engine.core_count()).map(|_| AtomicUsize::new(0)).collect();
         Ok(Arc::new(Self {
             engine,
-            callers,
+            callers: fetcher.callers().clone(),
             open,
             gauge,
             closed,
-            refused,
+            refused: fetcher.refused_before_routing().clone(),
         }))
     }
 }

@@ -449,7 +449,7 @@ async fn serve(
 
     let signals = ShutdownSignals::install().context("catching signals")?;
     drop(starting);
-    let cores = CorePool::new(engine.clone(), fetcher.callers().clone(), registry)?;
+    let cores = CorePool::new(&fetcher, registry)?;
     let listeners: Vec<Listener> = served
         .into_iter()
         .map(|port| Listener::open_port(port, &cores, &connection_limits, &lifecycle))

@@ -104,7 +104,7 @@ fn serve() -> (impl Sized, std::net::SocketAddr) {
         recorder: None,
         rpc,
     };
-    let cores = CorePool::new(engine.clone(), fetcher.callers().clone(), &registry).unwrap();
+    let cores = CorePool::new(&fetcher, &registry).unwrap();
     let connection_limits = ConnectionLimits::new(&limits, engine.config().connection_bytes);
     let listener = Listener::open_port(port, &cores, &connection_limits, &lifecycle).unwrap();
     let serving = tokio::spawn(listener.serve());

@@ -1,4 +1,5 @@
-//! Counts refused requests by reason: `ringfetch_rejected_total{reason}`.
+//! Counts refused requests by reason: `ringfetch_rejected_total{reason}`, and, before routing,
+//! `ringfetch_requests_refused_total{transport,reason}`.
 
 use super::request::{FetchError, RateLimit};
 use crate::caller::Connection;
@@ -126,22 +127,24 @@ impl Rejection {
 #[derive(Debug)]
 pub(super) struct RejectionCounters {
     pub(super) vec: IntCounterVec,
+    /// Counted by the ports.
+    pub(super) before_routing: IntCounterVec,
     children: [IntCounter; REJECTIONS.len()],
 }
 
 impl RejectionCounters {
     pub(super) fn new() -> Self {
-        let opts = Opts::new(
+        let vec = counter(
             "ringfetch_rejected_total",
             "Requests refused because of a limit, a deadline or the drain, by reason.",
+            &["reason"],
         );
-        let vec = match IntCounterVec::new(opts, &["reason"]) {
-            Ok(vec) => vec,
-            // The name and the label are constants that the crate accepts, which a test checks.
-            Err(error) => unreachable!("the rejection counter is well formed: {error}"),
-        };
         let children = REJECTIONS.map(|(_, reason)| vec.with_label_values(&[reason]));
-        Self { vec, children }
+        Self {
+            vec,
+            before_routing: before_routing(),
+            children,
+        }
     }
 
     /// Counts a refusal of a request on this connection; other errors are not counted here. One for a lack of rights is only
@@ -157,6 +160,23 @@ impl RejectionCounters {
         if let Some(principal) = connection.and_then(|connection| connection.principal()) {
             principal.count_rejection(reason);
         }
+    }
+}
+
+/// Counts what a port refuses before routing.
+pub(crate) fn before_routing() -> IntCounterVec {
+    counter(
+        "ringfetch_requests_refused_total",
+        "Requests that a port refused before routing, by reason.",
+        &["transport", "reason"],
+    )
+}
+
+fn counter(name: &str, help: &str, labels: &[&str]) -> IntCounterVec {
+    match IntCounterVec::new(Opts::new(name, help), labels) {
+        Ok(vec) => vec,
+        // Names and labels are constants that the crate accepts, which a test checks.
+        Err(error) => unreachable!("{name} is well formed: {error}"),
     }
 }
 

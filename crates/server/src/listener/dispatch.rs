@@ -17,7 +17,7 @@ use axum::routing::future::RouteFuture;
 use http::{HeaderValue, Request, Response, StatusCode, header};
 use http_body::Body as _;
 use hyper::body::Incoming;
-use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
+use prometheus::{IntCounter, IntCounterVec};
 use tonic::Code;
 use tower::Service as _;
 
@@ -82,19 +82,6 @@ pub(super) struct RefusalCounters {
     forbidden: IntCounter,
     memory: IntCounter,
     services: IntCounter,
-}
-
-/// The metric, for all ports.
-pub(super) fn metric(registry: &Registry) -> Result<IntCounterVec, prometheus::Error> {
-    let refused = IntCounterVec::new(
-        Opts::new(
-            "ringfetch_requests_refused_total",
-            "Requests that a port refused before routing, by reason.",
-        ),
-        &["transport", "reason"],
-    )?;
-    registry.register(Box::new(refused.clone()))?;
-    Ok(refused)
 }
 
 impl RefusalCounters {
@@ -487,6 +474,7 @@ fn with_length(mut response: Response<AnswerBody>) -> Response<AnswerBody> {
 mod tests {
     use super::*;
     use crate::config::{AccessConfig, Anonymous, Limits};
+    use crate::fetch::before_routing;
     use crate::fetch::tests::without_datasets;
     use crate::listener::core_turns::take_refusal;
 
@@ -497,7 +485,7 @@ mod tests {
             hosts: None,
             role: Role::Data,
             access: None,
-            refusals: RefusalCounters::new(&metric(&Registry::new()).unwrap(), "grpc"),
+            refusals: RefusalCounters::new(&before_routing(), "grpc"),
         }
     }
 

@@ -443,6 +443,12 @@ async fn readiness_ends_before_service_and_probes_after_it() {
     let counted = [("transport", "http"), ("reason", "draining")];
     let refusals = daemon.sum("ringfetch_requests_refused_total", &counted);
     assert_eq!(refusals.await, 1);
+    // The status is collected a few times a second.
+    eventually_async("the status counts the refusal", async || {
+        let status = daemon.http_client().get("/v1/status").await.json();
+        (status["totals"]["rejected_total"] == 1).then_some(())
+    })
+    .await;
     assert_eq!(daemon.status().await.state, "draining");
     daemon.ends_with(1).await;
     daemon.logged(&["shutdown.drain_timeout_ms (5000) passed with 1 connections open"]);
