@@ -110,9 +110,11 @@ fn status_table(status: &Status) -> Table {
         status.latency_p99_us,
         status.latency_p999_us,
     ];
-    let [p50, p99, p999] = percentiles.map(|us| match status.reads_total {
-        0 => "-".to_owned(),
-        _ => latency(us * 1e3),
+    let [p50, p99, p999] = percentiles.map(|us| match us {
+        // No read was timed, though some may have failed.
+        0.0 => "-".to_owned(),
+        us if us.is_infinite() => "over 10 s".to_owned(),
+        us => latency(us * 1e3),
     });
     let mut table = Table::default();
     table.row(["state", &format!("{}, up {uptime}", status.state)]);
@@ -148,4 +150,35 @@ fn shard_table(shards: &[ShardStatus]) -> Table {
         ]);
     }
     table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn latencies(us: f64) -> String {
+        let mut status = Status::default();
+        status.reads_total = 5;
+        (
+            status.latency_p50_us,
+            status.latency_p99_us,
+            status.latency_p999_us,
+        ) = (us, us, us);
+        let mut text = Vec::new();
+        status_table(&status).write(&mut text).unwrap();
+        String::from_utf8(text).unwrap()
+    }
+
+    #[test]
+    fn a_latency_that_is_not_known_is_not_made_up() {
+        // Scenario: five reads, none of which was timed; then reads beyond the histogram's last bound. Expected: a dash, and
+        // the bound.
+        let text = latencies(0.0);
+        assert!(text.contains("p50 -, p99 -, p99.9 -"), "{text}");
+        let text = latencies(f64::INFINITY);
+        assert!(
+            text.contains("p50 over 10 s, p99 over 10 s, p99.9 over 10 s"),
+            "{text}"
+        );
+    }
 }

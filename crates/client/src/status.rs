@@ -164,7 +164,8 @@ messages! {
         reads_total: u64,
         /// Items answered with an error.
         read_errors_total: u64,
-        /// Percentile of a read's total time since the start: upper bucket bound.
+        /// Percentile of a read's total time since the start: upper bucket bound. 0: no read was timed. Infinite, and
+        /// `null` as JSON: more than 10 s.
         latency_p50_us: f64,
         /// The same.
         latency_p99_us: f64,
