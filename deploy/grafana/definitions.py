@@ -37,6 +37,8 @@ OF_DATASET, FAILED = 'dataset=~"$dataset"', 'result!="ok"'
 # As in deploy/prometheus/rules.yml.
 SERVICE_FAILED = 'result=~"device_error|truncated|unreadable|engine_failed|overloaded|deadline"'
 FIRING = ('alertstate="firing"', 'alertname=~"Ringfetch.+"')
+# RingfetchDown, if no daemon is known at all.
+OF_NO_INSTANCE = f'ALERTS{{instance="", {", ".join(FIRING)}}}'
 FULL, HALF, THIRD, QUARTER, EIGHTH = (24, 6), (12, 8), (8, 8), (6, 8), (3, 4)
 TALL_HALF, QUARTER_LOW = (12, 9), (6, 4)
 # `memory` before routing is request memory, and otherwise that of responses. Other refusals before routing are mistakes.
@@ -63,9 +65,9 @@ def overview():
     numbers = [
         stat("Daemons up", "Daemons that answer a scrape, of those that Prometheus knows by this job.", "none", EIGHTH,
              f"sum({pick('up')}) or vector(0)"),
-        stat("Alerts firing", "Alerts of deploy/prometheus/rules.yml for these daemons. Each has a runbook in "
-             "docs/OPERATIONS.md.", "none", EIGHTH,
-             f"count({pick('ALERTS', *FIRING)}) or vector(0)", bad_from=1),
+        stat("Alerts firing", "Alerts of deploy/prometheus/rules.yml for these daemons, or because no daemon is known. Each has "
+             "a runbook in docs/OPERATIONS.md.", "none", EIGHTH,
+             f"count({pick('ALERTS', *FIRING)} or {OF_NO_INSTANCE}) or vector(0)", bad_from=1),
         stat("IOPS", "Items answered a second, as clients see them.", "iops", EIGHTH,
              f"sum({rate(READS, *BY_DATASET)})"),
         stat("Throughput", "Bytes of items answered a second.", "binBps", EIGHTH, f"sum({rate(BYTES, *BY_DATASET)})"),

@@ -129,8 +129,10 @@ def variable(name, label, metric, conditions="", default=None):
     }
 
 
-JOB = variable("job", "Job", "ringfetch_build_info")
-INSTANCE = variable("instance", "Instance", "ringfetch_build_info", 'job=~"$job"')
+# The second one is of the rules, and has daemons that have been down for long, too.
+KNOWN = '__name__=~"ringfetch_build_info|ringfetch:daemons:seen"'
+JOB = variable("job", "Job", "", KNOWN)
+INSTANCE = variable("instance", "Instance", "", f'{KNOWN}, job=~"$job"')
 DATASET = variable("dataset", "Dataset", "ringfetch_reads_total", HERE)
 BACKEND = variable("backend", "Backend", "ringfetch_read_duration_seconds_count", HERE)
 
