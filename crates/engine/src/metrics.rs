@@ -10,6 +10,7 @@ pub(crate) use collector::{EngineCollector, MetricsRegistry};
 
 use crate::config::BackendKind;
 use crate::engine::Totals;
+use crate::planned_batch::PlannedBatch;
 use crate::series::{DURATION_BOUNDS_NS, HistogramTotal, float};
 use crate::sync::lock;
 use std::collections::HashMap;
@@ -79,7 +80,7 @@ impl<const N: usize> LocalHistogram<N> {
         add(&self.sum, (more + 1) * (first + last) / 2);
     }
 
-    fn merge_into(&self, total: &mut HistogramTotal) {
+    pub(crate) fn merge_into(&self, total: &mut HistogramTotal) {
         total.buckets.resize(N, 0);
         for (sum, bucket) in total.buckets.iter_mut().zip(&self.buckets) {
             let count = bucket.load(Ordering::Relaxed);
@@ -95,6 +96,9 @@ impl<const N: usize> LocalHistogram<N> {
 pub(crate) fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
+
+/// Reads that took longer miss the latency objective: `ringfetch:slow_reads:total` in deploy/prometheus/rules.yml.
+const SLOW_NS: u64 = 50_000_000;
 
 /// Results of a read, the closed set of the `result` label: `ReadError::label` and these two.
 pub(crate) const RESULT_OK: &str = "ok";
@@ -122,6 +126,20 @@ impl DatasetCounters {
     pub(crate) fn count_failed(&self, label: &'static str, reads: u64) {
         if reads > 0 {
             *lock(&self.failed).entry(label).or_default() += reads;
+        }
+    }
+
+    /// Counts reads for which nobody waits any more. Those that were slow by then are timed, so that a disk that is slower than
+    /// the patience of clients burns a budget; how long the others would have taken is not known.
+    pub(crate) fn count_given_up(&self, batch: &PlannedBatch, metrics: &ShardMetrics, now: Instant) {
+        let count = batch.items.len() as u64;
+        let result = batch.given_up(now);
+        self.count_failed(result, count);
+        let waited_ns = nanoseconds(now.saturating_duration_since(batch.accepted));
+        // Past their deadline they have failed, which burns the other budget.
+        if result == RESULT_ABANDONED && waited_ns > SLOW_NS {
+            metrics.per_backend(batch.backend).total_time.observe(waited_ns, count);
+            self.total_time.observe(waited_ns, count);
         }
     }
 

@@ -185,7 +185,7 @@ impl<B: Backend> Shard<B> {
         self.metrics.batch_items.observe(batch.items.len() as u64, 1);
         if batch.reply.is_closed() {
             self.unqueue(reads);
-            counters.count_failed(batch.given_up(now), batch.items.len() as u64);
+            counters.count_given_up(&batch, &self.metrics, now);
             return;
         }
         let mut active = ActiveBatch {

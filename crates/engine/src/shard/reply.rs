@@ -64,7 +64,7 @@ impl Reply {
             compaction,
         } = self;
         if batch.reply.is_closed() {
-            counters.count_failed(batch.given_up(now), batch.items.len() as u64);
+            counters.count_given_up(&batch, metrics, now);
             return;
         }
         let PlannedBatch {

@@ -1,6 +1,7 @@
 //! Devices that do not answer.
 
 use super::*;
+use crate::series::HistogramTotal;
 
 #[test]
 fn what_nobody_waits_for_is_let_go() {
@@ -125,17 +126,25 @@ async fn reads_of_a_disk_that_hangs_leave_the_depth_to_others() {
 #[test]
 fn a_read_that_its_caller_gives_up_at_the_deadline_was_late() {
     // Scenario: a device that answers late; a read in flight and one that waits, with a deadline, and the same without; all four
-    // callers leave after the deadline. Expectation: two reads have missed it, two were abandoned.
+    // callers leave after the deadline. Expectation: two reads have missed it, two were abandoned, and only these are timed: a
+    // read burns one budget.
     let mut world = World::new(1, 100_000);
     world.control.hold();
     let deadline = Instant::now() + Duration::from_millis(50);
+    let accepted = deadline
+        .checked_sub(Duration::from_secs(1))
+        .expect("the host is up");
     let answers = [
         (0, Some(deadline)),
         (10_000, Some(deadline)),
         (20_000, None),
         (30_000, None),
     ]
-    .map(|(offset, deadline)| world.send(&[(offset, 10)], |batch| batch.deadline = deadline));
+    .map(|(offset, deadline)| {
+        world.send(&[(offset, 10)], |batch| {
+            (batch.accepted, batch.deadline) = (accepted, deadline);
+        })
+    });
     assert!(world.poll().is_pending());
     while Instant::now() <= deadline {
         std::hint::spin_loop();
@@ -150,4 +159,38 @@ fn a_read_that_its_caller_gives_up_at_the_deadline_was_late() {
         (counted(ReadError::DeadlineExceeded.label()), counted("abandoned")),
         (2, 2)
     );
+    let mut total = HistogramTotal::default();
+    counters.total_time.merge_into(&mut total);
+    assert_eq!(total.count, 2);
+}
+
+#[test]
+fn what_is_given_up_after_long_was_slow() {
+    // Scenario: a device that answers late; reads in flight, waiting, joined and in the inbox, accepted a second ago, and then
+    // others that wait for no time, since they are accepted later than now; all callers leave. Expectation: those that waited
+    // for long are timed, with the time that they waited; the others are not.
+    let now = Instant::now();
+    let before = now.checked_sub(Duration::from_secs(1)).expect("the host is up");
+    for (accepted, slow) in [(before, 4), (now + Duration::from_secs(3600), 0)] {
+        let mut world = World::new(1, 100_000);
+        world.control.hold();
+        let send = |world: &World, offset| world.send(&[(offset, 10)], |batch| batch.accepted = accepted);
+        let answers = [0, 10_000, 0].map(|offset| send(&world, offset));
+        assert!(world.poll().is_pending());
+        drop(answers);
+        drop(send(&world, 20_000));
+        assert!(world.poll().is_pending());
+        world.control.release_all();
+        assert!(world.poll().is_pending());
+        assert!(world.shard.is_idle());
+        let counters = world.metrics.dataset("data", BackendKind::Sim);
+        assert_eq!(counters.failed("abandoned"), 4);
+        let backend = &world.metrics.per_backend(BackendKind::Sim);
+        for times in [&counters.total_time, &backend.total_time] {
+            let mut total = HistogramTotal::default();
+            times.merge_into(&mut total);
+            assert_eq!(total.count, slow);
+            assert!(total.sum >= slow * 1_000_000_000, "{}", total.sum);
+        }
+    }
 }
