@@ -138,7 +138,10 @@ impl DatasetCounters {
         let waited_ns = nanoseconds(now.saturating_duration_since(batch.accepted));
         // Past their deadline they have failed, which burns the other budget.
         if result == RESULT_ABANDONED && waited_ns > SLOW_NS {
-            metrics.per_backend(batch.backend).total_time.observe(waited_ns, count);
+            metrics
+                .per_backend(batch.backend)
+                .total_time
+                .observe(waited_ns, count);
             self.total_time.observe(waited_ns, count);
         }
     }
