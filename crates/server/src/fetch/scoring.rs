@@ -179,7 +179,8 @@ impl Fetcher {
             let late = || FetchError::from(ReadError::DeadlineExceeded);
             let fetched = timeout_at(deadline, ticket).await.ok_or_else(late)??;
             if let (true, Some(failed)) = (context.fail_fast, fetched.errors.first()) {
-                return Err(work.failed(&window, failed));
+                let id = work.ids.get(window.start.saturating_add(failed.item as usize));
+                return Err(work.failed(id.copied().unwrap_or_default(), failed.error.clone()));
             }
             record::note(|facts| facts.add_read(&fetched));
             count_bytes(context, fetched.data.len());
@@ -377,25 +378,27 @@ impl<'a> Work<'a> {
         let Kind::Vectors { count, .. } = dataset.kind() else {
             return Ok(());
         };
-        match self.ids.last() {
-            Some(&index) if index >= count => Err(ReadError::IndexOutOfRange {
-                what: "vector",
-                index,
-                count,
+        // They are in order.
+        let within = self.ids.partition_point(|id| *id < count);
+        match self.ids.get(within).copied() {
+            Some(index) => {
+                let what = "vector";
+                Err(self.failed(index, ReadError::IndexOutOfRange { what, index, count }))
             }
-            .into()),
-            Some(_) | None => Ok(()),
+            None => Ok(()),
         }
     }
 
-    /// The error of a request that ends with this item of a window.
-    fn failed(&self, window: &Range<usize>, failed: &ItemError) -> FetchError {
+    /// The error of a request that ends with this vector.
+    fn failed(&self, id: u64, error: ReadError) -> FetchError {
         record::note(|facts| facts.add_failed(1));
-        let id = self.ids.get(window.start.saturating_add(failed.item as usize));
+        if self.ids.len() == 1 {
+            return error.into();
+        }
         FetchError::Item {
             what: "vector",
-            number: id.copied().unwrap_or_default(),
-            error: Box::new(failed.error.clone()),
+            number: id,
+            error: Box::new(error),
         }
     }
 

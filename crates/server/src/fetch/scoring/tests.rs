@@ -299,9 +299,22 @@ async fn the_item_that_ends_a_request_is_named() {
     assert_eq!(fetch(&[4]).await, failed);
     failing();
     let query = vec![1.0; 1100];
-    let scoring = scoring(&[(&query[..], &[4, 2][..])], 1);
-    let scored = rig.fetcher.score("v", "", &scoring, &context).await;
+    let several = scoring(&[(&query[..], &[4, 2][..])], 1);
+    let scored = rig.fetcher.score("v", "", &several, &context).await;
     assert_eq!(scored.unwrap_err().to_string(), format!("vector 4: {failed}"));
+    rig.control
+        .set_faults(FaultPlan::script(&[Fault::Errno(Errno::IO.raw_os_error())]));
+    for (ids, named) in [
+        (&[4][..], failed),
+        (
+            &[9, 4, 8],
+            "vector 8: vector 8 is out of range: the dataset has 8 (vector 0 to 7)",
+        ),
+    ] {
+        let scoring = scoring(&[(&query[..], ids)], 1);
+        let scored = rig.fetcher.score("v", "", &scoring, &context).await;
+        assert_eq!(scored.unwrap_err().to_string(), named);
+    }
 }
 
 #[tokio::test]
