@@ -152,15 +152,12 @@ impl Entry {
 
     /// An outer error: it is not open in time.
     fn open_in_time(spec: &DatasetSpec) -> Result<Result<Self, OpenError>, OpenError> {
-        let files = u32::try_from(spec.paths.len()).unwrap_or(u32::MAX);
-        let limit = file_step::WITHIN.saturating_add(FILE_WITHIN.saturating_mul(files));
-        let file = spec
-            .paths
-            .first()
-            .map_or_else(String::new, |path| path.display().to_string());
+        let count = u32::try_from(spec.paths.len()).unwrap_or(u32::MAX);
+        let limit = file_step::WITHIN.saturating_add(FILE_WITHIN.saturating_mul(count));
+        let files = file_step::named(&spec.paths);
         let opened = {
             let spec = spec.clone();
-            file_step::run(&file, limit, move || Self::open(&spec))
+            file_step::run(&files, limit, move || Self::open(&spec))
         };
         opened.map_err(|problem| OpenError {
             dataset: spec.name.clone(),

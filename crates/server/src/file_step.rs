@@ -4,6 +4,7 @@
 use ringfetch_engine::blocking::BlockingPool;
 use ringfetch_engine::sync::lock;
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::Mutex;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::Duration;
@@ -28,10 +29,19 @@ impl Drop for Running {
     }
 }
 
+/// What a step uses, all of it: nobody knows which of several files hangs, and a step that leaves that one out is another.
+pub(crate) fn named(files: &[impl AsRef<Path>]) -> String {
+    let names: Vec<_> = files
+        .iter()
+        .map(|file| file.as_ref().display().to_string())
+        .collect();
+    names.join(", ")
+}
+
 /// Makes a step that uses `file`, at most for `limit`. Blocks.
 ///
 /// # Errors
-/// It is not over by then, nor is an earlier one that uses this file; or there is no thread. As text that names the file.
+/// It is not over by then, nor is an earlier one that uses this; or there is no thread. As text that names it.
 pub(crate) fn run<T: Send + 'static>(
     file: &str,
     limit: Duration,
@@ -41,7 +51,8 @@ pub(crate) fn run<T: Send + 'static>(
         let mut running = lock(&RUNNING);
         if running.contains(file) {
             return Err(format!(
-                "{file}: its file system has not responded to an earlier reload yet; name no file on it, or wait until it does"
+                "{file}: its file system has not responded to an earlier reload yet, or another program keeps its lease; name other files, or \
+                 retry when it has"
             ));
         }
         if running.len() >= STEPS_MAX {
@@ -69,7 +80,8 @@ pub(crate) fn run<T: Send + 'static>(
     }
     waited.map_err(|error| match error {
         RecvTimeoutError::Timeout => format!(
-            "{file}: its file system has not responded for {} s; name no file on it, or wait until it does",
+            "{file}: its file system has not responded for {} s, or another program keeps its lease; name other files, or retry when it \
+             has",
             limit.as_secs()
         ),
         RecvTimeoutError::Disconnected => format!("{file}: reading it panicked; report this defect"),

@@ -149,14 +149,17 @@ impl Inner {
         })?;
         check_moved(&config, &changes)?;
         let renewed = match self.parts.tls.clone() {
-            Some(tls) if !is_moved(&changes, &TLS_FILES) => {
-                in_time("tls", move || Tls::read(&tls))?.map_err(unusable)?
-            }
-            Some(_) | None => None,
+            Some(tls) => in_force(
+                in_time("tls", move || Tls::read(&tls)),
+                is_moved(&changes, &TLS_FILES),
+            )?,
+            None => None,
         };
         let principals = match self.parts.access.clone() {
-            Some(_) if is_moved(&changes, &PRINCIPALS) => None,
-            Some(access) => in_time("access.principals", move || Access::read(&access))?.map_err(unusable)?,
+            Some(access) => in_force(
+                in_time("access.principals", move || Access::read(&access)),
+                is_moved(&changes, &PRINCIPALS),
+            )?,
             None => None,
         };
         let wanted = config.limits.response_bytes;
@@ -257,8 +260,20 @@ const TLS_FILES: [&str; 3] = ["tls.certificate", "tls.key", "tls.client_ca"];
 const PRINCIPALS: [&str; 1] = ["access.principals"];
 const LOG_PATH: &str = "access_log.path";
 
-/// Whether one of the keys names another file from the next start on. Until then what is in force stays: the old files may be
-/// gone.
+/// What the files in force hold now; `None` if that is unchanged, or if the next start reads others and these may be gone.
+fn in_force<T>(
+    read: Result<Result<Option<T>, FileError>, ReloadError>,
+    is_moved: bool,
+) -> Result<Option<T>, ReloadError> {
+    match read {
+        Ok(Ok(renewed)) => Ok(renewed),
+        Ok(Err(_)) | Err(_) if is_moved => Ok(None),
+        Ok(Err(error)) => Err(unusable(error)),
+        Err(late) => Err(late),
+    }
+}
+
+/// Whether one of the keys names another file from the next start on.
 fn is_moved(changes: &ConfigDiff, keys: &[&str]) -> bool {
     let mut waiting = changes.needs_restart.iter();
     waiting.any(|change| keys.contains(&&change.key[..]))
@@ -267,8 +282,9 @@ fn is_moved(changes: &ConfigDiff, keys: &[&str]) -> bool {
 /// Checks the files that the next start will read in place of those in force.
 fn check_moved(config: &Config, changes: &ConfigDiff) -> Result<(), ReloadError> {
     if let Some(tls) = config.tls.clone().filter(|_| is_moved(changes, &TLS_FILES)) {
-        let file = tls.certificate.display().to_string();
-        in_time(&file, move || Tls::load(&tls).map(drop))?.map_err(unusable)?;
+        let files = [Some(&tls.certificate), Some(&tls.key), tls.client_ca.as_ref()];
+        let files: Vec<_> = files.into_iter().flatten().collect();
+        in_time(&file_step::named(&files), move || Tls::load(&tls).map(drop))?.map_err(unusable)?;
     }
     if let Some(path) = &config.access.principals
         && is_moved(changes, &PRINCIPALS)

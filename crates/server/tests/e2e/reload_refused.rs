@@ -535,9 +535,9 @@ async fn a_reload_takes_environment_and_flags_as_at_the_start() {
 #[tokio::test]
 #[ignore = "needs root and /dev/fuse"]
 async fn a_file_system_that_does_not_respond_stops_no_later_change() {
-    // Scenario: a dataset's file system stops responding; a reload that is to open it, after the access log was renamed; a
-    // switch; a reload without the dataset. Expectation: the access log is opened again; the first reload is refused, with
-    // the file's name; the switch and the second reload are made.
+    // Scenario: the file system of a dataset's second file stops responding; a reload that is to open it, after the access log was
+    // renamed; a switch; a reload with another second file. Expectation: the access log is opened again; the first reload is
+    // refused, with the file's name; the switch and the second reload are made.
     let directory = tempfile::tempdir().unwrap();
     let (source, mountpoint) = (directory.path().join("source"), directory.path().join("disk"));
     fs::create_dir_all(&source).unwrap();
@@ -547,9 +547,11 @@ async fn a_file_system_that_does_not_respond_stops_no_later_change() {
     let hangs = disk.path().join("hangs.bin").display().to_string();
     let keys = format!("{}\naccess_log: {{path: access.log}}", engine("mmap"));
     let good = file(&keys, &["blocks"]);
-    let setup = Setup::new("mmap").whole(&format!(
-        "{good}  - {{name: hangs, kind: blocks, block_bytes: 4KiB, path: {hangs}}}\n"
-    ));
+    let with_second = |path: &str| {
+        format!("{good}  - {{name: two, kind: blocks, block_bytes: 4KiB, paths: [blocks.bin, {path}]}}\n")
+    };
+    let setup = Setup::new("mmap").whole(&with_second(&hangs));
+    setup.file("other.bin", &noise(2, 4096));
     setup.file("blocks.bin", &noise(9, 8 * 4096));
     let daemon = setup.start();
     fs::rename(daemon.path("access.log"), daemon.path("renamed.log")).unwrap();
@@ -561,7 +563,7 @@ async fn a_file_system_that_does_not_respond_stops_no_later_change() {
         })
         .await;
         let switched = set(&daemon, v1::Backend::Pread, None).await;
-        daemon.rewrite(&good);
+        daemon.rewrite(&with_second("other.bin"));
         (switched.map(drop), reload(&daemon).await)
     });
     let changes = changes.await;
@@ -569,7 +571,7 @@ async fn a_file_system_that_does_not_respond_stops_no_later_change() {
     disk.release_attributes();
     let (switched, reloaded) = changes.expect("the changes are made");
     assert!(switched.is_ok(), "{switched:?}");
-    assert_eq!(reloaded.unwrap().datasets_removed, ["hangs"]);
+    assert_eq!(reloaded.unwrap().datasets_replaced, ["two"]);
     daemon.logged(&["WARN", "a reload takes long", &hangs]);
     daemon.logged(&["ERROR", "nothing has changed", "has not responded", &hangs]);
     daemon.stop().await;
