@@ -40,7 +40,7 @@ static PORTS: LazyLock<Ports> = LazyLock::new(|| {
         rpc,
         ..
     } = world;
-    let cores = CorePool::new(world.engine.clone(), fetcher.callers().clone(), &world.registry).unwrap();
+    let cores = CorePool::new(fetcher, &world.registry).unwrap();
     let limits = ConnectionLimits::new(&world.limits, world.engine.config().connection_bytes);
     let open = |transport, router: &axum::Router, fast_path: Option<Arc<dyn FastPath>>| {
         let bound = bind("listen", "127.0.0.1:0".parse().unwrap()).unwrap();

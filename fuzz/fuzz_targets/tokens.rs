@@ -107,12 +107,7 @@ fn tls() -> Tls {
 /// One without anonymous clients; one with them and with certificates.
 static GUARDED: LazyLock<[Guarded; 2]> = LazyLock::new(|| {
     let world = &*WORLD;
-    let cores = CorePool::new(
-        world.engine.clone(),
-        world.fetcher.callers().clone(),
-        &world.registry,
-    );
-    let cores = cores.unwrap();
+    let cores = CorePool::new(&world.fetcher, &world.registry).unwrap();
     [false, true].map(|anonymous| Guarded::new(world, &cores, anonymous))
 });
 
