@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use ringfetch_engine::engine::Engine;
+use rustix::time::{ClockId, clock_gettime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{oneshot, watch};
 use tokio::time::MissedTickBehavior;
@@ -52,7 +53,7 @@ impl std::fmt::Display for State {
 #[derive(Debug, Clone)]
 pub struct Lifecycle {
     state: watch::Sender<State>,
-    reloading: watch::Sender<bool>,
+    reloading: watch::Sender<Reloading>,
     failure: Arc<OnceLock<String>>,
 }
 
@@ -67,7 +68,7 @@ impl Lifecycle {
     pub fn new() -> Self {
         Self {
             state: watch::Sender::new(State::Starting),
-            reloading: watch::Sender::new(false),
+            reloading: watch::Sender::new(Reloading::default()),
             failure: Arc::new(OnceLock::new()),
         }
     }
@@ -82,14 +83,17 @@ impl Lifecycle {
         self.state.subscribe()
     }
 
-    /// A receiver that tells whether a reload is running.
-    pub fn subscribe_reloading(&self) -> watch::Receiver<bool> {
+    /// A receiver of the reloads that run; it may skip some.
+    pub fn subscribe_reloading(&self) -> watch::Receiver<Reloading> {
         self.reloading.subscribe()
     }
 
     /// Announces that a reload is running, until the guard is dropped.
     pub fn start_reloading(&self) -> ReloadGuard<'_> {
-        self.reloading.send_replace(true);
+        self.reloading.send_modify(|reloading| {
+            reloading.begun_usec = monotonic_usec();
+            reloading.running += 1;
+        });
         ReloadGuard { lifecycle: self }
     }
 
@@ -163,6 +167,29 @@ impl Lifecycle {
     }
 }
 
+/// The reloads that run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Reloading {
+    /// When the last one began, CLOCK_MONOTONIC in microseconds, by which systemd identifies it.
+    pub begun_usec: i64,
+    /// How many run: one, and those that could not even begin.
+    running: u32,
+}
+
+impl Reloading {
+    /// Whether one runs.
+    pub fn is_running(self) -> bool {
+        self.running > 0
+    }
+}
+
+fn monotonic_usec() -> i64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec
+        .saturating_mul(1_000_000)
+        .saturating_add(now.tv_nsec / 1000)
+}
+
 /// A reload is running while this exists.
 #[derive(Debug)]
 pub struct ReloadGuard<'a> {
@@ -171,7 +198,9 @@ pub struct ReloadGuard<'a> {
 
 impl Drop for ReloadGuard<'_> {
     fn drop(&mut self) {
-        self.lifecycle.reloading.send_replace(false);
+        self.lifecycle
+            .reloading
+            .send_modify(|reloading| reloading.running -= 1);
     }
 }
 
@@ -457,18 +486,32 @@ mod tests {
 
     #[tokio::test]
     async fn a_running_reload_is_announced() {
-        // Scenario: a reload begins and ends, with a subscriber. Expectation: the subscriber sees both, and
-        // the state does not change.
+        // Scenario: a reload begins; another one begins and ends meanwhile; the first one ends. Expectation: a subscriber sees
+        // each change, with the time of the last begin; the state does not change.
         let lifecycle = Lifecycle::new();
         lifecycle.start_serving();
         let mut reloading = lifecycle.subscribe_reloading();
-        assert!(!*reloading.borrow_and_update());
-        let under_way = lifecycle.start_reloading();
-        reloading.changed().await.expect("a change");
-        assert!(*reloading.borrow_and_update() && lifecycle.state() == State::Serving);
-        drop(under_way);
-        reloading.changed().await.expect("a change");
-        assert!(!*reloading.borrow_and_update() && lifecycle.state() == State::Serving);
+        let mut next = async || {
+            reloading.changed().await.expect("a change");
+            *reloading.borrow_and_update()
+        };
+        let first = lifecycle.start_reloading();
+        let begun = next().await;
+        assert!(begun.is_running() && begun.begun_usec > 0);
+        let second = lifecycle.start_reloading();
+        let both = next().await;
+        assert!(both.is_running() && both.begun_usec >= begun.begun_usec);
+        drop(second);
+        let left = next().await;
+        assert!(left.is_running());
+        drop(first);
+        let ended = next().await;
+        assert!(!ended.is_running());
+        assert_eq!(
+            (left.begun_usec, ended.begun_usec),
+            (both.begun_usec, both.begun_usec)
+        );
+        assert_eq!(lifecycle.state(), State::Serving);
     }
 
     #[tokio::test]

@@ -14,12 +14,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use ringfetch_engine::engine::{BackendStatus, Engine};
-use rustix::time::{ClockId, clock_gettime};
 use tokio::net::UnixDatagram;
 use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 
-use crate::lifecycle::Lifecycle;
+use crate::lifecycle::{Lifecycle, Reloading};
 use crate::reconfigure::{LastReload, Reconfigurer};
 
 /// Timeout of sending a message.
@@ -113,7 +112,7 @@ impl Notifier {
         &self,
         engine: &Engine,
         reconfigurer: &Reconfigurer,
-        mut reloading: watch::Receiver<bool>,
+        mut reloading: watch::Receiver<Reloading>,
         mut said: String,
     ) {
         // Half of the timeout, as sd_watchdog_enabled(3) advises; the other half is for checking.
@@ -130,10 +129,11 @@ impl Notifier {
                         // The lifecycle is gone.
                         return std::future::pending().await;
                     }
-                    announced = *reloading.borrow_and_update();
-                    // Each time: this may be the end of another reload than the one announced last, and systemd waits for
-                    // one that begins after its signal.
-                    self.send(&format!("RELOADING=1\nMONOTONIC_USEC={}\n", monotonic_usec())).await;
+                    let now = *reloading.borrow_and_update();
+                    announced = now.is_running();
+                    // At its end, too: its begin may have been skipped, and systemd waits for a reload that began after its
+                    // signal.
+                    self.send(&format!("RELOADING=1\nMONOTONIC_USEC={}\n", now.begun_usec)).await;
                     if !announced {
                         message.push_str("READY=1\n");
                     }
@@ -247,14 +247,6 @@ fn log_liveness(alive: &Result<(), String>, stuck: &Option<String>) {
         (Ok(()), Some(_)) => tracing::info!("all parts of the engine respond again"),
         (Ok(()) | Err(_), _) => {}
     }
-}
-
-/// CLOCK_MONOTONIC in microseconds, by which systemd identifies a reload.
-fn monotonic_usec() -> i64 {
-    let now = clock_gettime(ClockId::Monotonic);
-    now.tv_sec
-        .saturating_mul(1_000_000)
-        .saturating_add(now.tv_nsec / 1000)
 }
 
 fn describe(backend: &BackendStatus, last_reload: Option<LastReload>) -> String {

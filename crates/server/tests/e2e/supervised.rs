@@ -2,9 +2,9 @@
 //! Threads are stopped with ptrace(2), one at a time, which the parent of a process may do.
 
 use crate::commands::demo;
-use crate::daemon::{Daemon, PATIENCE, Setup, backends_and_auto, eventually};
+use crate::daemon::{Daemon, PATIENCE, Setup, backends_and_auto, eventually, eventually_async};
 use crate::data::plain_blocks;
-use crate::reload::reload;
+use crate::reload::{reload, reloads};
 use nix::sys::ptrace;
 use nix::sys::wait::{WaitPidFlag, waitpid};
 use rustix::process::Signal;
@@ -18,6 +18,9 @@ use std::{fs, thread};
 
 /// The watchdog's timeout: the daemon sends a message at least once a second.
 const WATCHDOG: Duration = Duration::from_secs(2);
+
+/// Nothing more is told after this long.
+const SILENCE: Duration = Duration::from_millis(500);
 
 /// A thread of the daemon, stopped until this is dropped.
 struct Stopped {
@@ -366,6 +369,42 @@ async fn a_reload_on_the_heels_of_another_is_told() {
         let _busy = tokio::join!(reload(&daemon), reload(&daemon), signal);
         told_since(&manager, begun);
     }
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn the_end_of_an_earlier_reload_is_not_that_of_a_signal() {
+    // Scenario: SIGHUP while a reload that was called waits for a file. Expectation: of the reloads that began after the
+    // signal, as systemd is told, one end is told: that of its own.
+    let (setup, _) = plain_blocks(Setup::new("mmap"), 16);
+    let (manager, setup) = Manager::beside(setup);
+    let daemon = setup.start();
+    reload(&daemon).await.expect("a reload, and a thread for files");
+    while manager.hears(SILENCE).is_some() {}
+    let file_thread = Stopped::thread(&daemon, "rf-change-file");
+    let signal = async {
+        while manager.hears(Duration::from_millis(1)).is_none() {
+            tokio::task::yield_now().await;
+        }
+        let signalled = now_usec();
+        daemon.signal(Signal::HUP);
+        drop(file_thread);
+        signalled
+    };
+    let (called, signalled) = tokio::join!(reload(&daemon), signal);
+    called.expect("a reload");
+    eventually_async("three reloads", async || {
+        (reloads(&daemon, "ok").await == 3).then_some(())
+    })
+    .await;
+    let (mut is_later, mut ends) = (false, 0);
+    while let Some(lines) = manager.hears(SILENCE) {
+        if let Some(at) = lines.iter().find_map(|line| line.strip_prefix("MONOTONIC_USEC=")) {
+            is_later = at.parse::<i64>().expect("a number") >= signalled;
+        }
+        ends += usize::from(is_later && lines.iter().any(|line| line == "READY=1"));
+    }
+    assert_eq!(ends, 1);
     daemon.stop().await;
 }
 
