@@ -119,8 +119,11 @@ class Warm(unittest.TestCase):
         with tempfile.TemporaryDirectory(dir=pathlib.Path(__file__).parent) as directory:
             path = pathlib.Path(directory) / "file"
             size = 2 * cache.READ_ONCE_BYTES + 4097
-            path.write_bytes(bytes(size))
-            os.sync()
+            with open(path, "wb") as file:
+                file.write(bytes(size))
+                file.flush()
+                # Not sync(): it waits for what every other program has written.
+                os.fsync(file.fileno())
             cache.evict(path)
             self.assertEqual(cache.read_once(path), size)
             self.assertEqual(cache.resident_fraction(path), 0.0)
