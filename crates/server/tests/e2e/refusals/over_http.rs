@@ -313,6 +313,30 @@ async fn the_answer_to_a_head_has_no_body_over_http2() {
     daemon.stop().await;
 }
 
+#[tokio::test]
+async fn who_sends_all_of_a_refused_body_before_it_reads_gets_its_answer() {
+    // Scenario: a client of HTTP/1.1 sends 8 MiB to a path that does not exist, and reads after that. Expectation: no write
+    // fails, the response is whole, and no connection counts as a flood.
+    const BODY_BYTES: usize = 8 << 20;
+    let (setup, _) = plain_blocks(Setup::new(any_backend()), 1);
+    let daemon = setup.start();
+    let head = format!("POST /nope HTTP/1.1\r\nhost: localhost\r\ncontent-length: {BODY_BYTES}\r\n\r\n");
+    let mut connection = TcpStream::connect(daemon.http).unwrap();
+    connection.set_read_timeout(Some(PATIENCE)).unwrap();
+    let request = [head.as_bytes(), &vec![b' '; BODY_BYTES]].concat();
+    connection.write_all(&request).expect("all is taken");
+    let mut answer = Vec::new();
+    connection.read_to_end(&mut answer).expect("no reset");
+    drop(connection);
+    let answer = String::from_utf8(answer).unwrap();
+    assert!(
+        answer.starts_with("HTTP/1.1 404 ") && answer.ends_with('}'),
+        "{answer}"
+    );
+    assert_eq!(daemon.closed("http", "flood").await, 0);
+    daemon.stop().await;
+}
+
 /// A client that is still sending its body when the response arrives, as curl does without Expect.
 fn hears_out_a_sender(daemon: &Daemon, batch: &str) {
     const BODY_BYTES: usize = 24 << 20;
