@@ -336,7 +336,7 @@ impl Engine {
             residency,
             dataset,
             origin: account.map(|account| (account.caller(), account.id())),
-            weight: account.map_or(1, Account::weight),
+            weight: account.map_or(1, |account| account.weight().get()),
             objects,
             items,
             errors,

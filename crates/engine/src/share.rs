@@ -293,12 +293,33 @@ impl Drop for Charge {
     }
 }
 
+/// The weight of a caller, as it is now. Clones share it.
+#[derive(Debug, Clone)]
+pub struct Weight(Arc<AtomicU32>);
+
+impl Weight {
+    /// At least 1.
+    pub fn new(weight: u32) -> Self {
+        Self(Arc::new(AtomicU32::new(weight.max(1))))
+    }
+
+    /// At least 1.
+    pub fn set(&self, weight: u32) {
+        self.0.store(weight.max(1), Relaxed);
+    }
+
+    /// A load.
+    pub fn get(&self) -> u32 {
+        self.0.load(Relaxed)
+    }
+}
+
 /// What one caller holds of the engine: response memory in bytes, and unanswered reads; and its weight for
 /// reads.
 #[derive(Debug)]
 pub struct CallerAccount {
     id: u64,
-    weight: Arc<AtomicU32>,
+    weight: Weight,
     memory: Arc<CallerShare>,
     reads: Arc<CallerShare>,
 }
@@ -309,7 +330,7 @@ pub struct CallerAccount {
 pub struct Account {
     caller: u64,
     id: u64,
-    weight: Arc<AtomicU32>,
+    weight: Weight,
     memory: Arc<Share>,
     reads: Arc<Share>,
 }
@@ -319,7 +340,7 @@ impl CallerAccount {
     pub(crate) fn new(id: u64, memory: &Arc<Budget>, reads: &Arc<Budget>) -> Arc<Self> {
         Arc::new(Self {
             id,
-            weight: Arc::new(AtomicU32::new(1)),
+            weight: Weight::new(1),
             memory: memory.caller(),
             reads: reads.caller(),
         })
@@ -328,7 +349,7 @@ impl CallerAccount {
     /// Sets the weight of its later reads: while others wait, it gets `weight` times what a caller of weight
     /// 1 gets of the disk; at least 1.
     pub fn set_weight(&self, weight: u32) {
-        self.weight.store(weight.max(1), Relaxed);
+        self.weight.set(weight);
     }
 
     /// Response memory, bytes.
@@ -342,7 +363,7 @@ impl CallerAccount {
         Arc::new(Account {
             caller: self.id,
             id,
-            weight: Arc::clone(&self.weight),
+            weight: self.weight.clone(),
             memory: self.memory.connection(memory_bytes),
             reads: self.reads.connection(u64::MAX),
         })
@@ -368,9 +389,9 @@ impl Account {
         self.caller
     }
 
-    /// Weight of its caller's reads.
-    pub fn weight(&self) -> u32 {
-        self.weight.load(Relaxed)
+    /// Weight of its caller.
+    pub fn weight(&self) -> &Weight {
+        &self.weight
     }
 
     /// Its id among the connections of the caller.
@@ -482,7 +503,7 @@ mod tests {
         let connection = caller.connection(0, 1);
         let set = |weight| {
             caller.set_weight(weight);
-            connection.weight()
+            connection.weight().get()
         };
         assert_eq!([0, 7].map(set), [1, 7]);
     }

@@ -438,7 +438,7 @@ mod tests {
         let most = memory(0, 64 << 10).unwrap();
         assert_eq!(memory(2, 4096).unwrap_err(), Refused::CallerLimit);
         assert_eq!(principal.held().1, 64 << 10);
-        assert_eq!(granted(&connections[2], &grants[1]).account().weight(), 1);
+        assert_eq!(granted(&connections[2], &grants[1]).account().weight().get(), 1);
         principal.set_limits(PrincipalLimits {
             requests: 4,
             memory_bytes: 128 << 10,
@@ -446,7 +446,7 @@ mod tests {
             ..PrincipalLimits::NONE
         });
         assert!(memory(2, 4096).is_ok());
-        assert_eq!(granted(&connections[0], &grants[0]).account().weight(), 7);
+        assert_eq!(granted(&connections[0], &grants[0]).account().weight().get(), 7);
         assert_eq!(take(&grants[0]).len(), 1);
         drop((held, most));
         assert_eq!(principal.held(), (0, 0));

@@ -13,7 +13,7 @@
 //! it. A connection with requests of several callers works for the address that it came from.
 
 use ringfetch_engine::cores::{give_way, parks, take_charges};
-use ringfetch_engine::share::Account;
+use ringfetch_engine::share::{Account, Weight};
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
 use std::future::Future;
@@ -86,8 +86,8 @@ enum RoundState {
 #[derive(Debug)]
 pub(super) struct Caller {
     id: u64,
-    /// Nanoseconds added in each round.
-    part: Cell<i64>,
+    /// Read each time: it may change while tasks keep this, as streams do for hours.
+    weight: Weight,
     /// Nanoseconds left; if negative, they are deducted from later rounds.
     balance: Cell<i64>,
     is_busy: Cell<bool>,
@@ -135,11 +135,9 @@ pub(super) fn current() -> Option<Rc<Caller>> {
 }
 
 impl Core {
-    fn caller(&self, id: u64, weight: u32) -> Rc<Caller> {
+    fn caller(&self, id: u64, weight: &Weight) -> Rc<Caller> {
         let mut callers = self.callers.borrow_mut();
-        let part = PART_NS * i64::from(weight);
         if let Some(caller) = callers.get(&id).and_then(Weak::upgrade) {
-            caller.part.set(part);
             return caller;
         }
         if callers.len() >= CALLERS_MIN && callers.len() == callers.capacity() {
@@ -147,16 +145,17 @@ impl Core {
         }
         let caller = Rc::new(Caller {
             id,
-            part: Cell::new(part),
-            balance: Cell::new(CREDIT_NS_MAX.max(part)),
+            weight: weight.clone(),
+            balance: Cell::default(),
             is_busy: Cell::default(),
             waiting: RefCell::default(),
         });
+        caller.balance.set(caller.full());
         callers.insert(id, Rc::downgrade(&caller));
         caller
     }
 
-    fn work_for(&self, id: u64, weight: u32) {
+    fn work_for(&self, id: u64, weight: &Weight) {
         let mut current = self.current.borrow_mut();
         if let Some(caller) = current.as_mut().filter(|caller| caller.id != id) {
             *caller = self.caller(id, weight);
@@ -277,7 +276,7 @@ impl Core {
             let full = caller.full();
             caller
                 .balance
-                .set((caller.balance.get() + caller.part.get()).min(full));
+                .set((caller.balance.get() + caller.part()).min(full));
             if caller.has_time() {
                 caller.let_on();
             }
@@ -292,6 +291,11 @@ impl Core {
 }
 
 impl Caller {
+    /// Nanoseconds added in each round.
+    fn part(&self) -> i64 {
+        PART_NS * i64::from(self.weight.get())
+    }
+
     fn has_time(&self) -> bool {
         self.balance.get() > 0
     }
@@ -314,7 +318,7 @@ impl Caller {
 
     /// The most time that it can have saved.
     fn full(&self) -> i64 {
-        CREDIT_NS_MAX.max(self.part.get())
+        CREDIT_NS_MAX.max(self.part())
     }
 }
 

@@ -7,7 +7,7 @@ use tokio::task::{LocalSet, yield_now};
 const WORK: Duration = Duration::from_micros(75);
 
 fn of(id: u64, weight: u32) -> Rc<Caller> {
-    CORE.with(|core| core.caller(id, weight))
+    CORE.with(|core| core.caller(id, &Weight::new(weight)))
 }
 
 fn work() {
@@ -30,8 +30,8 @@ fn on_a_core<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 'static) 
 }
 
 /// The most polls of `greedy` tasks between two polls of another caller's task, when all of them are always
-/// ready.
-async fn polls_between(greedy: usize, weight: u32) -> u32 {
+/// ready. `begun`: the tasks exist.
+async fn polls_between(greedy: usize, begun: impl FnOnce()) -> u32 {
     let polled = Rc::new(Cell::new(0_u32));
     for _ in 0..greedy {
         let polled = Rc::clone(&polled);
@@ -42,8 +42,9 @@ async fn polls_between(greedy: usize, weight: u32) -> u32 {
                 yield_now().await;
             }
         };
-        drop(tokio::task::spawn_local(InTurn::new(of(1, weight), task)));
+        drop(tokio::task::spawn_local(InTurn::new(of(1, 1), task)));
     }
+    begun();
     let modest = async move {
         let (mut most, mut since) = (0, Instant::now());
         // In the first turns the core is not yet known to be shared; nor after one in which the thread had no CPU for as long
@@ -69,8 +70,8 @@ fn a_caller_with_many_tasks_has_its_part_of_time_between_two_turns_of_another() 
     // be 64.
     for (weight, polls) in [(1, 1..=1), (9, 2..=7)] {
         on_a_core(move || async move {
-            let _before = of(1, 10 - weight);
-            let most = polls_between(64, weight).await;
+            let caller = of(1, 10 - weight);
+            let most = polls_between(64, || caller.weight.set(weight)).await;
             assert!(polls.contains(&most), "weight {weight}: {most}");
         });
     }
@@ -87,7 +88,7 @@ fn who_is_refused_has_less_than_its_part() {
             let seen = Rc::clone(&polled);
             let refusing = async move {
                 for id in [7, 8, 1].iter().filter(|_| serves_several) {
-                    CORE.with(|core| core.work_for(*id, 1));
+                    CORE.with(|core| core.work_for(*id, &Weight::new(1)));
                     yield_now().await;
                 }
                 loop {
@@ -224,7 +225,7 @@ fn a_connection_works_for_its_requests_callers_or_for_its_own() {
         let mut connection = Box::pin(InTurn::new(of(1, 1), async move {
             for requests in [vec![7], vec![7], vec![7, 8, 7], vec![8]] {
                 for id in requests {
-                    CORE.with(|core| core.work_for(id, 1));
+                    CORE.with(|core| core.work_for(id, &Weight::new(1)));
                     seen.borrow_mut().push(current().expect("a task is polled").id);
                 }
                 yield_now().await;
