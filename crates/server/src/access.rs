@@ -189,11 +189,13 @@ impl Access {
         self.inner.rereads.install(table, |table| self.replace(table));
     }
 
-    fn replace(&self, table: Table) -> bool {
+    fn replace(&self, mut table: Table) -> bool {
         // A reload and the watch may both have read it.
         if self.inner.table.load().is_same(&table) {
             return false;
         }
+        // Only this revokes, and one at a time.
+        table.renew_revoked();
         let table = Arc::new(table);
         table.set_limits();
         let before = self.inner.table.swap(Arc::clone(&table));
@@ -288,6 +290,46 @@ pub(crate) mod tests {
             }
             is_over.store(true, Ordering::Relaxed);
         });
+    }
+
+    #[test]
+    fn a_line_that_comes_back_while_files_are_read_admits_its_principal() {
+        // Scenario: of two reads that overlap, the first lacks a line that is in force, and the second has it; both are
+        // installed, in that order; then the file changes once more. Expectation: the line's token is admitted after each.
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("principals");
+        let write = |names: &[&str]| {
+            let line = |name: &&str| {
+                let hash = table::sha256(name.as_bytes()).map(|byte| format!("{byte:02x}"));
+                format!("{name} sha256:{} x\n", hash.concat())
+            };
+            std::fs::write(&path, names.iter().map(line).collect::<String>()).unwrap();
+        };
+        write(&["a", "b"]);
+        let config = AccessConfig {
+            principals: Some(path.clone()),
+            anonymous: Anonymous::Nobody,
+        };
+        let access = Access::load(&config, false).unwrap().unwrap();
+        let fetcher = crate::fetch::tests::without_datasets(crate::config::Limits::default());
+        let mut headers = HeaderMap::new();
+        headers.insert(header::AUTHORIZATION, HeaderValue::from_static("Bearer b"));
+        let is_admitted = || {
+            let connection = fetcher.callers().connect("192.0.2.1".parse().unwrap(), u64::MAX);
+            let user = Arc::new(User::default());
+            access.admit(&headers, Need::Known, &connection, &user).is_ok()
+        };
+        let read = |names: &[&str]| {
+            write(names);
+            access.read().unwrap().unwrap()
+        };
+        let (first, second) = (read(&["a"]), read(&["a", "b", "c"]));
+        access.install(first);
+        assert!(!is_admitted());
+        access.install(second);
+        assert!(is_admitted());
+        access.install(read(&["a", "b", "c", "d"]));
+        assert!(is_admitted());
     }
 
     #[test]

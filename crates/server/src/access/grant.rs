@@ -69,6 +69,15 @@ impl Grant {
         Arc::new(Self::new(Arc::clone(principal), credential, rights))
     }
 
+    /// The same line, in force.
+    pub(super) fn renewed(&self) -> Self {
+        Self::new(
+            Arc::clone(&self.principal),
+            self.credential.clone(),
+            self.rights.clone(),
+        )
+    }
+
     pub(super) fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.principal, &other.principal)
             && (&self.credential, &self.rights) == (&other.credential, &other.rights)

@@ -197,6 +197,15 @@ impl Table {
         }
     }
 
+    /// Renews kept grants that are revoked: a file that was installed after this one was read did not have their lines.
+    pub(super) fn renew_revoked(&mut self) {
+        let tokens = self.tokens.values_mut().flatten().map(|(_, grant)| grant);
+        let grants = tokens.chain(self.certificates.values_mut());
+        for grant in grants.filter(|grant| grant.is_revoked()) {
+            *grant = Arc::new(grant.renewed());
+        }
+    }
+
     fn get(&self, credential: &Credential) -> Option<&Arc<Grant>> {
         match credential {
             Credential::Token(hash) => self.of_hash(hash),
