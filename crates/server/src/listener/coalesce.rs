@@ -56,24 +56,11 @@ struct WriteBuffer<T> {
     progress: Arc<Progress>,
     /// Received bytes when this turn began.
     received_before: u64,
-    /// The socket's first error, returned by hyper's next call, so that no failed write is lost.
-    failed: Option<io::ErrorKind>,
 }
 
 impl<T: Write + Unpin> WriteBuffer<T> {
-    fn check(&self) -> io::Result<()> {
-        self.failed.map_or(Ok(()), |kind| Err(kind.into()))
-    }
-
     /// Writes the buffer.
     fn poll_drain(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.check()?;
-        let drained = ready!(self.poll_write_gathered(cx));
-        self.failed = drained.as_ref().err().map(io::Error::kind);
-        Poll::Ready(drained)
-    }
-
-    fn poll_write_gathered(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while let Some(rest) = self.bytes.get(self.written..).filter(|rest| !rest.is_empty()) {
             match ready!(Pin::new(&mut self.io).poll_write(cx, rest))? {
                 0 => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
@@ -147,7 +134,6 @@ impl<T: Read + Write + Unpin> CoalescingIo<T> {
             turn_bytes: 0,
             received_before: progress.read_bytes(),
             progress,
-            failed: None,
         }));
         (
             Self(Rc::clone(&gathered)),
@@ -180,13 +166,14 @@ impl<T: Write + Unpin> Flusher<T> {
     /// Polls a connection and writes its buffer after each poll, until it has ended and everything is written.
     ///
     /// # Errors
-    /// Errors of the connection.
+    /// Errors of the connection, or of writing its buffer.
     ///
     /// # Cancel safety
     /// May be dropped and called again; an error of the connection in between is lost.
     pub(super) async fn drive<C, E>(&self, mut connection: Pin<&mut C>) -> Result<(), E>
     where
         C: Future<Output = Result<(), E>>,
+        E: From<io::Error>,
     {
         let mut outcome = Ok(());
         std::future::poll_fn(|cx| {
@@ -202,11 +189,14 @@ impl<T: Write + Unpin> Flusher<T> {
             if self.ended.get() {
                 return Poll::Ready(());
             }
-            if drained.is_err() {
-                // The connection's next read or write returns the error.
-                cx.waker().wake_by_ref();
+            match drained {
+                Ok(()) => Poll::Pending,
+                // Nothing can be written any more, and the connection may not read or write before its service responds.
+                Err(error) => {
+                    outcome = Err(error.into());
+                    Poll::Ready(())
+                }
             }
-            Poll::Pending
         })
         .await;
         outcome
@@ -220,7 +210,6 @@ impl<T: Read + Write + Unpin> Read for CoalescingIo<T> {
         buffer: ReadBufCursor<'_>,
     ) -> Poll<io::Result<()>> {
         let gathered = &mut *self.0.borrow_mut();
-        gathered.check()?;
         let received = gathered.progress.read_bytes();
         if received.saturating_sub(gathered.received_before) >= TURN_RECEIVED_BYTES_MAX
             || gathered.progress.must_wait()
@@ -245,7 +234,6 @@ impl<T: Read + Write + Unpin> Write for CoalescingIo<T> {
     ) -> Poll<io::Result<usize>> {
         let length = pieces.iter().map(|piece| piece.len()).sum();
         let gathered = &mut *self.0.borrow_mut();
-        gathered.check()?;
         if length > COPIED_BYTES_MAX || !gathered.has_room(length) {
             ready!(gathered.poll_drain(cx))?;
         }
@@ -411,32 +399,25 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_connection_that_waits_hears_that_its_write_has_failed() {
-        // Scenario: a connection writes little and waits for nothing; the socket fails after its turn. Expectation: it is
-        // polled again, and its next read or write returns the error.
-        for reads in [true, false] {
-            let socket = Scripted {
-                script: [Err(io::ErrorKind::BrokenPipe)].into(),
-                ..Scripted::default()
-            };
-            let (mut io, drain) = CoalescingIo::new(socket, Arc::default());
-            let mut is_first = true;
-            let mut connection = Box::pin(std::future::poll_fn(move |cx| {
-                if std::mem::take(&mut is_first) {
-                    let buffered = Pin::new(&mut io).poll_write(cx, b"answer");
-                    assert!(matches!(buffered, Poll::Ready(Ok(6))));
-                    return Poll::Pending;
-                }
-                let mut buffer = hyper::rt::ReadBuf::new(&mut []);
-                if reads {
-                    Pin::new(&mut io).poll_read(cx, buffer.unfilled())
-                } else {
-                    Pin::new(&mut io).poll_write(cx, b"more").map_ok(drop)
-                }
-            }));
-            let ended = woken(async move { drain.drive(connection.as_mut()).await }).await;
-            assert_eq!(ended.unwrap_err().kind(), io::ErrorKind::BrokenPipe);
-        }
+    async fn a_connection_whose_write_has_failed_ends_although_it_waits() {
+        // Scenario: a connection writes little, and then waits for its service, without a read or a write; the socket fails
+        // after its turn. Expectation: it ends with the error, and is not polled for nothing until its service responds.
+        let socket = Scripted {
+            script: [Err(io::ErrorKind::BrokenPipe)].into(),
+            ..Scripted::default()
+        };
+        let (mut io, drain) = CoalescingIo::new(socket, Arc::default());
+        let mut polls = 0;
+        let connection = std::pin::pin!(std::future::poll_fn(|cx| {
+            polls += 1;
+            assert_eq!(polls, 1, "polled in vain");
+            let buffered = Pin::new(&mut io).poll_write(cx, b"answer");
+            assert!(matches!(buffered, Poll::Ready(Ok(6))));
+            Poll::<io::Result<()>>::Pending
+        }));
+        let ended = tokio::time::timeout(std::time::Duration::from_secs(1), drain.drive(connection)).await;
+        let ended = ended.expect("it ends");
+        assert_eq!(ended.unwrap_err().kind(), io::ErrorKind::BrokenPipe);
     }
 
     /// 16 MiB to a socket that accepts everything go out in bounded turns, and the connection asks for
