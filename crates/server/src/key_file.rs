@@ -11,7 +11,7 @@ use std::io::{self, Read as _};
 use std::path::Path;
 use std::sync::Mutex;
 use std::time::Duration;
-use tokio::time::timeout;
+use tokio::time::{MissedTickBehavior, timeout};
 
 /// How often the files are read again.
 pub const REREAD: Duration = Duration::from_secs(5);
@@ -254,6 +254,8 @@ static REREADERS: BlockingPool = BlockingPool::new("rf-reread", 2);
 /// Dropping the future has no effect on what is in force.
 pub(crate) async fn watch(renew: impl Fn() + Clone + Send + 'static) {
     let mut ticks = tokio::time::interval(REREAD);
+    // A file system that hung has cost reads that nobody needs afterwards.
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
         match REREADERS.run(renew.clone()) {
