@@ -304,6 +304,20 @@ pin_project! {
         #[pin]
         future: F,
         record: Option<Arc<Record>>,
+        stream_deadline: Option<Instant>,
+    }
+
+    impl<F> PinnedDrop for RecordedPart<F> {
+        fn drop(this: Pin<&mut Self>) {
+            let this = this.project();
+            // Not answered: the stream has ended. Its client may have left before the deadline, but not after it.
+            if let (Some(record), Some(deadline)) = (this.record, *this.stream_deadline)
+                && tokio::time::Instant::now() >= deadline.into()
+            {
+                let code = grpc_code_name(Code::DeadlineExceeded);
+                record.change(|facts| facts.code = facts.code.or(Some(code)));
+            }
+        }
     }
 }
 
@@ -314,13 +328,18 @@ pub(crate) fn part<F>(
     id: u64,
     method: &'static str,
     refused_dataset: Option<&str>,
+    stream_deadline: Option<Instant>,
     future: F,
 ) -> RecordedPart<F> {
     let record = CURRENT.with_borrow(|stream| stream.as_ref().map(|stream| stream.part(started, id, method)));
     if let (Some(record), Some(name)) = (&record, refused_dataset) {
         record.change(|facts| facts.set_dataset(name));
     }
-    RecordedPart { future, record }
+    RecordedPart {
+        future,
+        record,
+        stream_deadline,
+    }
 }
 
 impl<F: Future> Future for RecordedPart<F> {

@@ -149,7 +149,14 @@ pub(super) fn respond(
             Some(OneOf::Cancel(_)) | None => failed(id, &nothing_asked(), "request"),
         }
     };
-    Ok(record::part(arrived, id, method.name(), refused_dataset, answer))
+    Ok(record::part(
+        arrived,
+        id,
+        method.name(),
+        refused_dataset,
+        call_deadline,
+        answer,
+    ))
 }
 
 /// The dataset that a request of a stream names.

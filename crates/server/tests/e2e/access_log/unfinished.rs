@@ -5,6 +5,8 @@ use crate::access::hash;
 use crate::daemon::{Daemon, Setup, any_backend, eventually_async};
 use crate::data::plain_blocks;
 use crate::wire::{self, Narrow};
+use prost::Message as _;
+use ringfetch_proto::v1::fetch_stream_request::Request;
 use rustix::process::Signal;
 use serde_json::json;
 use std::fs::{File, OpenOptions};
@@ -208,5 +210,37 @@ async fn a_response_that_a_revocation_cuts_short_is_not_ok() {
         (&json!("alice"), &json!("499")),
         "{line}"
     );
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn what_the_deadline_of_a_stream_cuts_off_is_no_cancel() {
+    // Scenario: a stream has requests with long responses and a deadline; its client reads nothing. Expectation: the requests
+    // that the deadline cuts off are logged with it, not as cancelled by the client.
+    let daemon = long_files().start();
+    let mut narrow = Narrow::connect(daemon.grpc, WINDOW_BYTES).await;
+    let request = |id| {
+        let ranges = wire::ranges("long", &[(id << 20, 256 << 10)]);
+        wire::framed(&wire::on_stream(id, Request::Ranges(ranges)).encode_to_vec())
+    };
+    let headers = [
+        ("content-type", "application/grpc"),
+        ("te", "trailers"),
+        ("grpc-timeout", "1S"),
+        ("x-request-id", "cut"),
+    ];
+    let body = (1..=4).map(request).collect::<Vec<_>>().concat();
+    let held = narrow
+        .ask("/ringfetch.v1.FetchService/FetchStream", &headers, body.into())
+        .await;
+    // Those that succeed are not logged, and the stream lasts until its client reads.
+    for line in lines_of(&daemon, "cut", 2).await {
+        assert!(
+            line["batch"].is_u64() && line["code"] == "DEADLINE_EXCEEDED",
+            "{line}"
+        );
+    }
+    // A drain waits for its end.
+    drop((held, narrow));
     daemon.stop().await;
 }
