@@ -154,7 +154,7 @@ impl Entry {
     fn open_in_time(spec: &DatasetSpec) -> Result<Result<Self, OpenError>, OpenError> {
         let count = u32::try_from(spec.paths.len()).unwrap_or(u32::MAX);
         let limit = file_step::WITHIN.saturating_add(FILE_WITHIN.saturating_mul(count));
-        let files = file_step::named(&spec.paths);
+        let files: Vec<_> = spec.paths.iter().map(|path| path.display()).collect();
         let opened = {
             let spec = spec.clone();
             file_step::run(&files, limit, move || Self::open(&spec))

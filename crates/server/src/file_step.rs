@@ -1,10 +1,11 @@
 //! Steps of a reload that use files, bounded in time: a file system that does not respond must not block the changes after
 //! it, one of which may remove what is on it.
 
+use crate::config::listed;
 use ringfetch_engine::blocking::BlockingPool;
 use ringfetch_engine::sync::lock;
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::fmt;
 use std::sync::Mutex;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::Duration;
@@ -29,27 +30,22 @@ impl Drop for Running {
     }
 }
 
-/// What a step uses, all of it: nobody knows which of several files hangs, and a step that leaves that one out is another.
-pub(crate) fn named(files: &[impl AsRef<Path>]) -> String {
-    let names: Vec<_> = files
-        .iter()
-        .map(|file| file.as_ref().display().to_string())
-        .collect();
-    names.join(", ")
-}
-
-/// Makes a step that uses `file`, at most for `limit`. Blocks.
+/// Makes a step that uses `files`, at most for `limit`. Blocks.
 ///
 /// # Errors
-/// It is not over by then, nor is an earlier one that uses this; or there is no thread. As text that names it.
+/// It is not over by then, nor is an earlier one that uses this; or there is no thread. As text that names the first ones.
 pub(crate) fn run<T: Send + 'static>(
-    file: &str,
+    files: &[impl fmt::Display],
     limit: Duration,
     step: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, String> {
+    let file = listed(files, ", ");
+    // All of them: nobody knows which one hangs, and a step that leaves that one out is another.
+    let names: Vec<_> = files.iter().map(ToString::to_string).collect();
+    let all = names.join(", ");
     let running = {
         let mut running = lock(&RUNNING);
-        if running.contains(file) {
+        if running.contains(&all) {
             return Err(format!(
                 "{file}: its file system has not responded to an earlier reload yet, or another program keeps its lease; name other files, or \
                  retry when it has"
@@ -60,8 +56,8 @@ pub(crate) fn run<T: Send + 'static>(
                 "{file}: {STEPS_MAX} earlier reloads wait for file systems that do not respond; restart the daemon"
             ));
         }
-        running.insert(file.to_owned());
-        Running(file.to_owned())
+        running.insert(all.clone());
+        Running(all)
     };
     let (done, result) = sync_channel(1);
     let call = move || {
@@ -94,25 +90,41 @@ mod tests {
     use std::sync::mpsc::channel;
 
     #[test]
+    fn of_many_files_a_refusal_names_the_first_ones() {
+        // Scenario: a step that uses 30 files does not return; then it is made again, and without the last file. Expectation:
+        // 20 names and the number of the others; as much; the third is another step, and made.
+        let (release, hang) = channel::<()>();
+        let files: Vec<_> = (0..30).map(|number| format!("file-{number}")).collect();
+        let late = run(&files, Duration::ZERO, move || _ = hang.recv());
+        let again = run(&files, WITHIN, || ());
+        for problem in [late, again] {
+            let problem = problem.unwrap_err();
+            assert!(problem.contains("file-19, and 10 more: its"), "{problem}");
+        }
+        assert_eq!(run(&files[..29], WITHIN, || 7), Ok(7));
+        drop(release);
+    }
+
+    #[test]
     fn a_step_that_hangs_is_left_behind_once() {
         // Scenario: a step that does not return; another one for the same file; one for another file; the first one ends.
         // Expectation: the first two are refused and name the file, the second at once; the third is made; and then one
         // for the first file, too.
         let (release, hang) = channel::<()>();
         let (left, ended) = channel();
-        let first = run("hangs", Duration::ZERO, move || {
+        let first = run(&["hangs"], Duration::ZERO, move || {
             let _released = hang.recv();
             left.send(()).unwrap();
         });
         assert!(first.unwrap_err().starts_with("hangs: its file system"));
-        let again = run("hangs", WITHIN, || ());
+        let again = run(&["hangs"], WITHIN, || ());
         assert!(again.unwrap_err().contains("an earlier reload"));
-        assert_eq!(run("answers", WITHIN, || 7), Ok(7));
+        assert_eq!(run(&["answers"], WITHIN, || 7), Ok(7));
         drop(release);
         ended.recv().unwrap();
         while lock(&RUNNING).contains("hangs") {
             std::thread::yield_now();
         }
-        assert_eq!(run("hangs", WITHIN, || 7), Ok(7));
+        assert_eq!(run(&["hangs"], WITHIN, || 7), Ok(7));
     }
 }

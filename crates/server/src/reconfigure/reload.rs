@@ -14,6 +14,7 @@ use crate::lifecycle::State;
 use crate::tls::Tls;
 use ringfetch_engine::dataset::{Kind, is_refused_by_host};
 use std::collections::BTreeSet;
+use std::fmt;
 use std::time::SystemTime;
 
 /// What a reload changed.
@@ -125,7 +126,7 @@ impl Inner {
 
     fn try_reload(&self, active: &mut ActiveConfig) -> Result<ReloadOutcome, ReloadError> {
         let inputs = self.parts.inputs.clone();
-        let loaded = in_time("the configuration", move || config::load(&inputs))?;
+        let loaded = in_time(&["the configuration"], move || config::load(&inputs))?;
         let Loaded { mut config, settings } = loaded.map_err(|problems| {
             if problems.is_refused_by_host() {
                 return ReloadError::HostRefused(listed(&problems.0, "; "));
@@ -150,14 +151,14 @@ impl Inner {
         check_moved(&config, &changes)?;
         let renewed = match self.parts.tls.clone() {
             Some(tls) => in_force(
-                in_time("tls", move || Tls::read(&tls)),
+                in_time(&["tls"], move || Tls::read(&tls)),
                 is_moved(&changes, &TLS_FILES),
             )?,
             None => None,
         };
         let principals = match self.parts.access.clone() {
             Some(access) => in_force(
-                in_time("access.principals", move || Access::read(&access)),
+                in_time(&["access.principals"], move || Access::read(&access)),
                 is_moved(&changes, &PRINCIPALS),
             )?,
             None => None,
@@ -250,10 +251,10 @@ impl Inner {
 
 /// A step that reads files, unless their file system does not respond.
 fn in_time<T: Send + 'static>(
-    what: &str,
+    files: &[impl fmt::Display],
     step: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, ReloadError> {
-    file_step::run(what, file_step::WITHIN, step).map_err(ReloadError::HostRefused)
+    file_step::run(files, file_step::WITHIN, step).map_err(ReloadError::HostRefused)
 }
 
 const TLS_FILES: [&str; 3] = ["tls.certificate", "tls.key", "tls.client_ca"];
@@ -283,15 +284,16 @@ fn is_moved(changes: &ConfigDiff, keys: &[&str]) -> bool {
 fn check_moved(config: &Config, changes: &ConfigDiff) -> Result<(), ReloadError> {
     if let Some(tls) = config.tls.clone().filter(|_| is_moved(changes, &TLS_FILES)) {
         let files = [Some(&tls.certificate), Some(&tls.key), tls.client_ca.as_ref()];
-        let files: Vec<_> = files.into_iter().flatten().collect();
-        in_time(&file_step::named(&files), move || Tls::load(&tls).map(drop))?.map_err(unusable)?;
+        let files = files.into_iter().flatten();
+        let files: Vec<_> = files.map(|path| path.display().to_string()).collect();
+        in_time(&files, move || Tls::load(&tls).map(drop))?.map_err(unusable)?;
     }
     if let Some(path) = &config.access.principals
         && is_moved(changes, &PRINCIPALS)
     {
         let has_client_ca = config.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
         let (file, access) = (path.display().to_string(), config.access.clone());
-        in_time(&file, move || Access::load(&access, has_client_ca).map(drop))?.map_err(unusable)?;
+        in_time(&[&file], move || Access::load(&access, has_client_ca).map(drop))?.map_err(unusable)?;
     }
     if let Some(log) = config
         .access_log
@@ -299,7 +301,7 @@ fn check_moved(config: &Config, changes: &ConfigDiff) -> Result<(), ReloadError>
         .filter(|_| is_moved(changes, &[LOG_PATH]))
     {
         let target = log.target.to_string();
-        in_time(&target, move || AccessLog::check(&log))?.map_err(|error| {
+        in_time(&[&target], move || AccessLog::check(&log))?.map_err(|error| {
             let problem = format!("{LOG_PATH}: {target} cannot be written: {error}");
             if is_refused_by_host(&error) {
                 return ReloadError::HostRefused(format!("{problem}; {HOST_REMEDY}"));
