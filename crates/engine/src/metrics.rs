@@ -457,4 +457,20 @@ mod tests {
         assert_eq!(told(uring), (5, 3 * 300_000 + 2 * 30_000));
         assert_eq!(told(auto), (1, 300_000));
     }
+
+    #[test]
+    fn slow_reads_are_those_that_miss_the_latency_objective() {
+        // Scenario: the rule that counts slow reads. Expectation: it and this module mean the same duration, and the
+        // histogram has a bucket that ends there.
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/prometheus/rules.yml");
+        let rules = std::fs::read_to_string(path).unwrap();
+        let (_, rule) = rules
+            .split_once("- record: ringfetch:slow_reads:total\n")
+            .unwrap();
+        let (_, rest) = rule.split_once("le=\"").unwrap();
+        let (seconds, _) = rest.split_once('"').unwrap();
+        let bound = Duration::from_secs_f64(seconds.parse().unwrap());
+        assert_eq!(nanoseconds(bound), SLOW_NS);
+        assert!(DURATION_BOUNDS_NS.contains(&SLOW_NS));
+    }
 }
