@@ -255,7 +255,7 @@ def flip():
             stat(f"{backend}: IOPS", f"Items answered a second, mean over the time in which {backend} served.", "iops",
                  EIGHTH, reads),
             *[stat(f"{backend}: {name}", f"Latency of {backend}'s reads in the whole time range, from acceptance to "
-                   "answer.", "s", EIGHTH, f"histogram_quantile({share}, {buckets})")
+                   "answer.", "s", EIGHTH, f"histogram_quantile({share}, {buckets}) >= 0")
               for share, name in ((0.5, "p50"), (0.99, "p99"), (0.999, "p99.9"))],
             *ratios]
 
