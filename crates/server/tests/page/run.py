@@ -207,9 +207,14 @@ def is_usable_by_keyboard(browser, daemon):
     browser.key("Enter")
     assert browser.text("#pause") == "Resume" and browser.text("#state") == "Paused"
     asks_nothing(daemon, "paused")
+    # The first answer has none to be compared with: a figure from before the pause is not of now.
+    browser.run("const now = document.getElementById('now-reads'); window.nows = []; "
+                "new MutationObserver(() => window.nows.push(now.textContent)).observe(now, { childList: true })")  # fmt: skip
     browser.key("Enter")
     before = daemon.polls()
     eventually("it goes on", lambda: daemon.polls() > before and browser.text("#state") == "Serving")
+    nows = eventually("figures after the pause", lambda: browser.run("return window.nows.length > 1 && window.nows"))
+    assert nows[0] == "\u2013" and value(nows[1]) > 0, nows
 
 
 def asks_nothing(daemon, when):
@@ -292,6 +297,7 @@ def tells_of_a_fallback(arguments, directory):
         for theme in ("light", "dark"):
             is_legible(browser, theme, drawn=False)
         computes_right(browser)
+        bears_slow_answers(browser)
         daemon.stop()
 
 
@@ -310,7 +316,7 @@ return Promise.all(["points", "numbers", "draw"].map((name) => import(`/page/${n
   const old = answer(1000, 500);
   const point = points.between(old, answer(3000, 2500), 0);
   const idle = points.between(old, answer(3000, 500), 0);
-  const line = (times) => draw.segments(times.map((time) => ({ time })), (one) => one.time).length;
+  const line = (spans) => draw.segments(spans.map(([since, time]) => ({ since, time })), (one) => one.time).length;
   return [
     [point.reads, 1000], [point.bytes, 4096000], [point.depth, 7], [point.inFlight, 3],
     [point.shards.get(0).submissions, 250], [Math.round(point.p50 * 100), 1505], [point.p99, 20],
@@ -322,9 +328,30 @@ return Promise.all(["points", "numbers", "draw"].map((name) => import(`/page/${n
     [text.amount(0.26), "0.3"], [text.bytes(0), "0\u00a0B"], [text.bytes(1536), "1.50\u00a0KiB"],
     [text.duration(999.7), "1.00\u00a0ms"], [text.spokenDuration(2500), "2.50\u00a0milliseconds"],
     [text.span(93_784_000), "1\u00a0d 2\u00a0h"], [text.span(0), "0\u00a0s"],
-    [line([0, 1000, 2000]), 1], [line([0, 1000, 9000, 10_000]), 2],
+    [line([[0, 1000], [1000, 2000], [2000, 7000]]), 1], [line([[0, 1000], [1000, 2000], [2500, 3500], [3500, 4500]]), 2],
   ];
 })"""
+
+
+def bears_slow_answers(browser):
+    """Where an answer takes 4 s, the figures are those of that time, and the line goes on."""
+    shown = "return [document.getElementById('about').textContent, document.querySelector('#chart-reads .curve-a').getAttribute('d')]"
+    eventually("a line", lambda: browser.run(shown)[1].count("L") > 1)
+    slow = {"offline": False, "latency": 4000, "downloadThroughput": -1, "uploadThroughput": -1}
+    browser.cdp("Network.emulateNetworkConditions", **slow)
+    seen = [browser.run(shown)]
+
+    def answered():
+        now = browser.run(shown)
+        if now[0] != seen[-1][0]:
+            seen.append(now)
+        ups = [int(re.search(r" up (\d+)\s", about)[1]) for about, _ in seen[-2:]]
+        return ups[-1] - ups[0] >= 3
+
+    eventually("a slow answer", answered)
+    browser.cdp("Network.emulateNetworkConditions", **{**slow, "latency": 0})
+    (_, before), (_, after) = seen[-2:]
+    assert after != before and after.count("M") == 1, f"the line does not go on: {before!r}, {after!r}"
 
 
 def computes_right(browser):

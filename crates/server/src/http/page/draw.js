@@ -2,8 +2,6 @@
 import { US_MAX, amount, duration, round } from "./numbers.js";
 
 export const WINDOW_MS = 120_000;
-// Between two points further apart than this nothing is known: the line breaks there.
-export const GAP_MS = 3500;
 
 export const byId = (id) => document.getElementById(id);
 export const write = (node, text) => {
@@ -24,7 +22,7 @@ export const svg = (name, attributes = {}) => {
   return node;
 };
 
-// Where a line breaks: values that are not there, and gaps in time.
+// Where a line breaks: values that are not there, and points that do not begin where the one before ended.
 export const segments = (points, of) => {
   const found = [];
   let open = null;
@@ -35,7 +33,7 @@ export const segments = (points, of) => {
       open = null;
       continue;
     }
-    if (!open || point.time - last > GAP_MS) found.push((open = []));
+    if (!open || point.since !== last) found.push((open = []));
     open.push([point.time, value]);
     last = point.time;
   }

@@ -26,8 +26,8 @@ const total = (list, of) => list.reduce((sum, one) => sum + of(one), 0);
 export const isRestart = (before, after) =>
   before.started_unix_ms !== after.started_unix_ms || after.uptime_ms < before.uptime_ms;
 
-// null: too close together, or not of one process.
-export const between = (before, after, time) => {
+// Of the time on this page from `since` to `time`. null: too close together, or not of one process.
+export const between = (before, after, since, time) => {
   const seconds = (after.uptime_ms - before.uptime_ms) / 1000;
   if (isRestart(before, after) || seconds <= 0) return null;
   const rate = (of) => (now, then) => Math.max(0, of(now) - of(then ?? now)) / seconds;
@@ -40,6 +40,7 @@ export const between = (before, after, time) => {
   });
   const percentile = (q) => quantile(before.read_duration.buckets, after.read_duration.buckets, q);
   return {
+    since,
     time,
     reads: totals("reads_total"),
     bytes: totals("read_bytes_total"),

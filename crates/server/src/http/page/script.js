@@ -2,11 +2,13 @@
 // looks (hidden or paused) nothing is asked; while the daemon is gone it is asked ever less often.
 import { aSecond, amount, bytes, clock, duration, orDash, span, spokenDuration, whole } from "./numbers.js";
 import { between, isRestart } from "./points.js";
-import { Chart, GAP_MS, WINDOW_MS, attribute, byId, decades, fromZero, powers, write } from "./draw.js";
+import { Chart, WINDOW_MS, attribute, byId, decades, fromZero, powers, write } from "./draw.js";
 import { FIGURES, datasets, figures, shards } from "./tables.js";
 
 const INTERVAL_MS = 1000;
 const TIMEOUT_MS = 5000;
+// Two answers are compared where at most one between them was missed; not across a pause, whose mean nobody asks for.
+const GAP_MS = 2 * (INTERVAL_MS + TIMEOUT_MS);
 const RETRY_MS = [1000, 2000, 4000, 8000, 15_000];
 // Screen readers hear the figures this often, and changes of state at once.
 const ANNOUNCE_MS = 30_000;
@@ -35,6 +37,8 @@ const charts = {
 
 let points = [];
 let latest = null;
+// The answer that the next one is compared with.
+let base = null;
 let pageVersion = null;
 let announced = -Infinity;
 let steps = 0;
@@ -46,35 +50,38 @@ const setState = (name, text) => {
 
 // Said in full, for charts and for the announcements.
 const spoken = (point, limit) => ({
-  reads: `${whole.format(point.reads)} reads a second`,
-  depth:
-    point.depth === null
+  reads: point ? `${whole.format(point.reads)} reads a second` : "not known yet",
+  depth: !point
+    ? "not known yet"
+    : point.depth === null
       ? `no reads were submitted; the limit is ${limit}`
       : `mean ${amount(point.depth)} a shard, of at most ${limit}`,
-  latency:
-    point.p50 === null
+  latency: !point
+    ? "not known yet"
+    : point.p50 === null
       ? "no reads"
       : `median ${spokenDuration(point.p50)}, 99th percentile ${spokenDuration(point.p99)}, 99.9th percentile ${spokenDuration(point.p999)}`,
 });
 
 const announce = (text) => write(byId("announcement"), text);
 
+// Without a point: an answer that there is none before to compare it with.
 const showPoint = (point, limit) => {
-  steps += 1;
+  if (point) steps += 1;
   if (!calm.matches || steps % CALM_STEPS === 1) {
     charts.reads.show(points);
     charts.depth.show(points, limit);
     charts.latency.show(points);
   }
-  write(byId("now-reads"), aSecond(point.reads));
-  write(byId("now-depth"), `${orDash(amount, point.depth)} of ${amount(limit)}`);
-  for (const name of ["p50", "p99", "p999"]) write(byId(`now-${name}`), orDash(duration, point[name]));
+  write(byId("now-reads"), orDash(aSecond, point?.reads));
+  write(byId("now-depth"), `${orDash(amount, point?.depth)} of ${amount(limit)}`);
+  for (const name of ["p50", "p99", "p999"]) write(byId(`now-${name}`), orDash(duration, point?.[name]));
   const said = spoken(point, limit);
   attribute(charts.reads.svg, "aria-label", `IOPS, the last two minutes. Now ${said.reads}.`);
   attribute(charts.depth.svg, "aria-label", `Queue depth, the last two minutes. Now ${said.depth}.`);
   attribute(charts.latency.svg, "aria-label", `Latency, the last two minutes. Now ${said.latency}.`);
-  document.title = `${aSecond(point.reads)} \u00b7 Ringfetch`;
-  if (performance.now() - announced >= ANNOUNCE_MS) {
+  document.title = point ? `${aSecond(point.reads)} \u00b7 Ringfetch` : "Ringfetch";
+  if (point && performance.now() - announced >= ANNOUNCE_MS) {
     announced = performance.now();
     announce(`${said.reads}. Latency: ${said.latency}. Queue depth: ${said.depth}.`);
   }
@@ -90,9 +97,8 @@ const showFigures = (point) =>
     }),
   );
 
-const show = (status) => {
-  const point = points.at(-1) ?? null;
-  const now = point?.time ?? 0;
+const show = (status, point) => {
+  const now = points.at(-1)?.time ?? 0;
   const limit = Math.max(0, ...status.shards.filter((shard) => shard.routed).map((shard) => shard.queue_depth));
   const { backend, requested, fallback, reason } = status.backend;
   const state = status.state[0].toUpperCase() + status.state.slice(1);
@@ -109,7 +115,7 @@ const show = (status) => {
   byId("fallback").hidden = !fallback;
   write(byId("fallback"), fallback ? `instead of ${requested}, which was asked for` : "");
   write(byId("reason"), reason);
-  if (point) showPoint(point, limit);
+  showPoint(point, limit);
   showFigures(point);
   shards.fill(
     status.shards.map((shard) => [
@@ -130,11 +136,11 @@ const receive = (status) => {
   else if (before && before.status.backend.backend !== status.backend.backend)
     announce(`The backend is ${status.backend.backend} now.`);
   else if (before && before.status.state !== status.state) announce(`The daemon is ${status.state}.`);
-  // After a pause the difference would be the mean of all that time: begin anew from this answer.
-  const point = before && time - before.time < GAP_MS ? between(before.status, status, time) : null;
+  const point = base && time - base.time < GAP_MS ? between(base.status, status, base.time, time) : null;
   if (point) points = [...points.filter((old) => time - old.time <= WINDOW_MS), point];
   latest = { status, time, at: new Date() };
-  show(status);
+  base = latest;
+  show(status, point);
 };
 
 // --- Polling ---
@@ -213,6 +219,7 @@ const poll = async () => {
 const stop = () => {
   clearTimeout(timer);
   timer = null;
+  base = null;
   const own = request;
   request = null;
   own?.abort();
