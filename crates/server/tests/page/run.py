@@ -258,6 +258,15 @@ def says_that_the_daemon_is_gone(browser, daemon, again):
     about = browser.text("#about")
     assert re.search(r"since \d\d:\d\d:\d\d\. Next try in \d+ s\. Figures are of \d\d:", about), about
     assert "does not answer" in browser.text("#alarm") and "Not answering" in browser.run("return document.title")
+    # Paused there are no further tries; resumed, nothing is known until the next one has ended.
+    pressed = ("document.getElementById('pause').click(); return [document.title, "
+               "...['state', 'pause', 'about'].map((id) => document.getElementById(id).textContent)]")  # fmt: skip
+    title, state, button, about = browser.run(pressed)
+    assert (title, state, button) == ("Paused \u00b7 Ringfetch", "Paused", "Resume"), (title, state, button)
+    assert re.search(r"since \d\d:\d\d:\d\d\. Figures are of \d\d:", about), about
+    title, state, button, about = browser.run(pressed)
+    assert (title, state, button) == ("Connecting \u00b7 Ringfetch", "Connecting", "Pause"), (title, state, button)
+    eventually("it says so again", lambda: "Not answering" in browser.run("return document.title"))
     eventually("it asks less often", lambda: "Next try in 4 s" in browser.text("#about"))
     lowest = inspect(browser, "contrasts")[0]
     assert lowest[0] >= TEXT_CONTRAST_MIN, lowest

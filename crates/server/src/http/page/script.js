@@ -149,6 +149,7 @@ let timer = null;
 let request = null;
 let failures = 0;
 let gone = null;
+let problem = "";
 let paused = false;
 
 // Fails with what the daemon does, as it continues the sentence "The daemon ...".
@@ -164,19 +165,24 @@ const ask = async (signal) => {
   return status;
 };
 
-const lost = (problem) => {
+const sayGone = (next) => {
+  const known = latest ? ` Figures are of ${clock(latest.at)}.` : "";
+  write(byId("about"), `The daemon ${problem} since ${clock(gone)}.${next}${known}`);
+};
+
+const lost = (what) => {
   failures += 1;
+  problem = what;
   const wait = RETRY_MS[Math.min(failures, RETRY_MS.length) - 1];
   if (!gone) {
     gone = new Date();
-    document.title = "Not answering \u00b7 Ringfetch";
     attribute(byId("main"), "aria-busy", "false");
     write(byId("alarm"), "The daemon does not answer. The figures are the last ones known.");
   }
   setState("gone", "Not answering");
+  document.title = "Not answering \u00b7 Ringfetch";
   document.documentElement.classList.add("stale");
-  const known = latest ? ` Figures are of ${clock(latest.at)}.` : "";
-  write(byId("about"), `The daemon ${problem} since ${clock(gone)}. Next try in ${wait / 1000} s.${known}`);
+  sayGone(` Next try in ${wait / 1000} s.`);
   return wait;
 };
 
@@ -240,7 +246,11 @@ byId("pause").addEventListener("click", () => {
   if (paused) {
     stop();
     setState("paused", "Paused");
+    document.title = "Paused \u00b7 Ringfetch";
+    if (gone) sayGone("");
   } else {
+    setState("waiting", "Connecting");
+    document.title = "Connecting \u00b7 Ringfetch";
     start();
   }
 });
