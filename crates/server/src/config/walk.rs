@@ -568,11 +568,14 @@ fn text(content: &Content) -> Result<String, String> {
 
 /// What a value is instead of a `T`; the text of one, perhaps.
 fn not_a<T: FromStr>(content: &Content) -> String {
-    let is_quoted = matches!(content, Content::Text(text) if text.parse::<T>().is_ok());
-    let remedy = if is_quoted {
-        ", which is text: leave out the quotes"
-    } else {
-        ""
+    let Content::Text(text) = content else {
+        return content.describe();
+    };
+    let remedy = match text.parse::<T>() {
+        Err(_) => "",
+        // In YAML `02` is text, as `"2"` is.
+        Ok(_) if text.len() > 1 && text.starts_with('0') => ", which is text: leave out the leading zero",
+        Ok(_) => ", which is text: leave out the quotes",
     };
     format!("{}{remedy}", content.describe())
 }
