@@ -297,6 +297,26 @@ fn defaults_follow_a_smaller_limit_down() {
         ),
         (8, 8)
     );
+
+    // Scenario: only the bounds of the queue and of a connection, as runbooks lower them. Expectation: the same; printed, too.
+    inputs.flags = vec![
+        flag("limits.queued_reads", "2000"),
+        flag("limits.connection_bytes", "1MiB"),
+    ];
+    let lower = load(&inputs).unwrap_or_else(|problems| panic!("{problems}"));
+    let limits = &lower.config.limits;
+    assert_eq!((limits.items_per_request, limits.response_bytes), (2000, 1 << 20));
+    let printed = to_yaml(&lower.settings);
+    for line in [
+        "items_per_request: 2000 # default",
+        "response_bytes: 1MiB # default",
+        "queued_reads: 2000 # flag",
+    ] {
+        assert!(printed.contains(line), "{printed}");
+    }
+    // Scenario: only more items. Expectation: the queue has room for them.
+    inputs.flags = vec![flag("limits.items_per_request", "100000")];
+    assert_eq!(load(&inputs).unwrap().config.engine.queued_reads, 100_000);
 }
 
 #[test]

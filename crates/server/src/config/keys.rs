@@ -286,10 +286,24 @@ fn limits(mut section: Section<'_>, engine: &mut EngineConfig) -> Limits {
     let walk = section.walk();
     let default = Limits::default();
     let budget = engine.memory_budget_bytes;
-    let items_per_request = section.small("items_per_request", default.items_per_request, 1..=1 << 20);
-    // A small budget lowers these two defaults.
+    // Each of these two defaults follows the other key.
+    let queue = |section: &mut Section<'_>, default| section.small("queued_reads", default, 1..=1 << 24);
+    let queue_is_set = section.has("queued_reads");
+    if queue_is_set {
+        engine.queued_reads = queue(&mut section, engine.queued_reads);
+    }
+    let items_default = default.items_per_request.min(engine.queued_reads);
+    let items_per_request = section.small("items_per_request", items_default, 1..=1 << 20);
+    if !queue_is_set {
+        engine.queued_reads = queue(&mut section, engine.queued_reads.max(items_per_request));
+    }
+    // A small budget lowers these two defaults, and the first one the second.
     let connection_default = engine.connection_bytes.min(budget);
-    let response_default = default.response_bytes.min(budget / 4);
+    engine.connection_bytes = section.bytes("connection_bytes", connection_default, PAGE_BYTES..=1 << 40, 1);
+    let response_default = default
+        .response_bytes
+        .min(budget / 4)
+        .min(engine.connection_bytes);
     let response_bytes = section.bytes("response_bytes", response_default, PAGE_BYTES..=1 << 30, 1);
     let request_bytes = section.bytes(
         "request_bytes",
@@ -309,9 +323,6 @@ fn limits(mut section: Section<'_>, engine: &mut EngineConfig) -> Limits {
     let stream_requests_in_flight =
         section.small("stream_requests_in_flight", per_stream_default, 1..=1 << 16);
     let connections = section.small("connections", default.connections, 1..=1 << 20);
-    engine.connection_bytes = section.bytes("connection_bytes", connection_default, PAGE_BYTES..=1 << 40, 1);
-    let queued_default = engine.queued_reads.max(items_per_request);
-    engine.queued_reads = section.small("queued_reads", queued_default, 1..=1 << 24);
     let http_ranges = section.small("http_ranges", default.http_ranges, 1..=1024);
     let deadline_ms = section.integer("deadline_ms", DEADLINE_MS, 0..=86_400_000);
     section.finish();

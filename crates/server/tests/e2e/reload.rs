@@ -285,8 +285,8 @@ async fn limits_change_at_once_and_what_cannot_is_named() {
         told(&answer.applied),
         [
             ("limits.items_per_request", "4096", "2"),
-            ("limits.connections", "4096", "1"),
             ("limits.connection_bytes", "32MiB", "8MiB"),
+            ("limits.connections", "4096", "1"),
             ("limits.http_ranges", "64", "1"),
             ("shutdown.drain_timeout_ms", "10000", "9000"),
             ("log.filter", "info", "debug"),
