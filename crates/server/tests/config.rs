@@ -12,6 +12,10 @@ use ringfetch_engine::dataset::{Dtype, KindSpec, Layout, PartialTail};
 use ringfetch_server::config::{Base, Flag, Inputs, LogFormat, Problems, Source, known_keys, load, to_yaml};
 use serde_yaml::Value;
 
+mod config {
+    mod yaml;
+}
+
 fn manifest() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
@@ -102,27 +106,6 @@ fn every_bad_file_is_answered_with_all_its_problems() {
         }
     }
     assert!(wrong.is_empty(), "{wrong}");
-}
-
-#[test]
-fn a_byte_order_mark_is_no_document() {
-    // Scenario: a file that starts with a byte order mark, as some editors write it; an empty filter.
-    // Expectation: the file is read; the filter is refused, since it would silence the log.
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("config.yaml");
-    let dataset = "datasets: [{ name: a, kind: blocks, path: a.bin, block_bytes: 4096 }]";
-    std::fs::write(&path, format!("\u{feff}engine: {{ backend: mmap }}\n{dataset}\n")).unwrap();
-    assert_eq!(
-        load(&of_file(&path)).unwrap().config.engine.backend.as_str(),
-        "mmap"
-    );
-    std::fs::write(&path, format!("log: {{ filter: '' }}\n{dataset}\n")).unwrap();
-    let problems = lines(&load(&of_file(&path)).expect_err("an empty filter"));
-    assert_eq!(problems.len(), 1, "{problems:?}");
-    assert!(
-        problems[0].starts_with("log.filter: is \"\": it names no level"),
-        "{problems:?}"
-    );
 }
 
 #[test]

@@ -242,8 +242,19 @@ fn read(path: &Path) -> Result<Value, ProblemAndRemedy> {
     // serde_yaml takes a byte order mark, which YAML allows, for the beginning of a document.
     let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
     let mut value: Value = serde_yaml::from_str(text).map_err(syntax)?;
-    value.apply_merge().map_err(syntax)?;
+    apply_merges(&mut value).map_err(syntax)?;
     Ok(value)
+}
+
+/// From the inside out: `apply_merge` itself leaves the merges of what it merges.
+fn apply_merges(value: &mut Value) -> Result<(), serde_yaml::Error> {
+    match value {
+        Value::Mapping(entries) => entries.values_mut().try_for_each(apply_merges)?,
+        Value::Sequence(items) => items.iter_mut().try_for_each(apply_merges)?,
+        Value::Tagged(tagged) => apply_merges(&mut tagged.value)?,
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+    value.apply_merge()
 }
 
 fn convert(value: Value, path: &str, source: &Source, problems: &mut Vec<Problem>) -> Node {

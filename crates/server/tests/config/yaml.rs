@@ -1,0 +1,59 @@
+//! How the file is read, before its keys are.
+
+use ringfetch_server::config::{load, to_yaml};
+
+use crate::{lines, of_file};
+
+#[test]
+fn a_byte_order_mark_is_no_document() {
+    // Scenario: a file that starts with a byte order mark, as some editors write it; an empty filter.
+    // Expectation: the file is read; the filter is refused, since it would silence the log.
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("config.yaml");
+    let dataset = "datasets: [{ name: a, kind: blocks, path: a.bin, block_bytes: 4096 }]";
+    std::fs::write(&path, format!("\u{feff}engine: {{ backend: mmap }}\n{dataset}\n")).unwrap();
+    assert_eq!(
+        load(&of_file(&path)).unwrap().config.engine.backend.as_str(),
+        "mmap"
+    );
+    std::fs::write(&path, format!("log: {{ filter: '' }}\n{dataset}\n")).unwrap();
+    let problems = lines(&load(&of_file(&path)).expect_err("an empty filter"));
+    assert_eq!(problems.len(), 1, "{problems:?}");
+    assert!(
+        problems[0].starts_with("log.filter: is \"\": it names no level"),
+        "{problems:?}"
+    );
+}
+
+#[test]
+fn merges_nest() {
+    // Scenario: a dataset that merges one that merges another, and one that merges two such. Expectation: all keys, each
+    // from the nearest that has it.
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("merges.yaml");
+    let text = "datasets:
+  - &a { name: a, kind: blocks, path: a.bin, block_bytes: 4096, partial_tail: ignore }
+  - &b { <<: *a, name: b, path: b.bin }
+  - { <<: *b, name: c }
+  - &d { <<: { direct_io: off }, name: d, kind: blocks, path: d.bin, block_bytes: 512 }
+  - { <<: [*d, *b], name: e }
+";
+    std::fs::write(&file, text).unwrap();
+    let loaded = load(&of_file(&file)).unwrap_or_else(|problems| panic!("{problems}"));
+    let printed = to_yaml(&loaded.settings).replace(&format!(" # {}", file.display()), "");
+    let [.., c, _, e] = &printed.split("\n  - ").collect::<Vec<_>>()[..] else {
+        panic!("{printed}");
+    };
+    for line in ["name: c", "/b.bin", "block_bytes: 4KiB", "partial_tail: ignore"] {
+        assert!(c.contains(line), "{printed}");
+    }
+    for line in [
+        "name: e",
+        "/d.bin",
+        "block_bytes: 512",
+        "partial_tail: ignore",
+        "direct_io: off",
+    ] {
+        assert!(e.contains(line), "{printed}");
+    }
+}
