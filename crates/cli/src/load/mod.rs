@@ -47,7 +47,7 @@ use std::sync::Arc;
 use text::Hgrm;
 use tokio::time::Instant;
 use transport::{Credentials, Endpoints};
-use watch::Monitor;
+use watch::{Monitor, STOPPED};
 use workload::Workload;
 
 /// Of a step of a search: it says nothing about its rate.
@@ -112,6 +112,7 @@ pub(crate) async fn run(global: &Global, args: &Load) -> Result<(), Failure> {
             series,
             series_broken: None,
             stop,
+            is_stopped: false,
         },
         load_threads,
         workload,
@@ -179,7 +180,7 @@ struct LoadTest<'a> {
 }
 
 impl LoadTest<'_> {
-    /// One measurement, and whether Ctrl-C stopped it.
+    /// One measurement, and whether Ctrl-C stopped the run.
     async fn measure(&mut self, rates: Option<Ramp>) -> Result<(Report, bool), Failure> {
         let args = self.args;
         let window = args.requests.map_or(Ok(args.seconds), Err);
@@ -199,6 +200,11 @@ impl LoadTest<'_> {
         let mut search = knee::Search::new(self.args.rate.unwrap_or(1.0));
         let (mut steps, mut best, mut ended) = (Vec::new(), None, None);
         while let (Some(rate), None) = (search.next(), &ended) {
+            if self.monitor.is_stopped {
+                // After the last response of a step, which counts.
+                ended = Some(STOPPED.to_owned());
+                break;
+            }
             let (report, stopped) = match self.measure(Some(Ramp::constant(rate))).await {
                 Err(Failure::Failed(problem)) if best.is_some() => {
                     ended = Some(problem);
@@ -210,7 +216,7 @@ impl LoadTest<'_> {
             ended = if wrong > 0 {
                 Some(format!("{} wrong bytes", grouped(wrong)))
             } else if stopped {
-                Some("it was stopped".to_owned())
+                Some(STOPPED.to_owned())
             } else {
                 report.unreachable()
             };

@@ -18,6 +18,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
+pub(super) const STOPPED: &str = "it was stopped";
+
 /// The counters to read before and after, and where to report intervals.
 pub(super) struct Monitor {
     pub(super) server: Option<Process>,
@@ -31,6 +33,8 @@ pub(super) struct Monitor {
     pub(super) series_broken: Option<Failure>,
     /// One for the whole run: it remembers a signal that arrives while it is not awaited.
     pub(super) stop: StopSignals,
+    /// Whether there was one.
+    pub(super) is_stopped: bool,
 }
 
 /// Why the daemon's counters cannot be read.
@@ -42,21 +46,22 @@ enum PageError {
 
 impl Monitor {
     /// The daemon's counters now, if they are wanted.
-    async fn page(&self) -> Result<Option<Page>, PageError> {
-        let Some(http) = &self.http else { return Ok(None) };
-        let failed = |RequestError { label, message, .. }| match &*label {
-            "HTTP_403" => PageError::Forbidden(format!("cannot read the counters of {http} ({message})")),
-            _ => {
-                let remedy = remedy(&message, "http", http);
-                PageError::Failed(format!(
-                    "cannot read the counters of {http} ({message}); {remedy}"
-                ))
-            }
-        };
-        Page::read(http, &self.credentials, self.timeout)
-            .await
-            .map(Some)
-            .map_err(failed)
+    fn page(&self) -> impl Future<Output = Result<Option<Page>, PageError>> + use<> {
+        let (http, credentials, timeout) = (self.http.clone(), self.credentials.clone(), self.timeout);
+        async move {
+            let Some(http) = http else { return Ok(None) };
+            let failed = |RequestError { label, message, .. }| match &*label {
+                "HTTP_403" => PageError::Forbidden(format!("cannot read the counters of {http} ({message})")),
+                _ => {
+                    let remedy = remedy(&message, "http", &http);
+                    PageError::Failed(format!(
+                        "cannot read the counters of {http} ({message}); {remedy}"
+                    ))
+                }
+            };
+            let page = Page::read(&http, &credentials, timeout).await;
+            page.map(Some).map_err(failed)
+        }
     }
 
     /// Measures once with all threads, from the warm-up to the last response. Ctrl-C and the like end it early, and
@@ -66,7 +71,15 @@ impl Monitor {
         load_threads: &mut LoadThreads,
         pacer: impl FnOnce() -> Pacer,
     ) -> Result<(Arc<Pacer>, Measured), Failure> {
-        let at_first = match self.page().await {
+        let page = self.page();
+        let page = tokio::select! {
+            page = page => page,
+            () = self.stop.next() => {
+                self.is_stopped = true;
+                return Err(Failure::Failed(STOPPED.to_owned()));
+            }
+        };
+        let at_first = match page {
             Err(PageError::Failed(problem)) => return Err(Failure::Failed(problem)),
             // The readings of the window report it.
             Err(PageError::Forbidden(_)) => None,
@@ -96,31 +109,25 @@ impl Monitor {
             line: progress::line(),
             total: Tally::default(),
             last: pacer.measure_from(),
+            running: load_threads.threads(),
         };
         run.line.set_message("warming up");
         run.line.tick();
         tokio::select! {
             () = tokio::time::sleep_until(pacer.measure_from()) => {}
-            () = self.stop.next() => pacer.stop(),
+            () = self.stop.next() => self.on_signal(&run, pacer, "the load warmed up")?,
         }
         let mut unknown = None;
         let before = self.snapshot(&mut unknown);
-        let page_before = self.page_if_any(&mut unknown).await;
+        let page_before = self.page_if_any(&run, pacer, &mut unknown).await?;
         let mut ticks = tokio::time::interval_at(Instant::now() + self.interval, self.interval);
-        let mut running = load_threads.threads();
-        while running > 0 {
+        while run.running > 0 {
             tokio::select! {
                 done = load_threads.done() => {
                     done?;
-                    running -= 1;
+                    run.running -= 1;
                 }
-                () = self.stop.next() => {
-                    if pacer.is_stopped() {
-                        let problem = "stopped a second time, while requests were in flight";
-                        return Err(Failure::Failed(problem.to_owned()));
-                    }
-                    pacer.stop();
-                }
+                () = self.stop.next() => self.on_signal(&run, pacer, "requests were in flight")?,
                 now = ticks.tick() => {
                     if !is_last(now, pacer.end(), self.interval) {
                         self.report_interval(&mut run, load_threads, pacer);
@@ -129,7 +136,10 @@ impl Monitor {
             }
         }
         let after = self.snapshot(&mut unknown);
-        let page_after = self.page_if_any(&mut unknown).await;
+        let page_after = match page_before {
+            Some(_) => self.page_if_any(&run, pacer, &mut unknown).await?,
+            None => None,
+        };
         self.report_interval(&mut run, load_threads, pacer);
         run.line.finish_and_clear();
         let mut between = |before: &Option<Page>| {
@@ -160,14 +170,42 @@ impl Monitor {
         })
     }
 
-    /// The daemon's counters, handled likewise.
-    async fn page_if_any(&self, unknown: &mut Option<String>) -> Option<Page> {
-        let page = self.page().await;
-        page.unwrap_or_else(|error| {
+    /// The daemon's counters, handled likewise. A signal leaves them unknown, and stops the load; the second one
+    /// ends the run.
+    async fn page_if_any(
+        &mut self,
+        run: &Run,
+        pacer: &Pacer,
+        unknown: &mut Option<String>,
+    ) -> Result<Option<Page>, Failure> {
+        let meanwhile = "the daemon's counters were read";
+        let page = self.page();
+        let page = tokio::select! {
+            biased;
+            page = page => page,
+            () = self.stop.next() => {
+                self.on_signal(run, pacer, meanwhile)?;
+                Err(PageError::Failed(format!("stopped while {meanwhile}")))
+            }
+        };
+        Ok(page.unwrap_or_else(|error| {
             let (PageError::Forbidden(problem) | PageError::Failed(problem)) = error;
             *unknown = Some(problem);
             None
-        })
+        }))
+    }
+
+    /// Ends the run on a signal: in order, on the second one at once.
+    fn on_signal(&mut self, run: &Run, pacer: &Pacer, meanwhile: &str) -> Result<(), Failure> {
+        if std::mem::replace(&mut self.is_stopped, true) {
+            let problem = format!("stopped a second time, while {meanwhile}");
+            return Err(Failure::Failed(problem));
+        }
+        // Otherwise it was measured in full.
+        if run.running > 0 {
+            pacer.stop();
+        }
+        Ok(())
     }
 
     /// Collects an interval and reports it.
@@ -233,6 +271,8 @@ struct Run {
     total: Tally,
     /// The end of the last interval.
     last: Instant,
+    /// Threads that drive load.
+    running: u32,
 }
 
 #[cfg(test)]

@@ -2,13 +2,13 @@
 
 use crate::load::{end_once, number};
 use crate::server::{Flaw, start};
-use crate::{command, ended_by, program, started, word};
+use crate::{command, ended_by, http, program, started, word};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::io::{BufRead as _, BufReader};
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::Command;
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 #[test]
@@ -46,6 +46,97 @@ fn a_second_signal_waits_for_no_request() {
     assert_eq!(output.status.code(), Some(1), "{error}");
     assert!(error.starts_with("ringfetch: stopped a second time, "), "{error}");
     assert!(output.stdout.is_empty(), "{error}");
+}
+
+#[test]
+fn a_signal_waits_for_no_page_of_counters() {
+    // Scenario: an HTTP port that stops answering: before anything is sent, at the start of the window, and at its end; a
+    // signal while it is waited for, in the window after some responses. Expected, long before --timeout: the end of the
+    // run; a report without the server's figures, both times.
+    let (read, has_read) = channel();
+    let server = end_once(start(Flaw::NONE), move |number, client, server| {
+        if number == 1 {
+            read.send(()).unwrap();
+            let _ = std::io::copy(&mut &server, &mut &client);
+        }
+    });
+    let load = "--json --timeout 20s load --dataset blocks --batch 1 --warmup-seconds 0";
+    // Connection 1 of the server is that of the load at the start of its window.
+    for (pages, length) in [(1, "--seconds 600"), (0, "--seconds 600"), (2, "--requests 10")] {
+        let (http, is_silent) = silent_after(pages);
+        let args = format!("{load} {length} --http http://{http}");
+        let run = started(&mut command(Some(server), &args));
+        let _held = is_silent.recv().unwrap();
+        if pages == 1 {
+            has_read.recv().unwrap();
+        }
+        let output = ended_by(run, &[Signal::TERM]);
+        let error = String::from_utf8(output.stderr).unwrap();
+        if pages == 0 {
+            assert_eq!(output.status.code(), Some(1), "{error}");
+            assert_eq!(error, "ringfetch: it was stopped\n");
+            continue;
+        }
+        assert_eq!(output.status.code(), Some(0), "{error}");
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(
+            report["server_unknown"], "stopped while the daemon's counters were read",
+            "{report}"
+        );
+    }
+}
+
+#[test]
+fn a_second_signal_waits_for_no_page_of_counters() {
+    // Scenario: an HTTP port that stops answering at the start of the window, which a signal in the warm-up begins, with
+    // requests in flight; another signal then. Expected: as without counters.
+    let (stalled, is_stalled) = channel();
+    let stalling = end_once(start(Flaw::NONE), move |number, _client, _server| {
+        if number == 1 {
+            stalled.send(()).unwrap();
+            std::thread::park();
+        }
+    });
+    let (http, is_silent) = silent_after(1);
+    let args =
+        format!("--timeout 20s load --dataset blocks --batch 1 --warmup-seconds 600 --http http://{http}");
+    let run = started(&mut command(Some(stalling), &args));
+    is_stalled.recv().unwrap();
+    kill_process(Pid::from_child(&run), Signal::INT).unwrap();
+    let _held = is_silent.recv().unwrap();
+    let output = ended_by(run, &[Signal::TERM]);
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert_eq!(
+        error,
+        "ringfetch: stopped a second time, while the daemon's counters were read\n"
+    );
+    assert!(output.stdout.is_empty(), "{error}");
+}
+
+/// The address of an HTTP server that answers this many connections, and the others, which it does not answer.
+fn silent_after(answered: usize) -> (SocketAddr, Receiver<TcpStream>) {
+    let (server, listener) = (http::start(), TcpListener::bind("127.0.0.1:0").unwrap());
+    let address = listener.local_addr().unwrap();
+    let (silent, connections) = channel();
+    std::thread::spawn(move || {
+        for (number, client) in listener.incoming().enumerate() {
+            let client = client.unwrap();
+            if number >= answered {
+                // The test may be over.
+                let _ = silent.send(client);
+                continue;
+            }
+            let server = TcpStream::connect(server).unwrap();
+            for (mut from, mut to) in [
+                (client.try_clone().unwrap(), server.try_clone().unwrap()),
+                (server, client),
+            ] {
+                std::thread::spawn(move || std::io::copy(&mut from, &mut to));
+            }
+        }
+    });
+    (address, connections)
 }
 
 #[test]
