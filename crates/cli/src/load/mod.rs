@@ -44,6 +44,7 @@ use shape::Describer;
 use std::collections::HashMap;
 use std::io::{IsTerminal as _, Write as _};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use text::Hgrm;
 use tokio::time::Instant;
 use transport::{Credentials, Endpoints};
@@ -76,9 +77,10 @@ pub(crate) async fn run(global: &Global, args: &Load) -> Result<(), Failure> {
         bytes: args.verify,
     };
     require::check_available(args.require.iter().chain(&args.objective), measured)?;
-    let mut stop = StopSignals::catch()?;
     let hgrm = Hgrm::create(args.hgrm.as_deref())?;
     let series = args.csv.as_deref().map(series::Series::open).transpose()?;
+    // Only now: a pipe that nobody reads takes forever to open.
+    let mut stop = StopSignals::catch()?;
     let http_transport = args.transport == TransportArg::Http;
     let http = args.http.clone().unwrap_or_else(|| HTTP_DEFAULT.to_owned());
     let endpoints = Endpoints {
@@ -123,8 +125,18 @@ pub(crate) async fn run(global: &Global, args: &Load) -> Result<(), Failure> {
         test.measure(args.rates()).await.map(|(report, _)| report)
     };
     let report = result?;
-    let published = publish(global, &report, hgrm, &args.require);
-    test.monitor.series_broken.map_or(published, Err)?;
+    let Monitor {
+        stop,
+        is_stopped,
+        series_broken,
+        ..
+    } = test.monitor;
+    // On a thread: a reader that does not read must not keep signals out.
+    let json = global.json;
+    let published = tokio::task::spawn_blocking(move || (publish(json, &report, hgrm), report));
+    let (published, report) = stop.end_in_order(published, &AtomicBool::new(is_stopped)).await?;
+    let published = published.and_then(|()| outcome(&report, &args.require));
+    series_broken.map_or(published, Err)?;
     if let Some(knee) = &report.knee {
         if let Some(why) = &knee.ended {
             let problem = format!("the search for the knee ended early: {why}");
@@ -138,10 +150,14 @@ pub(crate) async fn run(global: &Global, args: &Load) -> Result<(), Failure> {
     require::check(&args.require, |figure| report.figure(figure))
 }
 
-/// Writes a report; fails if nothing was read, bytes were wrong, or reads failed and no condition allows that.
-fn publish(global: &Global, report: &Report, hgrm: Hgrm, require: &[Requirement]) -> Result<(), Failure> {
-    text::print(report, global.json)?;
-    hgrm.write(report)?;
+/// Writes a report.
+fn publish(json: bool, report: &Report, hgrm: Hgrm) -> Result<(), Failure> {
+    text::print(report, json)?;
+    hgrm.write(report)
+}
+
+/// Fails if nothing was read, bytes were wrong, or reads failed and no condition allows that.
+fn outcome(report: &Report, require: &[Requirement]) -> Result<(), Failure> {
     report.outcome(require.iter().any(Requirement::is_of_errors))
 }
 
@@ -167,7 +183,8 @@ pub(crate) fn merge(global: &Global, args: &Merge) -> Result<(), Failure> {
     }
     let merged = merged.ok_or_else(|| Failure::Usage("name at least one result".to_owned()))?;
     let hgrm = Hgrm::create(args.hgrm.as_deref())?;
-    publish(global, &merged, hgrm, &args.require)?;
+    publish(global.json, &merged, hgrm)?;
+    outcome(&merged, &args.require)?;
     require::check(&args.require, |figure| merged.figure(figure))
 }
 

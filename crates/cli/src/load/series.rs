@@ -43,16 +43,9 @@ impl Series {
         Ok(self)
     }
 
-    /// One interval that ended `at` into the window. `intended`: arrivals per second in an open loop.
-    pub(crate) fn line(
-        &mut self,
-        at: Duration,
-        length: Duration,
-        intended: Option<f64>,
-        interval: &Tally,
-        outstanding: u32,
-    ) -> Result<(), Failure> {
-        let written = writeln!(self.out, "{}", line(at, length, intended, interval, outstanding));
+    /// Writes a line.
+    pub(crate) fn write(&mut self, line: &str) -> Result<(), Failure> {
+        let written = writeln!(self.out, "{line}");
         // A reader that follows the file sees the line now.
         let written = written.and_then(|()| self.out.flush());
         written.map_err(|error| failed(&self.path, &error))
@@ -63,7 +56,14 @@ fn failed(path: &Path, error: &io::Error) -> Failure {
     Failure::Failed(format!("--csv {}: {error}", path.display()))
 }
 
-fn line(at: Duration, length: Duration, intended: Option<f64>, interval: &Tally, outstanding: u32) -> String {
+/// The line of an interval that ended `at` into the window. `intended`: arrivals per second in an open loop.
+pub(crate) fn line(
+    at: Duration,
+    length: Duration,
+    intended: Option<f64>,
+    interval: &Tally,
+    outstanding: u32,
+) -> String {
     let per_second = |count: u64| approximate(count) / length.as_secs_f64().max(1e-9);
     // Empty without a value: a zero would be drawn.
     let us = |ns: Option<f64>| ns.map_or_else(String::new, |ns| format!("{:.1}", ns / 1e3));

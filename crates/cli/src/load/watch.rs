@@ -6,7 +6,7 @@ use super::cpu::{Process, Snapshot};
 use super::driver::LoadThreads;
 use super::recorder::Tally;
 use super::report::{BothSides, Measured};
-use super::series::Series;
+use super::series::{self, Series};
 use super::transport::{Credentials, RequestError};
 use crate::connect::remedy;
 use crate::outcome::Failure;
@@ -130,7 +130,7 @@ impl Monitor {
                 () = self.stop.next() => self.on_signal(&run, pacer, "requests were in flight")?,
                 now = ticks.tick() => {
                     if !is_last(now, pacer.end(), self.interval) {
-                        self.report_interval(&mut run, load_threads, pacer);
+                        self.report_interval(&mut run, load_threads, pacer).await?;
                     }
                 }
             }
@@ -140,7 +140,7 @@ impl Monitor {
             Some(_) => self.page_if_any(&run, pacer, &mut unknown).await?,
             None => None,
         };
-        self.report_interval(&mut run, load_threads, pacer);
+        self.report_interval(&mut run, load_threads, pacer).await?;
         run.line.finish_and_clear();
         let mut between = |before: &Option<Page>| {
             let counted = Counted::between(before.as_ref()?, page_after.as_ref()?);
@@ -209,7 +209,12 @@ impl Monitor {
     }
 
     /// Collects an interval and reports it.
-    fn report_interval(&mut self, run: &mut Run, load_threads: &LoadThreads, pacer: &Pacer) {
+    async fn report_interval(
+        &mut self,
+        run: &mut Run,
+        load_threads: &LoadThreads,
+        pacer: &Pacer,
+    ) -> Result<(), Failure> {
         let mut interval = Tally::default();
         let mut in_flight = 0;
         for recorder in load_threads.recorders() {
@@ -224,19 +229,15 @@ impl Monitor {
         // A rest after the end is reported only if there is anything in it.
         if length.is_zero() || interval.requests == 0 && interval.errors() == 0 && length < self.interval / 2
         {
-            return;
+            return Ok(());
         }
         let intended = pacer.rate_now();
-        let series = self.series.as_mut();
-        let written =
-            series.map(|series| series.line(since + length, length, intended, &interval, in_flight));
-        if let Some(Err(failure)) = written {
-            self.series = None;
-            self.series_broken = Some(failure);
-            pacer.stop();
+        if let Some(series) = self.series.take() {
+            let line = series::line(since + length, length, intended, &interval, in_flight);
+            self.write(series, line, run, pacer).await?;
         }
         if run.line.is_hidden() {
-            return;
+            return Ok(());
         }
         let [p50, p99] = [50.0, 99.0].map(|percentile| {
             let ns = interval.latency.percentile(percentile);
@@ -253,6 +254,37 @@ impl Monitor {
             run.total.errors(),
         ));
         run.line.tick();
+        Ok(())
+    }
+
+    /// Adds a line to the series, on a thread: its reader may not read.
+    async fn write(
+        &mut self,
+        mut series: Series,
+        line: String,
+        run: &Run,
+        pacer: &Pacer,
+    ) -> Result<(), Failure> {
+        let mut written = tokio::task::spawn_blocking(move || series.write(&line).map(|()| series));
+        let written = loop {
+            tokio::select! {
+                written = &mut written => break written,
+                () = self.stop.next() => self.on_signal(run, pacer, "the series was written")?,
+            }
+        };
+        let panicked = |_| {
+            Err(Failure::Failed(
+                "the thread that writes the series panicked".to_owned(),
+            ))
+        };
+        match written.unwrap_or_else(panicked) {
+            Ok(series) => self.series = Some(series),
+            Err(failure) => {
+                self.series_broken = Some(failure);
+                pacer.stop();
+            }
+        }
+        Ok(())
     }
 }
 

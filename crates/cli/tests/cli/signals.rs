@@ -5,9 +5,11 @@ use crate::server::{Flaw, start};
 use crate::{command, ended_by, http, program, started, word};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, ErrorKind, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::process::Command;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
@@ -137,6 +139,121 @@ fn silent_after(answered: usize) -> (SocketAddr, Receiver<TcpStream>) {
         }
     });
     (address, connections)
+}
+
+#[test]
+fn a_pipe_that_nobody_opens_does_not_outlive_a_signal() {
+    // Scenario: results that go to a pipe without a reader; a signal once the command waits for one. Expected: it ends.
+    let server = start(Flaw::NONE);
+    let directory = tempfile::tempdir().unwrap();
+    let pipe = pipe_in(directory.path());
+    for flag in ["--csv", "--hgrm"] {
+        let args = format!("load --dataset blocks {flag} {}", word(&pipe));
+        let run = started(&mut command(Some(server), &args));
+        let stat = format!("/proc/{}/stat", run.id());
+        // `PID (ringfetch) S ...`
+        while !std::fs::read_to_string(&stat).unwrap().contains("(ringfetch) S ") {
+            std::thread::yield_now();
+        }
+        let output = ended_within_reason(run, &[Signal::TERM]);
+        assert_eq!(
+            output.status.signal(),
+            Some(Signal::TERM.as_raw()),
+            "{flag}: {output:?}"
+        );
+    }
+}
+
+#[test]
+fn a_second_signal_waits_for_no_reader() {
+    // Scenario: a full pipe that nobody reads, for the series of a run with requests in flight, and for the distribution and
+    // the report of one that is over; two signals. Expected: exit code 1, and one line that says why.
+    let server = start(Flaw::NONE);
+    let directory = tempfile::tempdir().unwrap();
+    let (pipe, series) = (pipe_in(directory.path()), directory.path().join("series"));
+    let mut full = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open(&pipe)
+        .unwrap();
+    fill(&mut full);
+    let (stalled, is_stalled) = channel();
+    let stalling = end_once(server, move |number, _client, _server| {
+        if number == 1 {
+            stalled.send(()).unwrap();
+            std::thread::park();
+        }
+    });
+    let load = "load --dataset blocks --batch 1 --warmup-seconds 0 --interval 0.01";
+    for flag in ["--csv", "--hgrm", "stdout"] {
+        let mut run = match flag {
+            "--csv" => command(
+                Some(stalling),
+                &format!("{load} --seconds 600 --csv {}", word(&pipe)),
+            ),
+            _ => command(
+                Some(server),
+                &format!("{load} --requests 10 --csv {}", word(&series)),
+            ),
+        };
+        run.stdout(Stdio::piped()).stderr(Stdio::piped());
+        match flag {
+            "--hgrm" => drop(run.arg(flag).arg(&pipe)),
+            "stdout" => drop(run.stdout(std::fs::File::options().write(true).open(&pipe).unwrap())),
+            _ => {}
+        }
+        let run = run.spawn().unwrap();
+        if flag == "--csv" {
+            is_stalled.recv().unwrap();
+        } else {
+            // The header, and the only line, which is written after the last response.
+            while !std::fs::read_to_string(&series).is_ok_and(|text| text.lines().count() > 1) {
+                std::thread::yield_now();
+            }
+        }
+        let output = ended_within_reason(run, &[Signal::INT, Signal::TERM]);
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{flag}: {error}");
+        assert!(
+            error.starts_with("ringfetch: stopped a second time, "),
+            "{flag}: {error}"
+        );
+        let _ = std::fs::remove_file(&series);
+    }
+}
+
+fn pipe_in(directory: &Path) -> PathBuf {
+    let pipe = directory.join("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    pipe
+}
+
+/// Fills a pipe, so that further writes wait.
+fn fill(pipe: &mut std::fs::File) {
+    rustix::io::ioctl_fionbio(&*pipe, true).unwrap();
+    for part in [4096, 1] {
+        let full = loop {
+            if let Err(error) = pipe.write(&vec![b'x'; part]) {
+                break error;
+            }
+        };
+        assert_eq!(full.kind(), ErrorKind::WouldBlock);
+    }
+}
+
+/// As [`ended_by`], of a run that may not end.
+fn ended_within_reason(mut run: Child, signals: &[Signal]) -> Output {
+    for signal in signals {
+        kill_process(Pid::from_child(&run), *signal).unwrap();
+    }
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while run.try_wait().unwrap().is_none() {
+        if Instant::now() > deadline {
+            run.kill().unwrap();
+        }
+        std::thread::yield_now();
+    }
+    run.wait_with_output().unwrap()
 }
 
 #[test]
