@@ -320,9 +320,8 @@ impl Client {
             && error.is_retryable()
         {
             avoid.add(&lease);
-            if error.code().is_some() {
-                lease.refused(error.retry_after());
-            }
+            // Also if its connection broke: otherwise it would be the least busy for the next call.
+            lease.refused(error.retry_after());
         }
         outcome
     }

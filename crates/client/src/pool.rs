@@ -99,16 +99,21 @@ pub(crate) struct Pool {
     turn: AtomicUsize,
 }
 
-/// Endpoints that a call has tried in vain: they are tried last.
+/// Endpoints that a call has tried in vain: they are tried last, and the one that was tried last after the others.
 #[derive(Debug, Default)]
 pub(crate) struct Avoid(Vec<usize>);
 
 impl Avoid {
     /// Moves a lease's endpoint behind the others.
     pub(crate) fn add(&mut self, lease: &Lease<'_>) {
-        if !self.0.contains(&lease.slot.number) {
-            self.0.push(lease.slot.number);
-        }
+        self.0.retain(|number| *number != lease.slot.number);
+        self.0.push(lease.slot.number);
+    }
+
+    /// 0: it has not been tried.
+    fn place(&self, number: usize) -> usize {
+        let position = self.0.iter().position(|tried| *tried == number);
+        position.map_or(0, |position| position + 1)
     }
 }
 
@@ -200,10 +205,9 @@ impl Pool {
         let count = self.slots.len();
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         let rank = |slot: &Slot| {
-            let is_avoided = avoid.0.contains(&slot.number);
             (
                 slot.is_down(),
-                is_avoided,
+                avoid.place(slot.number),
                 slot.refuses_until.holds(),
                 slot.calls.open(),
             )
@@ -211,7 +215,7 @@ impl Pool {
         let mut best = &self.slots[turn % count];
         let mut best_rank = rank(best);
         for step in 1..count {
-            if best_rank == (false, false, false, 0) {
+            if best_rank == (false, 0, false, 0) {
                 break;
             }
             let slot = &self.slots[turn.wrapping_add(step) % count];
@@ -349,8 +353,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_endpoint_that_is_avoided_or_down_comes_last() {
         // Scenario: two endpoints of two connections each; the first is to be avoided; then the second is
-        // down, and a second later it is not; then both are to be avoided. Expected: the second, however
-        // busy; the first; both evenly; still both.
+        // down, and a second later it is not; then both are to be avoided, the first one less. Expected: the second, however
+        // busy; the first; both evenly; the first.
         let pool = pool(2, 2);
         let first = pool.slots.iter().position(|slot| slot.number == 0).unwrap();
         let avoid = Avoid(vec![0]);
@@ -363,11 +367,29 @@ mod tests {
         assert!(leases.iter().all(|lease| lease.slot.number == 0) && counts(&pool)[first] == 2);
         drop(leases);
         tokio::time::advance(DOWN).await;
-        for avoid in [Avoid::default(), Avoid(vec![0, 1])] {
+        for (avoid, expected) in [
+            (Avoid::default(), [1, 1, 1, 1]),
+            (Avoid(vec![0, 1]), [2, 0, 2, 0]),
+        ] {
             let leases: Vec<Lease<'_>> = (0..4).map(|_| pool.lease(&avoid)).collect();
-            assert_eq!(counts(&pool), [1, 1, 1, 1]);
+            assert_eq!(counts(&pool), expected);
             drop(leases);
         }
+    }
+
+    #[test]
+    fn a_retry_goes_elsewhere_than_the_attempt_before() {
+        // Scenario: two endpoints that fail every attempt of a call; the first at once, so that it is never busy, and the
+        // second has other calls. Expected: attempts alternate.
+        let pool = pool(2, 1);
+        let _busy: Vec<Lease<'_>> = (0..3).map(|_| pool.lease(&Avoid(vec![0]))).collect();
+        let mut avoid = Avoid::default();
+        let mut attempt = || {
+            let lease = pool.lease(&avoid);
+            avoid.add(&lease);
+            lease.slot.number
+        };
+        assert_eq!(std::array::from_fn(|_| attempt()), [0, 1, 0, 1, 0, 1]);
     }
 
     const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);

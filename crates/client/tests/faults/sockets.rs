@@ -218,6 +218,40 @@ async fn a_server_that_ends_streams_does_not_get_them_all() {
 }
 
 #[tokio::test]
+async fn a_server_that_breaks_connections_does_not_get_all_calls() {
+    // Scenario: a server that hangs up at each call, next to one that serves and has a call in flight; 20 calls without
+    // retries. Expected: hardly any fails, although the former is the less busy.
+    let (arrive, mut arrived) = tokio::sync::mpsc::unbounded_channel();
+    let serves = Fake::new().on_blocks(move |_, request| {
+        let arrive = arrive.clone();
+        async move {
+            if request.get_ref().indices == [0] {
+                arrive.send(()).unwrap();
+                std::future::pending::<()>().await;
+            }
+            Ok(blocks(&request.get_ref().indices))
+        }
+    });
+    let serves = Server::serve(serves, any(), Arc::default()).await;
+    let builder = Client::builder(hangs_up().await)
+        .endpoint(&serves.url)
+        .retry(RetryPolicy::none());
+    let client = builder.connect().await.unwrap();
+    let mut kept = Box::pin(client.fetch_blocks("d", &[0]));
+    loop {
+        tokio::select! {
+            _ = arrived.recv() => break,
+            _ = &mut kept => kept.set(client.fetch_blocks("d", &[0])),
+        }
+    }
+    let mut failed = 0;
+    for _ in 0..20 {
+        failed += usize::from(client.fetch_blocks("d", &[1]).await.is_err());
+    }
+    assert!(failed <= 3, "{failed}");
+}
+
+#[tokio::test]
 async fn metadata_reaches_the_server_on_calls_and_streams() {
     // Scenario: a header for all calls and one for some, on a call and on a stream's opening call. Expected:
     // the server sees them, and the user agent.
