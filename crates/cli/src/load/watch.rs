@@ -16,7 +16,7 @@ use crate::stop::StopSignals;
 use ringfetch_pace::{Pacer, per_second};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::time::Instant;
+use tokio::time::{Instant, Interval, MissedTickBehavior};
 
 pub(super) const STOPPED: &str = "it was stopped";
 
@@ -120,7 +120,7 @@ impl Monitor {
         let mut unknown = None;
         let before = self.snapshot(&mut unknown);
         let page_before = self.page_if_any(&run, pacer, &mut unknown).await?;
-        let mut ticks = tokio::time::interval_at(Instant::now() + self.interval, self.interval);
+        let mut ticks = ticks(self.interval);
         while run.running > 0 {
             tokio::select! {
                 done = load_threads.done() => {
@@ -288,6 +288,14 @@ impl Monitor {
     }
 }
 
+/// The ends of intervals. After one that took longer, as in a process that was stopped, the next are as long as any: those
+/// that were missed would be lines of microseconds.
+fn ticks(interval: Duration) -> Interval {
+    let mut ticks = tokio::time::interval_at(Instant::now() + interval, interval);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    ticks
+}
+
 /// Whether an interval that ends `now` goes on to the last response: the few responses after the window come within
 /// milliseconds, and would be a line of their own, with a rate that nobody drove.
 fn is_last(now: Instant, end: Option<Instant>, interval: Duration) -> bool {
@@ -310,6 +318,22 @@ struct Run {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn intervals_after_a_long_one_are_regular() {
+        // Scenario: intervals of 1 s; the process is stopped in the second one, until 5.5 s. Expected: one long one, then
+        // intervals of 1 s.
+        let begin = Instant::now();
+        let (mut ticks, mut ends) = (ticks(Duration::from_secs(1)), Vec::new());
+        for interval in 0..4 {
+            if interval == 1 {
+                tokio::time::advance(Duration::from_millis(4500)).await;
+            }
+            ticks.tick().await;
+            ends.push(begin.elapsed().as_millis());
+        }
+        assert_eq!(ends, [1000, 5500, 6500, 7500]);
+    }
 
     #[test]
     fn the_interval_at_the_end_of_the_window_takes_the_rest_with_it() {
