@@ -121,12 +121,16 @@ impl Pacer {
         self.open.is_some()
     }
 
-    /// Requests a second that arrive now, in an open loop that has not ended.
-    pub fn rate_now(&self) -> Option<f64> {
+    /// Arrivals a second over an interval, in an open loop: those that are due in it and in the window. `None`: the
+    /// interval is empty, too.
+    pub fn rate_between(&self, from: Instant, to: Instant) -> Option<f64> {
         let (profile, _) = self.open.as_ref()?;
-        let now = Instant::now();
-        let over = self.end().is_some_and(|end| now >= end + GRACE);
-        (!over).then(|| profile.rate_at(now.saturating_duration_since(self.begin).as_secs_f64()))
+        let arrived = |at: Instant| {
+            let at = self.end().map_or(at, |end| at.min(end)).max(self.measure_from);
+            profile.arrived(at.saturating_duration_since(self.begin).as_secs_f64())
+        };
+        let length = to.saturating_duration_since(from);
+        (!length.is_zero()).then(|| (arrived(to) - arrived(from)) / length.as_secs_f64())
     }
 
     /// Arrivals of the window that were never sent.
@@ -355,6 +359,31 @@ mod tests {
                 "{open:?}"
             );
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_rate_of_an_interval_is_that_of_its_arrivals() {
+        // Scenario: 0 to 1000/s in 10 s after 1 s of warm-up; then it is stopped in the middle. Expected: half a second of
+        // arrivals in the first second, and none outside the window. A closed loop has none.
+        let begin = Instant::now();
+        let (from, to) = (0.0, 1000.0);
+        let open = Some((Ramp { from, to }, Arrivals::Constant));
+        let pacer = Pacer::new(begin, ms(1000), Ok(ms(10_000)), open);
+        let between = |from: u64, to: u64| {
+            let rate = pacer.rate_between(begin + ms(from), begin + ms(to));
+            rate.map(|rate| (rate * 10.0).round())
+        };
+        assert_eq!(between(0, 1000), Some(0.0));
+        assert_eq!(between(1000, 2000), Some(500.0));
+        assert_eq!(between(10_000, 11_000), Some(9500.0));
+        assert_eq!(between(10_500, 11_500), Some(4875.0));
+        assert_eq!(between(11_200, 12_200), Some(0.0));
+        assert_eq!(between(11_000, 11_000), None);
+        tokio::time::advance(ms(6000)).await;
+        pacer.stop();
+        assert_eq!(between(5000, 7000), Some(2250.0));
+        let closed = Pacer::new(begin, ms(1000), Ok(ms(10_000)), None);
+        assert_eq!(closed.rate_between(begin, begin + ms(2000)), None);
     }
 
     #[tokio::test(start_paused = true)]

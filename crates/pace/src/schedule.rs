@@ -67,10 +67,10 @@ impl Profile {
             .map_or(0.0, |window_s| (self.to - self.from) / window_s)
     }
 
-    /// Requests per second this long after the beginning.
-    pub(crate) fn rate_at(&self, seconds: f64) -> f64 {
+    /// Requests that have arrived this long after the beginning, with a fraction of the next one.
+    pub(crate) fn arrived(&self, seconds: f64) -> f64 {
         let into = (seconds - self.warmup_s).clamp(0.0, self.window_s.unwrap_or(f64::MAX));
-        self.from + self.acceleration() * into
+        self.from * seconds.min(self.warmup_s) + (self.from + self.acceleration() * into / 2.0) * into
     }
 
     /// Seconds until `arrivals` requests have arrived; `None`: never, within the window.
@@ -245,7 +245,7 @@ mod tests {
     fn a_ramp_has_the_area_under_its_line() {
         // Scenario: 0 to 1000/s and 1000/s to 0 in 10 s, 100/s to 300/s in 4 s after 1 s of warm-up.
         // Expected: 5000 each (counted from 0; the falling one without the last, which never arrives), and
-        // 100 + 800; half of the arrivals after sqrt(1/2) of the rising time; the rate on the way.
+        // 100 + 800; half of the arrivals after sqrt(1/2) of the rising time; the number on the way.
         let rising = profile(0.0, 0.0, 1000.0, Some(10.0));
         let up = arrivals(rising, Arrivals::Constant, 0, 1);
         assert_eq!(up.len(), 5000);
@@ -254,7 +254,7 @@ mod tests {
         assert_eq!(arrivals(falling, Arrivals::Constant, 0, 1).len(), 5000);
         let third = profile(1.0, 100.0, 300.0, Some(4.0));
         assert_eq!(arrivals(third, Arrivals::Constant, 0, 1).len(), 900);
-        let rates = [0.5, 1.0, 3.0, 9.0].map(|seconds| third.rate_at(seconds));
-        assert_eq!(rates, [100.0, 100.0, 200.0, 300.0]);
+        let arrived = [0.5, 1.0, 3.0, 9.0].map(|seconds| third.arrived(seconds));
+        assert_eq!(arrived, [50.0, 100.0, 400.0, 900.0]);
     }
 }

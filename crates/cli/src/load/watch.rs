@@ -223,6 +223,7 @@ impl Monitor {
         }
         let now = Instant::now();
         let length = now.saturating_duration_since(run.last);
+        let intended = pacer.rate_between(run.last, now);
         run.total.add(&interval);
         let since = run.last.saturating_duration_since(pacer.measure_from());
         run.last = now;
@@ -231,7 +232,6 @@ impl Monitor {
         {
             return Ok(());
         }
-        let intended = pacer.rate_now();
         if let Some(series) = self.series.take() {
             let line = series::line(since + length, length, intended, &interval, in_flight);
             self.write(series, line, run, pacer).await?;

@@ -14,6 +14,7 @@ mod knee;
 mod load;
 #[path = "../../../server/tests/e2e/loop_device.rs"]
 mod loop_device;
+mod results;
 #[path = "../../../server/tests/e2e/seccomp.rs"]
 mod seccomp;
 mod server;
