@@ -38,7 +38,7 @@ pub(crate) struct Load {
     /// Connections. Default: 1; with --transport http as many as --outstanding.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) connections: Option<u32>,
-    /// Threads that drive; each has its own share of the connections.
+    /// Threads that drive; each has its own share of --connections and --outstanding, of both at least one.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub(crate) threads: u32,
     /// Requests in flight, over all connections: kept up by a closed loop, not exceeded by an open one.

@@ -40,8 +40,7 @@ impl LoadThreads {
         workload: &Arc<Workload>,
     ) -> Result<Self, Failure> {
         let connections = args.connections();
-        // A thread without a connection or a slot would only idle.
-        let count = args.threads.min(connections).min(args.outstanding);
+        let count = args.threads;
         let (report, reports) = mpsc::channel(1024);
         let mut load_threads = Self {
             threads: Vec::new(),
@@ -252,7 +251,7 @@ async fn run_slot(slot: u32, mut random: fastrand::Rng, context: &ThreadContext,
     }
 }
 
-/// Checks that the connections and slots of a run fit its transport.
+/// Checks that the connections and slots of a run fit its transport and its threads.
 pub(super) fn check(args: &Load) -> Result<(), Failure> {
     if args.transport == TransportArg::Http && args.connections() != args.outstanding {
         return Err(Failure::Usage(format!(
@@ -260,6 +259,18 @@ pub(super) fn check(args: &Load) -> Result<(), Failure> {
              --outstanding's {}",
             args.connections(),
             args.outstanding
+        )));
+    }
+    // A thread without a connection or a slot would only idle.
+    let threads = args.threads;
+    if threads > args.outstanding {
+        return Err(Failure::Usage(format!(
+            "--threads {threads}: each has requests of its own: give --outstanding {threads} or more"
+        )));
+    }
+    if threads > args.connections() {
+        return Err(Failure::Usage(format!(
+            "--threads {threads}: each has a connection of its own: give --connections {threads} or more"
         )));
     }
     Ok(())

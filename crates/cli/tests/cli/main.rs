@@ -293,6 +293,18 @@ fn wrong_arguments_are_told_apart_from_failures() {
         ),
         ("load --dataset blocks --seconds nan", "use seconds"),
         (
+            "load --dataset blocks --threads 4",
+            "--threads 4: each has a connection of its own: give --connections 4 or more",
+        ),
+        (
+            "load --dataset blocks --threads 4 --connections 4 --outstanding 2",
+            "--threads 4: each has requests of its own: give --outstanding 4 or more",
+        ),
+        (
+            "load --dataset blocks --threads 4 --transport http --outstanding 2",
+            "--outstanding 4 or more",
+        ),
+        (
             "load --dataset blocks --hgrm /nowhere/x --csv /nowhere/x",
             "--hgrm and --csv name the same file",
         ),
