@@ -21,6 +21,8 @@ pub struct TraceShape {
     pub range_bytes: Option<u64>,
     /// End of `OFFSET LENGTH` ranges; `None` if there is no common address space.
     pub length_bytes: Option<u64>,
+    /// Whether there may be more objects than these, the first in the order of names.
+    pub is_cut: bool,
 }
 
 /// The entries of a trace.
@@ -79,6 +81,12 @@ fn parse(mut text: impl BufRead, meaning: TraceShape) -> Result<TraceEntries, St
             _ => return problem(format!("{line:?} is neither one number nor OFFSET LENGTH")),
         };
         match length {
+            None if first >= meaning.items && meaning.is_cut => {
+                let items = meaning.items;
+                return problem(format!(
+                    "{first} is not read: of objects, only the first {items} in the order of names are"
+                ));
+            }
             None if first >= meaning.items => {
                 return problem(format!("{first} is past the last item, {}", meaning.items - 1));
             }
@@ -117,6 +125,7 @@ mod tests {
         items: 10,
         range_bytes: None,
         length_bytes: Some(5120),
+        is_cut: false,
     };
 
     #[test]
@@ -174,5 +183,12 @@ mod tests {
         )
         .unwrap_err();
         assert!(problem.contains("address space"), "{problem}");
+        // It may be there.
+        let is_cut = true;
+        let problem = parse(&b"9\n10\n"[..], TraceShape { is_cut, ..BLOCKS }).unwrap_err();
+        assert_eq!(
+            problem,
+            "line 2: 10 is not read: of objects, only the first 10 in the order of names are"
+        );
     }
 }

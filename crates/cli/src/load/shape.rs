@@ -12,8 +12,8 @@ use ringfetch_client::{Client, Dtype};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-/// Most names kept: chosen at random, a million are as good as all.
-const OBJECTS_MAX: usize = 1_000_000;
+/// Most objects that are read, the first ones in the order of names: chosen at random, a million are as good as all.
+pub(super) const OBJECTS_MAX: usize = 1_000_000;
 
 /// A dataset, as HTTP describes it.
 #[derive(Debug, Deserialize)]
@@ -70,7 +70,7 @@ impl Describer<'_> {
         Ok(serde_json::from_value(json)?)
     }
 
-    /// The names of its objects.
+    /// The names of its objects, at most [`OBJECTS_MAX`].
     pub(super) async fn names(&self, dataset: &str) -> Result<Vec<String>, Failure> {
         if self.endpoints.transport != TransportArg::Http {
             let listed = self.client.list_objects(dataset).take(OBJECTS_MAX);
@@ -86,7 +86,10 @@ impl Describer<'_> {
                     "?page_token=".clone_into(&mut query);
                     encode(&token, &mut query);
                 }
-                Some(_) | None => return Ok(names),
+                Some(_) | None => {
+                    names.truncate(OBJECTS_MAX);
+                    return Ok(names);
+                }
             }
         }
     }

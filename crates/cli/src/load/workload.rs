@@ -4,7 +4,7 @@
 use super::args::{Batch, Load, PatternArg, ScoreAt};
 use super::choice::Chooser;
 use super::scores::{Ranking, Scoring};
-use super::shape::Describer;
+use super::shape::{Describer, OBJECTS_MAX};
 use crate::expected::{Mismatch, check_elements, check_stream};
 use crate::outcome::Failure;
 use ringfetch_client::{Dtype, Kind};
@@ -131,6 +131,7 @@ async fn resolve_part(describer: &Describer<'_>, args: &Load, name: String) -> R
                 items: count,
                 range_bytes,
                 length_bytes,
+                is_cut: matches!(&part.target, Target::Objects { names } if is_cut(names)),
             },
         )?);
     }
@@ -288,6 +289,9 @@ impl Part {
             },
             Target::Ranges { range_bytes } => format!("ranges of {range_bytes} bytes"),
             Target::Extents(_) => "ranges as listed".to_owned(),
+            Target::Objects { names } if is_cut(names) => {
+                format!("{} whole objects, the first in the order of names", names.len())
+            }
             Target::Objects { names } => format!("{} whole objects", names.len()),
         }
     }
@@ -313,6 +317,11 @@ impl Target {
             Self::Objects { .. } => None,
         }
     }
+}
+
+/// Whether there may be more objects, which are not read.
+fn is_cut(names: &[String]) -> bool {
+    names.len() >= OBJECTS_MAX
 }
 
 fn at<T>(list: &[T], position: u64) -> Option<&T> {
@@ -376,6 +385,23 @@ mod tests {
         );
         for ((_, share), want) in workload.parts().zip([0.7, 0.3]) {
             assert!((share - want).abs() < 1e-9, "{share}");
+        }
+    }
+
+    #[test]
+    fn it_is_said_that_only_the_first_objects_are_read() {
+        // Scenario: one object less than are read of a dataset, and as many. Expected: the latter may not be all.
+        let mut workload = Workload::of_blocks(1);
+        for (objects, what) in [
+            (OBJECTS_MAX - 1, "999999 whole objects"),
+            (
+                OBJECTS_MAX,
+                "1000000 whole objects, the first in the order of names",
+            ),
+        ] {
+            let names = vec![String::new(); objects];
+            workload.parts[0].0.target = Target::Objects { names };
+            assert_eq!(workload.part(0).what(), what);
         }
     }
 

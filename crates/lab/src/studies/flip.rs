@@ -86,6 +86,7 @@ fn load(served: &mut Served, trace: Option<&Path>) -> Result<u64, LabError> {
         },
         range_bytes: None,
         length_bytes: (!objects).then_some(dataset.length_bytes),
+        is_cut: false,
     };
     if meaning.items == 0 {
         return Err(LabError::Usage(format!("--dataset: {} is empty", served.shown())));
