@@ -42,14 +42,14 @@ pub(crate) async fn run(global: &Global, args: &Verify) -> Result<(), Failure> {
             let found = format!("{name}: {what} was replaced while it was verified; try again");
             return Err(Failure::Failed(found));
         }
-        Err(VerifyError::Found(found)) if global.json => {
-            let value = json!({ "dataset": name, "seed": seed, "ok": false, "problem": found });
-            sink::print(true, &value, |_| Ok(()))?;
-            return Err(Failure::Failed(format!(
-                "{name} is not the pattern of seed {seed}"
-            )));
+        Err(VerifyError::Found { problem, code }) => {
+            if global.json {
+                let value =
+                    json!({ "dataset": name, "seed": seed, "ok": false, "problem": problem, "code": code });
+                sink::print(true, &value, |_| Ok(()))?;
+            }
+            return Err(Failure::Failed(format!("{name}: {problem}")));
         }
-        Err(VerifyError::Found(found)) => return Err(Failure::Failed(format!("{name}: {found}"))),
     };
     let kind = dataset.kind.as_str();
     let value = json!({
@@ -83,14 +83,23 @@ enum VerifyError {
     Call(Error),
     /// The dataset, or this object, has another version now.
     Replaced(String),
-    /// A wrong byte, or an item that could not be read.
-    Found(String),
+    /// A wrong byte; or an item that could not be read, and its code.
+    Found {
+        problem: String,
+        code: Option<&'static str>,
+    },
 }
 
 impl From<Error> for VerifyError {
     fn from(error: Error) -> Self {
         Self::Call(error)
     }
+}
+
+/// A difference from the pattern.
+fn found(problem: String) -> VerifyError {
+    let code = None;
+    VerifyError::Found { problem, code }
 }
 
 /// Why a request for one version of the dataset failed.
@@ -135,7 +144,7 @@ async fn records(client: &Client, dataset: &Dataset, args: &Verify) -> Result<Ch
     let (name, etag) = (args.dataset.as_str(), dataset.etag.as_str());
     let shape = match &dataset.vectors {
         Some(shape) => {
-            let unknown = || VerifyError::Found("its dtype is unknown here".to_owned());
+            let unknown = || found("its dtype is unknown here".to_owned());
             Some((shape.dtype.ok_or_else(unknown)?, shape.dim))
         }
         None => None,
@@ -150,8 +159,9 @@ async fn records(client: &Client, dataset: &Dataset, args: &Verify) -> Result<Ch
     let count = dataset.count.min(bytes_end.div_ceil(item_bytes));
     if let Some(expected) = args.count.filter(|&expected| expected != dataset.count) {
         let (expected, has) = (grouped(expected), grouped(dataset.count));
-        let found = format!("it has {has} {what}s, expected {expected} (--count)");
-        return Err(VerifyError::Found(found));
+        return Err(found(format!(
+            "it has {has} {what}s, expected {expected} (--count)"
+        )));
     }
     let (items, chosen) = selection(args, count);
     let most = dataset.length_bytes.min(items.saturating_mul(item_bytes));
@@ -211,8 +221,8 @@ async fn records(client: &Client, dataset: &Dataset, args: &Verify) -> Result<Ch
 async fn objects(client: &Client, name: &str, args: &Verify) -> Result<Checked, VerifyError> {
     let listed: Vec<ObjectInfo> = client.list_objects(name).try_collect().await?;
     let count = u64::try_from(listed.len()).unwrap_or(u64::MAX);
-    if let Some(found) = args.count.and_then(|expected| differs(&listed, expected, args)) {
-        return Err(VerifyError::Found(found));
+    if let Some(problem) = args.count.and_then(|expected| differs(&listed, expected, args)) {
+        return Err(found(problem));
     }
     let (items, chosen) = selection(args, count);
     let chosen: Vec<&ObjectInfo> = chosen
@@ -252,12 +262,11 @@ async fn objects(client: &Client, name: &str, args: &Verify) -> Result<Checked, 
             let bytes = item.map_err(|error| unreadable(&format!("object {}", part.name), &error))?;
             // An empty object is requested to its end, and must be empty.
             if part.length.is_none() && !bytes.is_empty() {
-                let found = format!(
+                return Err(found(format!(
                     "object {}: listed as empty, and has {} bytes",
                     part.name,
                     bytes.len()
-                );
-                return Err(VerifyError::Found(found));
+                )));
             }
             if let Some(wrong) = check_stream(object_seed(args.seed, &part.name), part.offset, &bytes) {
                 let place = format!("object {}, offset {}", part.name, part.offset + wrong.at as u64);
@@ -327,11 +336,14 @@ fn bytes_of(parts: &[ObjectPart]) -> u64 {
 }
 
 fn first_wrong(place: &str, wrong: &Mismatch, seed: u64) -> VerifyError {
-    VerifyError::Found(format!("{place}: {wrong} (seed {seed})"))
+    found(format!("{place}: {wrong} (seed {seed})"))
 }
 
 fn unreadable(item: &str, error: &ItemError) -> VerifyError {
-    VerifyError::Found(format!("{item}: {}: {}", error.label(), error.message))
+    VerifyError::Found {
+        problem: format!("{item}: {}: {}", error.label(), error.message),
+        code: Some(error.label()),
+    }
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use crate::{assert_fields, ended_by, failure, json, ringfetch, started, stdout, 
 use ringfetch_engine::dataset::Dtype;
 use ringfetch_pattern as pattern;
 use rustix::process::Signal;
-use serde_json::json as value;
+use serde_json::{Value, json as value};
 
 #[test]
 fn verify_finds_the_first_wrong_byte() {
@@ -104,6 +104,46 @@ fn verify_asks_for_as_much_as_a_response_may_hold() {
         error.contains("vector 0: RESOURCE_EXHAUSTED: 48 bytes, at most 40"),
         "{error}"
     );
+}
+
+#[test]
+fn what_could_not_be_read_is_not_called_wrong() {
+    // Scenario: an item that cannot be read, one that is wrong, and one block less than expected; with --json. Expected: the
+    // message is that without it, and the result has the code of the first.
+    let wrong = Flaw::flipped(700 * 512);
+    for (flaw, args, problem, code) in [
+        (
+            Flaw::limited(40),
+            "vectors",
+            "vector 0: RESOURCE_EXHAUSTED: 48 bytes, at most 40",
+            value!("RESOURCE_EXHAUSTED"),
+        ),
+        (
+            wrong,
+            "blocks --all",
+            "offset 358400 (block 700, byte 0): expected ",
+            value!(null),
+        ),
+        (
+            Flaw::NONE,
+            "blocks --count 1001",
+            "it has 1 000 blocks, expected 1 001 (--count)",
+            value!(null),
+        ),
+    ] {
+        let server = start(flaw);
+        let output = ringfetch(Some(server), &format!("--json dataset verify {args}"));
+        assert_eq!(output.status.code(), Some(1), "{args}");
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(error, failure(Some(server), &format!("dataset verify {args}"), 1));
+        assert!(error.contains(problem), "{error}");
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_fields(&report, &value!({ "ok": false, "code": code }));
+        assert!(
+            report["problem"].as_str().unwrap().starts_with(problem),
+            "{report}"
+        );
+    }
 }
 
 #[test]
