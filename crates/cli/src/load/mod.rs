@@ -150,10 +150,10 @@ pub(crate) async fn run(global: &Global, args: &Load) -> Result<(), Failure> {
     require::check(&args.require, |figure| report.figure(figure))
 }
 
-/// Writes a report.
+/// Writes a report, to both places even if one fails. The file first: who reads stdout may not read on.
 fn publish(json: bool, report: &Report, hgrm: Hgrm) -> Result<(), Failure> {
-    text::print(report, json)?;
-    hgrm.write(report)
+    let written = hgrm.write(report);
+    text::print(report, json).and(written)
 }
 
 /// Fails if nothing was read, bytes were wrong, or reads failed and no condition allows that.

@@ -1,7 +1,7 @@
 //! The files that `load` writes.
 
 use crate::server::{Flaw, start};
-use crate::{stdout, word};
+use crate::{command, stdout, word};
 
 #[test]
 fn the_intended_rates_of_all_lines_add_up_to_all_arrivals() {
@@ -29,4 +29,20 @@ fn the_intended_rates_of_all_lines_add_up_to_all_arrivals() {
         // The run ends with its last response, which is that of 99 of them or later; times have three digits, rates one.
         assert!((98.0..=101.0).contains(&sum), "{rate}: {sum}\n{text}");
     }
+}
+
+#[test]
+fn a_full_disk_below_stdout_costs_only_the_report() {
+    // Scenario: the distribution goes to a file, and the report to a device that is full. Expected: exit code 1, and the
+    // distribution.
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("latency.hgrm");
+    let args = "load --dataset blocks --batch 1 --requests 10 --warmup-seconds 0";
+    let mut run = command(Some(start(Flaw::NONE)), &format!("{args} --hgrm {}", word(&path)));
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let output = run.stdout(full).output().unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(error.starts_with("ringfetch: stdout: No space left"), "{error}");
+    assert!(std::fs::read_to_string(&path).unwrap().contains("#[Mean"));
 }
