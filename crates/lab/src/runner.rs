@@ -7,9 +7,9 @@
 use crate::error::LabError;
 use crate::job::Job;
 use crate::journal::Journal;
-use crate::page_cache::COLD_SHARE_MAX;
+use crate::page_cache::{CACHESTAT, COLD_SHARE_MAX};
 use crate::sample::Sample;
-use crate::setup::{Amount, Heat, Shape};
+use crate::setup::{Amount, Shape};
 use crate::study::{Cell, Row, Rows, Study};
 use humantime::format_duration;
 use indicatif::{HumanDuration, ProgressBar, ProgressState, ProgressStyle};
@@ -180,15 +180,9 @@ impl Runner<'_> {
         }
         let material = study.materials.get(cell.setup.material).ok_or("no such data")?;
         let reads = cell.setup.reads(material);
-        let (files, window) = (reads.files, reads.window_bytes);
-        let prepared = match cell.setup.heat {
-            Heat::Direct | Heat::Cold => material.make_cold(files),
-            Heat::Warm if material.resident_share(files, window) == Some(1.0) => Ok(()),
-            Heat::Warm => material.make_warm(files, window, self.stop),
-            Heat::AsFound => Ok(()),
-        };
-        prepared.map_err(|error| error.to_string())?;
-        let resident_before = material.resident_share(files, window);
+        let reads = (reads.files, reads.window_bytes);
+        let prepared = material.prepare(cell.setup.heat, reads, CACHESTAT, self.stop);
+        let resident_before = prepared.map_err(|error| error.to_string())?;
         let device_before = material.place.counted();
         let job = Job::new(material, cell.setup, seed, check_whole, self.stop)?;
         cell.strategy.run(&job)?;
@@ -239,7 +233,7 @@ pub(crate) fn bar(line: &str) -> ProgressBar {
 mod tests {
     use super::*;
     use crate::material::tests::{scratch, small};
-    use crate::setup::Setup;
+    use crate::setup::{Heat, Setup};
     use crate::strategies::{Run, Strategy};
     use crate::studies::act::Search;
     use crate::study::{About, Measure, Needs};
