@@ -284,14 +284,14 @@ impl Job {
     }
 
     /// What a device read, as a share of what it would have without a cache above it: the page cache reads whole pages.
-    /// `perhaps_direct`: by a daemon, which may read the bytes alone.
-    pub(crate) fn device_share(&self, read: u64, perhaps_direct: bool) -> f64 {
+    /// `past_cache`: whether the bytes alone are read instead; `None`: perhaps.
+    pub(crate) fn device_share(&self, read: u64, past_cache: Option<bool>) -> f64 {
         let totals = self.totals();
         let (exact, paged) = (totals.counts.bytes, totals.counts.paged_bytes);
-        let due = match (self.is_direct(), perhaps_direct) {
-            (true, _) => exact,
-            (false, true) => read.clamp(exact, paged),
-            (false, false) => paged,
+        let due = match past_cache {
+            Some(true) => exact,
+            Some(false) => paged,
+            None => read.clamp(exact, paged),
         };
         approximate(read) / approximate(due.max(1))
     }
@@ -438,7 +438,7 @@ mod tests {
     #[test]
     fn a_step_ends_after_its_reads_and_counts_them() {
         // Scenario: ten reads of 512 bytes requested, before and after the clock starts. Expected: none, then
-        // ten a page apart; the figures match. Through the page cache, ten pages are due; of a daemon the bytes suffice.
+        // ten a page apart; the figures match. Through the page cache, ten pages are due; where it is not known, the bytes suffice.
         let (_directory, job) = job(Amount::Reads(10));
         assert_eq!(job.next(), None);
         job.begin();
@@ -451,10 +451,10 @@ mod tests {
             lane.done(&read, started, &data);
         }
         drop(lane);
-        let shares =
-            |perhaps_direct| [40_960, 5_120, 2_560].map(|read| job.device_share(read, perhaps_direct));
-        assert_eq!(shares(false), [1.0, 0.125, 0.0625]);
-        assert_eq!(shares(true), [1.0, 1.0, 0.5]);
+        let shares = |past_cache| [40_960, 5_120, 2_560].map(|read| job.device_share(read, past_cache));
+        assert_eq!(shares(Some(false)), [1.0, 0.125, 0.0625]);
+        assert_eq!(shares(None), [1.0, 1.0, 0.5]);
+        assert_eq!(shares(Some(true)), [8.0, 1.0, 0.5]);
         let sample = job.outcome().unwrap();
         assert_eq!((sample.reads, sample.bytes), (10, 5120));
         assert!(sample.min_us <= sample.mean_us && sample.p99_us <= sample.max_us);

@@ -198,7 +198,11 @@ impl Runner<'_> {
                     false => after.since(&before),
                 };
                 let evicted = resident_before.is_some_and(|share| share <= COLD_SHARE_MAX);
-                job.device_share(read, by_daemon && evicted)
+                let past_cache = match by_daemon {
+                    true => Some(false).filter(|_| !evicted),
+                    false => cell.strategy.past_cache(&cell.setup),
+                };
+                job.device_share(read, past_cache)
             });
         Ok(sample)
     }

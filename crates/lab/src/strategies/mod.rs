@@ -12,7 +12,8 @@ mod tokio_fs;
 
 use crate::drive::engine::{Choice, drive};
 use crate::job::Job;
-use crate::setup::Setup;
+use crate::setup::{Heat, Setup};
+use ringfetch_engine::config::BackendKind;
 use std::sync::Arc;
 
 /// How the note begins of a step that asked for polled completions and had no queues for them.
@@ -46,6 +47,20 @@ impl Strategy {
             Run::Own(run) => run(job),
         }
     }
+
+    /// Whether its reads go past the page cache; `None`: perhaps, those of `auto` as it decides. For a daemon it is not
+    /// known.
+    pub(crate) fn past_cache(&self, setup: &Setup) -> Option<bool> {
+        let backend = match self.run {
+            Run::Engine(choice) => Some(setup.engine.unwrap_or_else(|| choice(setup)).backend),
+            Run::Own(_) => None,
+        };
+        match (setup.heat, backend) {
+            (Heat::Direct, Some(BackendKind::Auto)) => None,
+            (Heat::Direct, backend) => Some(backend != Some(BackendKind::Mmap)),
+            (Heat::Cold | Heat::Warm | Heat::AsFound, _) => Some(false),
+        }
+    }
 }
 
 /// All of them, in the order of tables.
@@ -75,7 +90,7 @@ mod tests {
     use super::*;
     use crate::material::Material;
     use crate::material::tests::{scratch, small};
-    use crate::setup::{Amount, Heat, Setup, Shape};
+    use crate::setup::{Amount, Shape};
     use std::sync::atomic::AtomicBool;
 
     /// Runs a strategy with every byte checked; returns the reads it made.
@@ -157,6 +172,32 @@ mod tests {
     #[ignore = "needs io_uring and direct I/O"]
     fn strategies_with_a_ring_return_the_right_bytes_direct() {
         return_the_right_bytes_direct(WITH_RING);
+    }
+
+    #[test]
+    fn a_mapping_counts_pages_whatever_is_asked_of_it() {
+        // Scenario: ten direct reads of 512 bytes, of which the device read five pages: 20,480 bytes. Expected: half of the
+        // pages by a mapping; four times the bytes by pread; all of them by auto, which does either. Cold, half by all.
+        let directory = scratch();
+        let material = Arc::new(small(directory.path()));
+        for heat in [Heat::Direct, Heat::Cold] {
+            let setup = Setup::new(heat, Shape::random(512, 4 << 20), Amount::Reads(10), 1);
+            let job = Job::new(&material, setup, 1, false, &Arc::new(AtomicBool::new(false))).unwrap();
+            job.begin();
+            let mut lane = job.lane();
+            while let Some(read) = job.next() {
+                lane.counted(read.offset, read.length, std::time::Instant::now());
+            }
+            drop(lane);
+            let names = ["mmap", "mmap-plain", "engine-pread", "aio", "auto"];
+            let shares = names.map(|name| job.device_share(20_480, named(name).unwrap().past_cache(&setup)));
+            let expected = if heat == Heat::Direct {
+                [0.5, 0.5, 4.0, 4.0, 1.0]
+            } else {
+                [0.5; 5]
+            };
+            assert_eq!(shares, expected, "{heat:?}");
+        }
     }
 
     #[test]
