@@ -8,6 +8,7 @@ use crate::report::Report;
 use crate::sample::{Of, Sample, reads_per_second};
 use crate::served::{Clients, Flip, Items, Served};
 use crate::setup::{Amount, Heat, Setup, Shape};
+use crate::stats::Verdict;
 use crate::study::{About, Cell, Measure, Once, Row, Rows, Study, check_only, get, list, pair};
 use humantime::format_duration;
 use ringfetch_client::{Backend, Kind};
@@ -209,10 +210,10 @@ fn verdict(rows: &Rows, compared: Compared) -> String {
             "{} ({from:.2} to {to:.2}, {sure:.0} %)",
             compared.times(times, &name(other))
         );
-        let side = if ratio.is_above(1.0) {
-            &mut ahead
-        } else {
-            &mut level
+        let side = match ratio.verdict() {
+            Verdict::More => &mut ahead,
+            // It has the highest median, so no other is clearly faster.
+            Verdict::Same | Verdict::Less => &mut level,
         };
         side.push(words);
     }
@@ -225,9 +226,9 @@ fn verdict(rows: &Rows, compared: Compared) -> String {
         (true, false) if !judged => {
             format!("verdict: none, too few repetitions; {what} of {best}: {none}")
         }
-        (true, false) => format!("verdict: no difference beyond the spread; {what} of {best}: {none}"),
+        (true, false) => format!("verdict: no difference beyond chance and 3 %; {what} of {best}: {none}"),
         (false, false) => {
-            format!("verdict: {best}; its {what}: {some}; no difference beyond the spread: {none}")
+            format!("verdict: {best}; its {what}: {some}; no difference beyond chance and 3 %: {none}")
         }
     }
 }
@@ -251,9 +252,33 @@ mod tests {
         assert_eq!(clear, format!("verdict: uring; its items/s: {times}"));
         let level = [390, 390, 350, 210, 170];
         let two = of(&[("uring", fast), ("mmap", slow), ("auto", level)]);
-        assert!(two.contains("; no difference beyond the spread: "), "{two}");
+        assert!(two.contains("; no difference beyond chance and 3 %: "), "{two}");
         assert!(of(&[("uring", fast), ("auto", level)]).starts_with("verdict: no difference"));
         assert!(of(&[("uring", fast)]).contains("uring; nothing else can be compared"));
+    }
+
+    #[test]
+    fn chance_makes_no_winner() {
+        // Scenario: uring ahead of mmap by 1 to 3 % each time; 2000 times two and four equal backends that vary by 10 %.
+        // Expected: no difference beyond chance and 3 %; a winner among two in at most 1 of 20, among four in at most 1 of 6.
+        let of = |rows: Vec<Row>| verdict(&Rows(rows), Compared::ItemsPerSecond);
+        let rows = [("uring", [101, 102, 101, 103, 102]), ("mmap", [100; 5])];
+        let words = of(rows
+            .map(|(name, reads)| row(&[("backend", name)], &reads))
+            .to_vec());
+        let expected = "verdict: no difference beyond chance and 3 %; items/s of uring: 1.02x of mmap (1.01 to 1.03, 94 %)";
+        assert_eq!(words, expected);
+        let mut random = fastrand::Rng::with_seed(7);
+        for (backends, most) in [(2, 100), (4, 333)] {
+            let by_chance = (0..2000).filter(|_| {
+                let rows = ["uring", "auto", "mmap", "pread"].into_iter().take(backends);
+                let rows =
+                    rows.map(|name| row(&[("backend", name)], &[(); 5].map(|()| random.u64(9000..=11_000))));
+                !of(rows.collect()).starts_with("verdict: no difference")
+            });
+            let by_chance = by_chance.count();
+            assert!(by_chance <= most, "{backends} backends: {by_chance}");
+        }
     }
 
     #[test]
