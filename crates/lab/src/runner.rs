@@ -85,7 +85,7 @@ impl Runner<'_> {
     }
 
     /// Measures every cell in every repetition, except for those in the journal. If stopped, returns what was
-    /// measured until then.
+    /// measured until then. The row of a cell that failed has no samples.
     ///
     /// # Errors
     /// Wrong bytes; data that changed; the journal cannot be written.
@@ -137,6 +137,7 @@ impl Runner<'_> {
                         return Err(wrong(study, cell, &problem));
                     }
                     Err(problem) => {
+                        // The cell stays, so that a curve is known to lack a point.
                         *whole = false;
                         study.left_out.push(format!("{id}: {problem}"));
                     }
@@ -144,9 +145,12 @@ impl Runner<'_> {
                 bar.inc(1);
             }
         }
-        // A row that failed in some repetition is dropped.
-        let whole = cells.into_iter().filter(|(.., whole)| *whole);
-        Ok(Rows(whole.map(|(_, row, _)| row).collect()))
+        let rows = cells.into_iter().map(|(_, mut row, whole)| {
+            // What failed in some repetition is not measured.
+            row.samples.retain(|_| whole);
+            row
+        });
+        Ok(Rows(rows.collect()))
     }
 
     /// One step, with as many runs as the study makes of it.
@@ -236,11 +240,13 @@ pub(crate) fn bar(line: &str) -> ProgressBar {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::journal::Header;
     use crate::material::tests::{scratch, small};
+    use crate::report::Report;
     use crate::setup::{Heat, Setup};
     use crate::strategies::{Run, Strategy};
     use crate::studies::act::Search;
-    use crate::study::{About, Measure, Needs};
+    use crate::study::{About, Measure, Needs, pair};
     use indicatif::{ProgressDrawTarget, TermLike};
     use std::io;
     use std::sync::{Mutex, PoisonError};
@@ -386,6 +392,40 @@ mod tests {
         first.sort_unstable();
         first.dedup();
         assert_eq!(first.len(), 4, "{first:?}");
+    }
+
+    /// A read, and a failure from a depth of 4 on.
+    fn shallow(job: &Arc<Job>) -> Result<(), String> {
+        if job.setup.depth >= 4 {
+            return Err("no memory".to_owned());
+        }
+        of_whole_pages(job)
+    }
+
+    #[test]
+    fn a_cell_that_fails_keeps_its_row_without_samples() {
+        // Scenario: depths 2 and 4, of which the second fails. Expected: two rows, one of them without samples, the reason; the
+        // report has the other one only.
+        static SHALLOW: Strategy = Strategy {
+            name: "shallow",
+            about: "",
+            depth_max: 4,
+            run: Run::Own(shallow),
+        };
+        let cell = |depth: usize| Cell {
+            key: vec![pair("depth", depth)],
+            strategy: &SHALLOW,
+            setup: Setup::new(Heat::Cold, Shape::random(4096, 4 << 20), Amount::Reads(1), depth),
+        };
+        let (_directory, mut study) = study([2, 4].map(cell).to_vec(), Measure::Once);
+        let header = Header::new(Vec::new(), String::new(), String::new(), Vec::new());
+        let mut journal = Journal::open("--out", None, header, false).unwrap();
+        let (stop, bar) = (Arc::default(), ProgressBar::hidden());
+        let rows = runner(&stop, &bar).run(&mut study, &mut journal).unwrap();
+        let samples: Vec<usize> = rows.0.iter().map(|row| row.samples.len()).collect();
+        assert_eq!(samples, [1, 0]);
+        assert_eq!(study.left_out, ["depth=4: no memory"]);
+        assert_eq!(Report::of(&study, Vec::new(), Vec::new(), &rows).rows.len(), 1);
     }
 
     fn of_whole_pages(job: &Arc<Job>) -> Result<(), String> {

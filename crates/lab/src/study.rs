@@ -318,6 +318,12 @@ impl Row {
 pub(crate) struct Rows(pub(crate) Vec<Row>);
 
 impl Rows {
+    /// Those with samples.
+    pub(crate) fn measured(&self) -> Self {
+        let rows = self.0.iter().filter(|row| row.measured().next().is_some());
+        Self(rows.cloned().collect())
+    }
+
     /// Rows with these values in their keys.
     pub(crate) fn with<'a>(&'a self, values: &'a [(&'a str, &'a str)]) -> impl Iterator<Item = &'a Row> {
         self.0.iter().filter(|row| row.is(values))

@@ -149,6 +149,7 @@ impl Report {
             Some((name.clone(), strategy.about.to_owned()))
         };
         let columns = study.about.columns.split_whitespace();
+        let rows = &rows.measured();
         let mut report = Self {
             format: FORMAT.to_owned(),
             study: study.about.name.to_owned(),

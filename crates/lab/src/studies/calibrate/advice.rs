@@ -446,6 +446,42 @@ engine:
     }
 
     #[test]
+    fn what_failed_decides_nothing_and_the_rest_does() {
+        // Scenario: rings of 256 and 512 that failed, of a curve that rises to 128; cold, all backends, only two, one; the same
+        // stopped. Expected: the default depth, which says so; the comparison of those that were measured, of two at least;
+        // once stopped, of all.
+        let subject = subject();
+        let depths = [1, 2, 4, 8, 16, 32, 64, 128].map(|depth| {
+            let setting = depth.to_string();
+            measured("depth", "uring", &setting, depth, 2.0)
+        });
+        let failed = ["256", "512"].map(|setting| row(&[("stage", "depth"), ("setting", setting)], &[]));
+        let rows = Rows(depths.into_iter().chain(failed).collect());
+        let found = Found::new(&subject, &rows, false);
+        let (depth, why) = value(&found.advice(), "engine.uring.queue_depth");
+        assert!(depth == "128" && why.contains("not measured"), "{depth} {why}");
+        assert!(found.depth().is_none());
+        let cold = |stopped, backends: &[(&str, u64)]| {
+            let rows = backends
+                .iter()
+                .map(|(name, reads)| measured("cold", name, "many", *reads, 2.0));
+            let (backend, why) = value(
+                &Found::new(&subject, &Rows(rows.collect()), stopped).advice(),
+                "engine.backend",
+            );
+            (backend, why.contains("not measured"))
+        };
+        let all = [("uring", 40), ("auto", 45), ("mmap", 50), ("pread", 90)];
+        let pread = ("pread".to_owned(), false);
+        assert_eq!(cold(false, &all), pread);
+        assert_eq!(cold(false, &all[2..]), pread);
+        assert_eq!(cold(true, &all), pread);
+        let default = ("uring".to_owned(), true);
+        assert_eq!(cold(false, &all[3..]), default);
+        assert_eq!(cold(true, &all[2..]), default);
+    }
+
+    #[test]
     fn steps_that_read_the_whole_file_are_noted() {
         // Scenario: steps of 64 and of 63 reads of 1 MiB, of a file of 64.5 MiB. Expected: a note on one of them.
         let subject = Subject {

@@ -223,20 +223,22 @@ impl<'a> Found<'a> {
         }
     }
 
-    /// The backend to take: a later one in order of preference wins only when it is better beyond the noise.
+    /// The backend to take of those measured: a later one in order of preference wins only when it is better beyond the
+    /// noise. `None`: fewer than two were measured, or not all of them before it was stopped.
     pub(super) fn winner(&self, stage: &str) -> Option<BackendKind> {
-        let many = |backend: &BackendKind| self.backend(stage, *backend, "many");
-        let mut candidates = self.subject.candidates(stage == "warm").into_iter();
-        let mut winner = candidates.next()?;
-        many(&winner)?;
-        for challenger in candidates {
-            let rows = many(&winner).zip(many(&challenger));
-            let contest = rows.and_then(|(a, b)| Contest::between(a, b));
+        let all = self.subject.candidates(stage == "warm");
+        let row = |backend: &BackendKind| Some((*backend, self.backend(stage, *backend, "many")?));
+        let measured: Vec<_> = all.iter().filter_map(row).collect();
+        let least = if self.stopped { all.len() } else { 2 };
+        let (first, challengers) = measured.split_first().filter(|_| measured.len() >= least)?;
+        let mut winner = *first;
+        for challenger in challengers {
+            let contest = Contest::between(winner.1, challenger.1);
             if contest.is_some_and(|contest| contest.choice().0) {
-                winner = challenger;
+                winner = *challenger;
             }
         }
-        Some(winner)
+        Some(winner.0)
     }
 
     pub(super) fn backend(&self, stage: &str, backend: BackendKind, setting: &str) -> Option<&'a Row> {
