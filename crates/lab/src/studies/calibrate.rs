@@ -115,9 +115,22 @@ fn plan(
         0 => "not measured: the data are larger than the memory that is available".to_owned(),
         bytes => format!("the first {}", size(bytes)),
     };
+    let ring = match (&subject.refusal, subject.registered) {
+        (Some(refusal), _) => refusal.clone(),
+        (None, true) => "with registered buffers".to_owned(),
+        (None, false) => "without registered buffers".to_owned(),
+    };
+    let tags = subject.tags.map(|tags| match tags.cpus_of_queue {
+        Some(cpus) => format!("{} for each {cpus} CPUs", tags.of_queue),
+        None => tags.of_queue.to_string(),
+    });
+    // All that a step depends on, so that a run is resumed only where its later steps are as its earlier ones.
     let settings = vec![
         pair("block", with_unit(args.block_bytes)),
         pair("direct I/O", reason),
+        pair("io_uring", ring),
+        pair("CPUs", subject.cpus),
+        pair("tags", tags.as_deref().unwrap_or("unknown")),
         pair("warm", warm),
         pair("depths", list(&powers_to(most))),
     ];
@@ -262,5 +275,84 @@ fn conclude(report: &mut Report, found: &Found<'_>, args: &Calibrate) {
         let lines = series(found.rows, &[("stage", "depth")], "backend", "setting", of);
         let axes = ["requested reads in flight", y];
         report.plot(format!("plot-depth-{name}"), title, axes, lines);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::material::tests::{scratch, small};
+    use crate::studies::calibrate::advice::tests::subject;
+    use clap::Parser as _;
+    use ringfetch_host::block::Tags;
+
+    #[derive(Debug, clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Calibrate,
+    }
+
+    #[test]
+    fn what_a_step_depends_on_identifies_the_run() {
+        // Scenario: subjects that differ in what the rings, the CPUs or the device support. Expected: other settings each, so
+        // that a run is not resumed; the same settings for the same subject.
+        let directory = scratch();
+        let material = Arc::new(small(directory.path()));
+        let args = Line::parse_from(["calibrate", "/data/file"]).args;
+        let common = Common {
+            path: args.path.clone(),
+            out: None,
+            out_option: "--report",
+            repetitions: REPETITIONS,
+            seed: 1,
+            only: Vec::new(),
+            resume: false,
+            force: false,
+        };
+        let settings = |subject: &Subject| {
+            plan(
+                &args,
+                &common,
+                Arc::clone(&material),
+                subject,
+                "direct".to_owned(),
+            )
+            .settings
+        };
+        let same = subject();
+        assert_eq!(settings(&same), settings(&subject()));
+        let tags = |cpus_of_queue| {
+            Some(Tags {
+                of_queue: 64,
+                cpus_of_queue,
+            })
+        };
+        let others = [
+            Subject {
+                registered: false,
+                ..subject()
+            },
+            Subject {
+                refusal: Some("seccomp".to_owned()),
+                ..subject()
+            },
+            Subject { cpus: 3, ..subject() },
+            Subject {
+                tags: None,
+                ..subject()
+            },
+            Subject {
+                tags: tags(None),
+                ..subject()
+            },
+            Subject {
+                tags: tags(Some(2)),
+                ..subject()
+            },
+        ];
+        let mut all: Vec<_> = others.iter().chain([&same]).map(settings).collect();
+        all.sort();
+        all.dedup();
+        assert_eq!(all.len(), others.len() + 1, "{all:?}");
     }
 }
