@@ -37,6 +37,15 @@ impl Claim {
         }
     }
 
+    /// A claim that our figures cannot decide.
+    pub(crate) fn undecided(claim: &str, words: String) -> Self {
+        Self {
+            claim: claim.to_owned(),
+            verdict: "undecided".to_owned(),
+            words,
+        }
+    }
+
     /// Judges a ratio that the publication gives.
     pub(crate) fn of_ratio(claim: &str, published: f64, ours: Option<Summary>) -> Self {
         let (least, most) = (published * CONFIRMS.0, published * CONFIRMS.1);

@@ -8,12 +8,12 @@ use crate::args::Act;
 use crate::error::LabError;
 use crate::honesty::check_before_making;
 use crate::material::{Material, Progress};
-use crate::report::Report;
+use crate::report::{Claim, Report};
 use crate::sample::{OVER_LIMITS, Sample, reads_per_second};
 use crate::served::{Clients, Served};
 use crate::setup::{Amount, Heat, Setup, Shape};
 use crate::stats::Summary;
-use crate::study::{About, Measure, Needs, Once, Rows, Study, check_daemon, check_only, pair};
+use crate::study::{About, Measure, Needs, Once, Row, Rows, Study, check_daemon, check_only, list, pair};
 use humantime::format_duration;
 use ringfetch_command::quantity::{approximate, rate};
 use std::sync::Arc;
@@ -159,7 +159,22 @@ fn judge(report: &mut Report, rows: &Rows) {
     let daemon = rows.one_of(&[("strategy", "daemon")]).zip(best);
     let ratio = daemon.and_then(|(ours, best)| ours.ratio(best, multiple));
     let claim = "over gRPC the same N is held as by the best engine in process (ours, not ACT's)";
-    report.claim(claim, 1.0, ratio);
+    let left_out = daemon.map_or_else(Vec::new, |(_, best)| without_ratio(best));
+    if left_out.is_empty() {
+        return report.claim(claim, 1.0, ratio);
+    }
+    let rest = ratio.map_or_else(String::new, |ratio| format!("; in the others {}", ratio.times()));
+    let left_out = list(&left_out);
+    let words = format!("the best engine in process did not hold 1x in repetitions {left_out}{rest}");
+    report.claims.push(Claim::undecided(claim, words));
+}
+
+/// The repetitions, from 1, in which nothing can be divided by its N.
+fn without_ratio(row: &Row) -> Vec<usize> {
+    let samples = (1..).zip(&row.samples);
+    let held_none =
+        samples.filter(|(_, sample)| sample.as_ref().is_some_and(|sample| multiple(sample) == 0.0));
+    held_none.map(|(repetition, _)| repetition).collect()
 }
 
 fn multiple(sample: &Sample) -> f64 {
@@ -192,6 +207,38 @@ mod tests {
         }
         assert!(!passes(&with(good, 1)));
         assert!(!passes(&sample(100, 1.0)));
+    }
+
+    #[test]
+    fn repetitions_that_held_nothing_decide_nothing() {
+        // Scenario: N over gRPC and in process: equal; neither holds 1x; only gRPC does, always and twice of five; only the
+        // engine does. Expected: confirmed; undecided, with the repetitions that have no ratio; refuted.
+        use crate::study::tests::row;
+        let claim = |daemon: [f64; 5], own: [f64; 5]| {
+            let rows = [("daemon", daemon), ("uring", own)].map(|(name, held)| {
+                let mut row = row(&[("strategy", name)], &[100; 5]);
+                for (sample, n) in row.samples.iter_mut().flatten().zip(held) {
+                    sample.multiple = Some(n);
+                }
+                row
+            });
+            let mut report = crate::report::tests::report();
+            report.claims.clear();
+            judge(&mut report, &Rows(rows.to_vec()));
+            let claim = report.claims.pop().unwrap();
+            (claim.verdict, claim.words)
+        };
+        let words = |verdict: &str, words: &str| (verdict.to_owned(), words.to_owned());
+        assert_eq!(claim([3.0; 5], [3.0; 5]).0, "confirmed");
+        let none = "the best engine in process did not hold 1x in repetitions 1, 2, 3, 4, 5";
+        assert_eq!(claim([0.0; 5], [0.0; 5]), words("undecided", none));
+        assert_eq!(claim([3.0; 5], [0.0; 5]), words("undecided", none));
+        let some = "the best engine in process did not hold 1x in repetitions 2, 4; in the others 1.00x (1.00 to 1.00)";
+        assert_eq!(
+            claim([3.0; 5], [3.0, 0.0, 3.0, 0.0, 3.0]),
+            words("undecided", some)
+        );
+        assert_eq!(claim([0.0; 5], [3.0; 5]).0, "refuted");
     }
 
     fn search(holds: impl Fn(u64, Duration) -> bool) -> (f64, Vec<u64>) {
