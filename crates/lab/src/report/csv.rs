@@ -1,6 +1,7 @@
-//! The results as CSV (RFC 4180): the axes, then median, low and high of each measure.
+//! The results as CSV (RFC 4180): the axes, then median, low and high of each measure. A forced report has its marks in the
+//! notes of all rows, since a row is read without the others.
 
-use super::{MEASURES, Report};
+use super::{FORCED, MEASURES, Report};
 
 pub(super) fn write(report: &Report) -> String {
     let axes = report.rows.iter().take(1).flat_map(|row| &row.key);
@@ -21,7 +22,8 @@ pub(super) fn write(report: &Report) -> String {
             let shown = parts.map(|parts| parts.map(|value| format!("{value:.6}")));
             cells.extend(shown.unwrap_or_default());
         }
-        cells.push(row.note.clone().unwrap_or_default());
+        let marks = report.marks.iter().map(|mark| format!("{FORCED}: {mark}"));
+        cells.push(marks.chain(row.note.clone()).collect::<Vec<_>>().join("; "));
         out.push_str(&line(&cells));
     }
     out
@@ -41,15 +43,21 @@ mod tests {
 
     #[test]
     fn every_line_has_as_many_cells_as_the_head() {
-        // Scenario: two rows, a note with a comma and quotes. Expected: one line each, quoted, of equal
-        // length.
+        // Scenario: two rows of a forced report, a note with a comma and quotes. Expected: one line each, quoted, of equal
+        // length, whose note begins with the mark; not forced, without it.
         let mut report = crate::report::tests::report();
         report.rows[0].note = Some("not polled, \"really\"".to_owned());
         let text = write(&report);
         let lines: Vec<&str> = text.split_terminator("\r\n").collect();
         assert_eq!(lines.len(), 3);
         assert!(lines[0].starts_with("profile,strategy,depth,came_from,repetitions,reads_per_second_median"));
-        assert!(lines[1].ends_with(",\"not polled, \"\"really\"\"\""));
+        let mark = "FORCED, no evidence: --size: too small";
+        assert!(lines[1].ends_with(&format!(",\"{mark}; not polled, \"\"really\"\"\"")));
+        assert!(lines[2].ends_with(&format!(",\"{mark}\"")));
+        report.marks.clear();
+        let text = write(&report);
+        let lines: Vec<&str> = text.split_terminator("\r\n").collect();
+        assert!(lines[1].ends_with(",\"not polled, \"\"really\"\"\"") && lines[2].ends_with(','));
         assert_eq!(lines[0].split(',').count(), lines[2].split(',').count());
         assert!(lines[2].starts_with("direct,aio,4,device,5,320.000000,300.000000,340.000000"));
     }

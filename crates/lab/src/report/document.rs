@@ -1,7 +1,7 @@
 //! The report as a document: the same parts as text for a terminal, and as a self-contained page (no scripts,
 //! no fonts, no network).
 
-use super::{Report, ReportRow, measure_named};
+use super::{FORCED, Report, ReportRow, measure_named};
 use crate::study::Key;
 use ringfetch_command::table::Table;
 
@@ -40,7 +40,7 @@ fn parts(report: &Report) -> Vec<Part<'_>> {
 pub(super) fn text(report: &Report) -> String {
     let mut out = format!("{}: {}\n", report.study, report.title);
     for mark in &report.marks {
-        out.push_str(&format!("FORCED, no evidence: {mark}\n"));
+        out.push_str(&format!("{FORCED}: {mark}\n"));
     }
     for part in parts(report).into_iter().rev() {
         out.push('\n');

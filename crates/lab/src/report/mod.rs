@@ -24,6 +24,8 @@ use std::path::Path;
 const FORMAT: &str = "ringfetch-lab-report/1";
 /// As of the samples that a report is made of.
 const LENGTH_MAX_BYTES: u64 = 64 << 20;
+/// How the marks of a forced report begin.
+const FORCED: &str = "FORCED, no evidence";
 /// A larger relative spread means that the machine was not quiet.
 const SPREAD_MAX: f64 = 0.25;
 
@@ -177,6 +179,11 @@ impl Report {
 
     pub(crate) fn plot(&mut self, name: String, title: String, axes: [&str; 2], series: Vec<Line>) {
         let [x, y] = axes.map(str::to_owned);
+        // A plot is shown without its report.
+        let title = match self.marks.is_empty() {
+            true => title,
+            false => format!("{FORCED}: {title}"),
+        };
         self.plots.push(Plot {
             name,
             title,
@@ -334,8 +341,8 @@ pub(crate) mod tests {
 
     #[test]
     fn a_report_is_written_whole_and_read_again() {
-        // Scenario: a report into a directory. Expected: every form of it; the JSON is the same report;
-        // another file is refused.
+        // Scenario: a forced report into a directory. Expected: every form of it, its plot with the mark; the JSON is the same
+        // report; another file is refused.
         let directory = tempfile::tempdir().unwrap();
         let report = report();
         report.write(directory.path()).unwrap();
@@ -344,6 +351,8 @@ pub(crate) mod tests {
         names.sort();
         assert_eq!(names, ["plot.svg", "report.csv", "report.html", "report.json"]);
         assert_eq!(Report::read(directory.path()).unwrap(), report);
+        let plot = std::fs::read_to_string(directory.path().join("plot.svg")).unwrap();
+        assert!(plot.contains("FORCED, no evidence"), "{plot}");
         let other = directory.path().join("other.json");
         std::fs::write(&other, "{}").unwrap();
         let refused = Report::read(&other).unwrap_err().to_string();
