@@ -1,5 +1,6 @@
 //! Tests that poll a shard by hand, on the simulation.
 
+mod copies;
 mod hanging;
 mod joiners;
 
