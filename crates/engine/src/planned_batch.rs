@@ -184,18 +184,12 @@ impl PlannedBatch {
         );
     }
 
-    /// Copies the bytes of a read to where they belong, and records the items whose bytes are missing. Copies no further
-    /// piece once it has copied `bytes_max`. Returns the number of bytes copied, and of the pieces that were handled.
-    pub(crate) fn deliver(
-        &mut self,
-        read: &PlannedRead,
-        reached: u32,
-        shortfall: Shortfall,
-        bytes_max: u64,
-    ) -> (u64, u32) {
+    /// Copies the bytes of a read to where they belong, and records the items whose bytes are missing.
+    /// Returns the number of bytes copied.
+    pub(crate) fn deliver(&mut self, read: &PlannedRead, reached: u32, shortfall: Shortfall) -> u64 {
         let pieces = read.first_piece as usize..(read.first_piece + read.pieces) as usize;
         let mut copied = 0;
-        for (piece, number) in self.plan.pieces.get(pieces).unwrap_or_default().iter().zip(0..) {
+        for piece in self.plan.pieces.get(pieces).unwrap_or_default() {
             if piece.source + piece.length > reached {
                 let Some(item) = self.items.get(piece.item as usize) else {
                     continue;
@@ -227,14 +221,11 @@ impl PlannedBatch {
                     None => continue,
                 },
             };
-            if copied >= bytes_max {
-                return (copied, number);
-            }
             let source = (place + piece.source) as usize;
             from.copy_to(source, data, piece.target as usize, piece.length as usize);
             copied += u64::from(piece.length);
         }
-        (copied, read.pieces)
+        copied
     }
 
     /// Appends each piece of a merged read as a separate read, straight into its item's place, which no other

@@ -380,7 +380,7 @@ impl<B: Backend> Shard<B> {
                     active.outstanding += 1;
                     taken_up.started += 1;
                 } else {
-                    active.batch.deliver(&read, 0, Shortfall::Defect, u64::MAX);
+                    active.batch.deliver(&read, 0, Shortfall::Defect);
                 }
                 unqueued += 1;
             }
@@ -474,31 +474,15 @@ impl<B: Backend> Shard<B> {
         let Some(active) = self.actives.get_mut(tracked.active).and_then(Option::as_mut) else {
             return;
         };
+        active.outstanding -= 1;
         if is_shared {
             self.served.add(active.batch.origin, tracked.read.length.into());
         }
         if errno.is_some() && tracked.read.pieces > 1 {
-            active.outstanding -= 1;
             return self.split(tracked.active, &tracked.read);
         }
-        self.deliver(tracked, errno, now);
-    }
-
-    /// Copies the bytes of a read to where they belong; what a turn does not allow is copied later. Then its batch has one
-    /// read less to wait for.
-    fn deliver(&mut self, tracked: &TrackedRead, errno: Option<i32>, now: Instant) {
-        let Some(active) = self.actives.get_mut(tracked.active).and_then(Option::as_mut) else {
-            return;
-        };
         let shortfall = errno.map_or(Shortfall::EndOfFile, Shortfall::Errno);
-        let bytes_max = self.turn_copy_bytes.saturating_sub(self.copied);
-        let read = &tracked.read;
-        let (copied, pieces) = active.batch.deliver(read, tracked.reached, shortfall, bytes_max);
-        self.copied += copied;
-        if pieces < read.pieces {
-            return self.put_off(tracked, pieces, errno);
-        }
-        active.outstanding -= 1;
+        self.copied += active.batch.deliver(&tracked.read, tracked.reached, shortfall);
         if active.is_done() {
             self.close(tracked.active, now);
         }

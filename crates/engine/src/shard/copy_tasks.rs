@@ -1,10 +1,11 @@
-//! Copies done in parts, so that the thread can serve others in between: bytes of a shared read for its joiners, those of
-//! any read that do not lie where they belong, and gaps left by failed items.
+//! Copies done in parts, so that the thread can serve others in between: bytes of a shared read for its joiners, and
+//! gaps left by failed items.
 
 use super::Shard;
 use super::in_flight::{JoinedRead, TrackedRead};
 use super::reply::Reply;
 use crate::backend::Backend;
+use crate::planned_batch::Shortfall;
 use std::time::Instant;
 
 /// Bytes of a copy that cost as much as the rest of what is done for a joiner.
@@ -13,7 +14,6 @@ const JOINER_BYTES: u64 = 512;
 /// See the module.
 pub(super) enum CopyTask {
     Share(Box<SharedRead>),
-    Deliver(Box<DeliveredRead>),
     Reply(Box<Reply>),
 }
 
@@ -23,12 +23,6 @@ pub(super) struct SharedRead {
     pub(super) errno: Option<i32>,
     /// The joiners that are not served yet.
     pub(super) joiners: std::vec::IntoIter<JoinedRead>,
-}
-
-/// A finished read, of whose pieces some were copied.
-pub(super) struct DeliveredRead {
-    tracked: TrackedRead,
-    errno: Option<i32>,
 }
 
 impl<B: Backend> Shard<B> {
@@ -53,13 +47,6 @@ impl<B: Backend> Shard<B> {
                         self.settle(&shared.tracked, shared.errno, now);
                     }
                 }
-                CopyTask::Deliver(delivered) => {
-                    let DeliveredRead { tracked, errno } = *delivered;
-                    let (before, origin) = (self.copied, self.origin_of(tracked.active));
-                    self.in_flight.put_off_bytes -= u64::from(tracked.read.length);
-                    self.deliver(&tracked, errno, now);
-                    self.served.add(origin, self.copied - before);
-                }
                 CopyTask::Reply(mut reply) => {
                     let (copied, ready) = reply.advance(self.turn_copy_bytes - self.copied);
                     self.copied += copied;
@@ -72,17 +59,6 @@ impl<B: Backend> Shard<B> {
                 }
             }
         }
-    }
-
-    /// Leaves the pieces of a read from this one on to later turns.
-    #[cold]
-    pub(super) fn put_off(&mut self, tracked: &TrackedRead, pieces: u32, errno: Option<i32>) {
-        let mut tracked = *tracked;
-        tracked.read.first_piece += pieces;
-        tracked.read.pieces -= pieces;
-        self.in_flight.put_off_bytes += u64::from(tracked.read.length);
-        let delivered = DeliveredRead { tracked, errno };
-        self.copy_tasks.push_back(CopyTask::Deliver(Box::new(delivered)));
     }
 
     fn origin_of(&self, key: usize) -> Option<(u64, u64)> {
@@ -113,28 +89,25 @@ impl<B: Backend> Shard<B> {
                 .batch
                 .share(&tracked.read, distance, &active.batch, read, reached);
             self.copied += u64::from(reached);
-            self.unqueue(1);
-            let tracked = TrackedRead {
-                active: joiner.active,
-                read: *read,
-                reached,
-            };
-            return self.deliver(&tracked, shared_error, now);
         }
         let Some(active) = self.actives.get_mut(joiner.active).and_then(Option::as_mut) else {
             return;
         };
         active.outstanding -= 1;
-        if wanted && own_error.is_some() {
+        if wanted && !served && own_error.is_some() {
             // As the read's owner does, so that all of them join the reads of the pieces, and none repeats
             // this one.
             self.unqueue(1);
             return self.split(joiner.active, read);
         }
-        if wanted {
+        if wanted && !served {
             // The read failed, perhaps because of other bytes. The joiner is still queued.
             active.batch.plan.reads.push(*read);
             return self.wait_for_turn(joiner.active);
+        }
+        if wanted {
+            let shortfall = shared_error.map_or(Shortfall::EndOfFile, Shortfall::Errno);
+            self.copied += active.batch.deliver(read, reached, shortfall);
         }
         self.unqueue(1);
         self.close_if_done(joiner.active, now);

@@ -96,9 +96,6 @@ pub(super) struct InFlight {
     /// Stalled reads, which are in flight beyond the limits, and their bytes.
     stalled: u32,
     stalled_bytes: u64,
-    /// Of finished reads, the bytes whose copies were put off: they count towards the limit, so that reads do not get ahead
-    /// of copies.
-    pub(super) put_off_bytes: u64,
     bytes_max: u64,
     /// Whether the limit of bytes was reached, and less than half of it is free.
     is_full: bool,
@@ -182,7 +179,6 @@ impl InFlight {
             bytes: 0,
             stalled: 0,
             stalled_bytes: 0,
-            put_off_bytes: 0,
             bytes_max,
             is_full: false,
             heads: vec![NONE; chains as usize],
@@ -214,7 +210,7 @@ impl InFlight {
     }
 
     fn counted_bytes(&self) -> u64 {
-        self.bytes - self.stalled_bytes + self.put_off_bytes
+        self.bytes - self.stalled_bytes
     }
 
     /// Sets the limit of reads in flight, at most one per slot.
@@ -232,7 +228,7 @@ impl InFlight {
         if !self.has_room() {
             return None;
         }
-        let is_first = self.moving() == 0 && self.put_off_bytes == 0;
+        let is_first = self.moving() == 0;
         if !is_first && self.counted_bytes() + u64::from(length) > self.bytes_max {
             self.is_full = true;
             return None;

@@ -1,6 +1,5 @@
 //! Tests that poll a shard by hand, on the simulation.
 
-mod copies;
 mod hanging;
 mod joiners;
 
