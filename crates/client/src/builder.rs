@@ -70,8 +70,8 @@ impl Builder {
     }
 
     /// Another server with the same data, at `http://HOST:PORT`. Calls go to the least busy connection of all
-    /// servers. An unreachable server is skipped for a second if another one is reachable, one that refuses calls for
-    /// that long or as long as it asks, and a retry goes to another server than the previous attempt.
+    /// servers. An unreachable server is skipped for a second if another one is reachable, one that refuses calls, or
+    /// whose connection breaks in one, for that long or as long as it asks, and a retry goes to another server than the previous attempt.
     pub fn endpoint(mut self, url: impl Into<String>) -> Self {
         self.urls.push(url.into());
         self

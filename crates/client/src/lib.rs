@@ -32,8 +32,8 @@
 //! does not get a multiple of its load.
 //!
 //! # Several servers
-//! [`Builder::endpoint`] adds servers with the same data: calls are spread over all of them, one that cannot be reached
-//! or refuses calls is passed over, and a retry goes to another one than the attempt before. So is one that ends streams.
+//! [`Builder::endpoint`] adds servers with the same data: calls are spread over all of them, one that cannot be reached,
+//! refuses calls or breaks connections is passed over, and a retry goes to another one than the attempt before. So is one that ends streams.
 //!
 //! # TLS
 //! Servers at `https://` URLs need a certificate that the host's authorities vouch for, or those given to [`Builder::tls`],

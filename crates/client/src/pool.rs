@@ -308,7 +308,7 @@ pub(crate) struct Lease<'a> {
 }
 
 impl Lease<'_> {
-    /// Its endpoint has refused a call, with this hint of when to retry.
+    /// Its endpoint has refused a call, or broken the connection in one, with this hint of when to retry.
     pub(crate) fn refused(&self, hint: Option<Duration>) {
         let pause = hint.map_or(DOWN, |hint| hint.min(DOWN));
         self.slot.refuses_until.set(Instant::now() + pause);

@@ -201,15 +201,19 @@ impl Runner<'_> {
                     true => after.by_anybody(&before),
                     false => after.since(&before),
                 };
-                let evicted = resident_before.is_some_and(|share| share <= COLD_SHARE_MAX);
                 let past_cache = match by_daemon {
-                    true => Some(false).filter(|_| !evicted),
+                    true => by_daemon_past_cache(resident_before),
                     false => cell.strategy.past_cache(&cell.setup),
                 };
                 job.device_share(read, past_cache)
             });
         Ok(sample)
     }
+}
+
+/// Whether a daemon's reads go past the page cache: not, if the data were in it; else perhaps.
+fn by_daemon_past_cache(resident_before: Option<f64>) -> Option<bool> {
+    Some(false).filter(|_| resident_before.is_some_and(|share| share > COLD_SHARE_MAX))
 }
 
 /// The error for bytes that are not the data's. Those of a daemon may be another dataset's.
@@ -392,6 +396,13 @@ mod tests {
         first.sort_unstable();
         first.dedup();
         assert_eq!(first.len(), 4, "{first:?}");
+    }
+
+    #[test]
+    fn a_daemon_may_read_past_a_cache_of_which_nothing_is_known() {
+        // Scenario: all, nothing and an unknown share of the data in the page cache. Expected: only the first rules direct reads out.
+        let found = [Some(1.0), Some(0.0), None].map(by_daemon_past_cache);
+        assert_eq!(found, [Some(false), None, None]);
     }
 
     /// A read, and a failure from a depth of 4 on.

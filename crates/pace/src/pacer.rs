@@ -37,6 +37,8 @@ pub struct Pacer {
     until: Option<Instant>,
     /// Requests still to be measured.
     left: Option<AtomicU64>,
+    /// Requests to measure, if not for a time.
+    count: Option<u64>,
     /// When the run was stopped.
     stopped: OnceLock<Instant>,
     /// For an open loop.
@@ -73,6 +75,7 @@ impl Pacer {
             measure_from,
             until: window.ok().and_then(|window| measure_from.checked_add(window)),
             left: window.err().map(AtomicU64::new),
+            count: window.err(),
             stopped: OnceLock::new(),
             open: open.map(|(ramp, arrivals)| (profile(ramp), arrivals)),
             missed: AtomicU64::new(0),
@@ -121,13 +124,16 @@ impl Pacer {
         self.open.is_some()
     }
 
-    /// Arrivals a second over an interval, in an open loop: those that are due in it and in the window. `None`: the
-    /// interval is empty, too.
+    /// Arrivals a second over an interval, in an open loop: those that are due in it and in the window, or of its number
+    /// of requests. `None`: the interval is empty, too.
     pub fn rate_between(&self, from: Instant, to: Instant) -> Option<f64> {
         let (profile, _) = self.open.as_ref()?;
+        let since_begin = |at: Instant| at.saturating_duration_since(self.begin).as_secs_f64();
+        let of_warm_up = profile.arrived(since_begin(self.measure_from));
+        let count = self.count.map_or(f64::INFINITY, approximate);
         let arrived = |at: Instant| {
             let at = self.end().map_or(at, |end| at.min(end)).max(self.measure_from);
-            profile.arrived(at.saturating_duration_since(self.begin).as_secs_f64())
+            (profile.arrived(since_begin(at)) - of_warm_up).min(count)
         };
         let length = to.saturating_duration_since(from);
         (!length.is_zero()).then(|| (arrived(to) - arrived(from)) / length.as_secs_f64())
@@ -363,8 +369,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_rate_of_an_interval_is_that_of_its_arrivals() {
-        // Scenario: 0 to 1000/s in 10 s after 1 s of warm-up; then it is stopped in the middle. Expected: half a second of
-        // arrivals in the first second, and none outside the window. A closed loop has none.
+        // Scenario: 0 to 1000/s in 10 s after 1 s of warm-up; then it is stopped in the middle; 100 requests at 80/s. Expected:
+        // half a second of arrivals in the first second, and none outside the window; 80 and 20 in a second. A closed loop
+        // has none.
         let begin = Instant::now();
         let (from, to) = (0.0, 1000.0);
         let open = Some((Ramp { from, to }, Arrivals::Constant));
@@ -382,6 +389,12 @@ mod tests {
         tokio::time::advance(ms(6000)).await;
         pacer.stop();
         assert_eq!(between(5000, 7000), Some(2250.0));
+        let (from, to) = (80.0, 80.0);
+        let open = Some((Ramp { from, to }, Arrivals::Constant));
+        let counted = Pacer::new(begin, ms(1000), Err(100), open);
+        let seconds = [0, 1000, 2000, 3000];
+        let rates = seconds.map(|at| counted.rate_between(begin + ms(at), begin + ms(at + 1000)));
+        assert_eq!(rates, [0.0, 80.0, 20.0, 0.0].map(Some));
         let closed = Pacer::new(begin, ms(1000), Ok(ms(10_000)), None);
         assert_eq!(closed.rate_between(begin, begin + ms(2000)), None);
     }

@@ -77,9 +77,9 @@ pub(crate) async fn run(global: &Global, args: &Load) -> Result<(), Failure> {
         bytes: args.verify,
     };
     require::check_available(args.require.iter().chain(&args.objective), measured)?;
-    let hgrm = Hgrm::create(args.hgrm.as_deref())?;
+    // Before the signals: a pipe that nobody reads takes forever to open. Before what has a temporary file: a signal leaves it.
     let series = args.csv.as_deref().map(series::Series::open).transpose()?;
-    // Only now: a pipe that nobody reads takes forever to open.
+    let hgrm = Hgrm::create(args.hgrm.as_deref())?;
     let mut stop = StopSignals::catch()?;
     let http_transport = args.transport == TransportArg::Http;
     let http = args.http.clone().unwrap_or_else(|| HTTP_DEFAULT.to_owned());

@@ -143,11 +143,13 @@ fn silent_after(answered: usize) -> (SocketAddr, Receiver<TcpStream>) {
 
 #[test]
 fn a_pipe_that_nobody_opens_does_not_outlive_a_signal() {
-    // Scenario: results that go to a pipe without a reader; a signal once the command waits for one. Expected: it ends.
+    // Scenario: results that go to a pipe without a reader, also beside a file; a signal once the command waits for a reader.
+    // Expected: it ends, and leaves no part of a file.
     let server = start(Flaw::NONE);
     let directory = tempfile::tempdir().unwrap();
     let pipe = pipe_in(directory.path());
-    for flag in ["--csv", "--hgrm"] {
+    let beside = format!("--hgrm {} --csv", word(directory.path().join("out")));
+    for flag in ["--csv", "--hgrm", &beside] {
         let args = format!("load --dataset blocks {flag} {}", word(&pipe));
         let run = started(&mut command(Some(server), &args));
         let stat = format!("/proc/{}/stat", run.id());
@@ -162,6 +164,7 @@ fn a_pipe_that_nobody_opens_does_not_outlive_a_signal() {
             "{flag}: {output:?}"
         );
     }
+    assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 1, "only the pipe");
 }
 
 #[test]

@@ -211,7 +211,7 @@ pub(crate) fn run(args: &Calibrate, runs: Runs<'_>) -> Result<(), LabError> {
         .as_deref()
         .map_or(Ok(()), |directory| report.write(directory));
     // All of its plots show the depths.
-    let depths: Vec<_> = report.plots.iter().filter(|_| found.depth().is_some()).collect();
+    let depths: Vec<_> = report.plots.iter().filter(|_| found.has_depths()).collect();
     let mut text = report.text();
     if runs.context.json {
         text = report.json()?;

@@ -6,7 +6,7 @@ use crate::error::LabError;
 use crate::material::Material;
 use crate::report::Report;
 use crate::sample::{Of, Sample, reads_per_second};
-use crate::served::{Clients, Flip, Items, Served};
+use crate::served::{Clients, Flip, Items, OBJECTS_MAX, Served};
 use crate::setup::{Amount, Heat, Setup, Shape};
 use crate::stats::Verdict;
 use crate::study::{About, Cell, Measure, Once, Row, Rows, Study, check_only, get, list, pair};
@@ -41,6 +41,9 @@ pub(crate) fn plan(args: &FlipArgs, clients: &Clients, admin: &str) -> Result<St
     study.measure = Measure::Flipped(flip);
     let load = match &args.trace {
         Some(trace) => format!("{}, {count} entries in order", trace.display()),
+        None if served.dataset.kind == Kind::Objects && count >= OBJECTS_MAX as u64 => {
+            format!("the first {count} objects at random")
+        }
         None => format!("{count} items at random"),
     };
     let rate = args.rate.map(|rate| rate.to_string());
@@ -87,7 +90,7 @@ fn load(served: &mut Served, trace: Option<&Path>) -> Result<u64, LabError> {
         },
         range_bytes: None,
         length_bytes: (!objects).then_some(dataset.length_bytes),
-        is_cut: false,
+        is_cut: objects && names.len() >= OBJECTS_MAX,
     };
     if meaning.items == 0 {
         return Err(LabError::Usage(format!("--dataset: {} is empty", served.shown())));

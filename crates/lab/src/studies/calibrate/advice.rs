@@ -460,7 +460,17 @@ engine:
         let found = Found::new(&subject, &rows, false);
         let (depth, why) = value(&found.advice(), "engine.uring.queue_depth");
         assert!(depth == "128" && why.contains("not measured"), "{depth} {why}");
-        assert!(found.depth().is_none());
+        assert!(found.depth().is_none() && found.has_depths());
+        assert!(!Found::new(&subject, &rows, true).has_depths());
+        // A device that takes 64 requests does not need them.
+        let few = Subject {
+            tags: Some(Tags {
+                of_queue: 64,
+                cpus_of_queue: None,
+            }),
+            ..self::subject()
+        };
+        assert!(Found::new(&few, &rows, false).depth().is_some());
         let cold = |stopped, backends: &[(&str, u64)]| {
             let rows = backends
                 .iter()

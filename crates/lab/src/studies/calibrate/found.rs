@@ -44,11 +44,14 @@ impl Knee<'_> {
 
 /// The smallest setting of an ascending curve that reaches [`KNEE_SHARE`] of the best, and the best (the
 /// first of equals): their indices. With a limit, only settings up to the first that reaches it count: a
-/// limit of 240 for 256 tags makes 256 the last, which is then lowered.
-fn knee(curve: &[(u32, f64)], limit: Option<u32>) -> Option<(usize, usize)> {
-    let reaches = |(setting, _): &(u32, f64)| limit.is_some_and(|limit| *setting >= limit);
+/// limit of 240 for 256 tags makes 256 the last, which is then lowered. `None` if one of them was not measured: the knee
+/// would be where the curve was cut.
+fn knee(curve: &[(u32, Option<f64>)], limit: Option<u32>) -> Option<(usize, usize)> {
+    let reaches = |(setting, _): &(u32, Option<f64>)| limit.is_some_and(|limit| *setting >= limit);
     let last = curve.iter().position(reaches);
     let curve = curve.get(..last.map_or(curve.len(), |last| last + 1))?;
+    let measured = curve.iter().map(|(setting, reads)| Some((*setting, (*reads)?)));
+    let curve = measured.collect::<Option<Vec<_>>>()?;
     let mut best = 0;
     for (index, (_, reads)) in curve.iter().enumerate() {
         if *reads > curve.get(best)?.1 {
@@ -110,24 +113,31 @@ impl<'a> Found<'a> {
         }
     }
 
-    /// `None` if a part of the curve is missing: the knee would be where the curve was cut.
+    /// See [`knee`].
     pub(super) fn knee(&self, stage: &str, limit: Option<u32>) -> Option<Knee<'a>> {
         let of_stage = self.rows.0.iter().filter(|row| row.get("stage") == Some(stage));
         let point = |row: &'a Row| {
             let setting: u32 = row.get("setting")?.parse().ok()?;
-            Some((setting, row.summary(reads_per_second)?.median, row))
+            Some((setting, row))
         };
         let mut points = of_stage.map(point).collect::<Option<Vec<_>>>()?;
-        points.sort_by_key(|(setting, ..)| *setting);
-        let curve = points.iter().map(|(setting, reads, _)| (*setting, *reads));
+        points.sort_by_key(|(setting, _)| *setting);
+        let reads = |row: &Row| Some(row.summary(reads_per_second)?.median);
+        let curve = points.iter().map(|(setting, row)| (*setting, reads(row)));
         let (knee, best) = knee(&curve.collect::<Vec<_>>(), limit)?;
-        let ((setting, _, at), (best, _, best_at)) = (points.get(knee)?, points.get(best)?);
+        let ((setting, at), (best, best_at)) = (points.get(knee)?, points.get(best)?);
         Some(Knee {
             setting: *setting,
             at,
             best: *best,
             best_at,
         })
+    }
+
+    /// Whether there is a curve to show: whole, or but for depths that failed.
+    pub(super) fn has_depths(&self) -> bool {
+        let of_depth = |row: &Row| row.get("stage") == Some("depth") && !row.samples.is_empty();
+        self.depth().is_some() || !self.stopped && self.rows.0.iter().any(of_depth)
     }
 
     pub(super) fn depth(&self) -> Option<Knee<'a>> {
@@ -255,8 +265,16 @@ mod tests {
     #[test]
     fn the_knee_is_the_smallest_setting_that_is_nearly_best() {
         // Scenario: a curve that saturates, one that falls again, a flat one, one that only rises, one point,
-        // none; limits below, between and above its settings. Expected: the smallest setting at 95 % of the
-        // best, with the best; up to the first that reaches the limit.
+        // none; limits below, between and above its settings; one that was not measured, below a limit and above it.
+        // Expected: the smallest setting at 95 % of the best, with the best; up to the first that reaches the limit; no knee
+        // if that one counts.
+        let knee = |curve: &[(u32, f64)], limit| {
+            let measured: Vec<_> = curve
+                .iter()
+                .map(|(setting, reads)| (*setting, Some(*reads)))
+                .collect();
+            knee(&measured, limit)
+        };
         let reads = [17.0, 40.0, 74.0, 89.0, 92.0, 92.5];
         let curve: Vec<_> = [1, 4, 16, 64, 128, 256].into_iter().zip(reads).collect();
         assert_eq!(knee(&curve, None), Some((3, 5)));
@@ -269,6 +287,9 @@ mod tests {
         let limits = [Some(1), Some(128), Some(240), Some(513), None];
         let knees = limits.map(|limit| knee(&rising, limit).unwrap().0);
         assert_eq!(knees, [0, 1, 2, 3, 3]);
+        let gap = [(64, Some(1.0)), (128, Some(2.0)), (256, None)];
+        let knees = [Some(128), Some(129)].map(|limit| super::knee(&gap, limit));
+        assert_eq!(knees, [Some((1, 1)), None]);
     }
 
     #[test]
