@@ -56,13 +56,17 @@ pub struct CatalogueDiff {
 }
 
 impl Catalogue {
-    /// Opens every dataset.
+    /// Opens every dataset; `begins` is called before each.
     ///
     /// # Errors
     /// The errors of all datasets that cannot be opened; of those that this host refuses only the first, since the others
     /// might open without it.
-    pub fn open(specs: &[DatasetSpec]) -> Result<Self, OpenErrors> {
-        Ok(Self::default().renewed_by(specs, |spec| Ok(Entry::open(spec)))?.0)
+    pub fn open(specs: &[DatasetSpec], begins: impl Fn(&DatasetSpec)) -> Result<Self, OpenErrors> {
+        let open = |spec: &DatasetSpec| {
+            begins(spec);
+            Ok(Entry::open(spec))
+        };
+        Ok(Self::default().renewed_by(specs, open)?.0)
     }
 
     /// The catalogue of a new configuration; datasets that are still the same stay open. Ends with the first dataset whose

@@ -3,12 +3,13 @@
 //! The state only moves forward. A signal or a failure of the engine starts draining. A `watch` channel
 //! announces changes; another one announces reloads to the service manager.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use ringfetch_engine::engine::Engine;
+use ringfetch_engine::sync::lock;
 use rustix::time::{ClockId, clock_gettime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{oneshot, watch};
@@ -268,10 +269,14 @@ impl ShutdownSignals {
     }
 }
 
+/// A start that takes longer is logged again and again, with the step that it is at.
+const LONG_START: Duration = Duration::from_secs(5);
+
 /// Ends the process on SIGTERM or SIGINT until it is dropped: before the daemon serves there is nothing to drain. As
-/// process 1 of a container it would otherwise ignore them, and could only be killed.
+/// process 1 of a container it would otherwise ignore them, and could only be killed. Logs what a long start waits for.
 #[derive(Debug)]
 pub struct EndWhileStarting {
+    step: Arc<Mutex<String>>,
     until: Option<oneshot::Sender<()>>,
     watch: Option<JoinHandle<()>>,
 }
@@ -283,26 +288,35 @@ impl EndWhileStarting {
     /// Errors of the kernel.
     pub fn watch() -> std::io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_io()
+            .enable_all()
             .build()?;
         let mut signals = {
             let _inside = runtime.enter();
             ShutdownSignals::install()?
         };
         let (until, started) = oneshot::channel();
+        let step = Arc::new(Mutex::new(String::new()));
+        let at = Arc::clone(&step);
         // A signal that came before the end of the start is seen by then: this thread may not have run since.
         let started = async move {
             let _dropped = started.await;
             tokio::task::yield_now().await;
         };
         let watch = async move {
-            tokio::select! {
-                biased;
-                signal = signals.next() => {
-                    tracing::info!(signal, "ending before it serves");
-                    std::process::exit(0);
+            let mut started = std::pin::pin!(started);
+            loop {
+                tokio::select! {
+                    biased;
+                    signal = signals.next() => {
+                        tracing::info!(signal, "ending before it serves");
+                        std::process::exit(0);
+                    }
+                    () = &mut started => return,
+                    () = tokio::time::sleep(LONG_START) => {
+                        let step = lock(&at).clone();
+                        tracing::warn!(step, "the start takes long; a file system may not respond");
+                    }
                 }
-                () = started => {}
             }
         };
         // Where there is no thread for it, there is none for a core either, and the start fails.
@@ -310,9 +324,15 @@ impl EndWhileStarting {
             .name("rf-start".to_owned())
             .spawn(move || runtime.block_on(watch));
         Ok(Self {
+            step,
             until: Some(until),
             watch: watch.ok(),
         })
+    }
+
+    /// Names the step that begins.
+    pub fn begins(&self, step: String) {
+        *lock(&self.step) = step;
     }
 }
 

@@ -22,7 +22,7 @@ use ringfetch_command::arguments;
 use ringfetch_command::table::printable_lines;
 use ringfetch_engine::blocking::BlockingPool;
 use ringfetch_engine::config::{BackendKind, EngineConfig};
-use ringfetch_engine::dataset::Dataset;
+use ringfetch_engine::dataset::{Dataset, DatasetSpec};
 use ringfetch_engine::engine::{BackendStatus, Engine, StartError};
 use ringfetch_host::View;
 use ringfetch_host::block::{Device, Tags};
@@ -141,7 +141,7 @@ fn check_config(inputs: &Inputs, open: bool) -> anyhow::Result<()> {
         errors.of_key_file(load_access(&config));
         errors.of_access_log(&config, AccessLog::check);
         // They stay open, as in a start, while the backends are checked.
-        let _open = errors.open(&config.datasets);
+        let _open = errors.open(&config.datasets, |_| ());
         let of_datasets = config.dataset_backends.iter();
         let of_datasets = of_datasets.map(|(name, backend)| (format!("datasets.{name}.backend"), *backend));
         let mut statuses = Vec::new();
@@ -265,6 +265,15 @@ fn run(inputs: &Inputs, addresses_file: Option<&Path>) -> anyhow::Result<()> {
         ReloadSignals::install().context("catching SIGHUP")?
     };
     let starting = EndWhileStarting::watch().context("catching signals")?;
+    let opening = |dataset: &DatasetSpec| {
+        let files: Vec<_> = dataset.paths.iter().map(|path| path.display()).collect();
+        starting.begins(format!(
+            "opening dataset {}: {}",
+            dataset.name,
+            config::listed(&files, ", ")
+        ));
+    };
+    starting.begins("reading the files of tls and access, and opening the access log".to_owned());
     let mut errors = StartErrors::default();
     let memory = errors.of_config(check_memory(config));
     let limits = errors.of_host(host_memory::check_process_limits(
@@ -284,7 +293,7 @@ fn run(inputs: &Inputs, addresses_file: Option<&Path>) -> anyhow::Result<()> {
     // because a file that cannot be opened is a configuration mistake, which is reported before any port is
     // bound; the demo first has to make its files.
     let opened = match &inputs.base {
-        Base::File(_) => errors.open(&config.datasets).map(Some),
+        Base::File(_) => errors.open(&config.datasets, opening).map(Some),
         Base::Demo(_) => Some(None),
     };
     let (Some(()), Some(()), Some(tls), Some(access_log), Some(access), Some(()), Some(opened)) =
@@ -299,14 +308,16 @@ fn run(inputs: &Inputs, addresses_file: Option<&Path>) -> anyhow::Result<()> {
         (Some(catalogue), _) => catalogue,
         (None, base) => {
             if let Base::Demo(directory) = base {
+                starting.begins(format!("making the demo's files in {}", directory.display()));
                 demo::prepare(directory)?;
             }
-            match errors.open(&config.datasets) {
+            match errors.open(&config.datasets, opening) {
                 Some(catalogue) => catalogue,
                 None => return Err(errors.into_error()),
             }
         }
     };
+    starting.begins("starting the engine".to_owned());
     let datasets = catalogue.datasets();
     let engine = Engine::start(&EngineConfig {
         device_tags: device_tags(&datasets, config.engine.cores),

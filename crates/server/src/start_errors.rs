@@ -78,8 +78,13 @@ impl StartErrors {
         }
     }
 
-    pub(crate) fn open(&mut self, datasets: &[DatasetSpec]) -> Option<Catalogue> {
-        let OpenErrors(errors) = match Catalogue::open(datasets) {
+    /// `begins`: as of [`Catalogue::open`].
+    pub(crate) fn open(
+        &mut self,
+        datasets: &[DatasetSpec],
+        begins: impl Fn(&DatasetSpec),
+    ) -> Option<Catalogue> {
+        let OpenErrors(errors) = match Catalogue::open(datasets, begins) {
             Ok(catalogue) => return Some(catalogue),
             Err(errors) => errors,
         };

@@ -117,7 +117,7 @@ pub(crate) struct Setup {
     through: Vec<String>,
     io_uring_errno: Option<u32>,
     whole: Option<String>,
-    disturb: Option<Box<dyn Fn(Pid)>>,
+    disturb: Option<Box<dyn Fn(&Daemon)>>,
     /// TLS on all ports, with doors without TLS in front of them.
     authority: Option<Authority>,
     has_token: bool,
@@ -208,8 +208,8 @@ impl Setup {
         self.set("access.principals", "principals")
     }
 
-    /// Calls `disturb` on the process again and again until it is ready.
-    pub(crate) fn disturbed(mut self, disturb: impl Fn(Pid) + 'static) -> Self {
+    /// Calls `disturb` again and again until it is ready.
+    pub(crate) fn disturbed(mut self, disturb: impl Fn(&Daemon) + 'static) -> Self {
         self.disturb = Some(Box::new(disturb));
         self
     }
@@ -308,7 +308,7 @@ impl Setup {
                 return Some(Err(status.code()));
             }
             if let Some(disturb) = &daemon.setup.disturb {
-                disturb(daemon.pid());
+                disturb(&daemon);
             }
             fs::read_to_string(&file).ok().map(Ok)
         });

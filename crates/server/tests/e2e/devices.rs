@@ -513,3 +513,40 @@ async fn a_disk_whose_queue_is_full_stops_no_core() {
     assert!(answers.into_iter().all(|answer| answer.unwrap().is_err()));
     daemon.stop().await;
 }
+
+#[tokio::test]
+#[ignore = "needs root and /dev/fuse"]
+async fn a_long_start_says_what_it_waits_for() {
+    // Scenario: a start opens two datasets; the file system of the second does not respond, until the log tells of it.
+    // Expectation: it names the dataset and its file; then the daemon serves both.
+    let directory = tempfile::tempdir().unwrap();
+    let source = directory.path().join("source");
+    std::fs::create_dir(&source).unwrap();
+    let bytes = noise(37, 16 * 4096);
+    std::fs::write(source.join("hangs.bin"), &bytes).unwrap();
+    let mountpoint = directory.path().join("disk");
+    let disk = slowdisk::SlowDisk::mount(&source, &mountpoint, &slowdisk::Parameters::default()).unwrap();
+    let file = disk.path().join("hangs.bin").display().to_string();
+    disk.hold_attributes();
+    let setup = Setup::new("mmap");
+    setup.file("blocks.bin", &bytes);
+    let waits_for = format!("\"step\":\"opening dataset hangs: {file}\"");
+    let daemon = setup
+        .dataset(&["{name: blocks, kind: blocks, block_bytes: 4KiB, path: blocks.bin}"])
+        .dataset(&[
+            "{name: hangs, kind: blocks, block_bytes: 4KiB, path: ",
+            &file,
+            "}",
+        ])
+        .disturbed(move |daemon| {
+            let told = |line: &String| line.contains("the start takes long") && line.contains(&waits_for);
+            if daemon.log().iter().any(told) {
+                disk.release_attributes();
+            }
+        })
+        .start();
+    for dataset in ["blocks", "hangs"] {
+        daemon.assert_serves(dataset).await;
+    }
+    daemon.stop().await;
+}

@@ -399,8 +399,8 @@ fn start_with_early(signal: Signal) -> Result<Daemon, Refused> {
         setup.file("blocks0.bin", &noise(9, 1024 * 4096));
         let came = Arc::new(AtomicBool::new(false));
         let to_disturb = Arc::clone(&came);
-        let setup = setup.disturbed(move |pid| {
-            to_disturb.fetch_or(send_once_caught(pid, signal), Ordering::Relaxed);
+        let setup = setup.disturbed(move |daemon| {
+            to_disturb.fetch_or(send_once_caught(daemon.pid(), signal), Ordering::Relaxed);
         });
         let started = setup.start_or_refused();
         came.load(Ordering::Relaxed).then_some(started)
@@ -475,8 +475,8 @@ async fn a_signal_as_soon_as_it_serves_lets_it_drain() {
     let _busy = Busy::begin();
     for _ in 0..10 {
         let (setup, _) = plain_blocks(Setup::new("mmap"), 16);
-        let last = |pid| {
-            for thread in starters(pid) {
+        let last = |daemon: &Daemon| {
+            for thread in starters(daemon.pid()) {
                 // By setpriority(2), which takes a thread's id, too. It may have ended meanwhile.
                 let _gone = rustix::process::setpriority_process(Some(thread), 19);
             }
