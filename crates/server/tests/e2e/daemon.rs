@@ -108,6 +108,8 @@ pub(crate) async fn eventually_async<T>(what: &str, mut condition: impl AsyncFnM
     }
 }
 
+type Disturb = Box<dyn Fn(&Daemon)>;
+
 /// The configuration of a future daemon, in its own directory on a real disk.
 pub(crate) struct Setup {
     directory: tempfile::TempDir,
@@ -117,7 +119,7 @@ pub(crate) struct Setup {
     through: Vec<String>,
     io_uring_errno: Option<u32>,
     whole: Option<String>,
-    disturb: Option<Box<dyn Fn(&Daemon)>>,
+    disturb: Option<Disturb>,
     /// TLS on all ports, with doors without TLS in front of them.
     authority: Option<Authority>,
     has_token: bool,
