@@ -93,7 +93,7 @@ fn exit_code(error: &anyhow::Error) -> u8 {
     } else if error.is::<HostError>()
         || error.is::<listener::BindError>()
         || error.is::<StartError>()
-        || error.chain().any(is_out_of_descriptors)
+        || error.chain().any(is_out_of_resources)
     {
         EXIT_HOST
     } else {
@@ -101,9 +101,10 @@ fn exit_code(error: &anyhow::Error) -> u8 {
     }
 }
 
-fn is_out_of_descriptors(error: &(dyn std::error::Error + 'static)) -> bool {
+fn is_out_of_resources(error: &(dyn std::error::Error + 'static)) -> bool {
     let errno = error.downcast_ref::<io::Error>().and_then(Errno::from_io_error);
-    matches!(errno, Some(Errno::MFILE | Errno::NFILE))
+    // EAGAIN: of clone(2), for a thread.
+    matches!(errno, Some(Errno::MFILE | Errno::NFILE | Errno::AGAIN))
 }
 
 fn load(inputs: &Inputs) -> anyhow::Result<config::Loaded> {

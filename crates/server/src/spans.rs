@@ -10,7 +10,7 @@ use crate::rpc_metrics::is_success;
 use crate::trace_context::TraceContext;
 use opentelemetry::trace::{SpanContext, SpanId, SpanKind, Status, TraceFlags, TraceId, TraceState};
 use opentelemetry::{InstrumentationScope, KeyValue};
-use opentelemetry_otlp::WithExportConfig as _;
+use opentelemetry_otlp::{WithExportConfig as _, WithTonicConfig as _};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::error::{OTelSdkError, OTelSdkResult};
 use opentelemetry_sdk::trace::{
@@ -20,12 +20,14 @@ use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+use tonic::transport::Endpoint;
 
 /// Most spans in the queue, of about 1 KiB each.
 const QUEUE_SPANS_MAX: usize = 4096;
 /// Most spans in one message.
 const BATCH_SPANS_MAX: usize = 512;
-/// Longest wait for further spans before a message is sent, and longest wait for the collector.
+/// Longest wait for further spans before a message is sent, and longest wait for the collector: for a connection, then for
+/// its answer.
 const DELAY: Duration = Duration::from_secs(1);
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// How long shutdown waits for the collector.
@@ -51,7 +53,16 @@ struct Inner {
 pub enum SpansError {
     /// The endpoint cannot be used.
     #[error("tracing.otlp_endpoint: {0}; give one such as http://127.0.0.1:4317, or off")]
-    Endpoint(#[from] opentelemetry_otlp::ExporterBuildError),
+    Endpoint(#[from] tonic::transport::Error),
+    /// The environment has a variable of OpenTelemetry that cannot be used.
+    #[error("the spans' exporter: {0}; correct the variable, or set tracing.otlp_endpoint to off")]
+    Exporter(#[from] opentelemetry_otlp::ExporterBuildError),
+    /// There is no thread for sending them.
+    #[error(
+        "tracing.otlp_endpoint: there is no thread for sending spans: {0}; raise the limit on threads (ulimit -u, or the cgroup's \
+         pids.max), or set it to off"
+    )]
+    Thread(#[from] std::io::Error),
     /// A metric's name is already registered.
     #[error("a metric cannot be registered: {0}")]
     Metrics(#[from] prometheus::Error),
@@ -62,7 +73,7 @@ impl Spans {
     /// inside a runtime, which drives the connection.
     ///
     /// # Errors
-    /// The endpoint cannot be used, or a metric's name is already registered.
+    /// The endpoint cannot be used, there is no thread, or a metric's name is already registered.
     pub fn start(config: &TracingConfig, registry: &Registry) -> Result<Self, SpansError> {
         let spans = Opts::new(
             "ringfetch_trace_spans_total",
@@ -70,11 +81,15 @@ impl Spans {
         );
         let spans = IntCounterVec::new(spans, &["result"])?;
         registry.register(Box::new(spans.clone()))?;
+        // The exporter's own channel would wait for a connection as long as the kernel tries.
+        let collector = Endpoint::from_shared(config.otlp_endpoint.clone())?.connect_timeout(TIMEOUT);
         let otlp = opentelemetry_otlp::SpanExporter::builder()
             .with_tonic()
-            .with_endpoint(&config.otlp_endpoint)
+            .with_channel(collector.timeout(TIMEOUT).connect_lazy())
             .with_timeout(TIMEOUT)
             .build()?;
+        // Where the processor gets no thread, it panics. This one ends first, and leaves its place.
+        let _ended = std::thread::Builder::new().spawn(|| ())?.join();
         let exporter = CountedExporter {
             otlp,
             sent: spans.with_label_values(&["sent"]),

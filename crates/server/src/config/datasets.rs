@@ -350,14 +350,6 @@ fn fits_an_answer(walk: &Walk, key: &str, what: &str, bytes: u64, around: &Entry
     );
 }
 
-/// Whether files of this layout begin with a header, so that two of them are not one address space.
-fn has_file_header(layout: Layout) -> bool {
-    match layout {
-        Layout::Raw | Layout::Fvecs | Layout::Bvecs | Layout::Ivecs => false,
-        Layout::Npy | Layout::Fbin | Layout::U8bin | Layout::I8bin => true,
-    }
-}
-
 fn layout_by_suffix(path: &Path) -> Option<Layout> {
     let suffix = path.extension()?.to_str()?.to_ascii_lowercase();
     Layout::ALL
@@ -450,9 +442,11 @@ fn vectors(
             source.clone(),
         );
     }
-    if has_file_header(layout) && paths.is_some_and(|paths| paths.len() > 1) {
-        let problem = format!("has several entries, and each {layout} file has a header of its own");
-        let remedy = "make one dataset of each file".to_owned();
+    if layout != Layout::Raw && paths.is_some_and(|paths| paths.len() > 1) {
+        let problem = format!(
+            "has several entries, and a dataset of layout {layout} is one file (only layout raw may have several)"
+        );
+        let remedy = "make a dataset of each file".to_owned();
         walk.report(&section.key("paths"), problem, remedy, source.clone());
     }
     if let (Some(dim), Some(dtype)) = (dim, dtype.or(layout.fixed_dtype())) {

@@ -1,6 +1,6 @@
 //! The daemon where the system refuses it a thread (EAGAIN of clone(2)): its user or its control group has too many.
 
-use crate::daemon::{AS_NOBODY, Daemon, Setup};
+use crate::daemon::{AS_NOBODY, Daemon, Refused, Setup};
 use crate::data::plain_blocks;
 use crate::reload::{hang_up, reload, reloads};
 use crate::wire;
@@ -88,4 +88,36 @@ fn a_start_without_a_thread_for_the_access_log_is_the_hosts_refusal() {
             .refused()
             .with(3, &["access_log.path", "no thread", "ulimit -u"]);
     }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_start_with_few_threads_is_refused_and_does_not_panic() {
+    // Scenario: spans are to be sent, and an ordinary user may have one thread, two, and so on, until the daemon starts.
+    // Expectation: exit code 3 each time; at last for want of the thread that sends spans, with the key and the remedy.
+    let mut refusals = Vec::new();
+    for limit in 1..64 {
+        let (setup, _) = plain_blocks(Setup::new("pread").open_to_all(), 1);
+        let limit = format!("--nproc={limit}:{limit}");
+        let started = setup
+            .set("engine.cores", "1")
+            .set("tracing.otlp_endpoint", "http://127.0.0.1:9")
+            .through(&[&AS_NOBODY[..], &["prlimit", &limit]].concat())
+            .start_or_refused();
+        match started {
+            Ok(_) => break,
+            Err(refused) => refusals.push(refused),
+        }
+    }
+    for refused in &refusals {
+        refused.with(3, &[]);
+    }
+    let spans = |refused: &&Refused| refused.said.contains("tracing.otlp_endpoint: there is no thread");
+    assert!(
+        refusals
+            .iter()
+            .find(spans)
+            .is_some_and(|found| found.said.contains("ulimit -u")),
+        "{refusals:?}"
+    );
 }

@@ -208,3 +208,25 @@ async fn a_collector_that_is_gone_costs_no_request() {
     daemon.logged(&["spans cannot be sent to the collector and are lost"]);
     daemon.stop().await;
 }
+
+#[tokio::test]
+async fn a_collector_that_accepts_no_connection_is_a_failure() {
+    // Scenario: the collector's host takes no connection: its queue of new ones is full, so that SYNs are dropped.
+    // Expectation: spans count as failed, long before the kernel gives up the connection (two minutes).
+    let full = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    full.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+    full.listen(0).unwrap();
+    let address = full.local_addr().unwrap().as_socket().unwrap();
+    let _first = std::net::TcpStream::connect(address).unwrap();
+    let (setup, _) = plain_blocks(Setup::new(any_backend()), 16);
+    let daemon = setup
+        .set("tracing.otlp_endpoint", &format!("http://{address}"))
+        .set("tracing.sample", "1")
+        .start();
+    daemon.assert_serves("blocks").await;
+    eventually_async("spans are lost", async || {
+        (made(&daemon, "failed").await > 0).then_some(())
+    })
+    .await;
+    daemon.stop().await;
+}
