@@ -11,7 +11,6 @@ use std::io;
 use std::time::Duration;
 
 const PLACES: [&str; 2] = ["127.0.0.2", "127.0.0.1"];
-const MIB: u64 = 1 << 20;
 
 fn target(daemon: &Daemon, from: &str) -> Target {
     let target = Target::new(daemon.grpc, daemon.http, daemon.admin, "blocks", 1024, 4096);
@@ -74,89 +73,6 @@ async fn requests_that_never_end_hold_no_more_than_their_memory() {
                 let grown = daemon.resident_mib() - before;
                 // Its request memory, and the windows and buffers of ten connections.
                 assert!(grown <= 8.0 + 32.0, "{from}: {grown} MiB");
-            },
-        )
-        .await;
-        daemon.stop().await;
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn readers_that_read_nothing_keep_nobody_out() {
-    // Scenario: 64 connections request responses of 4 MiB and read nothing, with 32 MiB of response memory.
-    // Expectation: what exceeds their share is refused; every single block that others request is served,
-    // also from the same address.
-    for from in PLACES {
-        let (setup, _) = plain_blocks(Setup::new("pread"), 1024);
-        let daemon = setup
-            .set("engine.memory_budget", "32MiB")
-            .set("limits.response_bytes", "8MiB")
-            .set("limits.connection_bytes", "8MiB")
-            .start();
-        let tally = Tally::default();
-        let target = target(&daemon, from);
-        let options = cases::stalled::Options {
-            connections: 64,
-            answers: 4,
-            answer_blocks: 1000,
-            manner: cases::stalled::Manner::Nothing,
-            once: true,
-        };
-        during(
-            &tally,
-            |hold, tally| async move { cases::stalled::run(&target, &options, &hold, &tally).await },
-            |counts| counts.calls >= 256,
-            async || {
-                for _ in 0..100 {
-                    daemon.assert_serves("blocks").await;
-                }
-                let scrape = daemon.scrape().await;
-                let refused = |reason| scrape.sum("ringfetch_rejected_total", &[("reason", reason)]);
-                assert!(refused("caller_memory") + refused("connection_memory") > 0);
-                let held = scrape.sum("ringfetch_memory_in_use_bytes", &[]);
-                assert!(held > 4 * MIB && held < 24 * MIB, "{from}: {held}");
-            },
-        )
-        .await;
-        daemon.gives_memory_back().await;
-        daemon.stop().await;
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn half_open_connections_keep_nobody_out() {
-    // Scenario: 64 connections per port are allowed, and 300 stay half open, of every kind. Expectation: new
-    // clients are served, data and probes, since connections that never began are closed for them; these are
-    // counted.
-    for from in PLACES {
-        let (setup, _) = plain_blocks(Setup::new("pread"), 8);
-        let daemon = setup.set("limits.connections", "64").start();
-        let tally = Tally::default();
-        let target = target(&daemon, from);
-        let options = cases::half_open::Options {
-            connections: 300,
-            kinds: Vec::new(),
-            calls: 0,
-            once: true,
-        };
-        during(
-            &tally,
-            |hold, tally| async move { cases::half_open::run(&target, &options, &hold, &tally).await },
-            |counts| counts.connections >= 300,
-            async || {
-                for _ in 0..20 {
-                    daemon.assert_serves("blocks").await;
-                    assert_eq!(daemon.http_client().get("/livez").await.status, 200);
-                    assert_eq!(daemon.http_client().get("/metrics").await.status, 200);
-                }
-                // Each is open until its core, which may wait for a CPU, has closed it.
-                eventually_async("enough are closed, and at most 64 are open", async || {
-                    let scrape = daemon.scrape().await;
-                    let evicted = scrape.sum("ringfetch_connections_closed_total", &[("reason", "evicted")]);
-                    let open = scrape.sum("ringfetch_connections", &[("transport", "http")]);
-                    (evicted >= 100 && open <= 64).then_some(())
-                })
-                .await;
             },
         )
         .await;
