@@ -14,7 +14,6 @@ docs/BENCHMARKING.md says what a run needs, and how to read it.
 
 import argparse
 import hashlib
-import json
 import os
 import pathlib
 import re
@@ -155,7 +154,7 @@ def write(path, options, results, facts):
     command = command_line(path, options)
     text = table.markdown(facts, results, asked, command)
     (options.out / "results.md").write_text(text)
-    (options.out / "results.json").write_text(json.dumps(table.data(facts, results, asked, command), indent=1) + "\n")
+    (options.out / "results.json").write_text(table.json_text(table.data(facts, results, asked, command)))
     (options.out / "overview.svg").write_text(plots.overview(results))
     for result in results:
         if result.subject:
@@ -176,7 +175,7 @@ def write_before(path, options, results, calls, facts):
             command_line(path, options))
     text = before.markdown(*told)
     (options.out / "before.md").write_text(text)
-    (options.out / "before.json").write_text(json.dumps(before.data(*told), indent=1) + "\n")
+    (options.out / "before.json").write_text(table.json_text(before.data(*told)))
     return text
 
 

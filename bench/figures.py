@@ -19,8 +19,6 @@ from verdict import UNITS
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench/results/results.json"
-# ScoreVectors has its own run.
-SCORES = ROOT / "bench/results/scores/results.json"
 PART = re.compile(r"(<!-- figures: ([a-z-]+) -->\n).*?(<!-- /figures -->)", re.DOTALL)
 
 # The rows that README.md shows when their targets are met. A missed row is always shown.
@@ -126,15 +124,13 @@ def misses(results):
                        f"| {goal(target, sign)} |")
 
 
-def scores(_results):
+def scores(results):
     """What ScoreVectors gains and costs."""
-    run = json.loads(SCORES.read_text())
-    facts = run["machine"]
-    yield f"Run of {facts['date']}, commit {facts['commit']} (`bench/results/scores/results.md`):"
-    yield ""
     yield "| scored | against | vectors/s, ours / theirs | result |"
     yield "|---|---|--:|---|"
-    for name, row in run["rows"].items():
+    for name, row in results["rows"].items():
+        if not name.startswith("scores-"):
+            continue
         result = "<br>".join(judged(target) for target in row["targets"])
         yield f"| `{name}`: {title(name, row)} | {row['peer']['name']} | {sides(row, 'reads_per_second')} | {result} |"
 

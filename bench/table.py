@@ -1,6 +1,8 @@
 """Results as Markdown, for people, and as plain data, for programs."""
 
+import json
 import math
+import re
 
 from peers import Served
 from verdict import OTHERS_CPU_MAX, STOLEN_CPU_MAX, in_words
@@ -105,3 +107,8 @@ def data(facts, results, options, command):
                 "problem": result.problem, "targets": result.judgements(), **sides}
 
     return {"command": command, "machine": facts, "options": options, "rows": {result.name: row(result) for result in results}}
+
+
+def json_text(data):
+    """JSON with a run on each line."""
+    return re.sub(r"\{[^{}\[\]]*\}", lambda found: re.sub(r"\s*\n\s*", " ", found[0]), json.dumps(data, indent=1)) + "\n"
