@@ -49,6 +49,8 @@ struct AppState {
     fetcher: Fetcher,
     lifecycle: Lifecycle,
     registry: prometheus::Registry,
+    /// Held by the scrape whose text is being written.
+    scraping: Arc<tokio::sync::Mutex<()>>,
     document: Bytes,
     page: page::Page,
     status: status::StatusCache,
@@ -68,6 +70,7 @@ pub fn service(
         fetcher,
         lifecycle,
         registry,
+        scraping: Arc::default(),
         document: openapi::document(),
     };
     router()

@@ -287,3 +287,36 @@ async fn connections_get_the_descriptors_of_cached_objects() {
     drop(held);
     daemon.stop().await;
 }
+
+#[tokio::test]
+async fn no_core_writes_the_metrics() {
+    // Scenario: a scrape; then eight whose clients leave at once, and eight more at once. Expectation: a thread that is no core
+    // writes them, and all whose clients stay are answered.
+    let (setup, _) = plain_blocks(Setup::new("pread"), 16);
+    let daemon = setup.start();
+    let has_writer = || {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", daemon.pid().as_raw_nonzero())).unwrap();
+        let mut names = tasks
+            .flatten()
+            .map(|task| std::fs::read_to_string(task.path().join("comm")));
+        names.any(|name| name.is_ok_and(|name| name.trim() == "rf-metrics"))
+    };
+    // It ends when it has been idle for a while.
+    eventually_async("a thread writes them", async || {
+        daemon.scrape().await;
+        has_writer().then_some(())
+    })
+    .await;
+    for _ in 0..8 {
+        let mut leaves = std::net::TcpStream::connect(daemon.http).unwrap();
+        let request = b"GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n";
+        std::io::Write::write_all(&mut leaves, request).unwrap();
+    }
+    let scrapes = futures_util::future::join_all((0..8).map(|_| daemon.scrape())).await;
+    assert!(
+        scrapes
+            .iter()
+            .all(|scrape| scrape.text.contains("process_open_fds"))
+    );
+    daemon.stop().await;
+}
