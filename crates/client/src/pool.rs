@@ -182,12 +182,13 @@ impl Pool {
             }
             // Boxed, so that the future of a call is not enlarged by connecting.
             let opened = Box::pin(lease.slot.sender()).await;
-            let error = match opened {
-                Ok(mut sender) => {
-                    let begun = sender.send_request(head(&lease.slot.endpoint), false);
-                    let (response, body) = begun.map_err(|error| Error::unreachable(error.to_string()))?;
-                    return Ok((lease, response, body));
-                }
+            let begun = opened.and_then(|mut sender| {
+                let begun = sender.send_request(head(&lease.slot.endpoint), false);
+                // It has ended since.
+                begun.map_err(|error| Error::unreachable(error.to_string()))
+            });
+            let error = match begun {
+                Ok((response, body)) => return Ok((lease, response, body)),
                 Err(error) => error,
             };
             avoid.add(&lease);
@@ -325,6 +326,7 @@ impl Drop for Lease<'_> {
 mod tests {
     use super::*;
     use crate::connection::Dial;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
     fn pool(endpoints: u16, connections: usize) -> Pool {
         let endpoint =
@@ -438,6 +440,28 @@ mod tests {
             assert_eq!(call.unwrap().0.slot.number, 0);
         }
         assert_eq!(dials[1].load(Ordering::Relaxed), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_endpoint_that_takes_no_stream_keeps_no_call_from_the_others() {
+        // Scenario: an endpoint whose connections begin with GOAWAY, as those of a server that drains, next to a good one.
+        // Expected: each call gets to the good one.
+        let drains = Dial::with(|| async {
+            let (near, mut far) = tokio::io::duplex(1 << 16);
+            let settings = [0, 0, 0, 4, 0, 0, 0, 0, 0];
+            let goaway = [0, 0, 8, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+            far.write_all(&[&settings[..], &goaway].concat()).await?;
+            tokio::spawn(async move { far.read_to_end(&mut Vec::new()).await });
+            Ok(near)
+        });
+        let (good, _) = pool_of(&[Some(true)]);
+        let drains = Endpoint::new("http://h:1", drains, &mut None, CONNECT_TIMEOUT).unwrap();
+        let good = Endpoint::clone(&good.slots[0].endpoint);
+        let pool = Pool::new(&[drains, good], 1);
+        for _ in 0..4 {
+            let call = pool.call(&mut Avoid::default(), head).await;
+            assert_eq!(call.unwrap().0.slot.number, 1);
+        }
     }
 
     #[tokio::test(start_paused = true)]
