@@ -363,7 +363,11 @@ fn head_units<B>(request: &Request<B>) -> usize {
     let lengths = headers
         .iter()
         .map(|(name, value)| name.as_str().len() + value.len());
-    let text = request.uri().path().len() + lengths.sum::<usize>();
+    let uri = request.uri();
+    let authority = uri.authority().map_or(0, |authority| authority.as_str().len());
+    let path_and_query = uri.path_and_query().map_or(0, |text| text.as_str().len());
+    let method = request.method().as_str().len();
+    let text = method + authority + path_and_query + lengths.sum::<usize>();
     // Further values of a name are kept apart.
     let fields = headers.capacity() + headers.len() - headers.keys_len();
     units_of((text + fields * FIELD_BYTES) as u64)
@@ -511,6 +515,19 @@ mod tests {
             let admitted = dispatcher().admitted(&access, &mut request, &connection, &Arc::default());
             assert!(admitted.is_ok() && !request.headers().contains_key(header::AUTHORIZATION));
         }
+    }
+
+    #[test]
+    fn a_long_head_is_charged_wherever_its_length_is() {
+        // Scenario: 15,000 bytes as a path, a query, an authority, and a method. Expectation: each costs as much, three units.
+        let long = "x".repeat(15_000);
+        let head = |method: &str, uri: &str| {
+            let request = Request::builder().method(method).uri(uri).body(()).unwrap();
+            head_units(&request)
+        };
+        let uris = [format!("/{long}"), format!("/?{long}"), format!("http://{long}/")];
+        assert_eq!(uris.map(|uri| head("POST", &uri)), [3; 3]);
+        assert_eq!(head(&long, "/"), 3);
     }
 
     #[test]
