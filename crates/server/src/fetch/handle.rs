@@ -87,10 +87,35 @@ impl DatasetHandle {
     /// Checks that this is the requested version; empty: any.
     ///
     /// # Errors
-    /// `VersionMismatch`.
+    /// `VersionMismatch`; `Malformed` for a tag in quotes.
     pub fn check_version(&self, if_match: &str) -> Result<(), FetchError> {
-        check_version(self.etag(), if_match).map_err(FetchError::Read)
+        require_version(self.etag(), if_match)
     }
+}
+
+/// As [`check_version`], for the one version that a request names.
+///
+/// # Errors
+/// `VersionMismatch`; `Malformed` for a tag in quotes.
+pub(super) fn require_version(etag: &str, if_match: &str) -> Result<(), FetchError> {
+    check_version(etag, if_match).or_else(|error| {
+        check_unquoted(if_match)?;
+        Err(error.into())
+    })
+}
+
+/// Checks that a required version has no quotes, as in HTTP's header: no tag contains one, so it would never be current.
+///
+/// # Errors
+/// `Malformed`.
+pub(super) fn check_unquoted(if_match: &str) -> Result<(), FetchError> {
+    if !if_match.contains('"') {
+        return Ok(());
+    }
+    Err(FetchError::Malformed {
+        field: "if_match".to_owned(),
+        problem: "the tag is in quotes, as in HTTP's headers: send it without quotes".to_owned(),
+    })
 }
 
 /// Checks that `etag` is the requested version; empty: any.

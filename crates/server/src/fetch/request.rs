@@ -1,6 +1,6 @@
 //! The items of a request, its errors, and the checks that need no reads.
 
-use super::handle::RequiredKind;
+use super::handle::{RequiredKind, check_unquoted};
 use super::snapshot::PinnedObject;
 use crate::caller::Connection;
 use crate::config::Limits;
@@ -280,7 +280,7 @@ impl Items<'_> {
         }
     }
 
-    /// Checks that lists that must have equal lengths do.
+    /// Checks that lists that must have equal lengths do, and what is in them as far as it is a matter of form.
     fn check_pairs(&self) -> Result<(), FetchError> {
         let pair = |field, got, of, expected| {
             if got == expected {
@@ -307,6 +307,7 @@ impl Items<'_> {
             } => {
                 if !if_match.is_empty() {
                     pair("if_match", if_match.len(), "names", names.len())?;
+                    if_match.iter().try_for_each(|tag| check_unquoted(tag))?;
                 }
                 if !offsets.is_empty() {
                     pair("offsets", offsets.len(), "names", names.len())?;

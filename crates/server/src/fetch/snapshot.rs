@@ -2,7 +2,7 @@
 //! so an ETag never labels bytes of another version. An object's file is held open: reads continue after it
 //! is replaced or removed, and detect when it is written to.
 
-use super::handle::{DatasetHandle, RequiredKind, check_version};
+use super::handle::{DatasetHandle, RequiredKind, require_version};
 use super::request::{FetchError, Items, RequestContext};
 use super::{Fetcher, Rejection, timeout_at, within};
 use crate::caller::Connection;
@@ -77,9 +77,9 @@ impl Snapshot {
     /// Checks that this is the requested version; empty: any.
     ///
     /// # Errors
-    /// `VersionMismatch`.
-    pub fn check(&self, if_match: &str) -> Result<(), ReadError> {
-        check_version(&self.etag, if_match)
+    /// `VersionMismatch`; `Malformed` for a tag in quotes.
+    pub fn check(&self, if_match: &str) -> Result<(), FetchError> {
+        require_version(&self.etag, if_match)
     }
 }
 

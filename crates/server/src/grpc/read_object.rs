@@ -59,13 +59,14 @@ pub(super) async fn begin(
             .await
             .map_err(to_status)?;
         let checked = version.check(&request.if_match);
-        let extent = match checked.and_then(|()| extent(request, version.length_bytes())) {
+        let extent = match checked.and_then(|()| Ok(extent(request, version.length_bytes())?)) {
             Ok(extent) => extent,
-            Err(error) => {
+            Err(FetchError::Read(error)) => {
                 let field = field_past_the_end(request, version.length_bytes());
                 let error = fetcher.failed_read(&version, error).await;
                 return Err(error_status::to_status(&error, field));
             }
+            Err(error) => return Err(to_status(error)),
         };
         let first = v1::ReadObjectResponse {
             etag: version.etag().to_owned(),

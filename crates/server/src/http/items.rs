@@ -187,7 +187,7 @@ fn conditional_head(
     // Enough for all headers of a block.
     let mut head = HeaderMap::with_capacity(4);
     head.insert(header::ETAG, etag.value());
-    match evaluate_part(&parts.headers, etag, || Some(ETag::new(dataset.etag()))) {
+    match evaluate_part(&parts.headers, etag, || Some(ETag::new(dataset.etag())))? {
         Precondition::Holds => Ok(Ok(head)),
         Precondition::NotModified => Ok(Err((StatusCode::NOT_MODIFIED, head).into_response())),
         Precondition::Failed => Err(precondition_failed(etag)),

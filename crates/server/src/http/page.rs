@@ -87,7 +87,7 @@ fn digest(bytes: &[u8]) -> u64 {
 
 impl Asset {
     fn answer(&self, conditions: &HeaderMap) -> Result<Response, Problem> {
-        let (status, body) = match evaluate(conditions, &self.etag) {
+        let (status, body) = match evaluate(conditions, &self.etag)? {
             Precondition::Holds => (
                 StatusCode::OK,
                 Body::from(Bytes::from_static(self.text.as_bytes())),

@@ -31,35 +31,40 @@ enum Decision {
     One(Extent),
     Many(Vec<Extent>),
     Unsatisfiable,
-    Refused(String),
 }
 
-fn decide(method: &Method, headers: &HeaderMap, etag: &ETag, length: u64, ranges_max: u32) -> Decision {
-    match evaluate(headers, etag) {
-        Precondition::Failed => return Decision::PreconditionFailed,
-        Precondition::NotModified => return Decision::NotModified,
+fn decide(
+    method: &Method,
+    headers: &HeaderMap,
+    etag: &ETag,
+    length: u64,
+    ranges_max: u32,
+) -> Result<Decision, Problem> {
+    match evaluate(headers, etag)? {
+        Precondition::Failed => return Ok(Decision::PreconditionFailed),
+        Precondition::NotModified => return Ok(Decision::NotModified),
         Precondition::Holds => {}
     }
     if method == Method::HEAD {
-        return Decision::HeadOnly;
+        return Ok(Decision::HeadOnly);
     }
     // Range is not a list header: if there are several, sending the whole resource is always correct.
     let mut values = headers.get_all(header::RANGE).iter();
     let (Some(value), None) = (values.next(), values.next()) else {
-        return Decision::Whole;
+        return Ok(Decision::Whole);
     };
-    if !if_range_holds(headers, etag) {
-        return Decision::Whole;
+    if !if_range_holds(headers, etag)? {
+        return Ok(Decision::Whole);
     }
-    match resolve(value.as_bytes(), length, ranges_max) {
+    Ok(match resolve(value.as_bytes(), length, ranges_max) {
         Ranges::Ignored => Decision::Whole,
         Ranges::Unsatisfiable => Decision::Unsatisfiable,
-        Ranges::Refused(why) => Decision::Refused(why),
+        Ranges::Refused(why) => return Err(Problem::malformed("Range", why)),
         Ranges::Send(extents) => match extents[..] {
             [one] => Decision::One(one),
             _ => Decision::Many(extents),
         },
-    }
+    })
 }
 
 /// Responds to a request for bytes that arrived then.
@@ -75,7 +80,10 @@ pub(super) async fn answer(
     arrival: Instant,
 ) -> Result<Response, FetchError> {
     let (length, etag) = (version.length_bytes(), ETag::new(version.etag()));
-    let decision = decide(method, headers, &etag, length, fetcher.limits().http_ranges);
+    let decision = match decide(method, headers, &etag, length, fetcher.limits().http_ranges) {
+        Ok(decision) => decision,
+        Err(problem) => return Ok(problem.into_response()),
+    };
     let mut head = HeaderMap::new();
     head.insert(header::ETAG, etag.value());
     head.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
@@ -95,7 +103,6 @@ pub(super) async fn answer(
             fetcher.failed_read(&version, past_end).await;
             return Ok(unsatisfiable(&etag, length).into_response());
         }
-        Decision::Refused(why) => return Ok(Problem::malformed("Range", why).into_response()),
         Decision::HeadOnly => {
             head.insert(header::CONTENT_LENGTH, HeaderValue::from(length));
             return Ok((StatusCode::OK, head, Body::empty()).into_response());
@@ -128,9 +135,9 @@ pub(super) async fn answer(
 /// Checks the preconditions of a request other than GET.
 ///
 /// # Errors
-/// 412, which names the header that does not hold.
+/// 412, which names the header that does not hold; 400 for one without any tag.
 pub(super) fn require_version(headers: &HeaderMap, etag: &ETag) -> Result<(), Problem> {
-    match evaluate(headers, etag) {
+    match evaluate(headers, etag)? {
         Precondition::Holds => Ok(()),
         Precondition::Failed => Err(precondition_failed(etag)),
         Precondition::NotModified => Err(Problem::new(

@@ -189,6 +189,18 @@ async fn conditions(http: &Http, path: &str, bytes: &[u8]) {
             _ => answer.is_problem(412, "precondition-failed", Some("If-Match"), &["ETag"]),
         }
     }
+    // A tag without its quotes, as the JSON description has it, is told so.
+    let bare = tag.trim_matches('"');
+    for (name, field) in [
+        ("if-match", "If-Match"),
+        ("if-none-match", "If-None-Match"),
+        ("if-range", "If-Range"),
+    ] {
+        let answer = http.get_with(path, &[("range", "bytes=1-2"), (name, bare)]).await;
+        answer.is_problem(400, "malformed", Some(field), &["double quotes"]);
+    }
+    // Without Range it does not apply.
+    assert_eq!(http.get_with(path, &[("if-range", bare)]).await.status, 200);
 }
 
 async fn heads(http: &Http, path: &str, bytes: &[u8]) {

@@ -230,6 +230,72 @@ async fn each_object_of_a_batch_has_a_version() {
 }
 
 #[tokio::test]
+async fn a_tag_in_quotes_is_no_other_version() {
+    // Scenario: `if_match` is the current tag as HTTP's header has it, in quotes: in calls of every kind, on a stream, and in
+    // JSON. Expectation: the request is malformed, and its error says what to send.
+    let (setup, _) = everything(Setup::new("pread"));
+    let daemon = setup.start();
+    let (mut fetch, http) = (daemon.fetch().await, daemon.http_client());
+    let tag_of = async |path: &str| http.get(path).await.header("etag").to_owned();
+    let space = tag_of("/v1/datasets/npy-f32/bytes").await;
+    let object = tag_of("/v1/datasets/objects/objects/one").await;
+    let is_told = |code: Code, details: &ErrorDetails| {
+        assert_eq!(code, Code::InvalidArgument, "{details:?}");
+        assert_eq!(details.error_info().unwrap().reason, "MALFORMED");
+        let violation = &details.bad_request().unwrap().field_violations[0];
+        assert_eq!(violation.field, "if_match");
+        assert!(violation.description.contains("without quotes"), "{violation:?}");
+    };
+    let ranges = v1::FetchRangesRequest {
+        if_match: space.clone(),
+        ..wire::ranges("npy-f32", &[(0, 1)])
+    };
+    let scores = v1::ScoreVectorsRequest {
+        if_match: format!("W/{space}"),
+        ..wire::best("npy-f32", vec![1.0; 100], vec![1])
+    };
+    let objects = v1::FetchObjectsRequest {
+        if_match: vec![String::new(), object.clone()],
+        ..wire::objects("objects", &["one"; 2])
+    };
+    let long = v1::ReadObjectRequest {
+        if_match: object.clone(),
+        ..wire::object("objects", "one")
+    };
+    let answers = [
+        fetch.fetch_ranges(ranges.clone()).await.map(drop),
+        fetch.score_vectors(scores).await.map(drop),
+        fetch.fetch_objects(objects.clone()).await.map(drop),
+        fetch.read_object(long).await.map(drop),
+    ];
+    for answer in answers {
+        let status = answer.unwrap_err();
+        is_told(status.code(), &status.get_error_details());
+    }
+    let requests = [Request::Ranges(ranges), Request::Objects(objects)];
+    let requests = (0..)
+        .zip(requests)
+        .map(|(id, request)| wire::on_stream(id, request));
+    let mut answers = wire::stream(&mut fetch, requests.collect::<Vec<_>>()).await;
+    for _ in 0..2 {
+        match answers.message().await.unwrap().unwrap().response {
+            Some(Response::Status(status)) => is_told(status.code.into(), &status.get_error_details()),
+            other => panic!("{other:?}"),
+        }
+    }
+    let parts = json!({"objects": [{"name": "one"}, {"name": "one", "if_match": object}]});
+    let answer = http
+        .batch(
+            "/v1/datasets/objects/objects:batchFetch",
+            &parts,
+            "application/json",
+        )
+        .await;
+    answer.is_problem(400, "malformed", Some("if_match"), &["without quotes"]);
+    daemon.stop().await;
+}
+
+#[tokio::test]
 async fn a_version_that_a_reload_replaced_is_refused() {
     // Scenario: a file is replaced by rename while it is served, and the configuration is reloaded.
     // Expectation: requests for the old version are answered until then, and refused from then on, with the
@@ -384,6 +450,14 @@ async fn items_over_http_may_be_asked_for_by_the_version_of_their_dataset() {
             let answer = http.get_with(&item(index), &[("if-match", tag)]).await;
             assert_eq!(answer.status.as_u16(), status, "{path}/{index} of {tag}");
         }
+        let bare = own.trim_matches('"');
+        // By the shortcut, and by the router.
+        for path in [item(1), format!("/v1/datasets/{name}/{path}/%31")] {
+            for (condition, field) in [("if-match", "If-Match"), ("if-none-match", "If-None-Match")] {
+                let answer = http.get_with(&path, &[(condition, bare)]).await;
+                answer.is_problem(400, "malformed", Some(field), &["double quotes"]);
+            }
+        }
         let same = http.get_with(&item(1), &[("if-none-match", &own)]).await;
         assert_eq!((same.status.as_u16(), same.header("etag")), (304, &own[..]));
         assert!(same.body.is_empty());
@@ -392,8 +466,11 @@ async fn items_over_http_may_be_asked_for_by_the_version_of_their_dataset() {
         let ranges = format!("/v1/datasets/{name}/ranges:batchFetch");
         let body = json!({"ranges": [{"offset": 0, "length": 1}]}).to_string();
         let headers = [("content-type", "application/json"), ("if-none-match", "*")];
-        let answer = http.send(Method::POST, &ranges, &headers, body).await;
+        let answer = http.send(Method::POST, &ranges, &headers, body.clone()).await;
         answer.is_problem(412, "precondition-failed", Some("If-None-Match"), &[]);
+        let headers = [("content-type", "application/json"), ("if-match", bare)];
+        let answer = http.send(Method::POST, &ranges, &headers, body).await;
+        answer.is_problem(400, "malformed", Some("If-Match"), &["double quotes"]);
     }
     for (name, field) in [("if-match", "If-Match"), ("if-none-match", "If-None-Match")] {
         let body = json!({"names": [everything.objects[3].0]}).to_string();
