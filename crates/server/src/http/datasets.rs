@@ -7,6 +7,7 @@ use crate::fetch::{DatasetInfo, PageRequest};
 use axum::Json;
 use axum::extract::{Query, Request, State};
 use http::Uri;
+use percent_encoding::percent_decode_str;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use utoipa::ToSchema;
@@ -25,7 +26,8 @@ pub(super) struct DatasetList {
 #[utoipa::path(get, path = "/v1/datasets", tag = "datasets", operation_id = "ListDatasets",
     params(
         ("page_size" = Option<u32>, Query, description = "At most this many. 0, more than 1000, or none: 1000."),
-        ("page_token" = Option<String>, Query, description = "`next_page_token` of the page before."),
+        ("page_token" = Option<String>, Query, description = "`next_page_token` of the page before, form-encoded as UTF-8: \
+            `+` as `%2B`."),
     ),
     responses((status = 200, description = "A page of datasets.", body = DatasetList)))]
 pub(super) async fn list(
@@ -63,8 +65,17 @@ pub(super) fn page_of(uri: &Uri) -> Result<PageRequest, Problem> {
         };
         size.parse().map_err(|_| problem())
     });
+    let size = size?;
+    // Bytes that are no text became U+FFFD, after which a page would begin. Those of a name or a number are refused above.
+    let is_text = |query| percent_decode_str(query).decode_utf8().is_ok();
+    if query.page_token.contains('\u{fffd}') && !uri.query().is_none_or(is_text) {
+        return Err(Problem::malformed(
+            "page_token",
+            "is not UTF-8; percent-encode UTF-8",
+        ));
+    }
     Ok(PageRequest {
-        size: size?,
+        size,
         token: query.page_token,
     })
 }

@@ -148,7 +148,8 @@ pub(super) struct ObjectInfo {
     params(
         ("name" = String, Path, description = "The dataset, of kind objects."),
         ("page_size" = Option<u32>, Query, description = "At most this many. 0, more than 1000, or none: 1000."),
-        ("page_token" = Option<String>, Query, description = "`next_page_token` of the page before."),
+        ("page_token" = Option<String>, Query, description = "`next_page_token` of the page before, form-encoded as UTF-8: \
+            `+` as `%2B`."),
     ),
     responses((status = 200, description = "A page of objects.", body = ObjectList)))]
 pub(super) async fn list(

@@ -143,9 +143,17 @@ async fn both_transports_page_alike() {
             ("page_size=1&page_size=2", "query"),
             ("page=1", "query"),
             ("limit=1", "query"),
+            // Latin-1, and a character that is cut off.
+            ("page_token=%E9", "page_token"),
+            ("page_token=a%C3&page_size=1", "page_token"),
         ] {
             let answer = http.get(&format!("{path}?{query}")).await;
             answer.is_problem(400, "malformed", Some(field), &[]);
+        }
+        // What stands for bytes that are no text may be in a name.
+        for token in ["%C3%A9", "%EF%BF%BD"] {
+            let answer = http.get(&format!("{path}?page_token={token}")).await;
+            assert_eq!(answer.status, 200, "{token}: {answer:?}");
         }
     }
     daemon.stop().await;
