@@ -10,6 +10,7 @@ use crate::rpc_metrics::GrpcMethod;
 use bytes::Bytes;
 use prost::Message;
 use ringfetch_engine::batch::Lengths;
+use ringfetch_engine::error::ReadError;
 use ringfetch_proto::v1;
 use ringfetch_score::Metric;
 use std::cell::RefCell;
@@ -35,6 +36,10 @@ pub(super) trait UnaryRequest: Message + Default + Send + Sync + 'static {
     fn spares() -> &'static Spares<Self>;
     /// The items in an encoded request.
     fn count_items(message: &[u8]) -> usize;
+    /// The request field that an error is about, if the error names none itself.
+    fn field_of(_: &FetchError) -> &'static str {
+        Self::ITEMS_FIELD
+    }
     fn fail_fast(&self) -> bool;
     /// Executes the request: the response without its bytes, and the bytes.
     fn run(
@@ -55,6 +60,10 @@ impl<R: FetchRequest> UnaryRequest for R {
     }
     fn count_items(message: &[u8]) -> usize {
         longest_list(message, R::LISTS)
+    }
+    fn field_of(error: &FetchError) -> &'static str {
+        let field = error.read_error().and_then(R::field_of);
+        field.unwrap_or(R::ITEMS_FIELD)
     }
     fn fail_fast(&self) -> bool {
         FetchRequest::fail_fast(self)
@@ -87,6 +96,10 @@ pub(super) trait FetchRequest: Message + Default + Send + Sync + 'static {
     fn spares() -> &'static Spares<Self>;
     fn dataset(&self) -> &str;
     fn items(&self) -> Items<'_>;
+    /// The field that an item's error is about, if it is not the one that lists the items.
+    fn field_of(_: &ReadError) -> Option<&'static str> {
+        None
+    }
     fn fail_fast(&self) -> bool;
     /// The required version of the dataset; empty: any.
     fn if_match(&self) -> &str;
@@ -115,6 +128,19 @@ async fn run<C: FetchRequest>(
         dataset,
     };
     Ok((response, fetched.data))
+}
+
+/// The list that has what is wrong with a range, if its error is about a range.
+fn field_of_range(error: &ReadError) -> Option<&'static str> {
+    let (offset, end) = if let ReadError::RangeOutOfRange { offset, end, .. } = error {
+        (*offset, *end)
+    } else if let ReadError::RangeOverflow { offset, .. } = error {
+        // The longest that a file can be.
+        (*offset, i64::MAX.unsigned_abs())
+    } else {
+        return matches!(error, ReadError::ZeroLength).then_some("lengths");
+    };
+    Some(if offset < end { "lengths" } else { "offsets" })
 }
 
 /// The list of lengths, or an empty one if every item has `implied` bytes.
@@ -291,6 +317,10 @@ impl FetchRequest for v1::FetchRangesRequest {
             lengths: &self.lengths,
         }
     }
+    fn field_of(error: &ReadError) -> Option<&'static str> {
+        let is_too_long = matches!(error, ReadError::ItemTooLarge { .. });
+        field_of_range(error).or(is_too_long.then_some("lengths"))
+    }
     fn response(_: Kind, _: Vec<String>, lengths: Lengths, errors: Vec<v1::ItemError>) -> Self::Response {
         v1::FetchRangesResponse {
             lengths: every_length(lengths),
@@ -322,6 +352,9 @@ impl FetchRequest for v1::FetchObjectsRequest {
             lengths: &self.lengths,
             if_match: &self.if_match,
         }
+    }
+    fn field_of(error: &ReadError) -> Option<&'static str> {
+        field_of_range(error)
     }
     fn if_match(&self) -> &str {
         // Each object has its own.

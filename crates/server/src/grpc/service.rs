@@ -187,7 +187,7 @@ impl<B: BytesBody> GrpcRequest<B> {
         let Shared { fetcher, rpc, .. } = &*shared;
         let counted = rpc.grpc(C::METHOD).begin(started);
         let result = async {
-            let to_status = |error: FetchError| error_status::to_status(&error, C::ITEMS_FIELD);
+            let to_status = |error: FetchError| error_status::to_status(&error, C::field_of(&error));
             let limits = fetcher.limits();
             // Measured from the arrival of the head, so that it includes reading the request.
             let deadline = within(&limits, started, deadline?);

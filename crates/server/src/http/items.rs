@@ -74,7 +74,7 @@ pub(super) async fn block(
     if parts.method == Method::HEAD {
         return Ok(head_only(head, ResponseFormat::Octets, Some(block_bytes)));
     }
-    let data = fetch_one(fetcher, &dataset, Items::Blocks(&[index]), connection).await?;
+    let data = fetch_one(fetcher, &dataset, Items::Blocks(&[index]), "index", connection).await?;
     Ok(octets(head, data))
 }
 
@@ -144,7 +144,7 @@ pub(super) async fn vector(
         let length = (form == ResponseFormat::Octets).then_some(vector_bytes);
         return Ok(vary_by_accept(head_only(head, form, length)));
     }
-    let data = fetch_one(fetcher, &dataset, Items::Vectors(&[id]), connection).await?;
+    let data = fetch_one(fetcher, &dataset, Items::Vectors(&[id]), "id", connection).await?;
     let response = match form {
         ResponseFormat::Octets => octets(head, data),
         ResponseFormat::Json => {
@@ -205,10 +205,12 @@ fn head_only(mut head: HeaderMap, form: ResponseFormat, length: Option<u32>) -> 
     (StatusCode::OK, head, Body::from_stream(unknown)).into_response()
 }
 
+/// Reads the item that this segment of the path names.
 async fn fetch_one(
     fetcher: &Fetcher,
     dataset: &DatasetHandle,
     item: Items<'_>,
+    field: &'static str,
     connection: Option<Arc<Connection>>,
 ) -> Result<Bytes, Problem> {
     let context = RequestContext {
@@ -216,7 +218,9 @@ async fn fetch_one(
         fail_fast: true,
         ..RequestContext::default()
     };
-    Ok(fetcher.fetch_of(dataset, &item, &context).await?.fetched.data)
+    let answered = fetcher.fetch_of(dataset, &item, &context).await;
+    let answered = answered.map_err(|error| Problem::of_items(error, field))?;
+    Ok(answered.fetched.data)
 }
 
 fn octets(mut head: HeaderMap, data: Bytes) -> Response {

@@ -8,9 +8,11 @@ use crate::data::{Everything, everything, plain_blocks};
 use crate::wire::{self, Answer, Http, Wire};
 use ringfetch_proto::v1;
 use ringfetch_proto::v1::fetch_service_client::FetchServiceClient;
+use ringfetch_proto::v1::fetch_stream_request::Request;
+use ringfetch_proto::v1::fetch_stream_response::Response;
 use serde_json::json;
 use tonic::{Code, Status};
-use tonic_types::StatusExt as _;
+use tonic_types::{RpcStatusExt as _, StatusExt as _};
 
 const OCTETS: &str = "application/octet-stream";
 const JSON: &str = "application/json";
@@ -342,7 +344,8 @@ async fn a_bad_item_is_told_alike_by_both_transports() {
             &["item 1: ", "ends past the end"],
         );
         // Whatever an item's error says, the call's names the item.
-        for (item, error) in (1..).zip(&answer.errors) {
+        let fields = ["lengths", "offsets", "lengths", "lengths", "offsets"];
+        for ((item, error), field) in (1..).zip(&answer.errors).zip(fields) {
             let wanted = [(0, 1), wanted[item]];
             let failing = v1::FetchRangesRequest {
                 fail_fast: true,
@@ -350,6 +353,8 @@ async fn a_bad_item_is_told_alike_by_both_transports() {
             };
             let status = fetch.fetch_ranges(failing).await.unwrap_err();
             assert_eq!(status.message(), format!("item 1: {}", error.message));
+            let found = status.get_details_bad_request().unwrap();
+            assert_eq!(found.field_violations[0].field, field, "{status:?}");
         }
 
         let names: Vec<&str> = BAD_NAMES
@@ -371,6 +376,36 @@ async fn a_bad_item_is_told_alike_by_both_transports() {
         assert_eq!(answer.lengths, [0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 3]);
         let good = [&everything.objects[0].1[..], &everything.objects[7].1];
         assert_eq!(answer.data, good.concat());
+        // Parts of an object of one byte.
+        for (offsets, lengths, code, field) in [
+            (vec![2], vec![], Code::OutOfRange, "offsets"),
+            (vec![1], vec![1], Code::OutOfRange, "offsets"),
+            (vec![u64::MAX], vec![], Code::InvalidArgument, "offsets"),
+            (vec![0], vec![2], Code::OutOfRange, "lengths"),
+            (vec![], vec![2], Code::OutOfRange, "lengths"),
+        ] {
+            let request = v1::FetchObjectsRequest {
+                offsets,
+                lengths,
+                fail_fast: true,
+                ..wire::objects("objects", &["one"])
+            };
+            let status = fetch.fetch_objects(request.clone()).await.unwrap_err();
+            let found = status.get_details_bad_request().unwrap();
+            assert_eq!(
+                (status.code(), &found.field_violations[0].field[..]),
+                (code, field)
+            );
+            let on_stream = wire::on_stream(1, Request::Objects(request));
+            let mut answers = wire::stream(&mut fetch, [on_stream]).await;
+            match answers.message().await.unwrap().unwrap().response {
+                Some(Response::Status(streamed)) => {
+                    let streamed = streamed.get_details_bad_request().unwrap();
+                    assert_eq!(streamed.field_violations[0].field, field);
+                }
+                other => panic!("{other:?}"),
+            }
+        }
         let mut slugs = BAD_NAMES.map(|bad| bad.2).to_vec();
         slugs.push("object-name-invalid");
         let path = "/v1/datasets/objects/objects:batchFetch";

@@ -272,7 +272,7 @@ async fn an_item_above_its_principals_memory_is_told_how_to_be_read() {
     let answer = fetch.fetch_vectors(request).await.unwrap().into_inner();
     says(&answer.errors[0].message, &own);
     let vector = get(&daemon, "small", "/v1/datasets/wide/vectors/1").await;
-    vector.is_problem(413, "item-too-large", None, &own);
+    vector.is_problem(413, "item-too-large", Some("id"), &own);
     let halves = [(80_000, 40_000), (120_000, 40_000)];
     for half in halves {
         let request = with("small", wire::ranges("wide", &[half]));
