@@ -129,7 +129,8 @@ fn with_reason(code: Code, reason: &str, message: &impl std::fmt::Display) -> St
 }
 
 fn busy(message: &impl std::fmt::Display) -> Status {
-    let details = ErrorDetails::with_retry_info(Some(RETRY_AFTER));
+    let mut details = ErrorDetails::with_error_info("BUSY", ERROR_DOMAIN, HashMap::new());
+    details.set_retry_info(Some(RETRY_AFTER));
     Status::with_error_details(Code::ResourceExhausted, message.to_string(), details)
 }
 
@@ -170,6 +171,22 @@ fn not_reloaded(refused: &ReloadError) -> Status {
                 mistakes.len()
             );
             Status::with_error_details(Code::InvalidArgument, message, details)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_refused_as_busy_is_told_why_and_when_to_retry() {
+        // A switch and a reload where others wait already: RESOURCE_EXHAUSTED with a reason and a retry hint.
+        for status in [not_switched(&SwitchError::Busy), not_reloaded(&ReloadError::Busy)] {
+            assert_eq!(status.code(), Code::ResourceExhausted);
+            assert_eq!(status.get_details_error_info().unwrap().reason, "BUSY");
+            let retry = status.get_details_retry_info().unwrap();
+            assert_eq!(retry.retry_delay, Some(RETRY_AFTER));
         }
     }
 }

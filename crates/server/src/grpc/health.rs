@@ -4,10 +4,11 @@
 //! All services have the same health. A watch reports NOT_SERVING when the drain begins, and then ends, so
 //! that it does not keep the connection open.
 
+use crate::error_status::refused_call;
 use crate::lifecycle::{Lifecycle, State};
 use futures_util::Stream;
 use std::pin::Pin;
-use tonic::{Request, Response, Status};
+use tonic::{Code, Request, Response, Status};
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_server::Health;
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
@@ -51,10 +52,9 @@ impl Health for HealthService {
         if self.knows(&request.get_ref().service) {
             Ok(Response::new(response(serving(self.lifecycle.state()))))
         } else {
-            Err(Status::not_found(format!(
-                "service: unknown; known: \"\", {}",
-                self.services.join(", ")
-            )))
+            let known = self.services.join(", ");
+            let message = format!("service: unknown; known: \"\", {known}");
+            Err(refused_call(Code::NotFound, "service-not-found", &message))
         }
     }
 
@@ -90,11 +90,28 @@ impl Health for HealthService {
 mod tests {
     use super::*;
     use futures_util::StreamExt as _;
+    use tonic_types::StatusExt as _;
 
     fn ask(service: &str) -> Request<HealthCheckRequest> {
         Request::new(HealthCheckRequest {
             service: service.to_owned(),
         })
+    }
+
+    #[tokio::test]
+    async fn an_unknown_service_is_told_with_a_reason() {
+        // A check of a service that the port does not have: NOT_FOUND, its reason, and the services that there are.
+        let health = HealthService::new(Lifecycle::new(), &["ringfetch.v1.FetchService"]);
+        let status = health.check(ask("nothing")).await.unwrap_err();
+        assert_eq!(status.code(), Code::NotFound);
+        assert!(
+            status.message().contains("ringfetch.v1.FetchService"),
+            "{status:?}"
+        );
+        assert_eq!(
+            status.get_details_error_info().unwrap().reason,
+            "SERVICE_NOT_FOUND"
+        );
     }
 
     #[tokio::test]

@@ -347,6 +347,7 @@ async fn many_reloads_at_once_come_one_after_the_other() {
             Err(status) => {
                 assert_eq!(status.code(), Code::ResourceExhausted, "{status:?}");
                 assert!(status.get_details_retry_info().is_some());
+                assert_eq!(status.get_details_error_info().unwrap().reason, "BUSY");
             }
         }
     }
