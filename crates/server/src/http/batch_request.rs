@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use utoipa::ToSchema;
 
-/// Blocks to fetch.
+/// Blocks to fetch. Integers are written without fraction and exponent.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct BlocksBatch {
@@ -23,7 +23,7 @@ pub(super) struct BlocksBatch {
     deadline_ms: u32,
 }
 
-/// Vectors to fetch.
+/// Vectors to fetch. Integers are written without fraction and exponent.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct VectorsBatch {
@@ -38,7 +38,7 @@ pub(super) struct VectorsBatch {
     deadline_ms: u32,
 }
 
-/// Byte ranges to fetch.
+/// Byte ranges to fetch. Integers are written without fraction and exponent.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RangesBatch {
@@ -63,7 +63,8 @@ pub(super) struct ByteRange {
     length: u64,
 }
 
-/// Objects to fetch: `names` for whole ones, or `objects` for parts of them.
+/// Objects to fetch: `names` for whole ones, or `objects` for parts of them. Integers are written without fraction and
+/// exponent.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ObjectsBatch {

@@ -73,8 +73,8 @@ pub(super) async fn bytes(
 #[utoipa::path(get, path = "/v1/datasets/{name}/objects/{object}", tag = "data", operation_id = "GetObject",
     params(
         ("name" = String, Path, description = "The dataset, of kind objects."),
-        ("object" = String, Path, description = "The object's name. `/` between its parts need not be escaped; `#` must be, as \
-             `%23`: the server ignores a raw one and what follows it."),
+        ("object" = String, Path, description = "The object's name. `/` between its parts need not be escaped; `?` and `#` must be, \
+             as `%3F` and `%23`: the server ignores a raw one and what follows it."),
         ("Range" = Option<String>, Header, description = "As for bytes."),
         ("If-Range" = Option<String>, Header, description = "As for bytes."),
         ("If-Match" = Option<String>, Header), ("If-None-Match" = Option<String>, Header),

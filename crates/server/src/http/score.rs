@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use utoipa::ToSchema;
 
-/// Queries, and candidates for each.
+/// Queries, and candidates for each. Integers are written without fraction and exponent.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ScoreRequest {
