@@ -88,15 +88,21 @@ def change(result, figure):
 
 def problem(result):
     """Why there is no verdict, if there is none."""
-    return result.problem or (None if result.subject else "no runs")
+    if result.problem or not result.subject:
+        return result.problem or "no runs"
+    pairs = len(result.subject)
+    return "too few pairs to tell" if pairs_below_needed(pairs) > pairs else None
+
+
+def is_fine(results):
+    """Whether every row was judged, and none is worse."""
+    return not any(problem(result) or verdict(result)[0] for result in results)
 
 
 def verdict(result):
     """(what is worse, what may be worse) in words. Empty: nothing."""
     if problem(result):
         return [], []
-    if pairs_below_needed(len(result.subject)) > len(result.subject):
-        return [], ["too few pairs to tell"]
     worse, unclear = [], []
     if change(result, "reads_per_second").lies_below(1):
         worse.append("fewer reads/s beyond the spread")

@@ -248,7 +248,7 @@ def main():
     if options.before is None:
         failed = any(result.problem for result in results)
     else:
-        failed = any(before.problem(result) or before.verdict(result)[0] for result in results)
+        failed = not before.is_fine(results)
     if failed:
         sys.exit(1)
 

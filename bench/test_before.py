@@ -80,7 +80,7 @@ class Verdicts(unittest.TestCase):
 
     def test_too_few_pairs_tell_nothing(self):
         # Scenario: half the reads in five pairs of five, which chance alone gives once in 32 times. Expected: not judged.
-        self.assertEqual(before.verdict(result([(50.0, 20.0)] * 5)), ([], ["too few pairs to tell"]))
+        self.assertEqual(before.in_words(result([(50.0, 20.0)] * 5)), "**not judged**: too few pairs to tell")
         self.assertEqual(before.rule(5), "So few pairs (5) tell nothing.")
 
     def test_a_busy_machine_is_not_judged(self):
@@ -102,6 +102,15 @@ class Verdicts(unittest.TestCase):
         self.assertEqual([before.in_words(row) for row in (failed, warm)],
                          ["**no figures**", "**not judged**: 20 % cached"])
         self.assertEqual([before.verdict(row) for row in (failed, warm)], [([], [])] * 2)
+
+    def test_only_rows_that_were_judged_and_are_not_worse_are_fine(self):
+        # Scenario: beside a row of nine equal pairs nothing; a worse row; one with few pairs; one of a busy machine; one without
+        # runs; one with more CPU within the spread. Expected: the first and the last are fine.
+        equal, worse = [(100.0, 10.0)] * 9, [(50.0, 10.0)] * 9
+        self.assertTrue(before.is_fine([result(equal)]))
+        for other in (result(worse), result(equal[:5]), result(equal[:1]), result(equal, "busy"), result([])):
+            self.assertFalse(before.is_fine([result(equal), other]), before.in_words(other))
+        self.assertTrue(before.is_fine([result(equal), result([(100.0, 10.3)] * 6 + [(100.0, 9.0)] * 3)]))
 
 
 class Told(unittest.TestCase):
