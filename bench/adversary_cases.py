@@ -6,7 +6,9 @@ import statistics
 import typing
 
 RESIDENT_MIB_MAX = 512
-WATCHDOG_SECONDS = 10
+# The supervisor's patience, of which the daemon uses half. Below the shortest run, in which a daemon that says nothing is silent
+# for 3 s.
+WATCHDOG_SECONDS = 2
 HALF_OPEN_IDLE = 4000
 
 

@@ -1,10 +1,14 @@
 """Tests of the judges of bench/adversary.py, on made-up runs."""
 
 import dataclasses
+import pathlib
+import tempfile
+import time
 import unittest
 
+import adversary
 import adversary_cases as cases
-from adversary_daemon import check_backend
+from adversary_daemon import Heart, check_backend
 from processes import RunFailed
 
 
@@ -83,6 +87,29 @@ class Judges(unittest.TestCase):
             self.assertTrue(case.least and all(case.least.values()), case.name)
             for name, count in case.least.items():
                 self.assertFalse(took_place(case, {**case.least, name: count - 1}), (case.name, name))
+
+    def test_a_daemon_that_says_nothing_in_the_shortest_run_is_not_met(self):
+        # Scenario: silence in a run of --seconds 1; a beat each second. Expectation: only the second is met.
+        shortest = 1 + 2 * adversary.TAIL_SECONDS
+        self.assertFalse(self.met(cases.heard_in_time, seen(heart={"beats": 0, "longest_s": shortest})))
+        self.assertTrue(self.met(cases.heard_in_time, seen(heart={"beats": 3, "longest_s": 1.01})))
+
+    def test_silence_begins_with_the_last_beat_or_when_the_daemon_is_ready(self):
+        # Scenario: a supervisor that has listened for 100 s hears that the daemon is ready, and a beat; another one the beat
+        # only; and one nothing. Expectation: silent for less than 50 s; for 100 s; for 100 s.
+        def silence(*messages):
+            with tempfile.TemporaryDirectory() as directory:
+                heart = Heart(pathlib.Path(directory, "notify"))
+                heart.close()
+            now = time.monotonic()
+            heart.last = now - 100
+            for message in messages:
+                heart.hear(message, now)
+            return heart.seen()["longest_s"]
+
+        self.assertLess(silence(b"READY=1\nSTATUS=serving\n", b"WATCHDOG=1"), 50)
+        self.assertGreaterEqual(silence(b"WATCHDOG=1"), 100)
+        self.assertGreaterEqual(silence(), 100)
 
     def test_another_backend_is_refused(self):
         # Scenario: status of a daemon on the requested backend, of one with a dataset on another, of one without datasets.
