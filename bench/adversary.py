@@ -267,7 +267,8 @@ def markdown(rows, bench, facts):
         "of the device as the greedy principal got, on the clients' CPUs and without the daemon. "
         f"Each case {options.seconds:g} s, once with the attacker on another "
         "loopback address than the victim (other) and once on the same one. The victim is a reader of single blocks with "
-        "one gRPC connection and without retries, a newcomer that connects for each read, and a probe of `/livez`. Its "
+        "one gRPC connection and without retries, a newcomer that connects for each read, and a probe of `/livez`. The reader "
+        "waits for each answer: a late one counts for the reads that it kept from being made, too. Its "
         "p99 is compared with the larger of two: alone, and beside as many well-behaved connections.", "",
     ]
     if alone:

@@ -137,7 +137,7 @@ impl Victim {
                 .unless_ended(client.fetch_blocks(&self.target.dataset, &[block]))
                 .await
             else {
-                return Ok(measured.figures(begun.elapsed()));
+                return Ok(measured.figures_of_closed_loop(begun.elapsed()));
             };
             let end = match answer {
                 Ok(blocks) => match blocks.iter().next() {
@@ -163,7 +163,7 @@ impl Victim {
             let begun = Instant::now();
             let asked = self.get(&mut connection, &path, Some(self.target.block_bytes));
             let Some(end) = hold.unless_ended(asked).await else {
-                return measured.figures(begun.elapsed());
+                return measured.figures_of_closed_loop(begun.elapsed());
             };
             if !measured.end(end, begun.elapsed()) {
                 hold.pause(AFTER_FAILURE).await;
@@ -288,6 +288,20 @@ impl Measured {
         false
     }
 
+    /// The figures of a reader that waits for each answer before it reads again. While one is late it asks nothing, so a daemon
+    /// that stops for 100 ms would have a single late answer: the reads that it would have made meanwhile, one each median
+    /// answer, count too, as late as they would have been.
+    pub(crate) fn figures_of_closed_loop(mut self, unanswered: Duration) -> Figures {
+        self.answers_us = self.answers_us.map(|mut of| {
+            let usual = of.value_at_quantile(0.5);
+            if micros(unanswered) > usual {
+                of.saturating_record(micros(unanswered));
+            }
+            of.clone_correct(usual)
+        });
+        self.figures(unanswered)
+    }
+
     /// The figures, including the time of an unanswered attempt so far.
     pub(crate) fn figures(self, unanswered: Duration) -> Figures {
         let quantile = |at| {
@@ -301,5 +315,44 @@ impl Measured {
             max_ms: self.longest.max(unanswered).as_secs_f64() * 1e3,
             ..self.figures
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a reader that waits for each answer finds in a second: stops of 100 ms each, and answers of 150 to 160 us between
+    /// them.
+    fn second_with(stops: u64) -> Measured {
+        let mut measured = Measured::new();
+        let stop = Duration::from_millis(100);
+        for _ in 0..stops {
+            measured.end(End::Ok, stop);
+        }
+        let mut left = Duration::from_secs(1).saturating_sub(stop * u32::try_from(stops).unwrap_or(0));
+        for number in 0.. {
+            let answer = Duration::from_micros(150 + number % 11);
+            let Some(rest) = left.checked_sub(answer) else {
+                break;
+            };
+            left = rest;
+            measured.end(End::Ok, answer);
+        }
+        measured
+    }
+
+    #[test]
+    fn a_daemon_that_stops_is_seen_by_a_reader_that_waits() {
+        // Scenario: a daemon that never stops; one that stops five times for 100 ms, half of the second, in which 5 of some
+        // 3,200 answers are late; one that stops at the end for two more seconds. Expected: p99 as answered; nearly a stop, and
+        // nearly two seconds.
+        let steady = second_with(0).figures_of_closed_loop(Duration::ZERO);
+        assert!((0.15..0.17).contains(&steady.p99_ms), "{steady:?}");
+        let stops = second_with(5).figures_of_closed_loop(Duration::ZERO);
+        assert!(stops.p99_ms > 90.0, "{stops:?}");
+        let ended = second_with(0).figures_of_closed_loop(Duration::from_secs(2));
+        assert!(ended.p99_ms > 1900.0, "{ended:?}");
+        assert_eq!(ended.ok, steady.ok);
     }
 }
