@@ -85,6 +85,23 @@ mod tests {
     }
 
     #[test]
+    fn the_other_cpus_are_those_of_the_mask_without_this_one() {
+        // Scenario: a thread with the process's mask, and one allowed on the last CPU of it alone. Expectation: all but that one;
+        // none.
+        std::thread::spawn(|| {
+            let mut all = mask().expect("mask");
+            let last = all.pop().expect("one at least");
+            assert_eq!(others(last), all);
+            let mut only = CpuSet::new();
+            only.set(last);
+            sched_setaffinity(None, &only).expect("a smaller mask is always allowed");
+            assert_eq!(others(last), [0_usize; 0]);
+        })
+        .join()
+        .expect("no panic");
+    }
+
+    #[test]
     fn a_quota_below_the_mask_pins_nothing() {
         // Scenario: a mask of four CPUs, with a quota of fewer, of as many, and with none. Expectation: pinned only where
         // the mask is the limit.

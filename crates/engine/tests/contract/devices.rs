@@ -14,6 +14,8 @@ use ringfetch_engine::config::{BackendKind, DirectIo};
 use ringfetch_engine::dataset::{Dataset, DatasetSpec, Dtype, KindSpec};
 use ringfetch_engine::error::ReadError;
 use ringfetch_pattern as pattern;
+use rustix::process::Pid;
+use rustix::thread::{CpuSet, sched_getaffinity};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -231,14 +233,8 @@ fn kernel_workers_do_not_share_the_cpu_of_a_pinned_core(variant: Variant) {
     });
     let dataset = harness.blocks(4096, &[device.path()]);
     harness.expect_blocks(&dataset, &vec![0; 4 << 20], 4096, &(0..64).collect::<Vec<_>>());
-    let may_use = |thread: &str| {
-        let status = std::fs::read_to_string(format!("/proc/self/task/{thread}/status")).ok()?;
-        let list = status
-            .lines()
-            .find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
-        Some(list.trim().to_owned())
-    };
-    let all = may_use(&std::process::id().to_string()).expect("the mask of the process");
+    let may_use = |thread: &str| sched_getaffinity(Some(Pid::from_raw(thread.parse().ok()?)?)).ok();
+    let all = sched_getaffinity(None).expect("the mask of this thread");
     let threads = std::fs::read_dir("/proc/self/task").expect("threads").flatten();
     let workers: Vec<_> = threads
         .filter_map(|thread| {
@@ -249,11 +245,16 @@ fn kernel_workers_do_not_share_the_cpu_of_a_pinned_core(variant: Variant) {
         })
         .collect();
     assert!(
-        !workers.is_empty() || all.parse::<u32>().is_ok(),
+        !workers.is_empty() || all.count() == 1,
         "no worker of a pinned core"
     );
     for (core, worker) in workers {
-        assert_ne!(core, worker, "of {all}");
+        let both = (0..CpuSet::MAX_CPU).filter(|&cpu| core.is_set(cpu) && worker.is_set(cpu));
+        assert_eq!(
+            both.count(),
+            0,
+            "a core on {core:?}, a worker on {worker:?}, of {all:?}"
+        );
     }
     drop(dataset);
     harness.finish();
