@@ -23,6 +23,7 @@ use std::time::Instant;
 use wait::{WAIT, alone, runtime, wait_until};
 
 const BLOCKS: u64 = 1024;
+const MEMORY_BYTES: u64 = 16 << 20;
 
 fn config(backend: BackendKind, placement: Placement) -> EngineConfig {
     let mut config = EngineConfig {
@@ -30,7 +31,7 @@ fn config(backend: BackendKind, placement: Placement) -> EngineConfig {
         on_unavailable: OnUnavailable::Fail,
         cores: 2,
         pin: false,
-        memory_budget_bytes: 16 << 20,
+        memory_budget_bytes: MEMORY_BYTES,
         ..EngineConfig::default()
     };
     config.uring.queue_depth = 16;
@@ -92,10 +93,26 @@ fn threads() -> Vec<String> {
         .collect()
 }
 
-/// Mappings of response memory and of files; the engine's own are gone when there are no more than before.
-fn mappings() -> usize {
+/// Mappings of rings, and the bytes of what may be response memory: anonymous, and at least as large. Not their number, since
+/// neighbours become one. A file stays mapped as long as its dataset is open.
+fn mappings() -> (usize, u64) {
     let maps = std::fs::read_to_string("/proc/self/maps").expect("proc");
-    maps.lines().filter(|line| line.contains("io_uring")).count()
+    let (mut rings, mut memory) = (0, 0);
+    for line in maps.lines() {
+        let fields: Vec<_> = line.split_whitespace().collect();
+        let &[addresses, rights, _, _, _, ref name @ ..] = fields.as_slice() else {
+            panic!("{line}");
+        };
+        let (first, last) = addresses.split_once('-').expect("a range");
+        let at = |address| u64::from_str_radix(address, 16).expect("an address");
+        let bytes = at(last) - at(first);
+        if line.contains("io_uring") {
+            rings += 1;
+        } else if name.is_empty() && rights == "rw-p" && bytes >= MEMORY_BYTES {
+            memory += bytes;
+        }
+    }
+    (rings, memory)
 }
 
 /// Fetches until the engine drains; returns the batches that were answered with data.
@@ -144,7 +161,7 @@ fn nothing_is_left_of_an_engine_with_rings_that_drained_under_load() {
 
 /// Scenario: ten engines, one after the other, of each backend and placement in turn; tasks outside, on two
 /// threads, and tasks on the cores load each one, and it drains in the middle. Expectation: every ticket is
-/// answered with data or Draining, nothing is abandoned, and afterwards threads, descriptors and rings are as
+/// answered with data or Draining, nothing is abandoned, and afterwards threads, descriptors and mappings are as
 /// before.
 fn nothing_is_left(kinds: &[(BackendKind, Placement)]) {
     let _alone = alone();
