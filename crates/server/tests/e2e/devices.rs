@@ -510,7 +510,12 @@ async fn a_disk_whose_queue_is_full_stops_no_core() {
     let served = served.await;
     disk.release();
     let answers = served.expect("what is in memory is served");
-    assert!(answers.into_iter().all(|answer| answer.unwrap().is_err()));
+    for answer in answers {
+        let error = answer.unwrap().unwrap_err();
+        // Cancelled: tonic's client gave up first. A refusal would not have waited for the disk.
+        let codes = [tonic::Code::Cancelled, tonic::Code::DeadlineExceeded];
+        assert!(codes.contains(&error.code()), "{error:?}");
+    }
     daemon.stop().await;
 }
 
