@@ -1,11 +1,12 @@
 //! The demo that runs without a configuration: creates a directory of self-describing data once, and prints
 //! commands to try.
 //!
-//! Only files that this module created are overwritten: an incomplete directory has a marker and is created
-//! again; files of the same names without the marker are an error. The bytes are those of `pattern` with seed
+//! Only files that this module created are overwritten: while the data is incomplete a marker names what was made,
+//! which is made again; other files of these names are an error. The bytes are those of `pattern` with seed
 //! [`SEED`], so any client can check them.
 
 use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -39,7 +40,7 @@ pub const OBJECT_BYTES_MAX: u64 = 64 << 10;
 const BLOCKS_NAME: &str = "blocks.bin";
 const VECTORS_NAME: &str = "vectors.npy";
 const OBJECTS_NAME: &str = "objects";
-/// Exists while the data is being made, and after that was interrupted.
+/// Exists while the data is being made, and after that was interrupted. Its lines are the names made so far.
 const PARTIAL_NAME: &str = ".ringfetch-demo-partial";
 /// Exists once the data is complete.
 const COMPLETE_NAME: &str = ".ringfetch-demo-complete";
@@ -83,6 +84,10 @@ pub fn dataset_list(directory: &Path) -> Value {
 /// The directory cannot be written, contains other files of these names, or is being created by another
 /// process, or the disk is too full.
 pub fn prepare(directory: &Path) -> Result<(), DemoError> {
+    prepare_bytes(directory, total_bytes())
+}
+
+fn prepare_bytes(directory: &Path, needed: u64) -> Result<(), DemoError> {
     let fail = |problem: String| DemoError {
         directory: directory.to_owned(),
         problem,
@@ -99,14 +104,13 @@ pub fn prepare(directory: &Path) -> Result<(), DemoError> {
     }
     std::fs::create_dir_all(directory).map_err(|error| errno("cannot be made", &error))?;
     let partial = directory.join(PARTIAL_NAME);
-    let was_cut_short = partial.exists();
-    let lock = OpenOptions::new()
-        .write(true)
+    let marker = OpenOptions::new()
+        .read(true)
+        .append(true)
         .create(true)
-        .truncate(false)
         .open(&partial);
-    let lock: File = lock.map_err(|error| errno("cannot be written", &error))?;
-    match lock.try_lock() {
+    let mut marker: File = marker.map_err(|error| errno("cannot be written", &error))?;
+    match marker.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
             let problem = "another process is making it; wait for that one, or use --demo-dir";
@@ -117,35 +121,42 @@ pub fn prepare(directory: &Path) -> Result<(), DemoError> {
         }
         Err(TryLockError::Error(error)) => return Err(errno("cannot be locked", &error)),
     }
-    for name in [BLOCKS_NAME, VECTORS_NAME, OBJECTS_NAME] {
-        let path = directory.join(name);
-        if path.symlink_metadata().is_err() {
-            continue;
-        }
-        if !was_cut_short {
+    let mut made = String::new();
+    let read = marker.read_to_string(&mut made);
+    read.map_err(|error| errno("cannot be read", &error))?;
+    let present = [BLOCKS_NAME, VECTORS_NAME, OBJECTS_NAME].map(|name| (name, directory.join(name)));
+    let present = || present.iter().filter(|(_, path)| path.symlink_metadata().is_ok());
+    if let Some((name, _)) = present().find(|(name, _)| made.lines().all(|line| line != *name)) {
+        if made.is_empty() {
             let _best_effort = std::fs::remove_file(&partial);
-            return Err(fail(format!(
-                "it has {name}, which was not made by this demo; choose another one with --demo-dir"
-            )));
         }
-        let removed = if name == OBJECTS_NAME {
-            std::fs::remove_dir_all(&path)
+        return Err(fail(format!(
+            "it has {name}, which was not made by this demo; choose another one with --demo-dir"
+        )));
+    }
+    for (name, path) in present() {
+        let removed = if *name == OBJECTS_NAME {
+            std::fs::remove_dir_all(path)
         } else {
-            std::fs::remove_file(&path)
+            std::fs::remove_file(path)
         };
         removed.map_err(|error| errno(&format!("{name} is incomplete and cannot be removed"), &error))?;
     }
-    let needed = total_bytes();
+    // What is put there from now on is somebody else's.
+    marker
+        .set_len(0)
+        .map_err(|error| errno("cannot be written", &error))?;
     if let Ok(space) = rustix::fs::statvfs(directory) {
         let free = space.f_bavail.saturating_mul(space.f_frsize);
         if free < needed {
+            let _best_effort = std::fs::remove_file(&partial);
             let (needed, free) = (BinaryBytes(needed), BinaryBytes(free));
             return Err(fail(format!(
                 "the demo's data has {needed} and the disk has {free} free; make room, or use --demo-dir elsewhere"
             )));
         }
     }
-    make(directory, needed).map_err(|error| errno("writing failed", &error))?;
+    make(directory, needed, &marker).map_err(|error| errno("writing failed", &error))?;
     std::fs::rename(&partial, &complete).map_err(|error| errno("cannot be completed", &error))
 }
 
@@ -158,7 +169,7 @@ fn total_bytes() -> u64 {
     BLOCKS_BYTES + vectors_bytes() + (0..OBJECTS).map(object).sum::<u64>()
 }
 
-fn make(directory: &Path, total_bytes: u64) -> std::io::Result<()> {
+fn make(directory: &Path, total_bytes: u64, mut marker: &File) -> std::io::Result<()> {
     // Drawn to stderr; indicatif hides it unless that is a terminal.
     let bar = ProgressBar::new(total_bytes);
     if let Ok(style) =
@@ -174,8 +185,11 @@ fn make(directory: &Path, total_bytes: u64) -> std::io::Result<()> {
             true
         }
     };
+    // Once it exists: a kill in between leaves a file that is refused, but removes none that somebody else puts there.
+    let mut made = |name: &str| writeln!(marker, "{name}");
     bar.set_message("blocks");
     pattern::write_blocks(&directory.join(BLOCKS_NAME), SEED, blocks, &mut from(0))?;
+    made(BLOCKS_NAME)?;
     bar.set_message("vectors");
     let path = directory.join(VECTORS_NAME);
     pattern::write_vectors(
@@ -187,9 +201,11 @@ fn make(directory: &Path, total_bytes: u64) -> std::io::Result<()> {
         VECTORS,
         &mut from(blocks),
     )?;
+    made(VECTORS_NAME)?;
     bar.set_message("objects");
     let path = directory.join(OBJECTS_NAME);
-    std::fs::create_dir_all(&path)?;
+    std::fs::create_dir(&path)?;
+    made(OBJECTS_NAME)?;
     let progress = &mut from(blocks + vectors);
     pattern::write_objects(&path, SEED, OBJECTS, OBJECT_BYTES_MIN, OBJECT_BYTES_MAX, progress)?;
     bar.finish_and_clear();
@@ -258,4 +274,54 @@ To run the other engine:
 ",
         backend.backend, backend.reason
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is_refused(directory: &Path, problem: &str) {
+        // More than any disk has, so that nothing is written.
+        let error = prepare_bytes(directory, u64::MAX)
+            .expect_err("refused")
+            .to_string();
+        assert!(error.contains(problem), "{error}");
+    }
+
+    #[test]
+    fn a_refused_demo_leaves_nothing_behind() {
+        // Scenario: no room; then the operator's own objects are put there. Expectation: both are refused; the objects remain.
+        let directory = tempfile::tempdir().expect("a directory");
+        let directory = directory.path();
+        is_refused(directory, "make room");
+        let theirs = directory.join(OBJECTS_NAME).join("theirs");
+        std::fs::create_dir(directory.join(OBJECTS_NAME)).expect("a directory");
+        std::fs::write(&theirs, b"theirs").expect("a file");
+        is_refused(directory, "has objects, which was not made by this demo");
+        assert!(theirs.exists());
+        assert!(!directory.join(PARTIAL_NAME).exists());
+    }
+
+    #[test]
+    fn only_what_a_demo_made_that_was_cut_short_is_removed() {
+        // Scenario: a demo was ended while it made the objects. The operator adds vectors; takes them away; then puts own
+        // blocks there. Expectation: while something foreign is there, nothing is removed; then what the demo made is, once.
+        let directory = tempfile::tempdir().expect("a directory");
+        let directory = directory.path();
+        let [blocks, vectors, objects] =
+            [BLOCKS_NAME, VECTORS_NAME, OBJECTS_NAME].map(|name| directory.join(name));
+        std::fs::write(directory.join(PARTIAL_NAME), b"blocks.bin\nobjects\n").expect("a marker");
+        std::fs::create_dir(&objects).expect("a directory");
+        for file in [&blocks, &vectors, &objects.join("00000000")] {
+            std::fs::write(file, b"bytes").expect("a file");
+        }
+        is_refused(directory, "has vectors.npy, which was not made by this demo");
+        assert!(blocks.exists() && vectors.exists() && objects.exists());
+        std::fs::remove_file(vectors).expect("a file");
+        is_refused(directory, "make room");
+        assert!(!blocks.exists() && !objects.exists());
+        std::fs::write(&blocks, b"theirs").expect("a file");
+        is_refused(directory, "has blocks.bin, which was not made by this demo");
+        assert!(blocks.exists());
+    }
 }
