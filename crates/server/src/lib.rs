@@ -18,7 +18,7 @@ pub mod http;
 pub mod key_file;
 pub mod lifecycle;
 pub mod listener;
-mod log_output;
+pub mod log_output;
 pub mod reconfigure;
 pub mod record;
 pub mod rpc_metrics;

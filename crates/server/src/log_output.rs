@@ -4,14 +4,18 @@
 //! never end, and a core would serve nothing. Lines that do not fit, or cannot be written, are dropped and
 //! counted, and the count is written as soon as there is room again. A thread and a queue would lose the last
 //! lines of a crash.
+//!
+//! Where stderr is the journal, a line begins with its priority, which journald takes off (sd-daemon(3)).
 
 use ringfetch_engine::sync::lock;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use std::io;
+use std::ffi::OsStr;
+use std::io::{self, Write as _};
 use std::os::fd::AsFd;
 use std::sync::{Mutex, MutexGuard};
 use std::time::SystemTime;
+use tracing::{Level, Metadata};
 use tracing_subscriber::fmt::MakeWriter;
 
 /// A pipe that is writable has room for at least a page (`PIPE_BUF`), a socket for three quarters of its
@@ -28,11 +32,39 @@ const NO_WAIT: Timespec = Timespec {
     tv_nsec: 0,
 };
 
+/// Whether a stream is the journal, by its device and inode, which the service manager tells in JOURNAL_STREAM
+/// (systemd.exec(5)).
+fn is_journal(stream: impl AsFd, told: Option<&OsStr>) -> bool {
+    let Ok(stat) = rustix::fs::fstat(stream) else {
+        return false;
+    };
+    told == Some(OsStr::new(&format!("{}:{}", stat.st_dev, stat.st_ino)))
+}
+
+/// Writes an error to stderr, for people.
+pub fn tell(text: &str) {
+    let is_journal = is_journal(io::stderr(), std::env::var_os("JOURNAL_STREAM").as_deref());
+    let before = if is_journal { priority(Level::ERROR) } else { "" };
+    let text = format!("ringfetchd: {text}").replace('\n', &format!("\n{before}"));
+    let _stderr_is_gone = writeln!(io::stderr(), "{before}{text}");
+}
+
+/// Those of syslog(3).
+fn priority(level: Level) -> &'static str {
+    match level {
+        Level::ERROR => "<3>",
+        Level::WARN => "<4>",
+        Level::INFO => "<6>",
+        Level::DEBUG | Level::TRACE => "<7>",
+    }
+}
+
 /// Writes lines to `F` (stderr), or drops them.
 #[derive(Debug)]
 pub(crate) struct LogOutput<F> {
     to: F,
     json: bool,
+    is_journal: bool,
     /// [`ROOM_WAIT`], except in a test whose reader may be late.
     room_wait: Timespec,
     state: Mutex<State>,
@@ -48,6 +80,7 @@ struct State {
 impl<F: AsFd> LogOutput<F> {
     pub(crate) fn new(to: F, json: bool) -> Self {
         Self {
+            is_journal: is_journal(&to, std::env::var_os("JOURNAL_STREAM").as_deref()),
             to,
             json,
             room_wait: ROOM_WAIT,
@@ -79,7 +112,11 @@ impl<F: AsFd> LogOutput<F> {
         written
     }
 
-    fn write_line(&self, state: &mut State, line: &[u8]) {
+    fn priority(&self, level: Level) -> &'static str {
+        if self.is_journal { priority(level) } else { "" }
+    }
+
+    fn write_line(&self, state: &mut State, level: Level, line: &[u8]) {
         let wait = if state.lines_dropped == 0 {
             self.room_wait
         } else {
@@ -93,12 +130,13 @@ impl<F: AsFd> LogOutput<F> {
             whole.extend_from_slice(self.notice(state.lines_dropped).as_bytes());
         }
         let before = whole.len();
-        // The common case copies nothing.
-        let (bytes, before) = if before == 0 {
-            (line, 0)
+        whole.extend_from_slice(self.priority(level).as_bytes());
+        // Outside of the journal the common case copies nothing.
+        let bytes = if whole.is_empty() {
+            line
         } else {
             whole.extend_from_slice(line);
-            (whole.as_slice(), before)
+            whole.as_slice()
         };
         let written = self.write_chunks(bytes, wait);
         if written >= before && before > 0 {
@@ -118,12 +156,13 @@ impl<F: AsFd> LogOutput<F> {
             humantime::format_rfc3339_micros(SystemTime::now()),
             module_path!(),
         );
+        let priority = self.priority(Level::WARN);
         if self.json {
             format!(
-                "{{\"timestamp\":\"{time}\",\"level\":\"WARN\",\"message\":\"{message}\",\"lines\":{lines},\"target\":\"{target}\"}}\n",
+                "{priority}{{\"timestamp\":\"{time}\",\"level\":\"WARN\",\"message\":\"{message}\",\"lines\":{lines},\"target\":\"{target}\"}}\n",
             )
         } else {
-            format!("{time}  WARN {target}: {message} lines={lines}\n")
+            format!("{priority}{time}  WARN {target}: {message} lines={lines}\n")
         }
     }
 }
@@ -131,13 +170,14 @@ impl<F: AsFd> LogOutput<F> {
 /// The output while one line is written.
 pub(crate) struct Line<'a, F> {
     output: &'a LogOutput<F>,
+    level: Level,
     state: MutexGuard<'a, State>,
 }
 
 /// Never fails: nobody would hear of it, and the next line has to know what was written of this one.
 impl<F: AsFd> io::Write for Line<'_, F> {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        self.output.write_line(&mut self.state, line);
+        self.output.write_line(&mut self.state, self.level, line);
         Ok(line.len())
     }
 
@@ -152,7 +192,15 @@ impl<'a, F: AsFd + 'a> MakeWriter<'a> for LogOutput<F> {
     fn make_writer(&'a self) -> Self::Writer {
         Line {
             output: self,
+            level: Level::INFO,
             state: lock(&self.state),
+        }
+    }
+
+    fn make_writer_for(&'a self, of: &Metadata<'_>) -> Self::Writer {
+        Line {
+            level: *of.level(),
+            ..self.make_writer()
         }
     }
 }
@@ -160,7 +208,7 @@ impl<'a, F: AsFd + 'a> MakeWriter<'a> for LogOutput<F> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::{Read as _, Write as _};
+    use std::io::Read as _;
 
     fn line(number: usize, length: usize) -> String {
         format!("{number:06} {}\n", "x".repeat(length))
@@ -222,7 +270,8 @@ mod tests {
     #[test]
     fn the_count_of_dropped_lines_has_what_other_lines_have() {
         // Scenario: the line that counts, as JSON. Expectation: the members of every line, so that a collector takes it.
-        let notice = LogOutput::new(io::stderr(), true).notice(3);
+        let (_reader, writer) = io::pipe().expect("a pipe");
+        let notice = LogOutput::new(writer, true).notice(3);
         let notice: serde_json::Value = serde_json::from_str(&notice).expect("JSON");
         let time = notice["timestamp"].as_str().expect("a time");
         humantime::parse_rfc3339(time).expect("a time");

@@ -43,7 +43,7 @@ use ringfetch_server::sd_notify::Notifier;
 use ringfetch_server::spans::Spans;
 use ringfetch_server::telemetry::Telemetry;
 use ringfetch_server::tls::Tls;
-use ringfetch_server::{admin, demo, grpc, host_memory, http};
+use ringfetch_server::{admin, demo, grpc, host_memory, http, log_output};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -78,8 +78,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             // To stderr for people: the log may be JSON, or not set up yet.
-            let text = printable_lines(&format!("{error:#}"));
-            let _stderr_is_gone = writeln!(io::stderr(), "ringfetchd: {text}");
+            log_output::tell(&printable_lines(&format!("{error:#}")));
             ExitCode::from(exit_code(&error))
         }
     }

@@ -134,6 +134,35 @@ fn usec(duration: Duration) -> String {
     duration.as_micros().to_string()
 }
 
+/// The daemon's stderr as its service manager connects it to the journal.
+fn with_journal(setup: Setup) -> Setup {
+    let script = r#"export JOURNAL_STREAM=$(stat -L -c %d:%i /proc/self/fd/2); exec "$0" "$@""#;
+    setup.through(&["sh", "-c", script])
+}
+
+#[test]
+fn the_journal_gets_the_priority_of_each_line() {
+    // Scenario: stderr is the journal, or another stream has its place; a daemon that logs a warning and an error; one that does not
+    // start. Expectation: each line for the journal begins with its priority, which journald takes off; others do not.
+    let setup = || plain_blocks(Setup::new("mmap"), 1).0;
+    let daemon = with_journal(setup().variable("NOTIFY_SOCKET", "nowhere")).start();
+    assert!(daemon.logged(&["\"started\""]).starts_with("<6>{"));
+    assert!(daemon.logged(&["\"WARN\"", "NOTIFY_SOCKET"]).starts_with("<4>{"));
+    daemon.rewrite("a: [");
+    daemon.signal(Signal::HUP);
+    assert!(daemon.logged(&["\"ERROR\"", "YAML"]).starts_with("<3>{"));
+    let daemon = setup().variable("JOURNAL_STREAM", "8:1").start();
+    assert!(daemon.logged(&["\"started\""]).starts_with('{'));
+    let refused = Setup::new("mmap").set("grpc.listen", "nowhere").set("engin", "1");
+    let refused = with_journal(refused).refused();
+    assert!(refused.said.lines().count() > 1, "{}", refused.said);
+    assert!(
+        refused.said.lines().all(|line| line.starts_with("<3>")),
+        "{}",
+        refused.said
+    );
+}
+
 #[tokio::test]
 async fn ready_is_told_once_every_port_answers() {
     // Scenario: a daemon with NOTIFY_SOCKET and no watchdog, on every backend; on READY a client connects to
