@@ -47,8 +47,8 @@ pub struct UringFacts {
 /// # Errors
 /// Why it is unavailable, with the remedy.
 pub fn probe() -> Result<UringFacts, UringRefusal> {
-    let mut ring = IoUring::new(8).map_err(|error| refused("io_uring_setup", &error))?;
-    one("a no-op", &mut ring, &opcode::Nop::new().build(), libc::ENOSYS)?;
+    let mut ring = ring()?;
+    one("a no-op", &mut ring, &opcode::Nop::new().build())?;
 
     let file = bytes_to_read()?;
     // Leaked if the read failed, since one that timed out may still write to it.
@@ -56,7 +56,7 @@ pub fn probe() -> Result<UringFacts, UringRefusal> {
     let fd = types::Fd(file.as_raw_fd());
     let length = u32::try_from(READ_BYTES).unwrap_or(0);
     let plain = opcode::Read::new(fd, memory.as_mut_ptr(), length).build();
-    let read = one("a read", &mut ring, &plain, libc::EINVAL)?;
+    let read = one("a read", &mut ring, &plain)?;
     check_bytes("a read", read, &memory)?;
     let registered_buffers = registered_read(&mut ring, ManuallyDrop::into_inner(memory));
     let features = features_of(&ring);
@@ -86,7 +86,7 @@ fn registered_read(ring: &mut IoUring, mut memory: Vec<u8>) -> Result<(), String
     let mut memory = ManuallyDrop::new(memory);
     let length = u32::try_from(memory.len()).unwrap_or(0);
     let fixed = opcode::ReadFixed::new(fd, memory.as_mut_ptr(), length, 0).build();
-    let outcome = one(STEP, ring, &fixed, libc::EINVAL)
+    let outcome = one(STEP, ring, &fixed)
         .and_then(|read| check_bytes(STEP, read, &memory))
         .map_err(|refusal| refusal.to_string());
     // Closing the ring unregisters too, so a failure here loses nothing.
@@ -97,22 +97,28 @@ fn registered_read(ring: &mut IoUring, mut memory: Vec<u8>) -> Result<(), String
     outcome
 }
 
-/// Submits one operation and waits for its result. `unknown` is the errno with which an old kernel refuses the
-/// operation.
-fn one(
-    step: &'static str,
-    ring: &mut IoUring,
-    entry: &io_uring::squeue::Entry,
-    unknown: i32,
-) -> Result<i32, UringRefusal> {
+/// A ring, if the kernel is new enough.
+fn ring() -> Result<IoUring, UringRefusal> {
+    let ring = IoUring::new(8).map_err(|error| refused("io_uring_setup", &error))?;
+    check_features(&features_of(&ring))?;
+    Ok(ring)
+}
+
+/// Refuses kernels before 5.11, whose waits have no bound; docs/OPERATIONS.md promises the fallback there.
+fn check_features(features: &str) -> Result<(), UringRefusal> {
+    if features.split(' ').any(|feature| feature == "ext_arg") {
+        return Ok(());
+    }
+    Err(UringRefusal::Kernel {
+        release: kernel_release(),
+    })
+}
+
+/// Submits one operation and waits for its result.
+fn one(step: &'static str, ring: &mut IoUring, entry: &io_uring::squeue::Entry) -> Result<i32, UringRefusal> {
     let result = completed(step, ring, entry)?;
     if result >= 0 {
         return Ok(result);
-    }
-    if -result == unknown {
-        return Err(UringRefusal::Kernel {
-            release: kernel_release(),
-        });
     }
     Err(Seen::now(-result).refusal(step))
 }
@@ -135,13 +141,10 @@ fn completed(
     let deadline = Instant::now() + WAIT;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
-        let waited = if ring.params().is_feature_ext_arg() {
-            let limit = types::Timespec::from(left);
-            ring.submitter()
-                .submit_with_args(1, &types::SubmitArgs::new().timespec(&limit))
-        } else {
-            ring.submit_and_wait(1)
-        };
+        let limit = types::Timespec::from(left);
+        let waited = ring
+            .submitter()
+            .submit_with_args(1, &types::SubmitArgs::new().timespec(&limit));
         let result = ring.completion().next().map(|completion| completion.result());
         match result {
             // Signals kept the kernel from creating a thread for it: TRAPS 36.

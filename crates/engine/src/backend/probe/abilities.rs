@@ -2,7 +2,7 @@
 //! named. For examining a host; the engine tries them as it uses them.
 
 use super::{UringRefusal, bytes_to_read};
-use super::{completed, kernel_release, refused};
+use super::{completed, kernel_release, ring};
 use io_uring::{IoUring, opcode, types};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
@@ -34,7 +34,7 @@ pub struct Abilities {
 /// Why no ring can be made at all.
 pub fn abilities() -> Result<Abilities, UringRefusal> {
     // Without a plain ring, a failure with flags tells nothing.
-    drop(IoUring::new(8).map_err(|error| refused("io_uring_setup", &error))?);
+    drop(ring()?);
     let with = |set: fn(&mut io_uring::Builder)| {
         let mut builder = IoUring::builder();
         set(&mut builder);
@@ -202,7 +202,7 @@ impl Drop for Piece {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::probe::{probe, resident_pages};
+    use crate::backend::probe::{probe, refused, resident_pages};
     use std::mem::discriminant;
 
     /// Where no ring can be made, every function here must return what the probe does.

@@ -59,6 +59,23 @@ fn causes_are_told_apart() {
 }
 
 #[test]
+fn kernels_before_5_11_are_refused_and_may_fall_back() {
+    // Scenario: what kernels 5.1, 5.6, 5.10 and 5.11 announce. Expectation: only the last is usable; the others name the
+    // remedy, and the daemon may fall back.
+    let of_5_6 = "single_mmap nodrop submit_stable rw_cur_pos";
+    let of_5_10 = format!("{of_5_6} fast_poll");
+    for features in ["", of_5_6, &of_5_10] {
+        let refusal = check_features(features).expect_err(features);
+        assert_eq!(label_of(&refusal), "kernel");
+        assert!(
+            refusal.may_fall_back() && refusal.to_string().contains("5.11"),
+            "{refusal}"
+        );
+    }
+    assert_eq!(check_features(&format!("{of_5_10} ext_arg")), Ok(()));
+}
+
+#[test]
 fn the_probe_answers_here() {
     // Scenario: this machine, whatever it allows. Expectation: facts, or a refusal with a remedy; never a
     // hang.
