@@ -2,8 +2,8 @@
 //!
 //! Owns the order of the checks and the exit code. Reads of /proc and /sys go through a [`View`], which tests
 //! replace; what can only be known by trying is tried, through the engine. Nothing is changed or written.
-//! Scripts rely on a *problem* being only something that keeps io_uring from working or a path from being
-//! read.
+//! Scripts rely on a *problem* being only something that keeps io_uring from working, a path from being read, or
+//! the daemon from starting with this memory budget.
 
 mod block;
 mod finding;

@@ -12,7 +12,7 @@ pub(super) enum Verdict {
     Note,
     /// It works, but worse than it could.
     Warning,
-    /// io_uring does not work, or a path cannot be read.
+    /// io_uring does not work, a path cannot be read, or the daemon does not start with this memory budget.
     Problem,
 }
 

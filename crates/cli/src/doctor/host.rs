@@ -89,6 +89,13 @@ pub(super) fn in_user_namespace(view: &View) -> bool {
     })
 }
 
+/// This process's effective set; 0: unknown.
+pub(super) fn capabilities(view: &View) -> u64 {
+    let set = view.line("proc/self/status", "CapEff:");
+    set.and_then(|set| u64::from_str_radix(&set, 16).ok())
+        .unwrap_or(0)
+}
+
 pub(super) fn environment(view: &View, ring_refused: bool) -> Finding {
     let mut found = match container(view) {
         Some(name) => format!("in a {name} container"),

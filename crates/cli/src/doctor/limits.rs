@@ -2,6 +2,7 @@
 
 use super::Needs;
 use super::finding::{Check, Finding, checks};
+use super::host;
 use crate::quantity::{grouped, size};
 use ringfetch_engine::dataset::IN_FLIGHT_DESCRIPTORS_MAX;
 use ringfetch_host::View;
@@ -19,13 +20,19 @@ checks! {
         "with vm.overcommit_memory=2 allocations fail early, before the memory is used";
     OPEN_FILES = "limits.open_files",
         "connections, files and rings are descriptors; the daemon raises its soft limit to the hard one";
-    THREADS = "limits.threads", "cores, and the threads of mmap and pread, count against pids.max";
+    PROCESS = "limits.memory",
+        "the daemon does not start without room for engine.memory_budget and 64 MiB; later an allocation beyond the limit ends it";
+    THREADS = "limits.threads", "cores, and the threads of mmap and pread, count against pids.max and ulimit -u";
     MAPPINGS = "limits.mappings", "mmap and auto map each file and each cached object";
 }
 
 /// What the daemon needs besides its response memory, by docs/OPERATIONS.md, "Memory": 64 MiB, three times
 /// limits.request_memory, and 24 KiB for each connection of a port, with the defaults of `config/ringfetchd.yaml`.
 const OTHER_MEMORY_BYTES: u64 = (64 << 20) + 3 * (64 << 20) + PORT_CONNECTIONS * (24 << 10);
+/// What of it a start needs, by `crates/server/src/host_memory.rs`.
+const START_BYTES: u64 = 64 << 20;
+/// CAP_SYS_ADMIN and CAP_SYS_RESOURCE (capabilities(7)): either lifts the limit of a user's threads.
+const THREAD_CAPABILITIES: u64 = 1 << 21 | 1 << 24;
 /// Defaults of `config/ringfetchd.yaml`: connections on each of three ports, descriptors of open objects.
 const PORT_CONNECTIONS: u64 = 4096;
 const CONNECTIONS: u64 = 3 * PORT_CONNECTIONS;
@@ -37,6 +44,9 @@ const FILE_DESCRIPTORS: u64 = 2;
 /// pread's default pool, and what the runtime's own pool may add.
 const OTHER_THREADS: u64 = 64;
 
+/// The remedy where the daemon does not start: the rest of it is the limit.
+const BEYOND: &str = "set a smaller engine.memory_budget: the daemon refuses one beyond";
+
 pub(super) fn checks(view: &View, group: &Cgroup, usable: u32, needs: Needs) -> Vec<Finding> {
     let hard = getrlimit(Resource::Nofile).maximum;
     vec![
@@ -45,8 +55,12 @@ pub(super) fn checks(view: &View, group: &Cgroup, usable: u32, needs: Needs) -> 
         memory(view, needs),
         group_memory(group, needs),
         overcommit(view, needs),
+        process_memory(
+            [Resource::As, Resource::Data].map(|limit| getrlimit(limit).current),
+            needs,
+        ),
         open_files(hard, needs),
-        threads(group, needs),
+        threads(group, user_threads(view), needs),
         mappings(view, needs),
     ]
 }
@@ -106,8 +120,11 @@ fn memory(view: &View, needs: Needs) -> Finding {
     let Some((available, total)) = figures else {
         return MEMORY.unknown_without("/proc");
     };
-    let (free, total, wanted) = (size(available), size(total), size(needs.memory_bytes()));
-    let found = format!("{free} of {total} available; the daemon may take {wanted}");
+    let (free, whole, wanted) = (size(available), size(total), size(needs.memory_bytes()));
+    let found = format!("{free} of {whole} available; the daemon may take {wanted}");
+    if total < needs.memory_budget_bytes {
+        return MEMORY.problem(found, format!("{BEYOND} the host's memory"));
+    }
     let remedy = "free memory, or set a smaller engine.memory_budget";
     MEMORY.warn_if(available < needs.memory_bytes(), found, remedy)
 }
@@ -123,6 +140,9 @@ fn group_memory(group: &Cgroup, needs: Needs) -> Finding {
         return GROUP.note(found);
     }
     let found = format!("{found}; the daemon may take {}", size(wanted));
+    if memory.limit_bytes < needs.memory_budget_bytes {
+        return GROUP.problem(found, format!("{BEYOND} this limit, or raise it"));
+    }
     let remedy = "bytes at least (memory.max, --memory in Docker), or set a smaller engine.memory_budget";
     GROUP.warning(found, format!("allow {wanted} {remedy}"))
 }
@@ -143,6 +163,27 @@ fn overcommit(view: &View, needs: Needs) -> Finding {
         }
         Some(mode) => OVERCOMMIT.ok(format!("vm.overcommit_memory is {mode}")),
         None => OVERCOMMIT.unknown_without("/proc"),
+    }
+}
+
+/// Of address space and of data.
+fn process_memory(limits: [Option<u64>; 2], needs: Needs) -> Finding {
+    let named = [("address space", "-v", "LimitAS"), ("data", "-d", "LimitDATA")];
+    let limits = limits.into_iter().zip(named);
+    let least = limits.filter_map(|(limit, named)| Some((limit?, named)));
+    let Some((limit, (what, flag, unit))) = least.min_by_key(|(limit, _)| *limit) else {
+        return PROCESS.ok("no limit of address space or data");
+    };
+    let wanted = needs.memory_bytes();
+    let found = format!("{} of {what}; the daemon may take {}", size(limit), size(wanted));
+    let kib = wanted.div_ceil(1024);
+    let remedy = format!(
+        "raise the limit (`ulimit {flag} {kib}`, {unit}={wanted} in systemd), or set a smaller engine.memory_budget"
+    );
+    if limit < needs.memory_budget_bytes.saturating_add(START_BYTES) {
+        PROCESS.problem(found, remedy)
+    } else {
+        PROCESS.warn_if(limit < wanted, found, remedy)
     }
 }
 
@@ -168,8 +209,25 @@ fn open_files(hard: Option<u64>, needs: Needs) -> Finding {
     )
 }
 
-fn threads(group: &Cgroup, needs: Needs) -> Finding {
+/// The limit of all threads of this process's user, unless it is lifted.
+fn user_threads(view: &View) -> Option<u64> {
+    let user = view.line("proc/self/status", "Uid:").unwrap_or_default();
+    let is_root = user.split_whitespace().next() == Some("0");
+    let is_lifted = is_root || host::capabilities(view) & THREAD_CAPABILITIES != 0;
+    let limit = getrlimit(Resource::Nproc).current;
+    limit.filter(|_| !is_lifted || host::in_user_namespace(view))
+}
+
+fn threads(group: &Cgroup, of_user: Option<u64>, needs: Needs) -> Finding {
     let wanted = OTHER_THREADS + 2 * u64::from(needs.cores);
+    if let Some(limit) = of_user.filter(|limit| *limit < wanted) {
+        return THREADS.warning(
+            format!("{limit} for all processes of this user together; the daemon alone may take {wanted}"),
+            format!(
+                "leave room for {wanted} (`ulimit -u`, LimitNPROC= in systemd, --ulimit nproc in Docker)"
+            ),
+        );
+    }
     let Some(pids) = &group.pids else {
         return THREADS.ok("no limit that can be seen");
     };
@@ -294,6 +352,47 @@ mod tests {
     }
 
     #[test]
+    fn what_the_daemon_refuses_is_a_problem() {
+        // Scenario: a host with 4 GiB; the same with a control group of 1 GiB; budgets around both. Expectation: a problem
+        // where `ringfetchd` does not start, and only there.
+        let tree = Tree::new(&[("proc/self/cgroup", "0::/a\n")]);
+        tree.write_meminfo(&[("MemTotal", 4 << 20), ("MemAvailable", 1 << 10)]);
+        for limit in [None, Some("1073741824\n")] {
+            if let Some(limit) = limit {
+                let mount = "30 20 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n";
+                tree.write("proc/self/mountinfo", mount);
+                tree.write("sys/fs/cgroup/a/memory.current", "0\n");
+                tree.write("sys/fs/cgroup/a/memory.max", limit);
+            }
+            let (view, group) = (tree.view(), Cgroup::of_this_process(&tree.view()));
+            for budget in [1 << 30, (1 << 30) + 1, 4 << 30, (4 << 30) + 1] {
+                let needs = Needs::new(budget, 4, 3);
+                let found = [memory(&view, needs), group_memory(&group, needs)];
+                let refused = ringfetch_server::host_memory::check(budget, &view).is_err();
+                let is_problem = found.iter().any(|finding| finding.verdict == Verdict::Problem);
+                assert_eq!(is_problem, refused, "{budget} {limit:?}: {found:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_limit_of_threads_is_lifted_for_root_and_by_capabilities() {
+        // Scenario: root and an ordinary user, without and with CAP_SYS_RESOURCE, in a user namespace and outside. Expectation:
+        // the limit counts for a user without it, and in a user namespace.
+        let limit = getrlimit(Resource::Nproc).current;
+        for (user, capabilities, map, expected) in [
+            ("1000", "0", "0 0 4294967295", limit),
+            ("1000", "1000000", "0 0 4294967295", None),
+            ("0", "0", "0 0 4294967295", None),
+            ("0", "1000000", "0 1000 1", limit),
+        ] {
+            let status = format!("Uid:\t{user}\t{user}\t{user}\t{user}\nCapEff:\t{capabilities}\n");
+            let tree = Tree::new(&[("proc/self/status", &status), ("proc/self/uid_map", map)]);
+            assert_eq!(user_threads(&tree.view()), expected, "{status}{map}");
+        }
+    }
+
+    #[test]
     fn counts_are_held_against_what_the_daemon_may_need() {
         assert_eq!(open_files(None, NEEDS).verdict, Verdict::Ok);
         assert_eq!(open_files(Some(1 << 20), NEEDS).verdict, Verdict::Ok);
@@ -302,11 +401,14 @@ mod tests {
         assert!(low.remedy.is_some_and(|remedy| remedy.contains("LimitNOFILE")));
 
         let mut group = Cgroup::default();
-        assert_eq!(threads(&group, NEEDS).verdict, Verdict::Ok);
+        assert_eq!(threads(&group, None, NEEDS).verdict, Verdict::Ok);
+        for (limit, verdict) in [(71, Verdict::Warning), (72, Verdict::Ok)] {
+            assert_eq!(threads(&group, Some(limit), NEEDS).verdict, verdict);
+        }
         for (used, verdict) in [(900, Verdict::Ok), (990, Verdict::Warning)] {
             let (limit, file) = (1000, "pids.max".to_owned());
             group.pids = Some(Pids { limit, used, file });
-            assert_eq!(threads(&group, NEEDS).verdict, verdict);
+            assert_eq!(threads(&group, None, NEEDS).verdict, verdict);
         }
         for (limit, verdict) in [("65530\n", Verdict::Ok), ("1000\n", Verdict::Warning)] {
             let tree = Tree::new(&[("proc/sys/vm/max_map_count", limit)]);

@@ -2,7 +2,7 @@
 
 use super::Needs;
 use super::finding::{Check, Finding, checks};
-use super::host::in_user_namespace;
+use super::host::{capabilities, in_user_namespace};
 use crate::quantity::size;
 use ringfetch_engine::probe::{Abilities, UringFacts, UringRefusal, abilities, probe, register_memory};
 use ringfetch_host::View;
@@ -159,10 +159,7 @@ fn memlock(view: &View, tried: &RingProbe, needs: Needs) -> Finding {
         .memlock_limit_bytes
         .map(|bytes| format!("the limit is {}", size(bytes)));
     let limit = limit.unwrap_or_else(|| "there is no limit".to_owned());
-    let capable = view
-        .line("proc/self/status", "CapEff:")
-        .and_then(|set| u64::from_str_radix(&set, 16).ok())
-        .is_some_and(|set| set & CAP_IPC_LOCK != 0);
+    let capable = capabilities(view) & CAP_IPC_LOCK != 0;
     let lifted = match (capable, in_user_namespace(view)) {
         (true, false) => ", which CAP_IPC_LOCK lifts for this process",
         // The kernel's capable() requires it outside the namespace.

@@ -465,14 +465,31 @@ fn few_descriptors_are_enough_to_say_so() {
 }
 
 #[test]
-fn the_largest_configuration_is_answered() {
-    // Scenario: the largest budget and the most cores that the daemon takes: more memory than any host can lock. Expected: a
-    // report in which memory and CPUs are warnings, before `timeout` ends it.
-    let most = ["--memory-budget", "1TiB", "--cores", "1024"];
-    let report = Report::of(BINARY, &["timeout", "60"], &most, code_of_the_host());
-    for id in ["memory.available", "cpu.usable"] {
-        report.check(id, HOST, "warning");
+fn a_limit_below_the_budget_is_a_problem() {
+    // Scenario: limits of address space and data below, and above, what a start needs: the budget and 64 MiB. Expected: a
+    // problem with the limit's name, as the daemon does not start; a warning.
+    let args = ["--memory-budget", "512MiB"];
+    for (limit, name) in [("--as", "ulimit -v"), ("--data", "ulimit -d")] {
+        for (bytes, code, verdict) in [
+            (575 << 20, 1, "problem"),
+            (577 << 20, code_of_the_host(), "warning"),
+        ] {
+            let limit = format!("{limit}={bytes}");
+            let report = Report::of(BINARY, &["prlimit", &limit], &args, code);
+            let remedy = report.remedy("limits.memory", HOST, verdict);
+            assert!(remedy.contains(name), "{remedy}");
+        }
     }
+}
+
+#[test]
+fn the_largest_configuration_is_answered() {
+    // Scenario: the largest budget and the most cores that the daemon takes: more memory than any host has. Expected: a
+    // report in which memory is a problem and CPUs are a warning, before `timeout` ends it.
+    let most = ["--memory-budget", "1TiB", "--cores", "1024"];
+    let report = Report::of(BINARY, &["timeout", "60"], &most, 1);
+    report.check("memory.available", HOST, "problem");
+    report.check("cpu.usable", HOST, "warning");
 }
 
 #[test]
