@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use serde_yaml::{Number, Value};
 
+use super::document::Document;
 use super::problem::{Problem, Problems, Source};
 use crate::key_file;
 
@@ -241,7 +242,7 @@ fn read(path: &Path) -> Result<Value, ProblemAndRemedy> {
     };
     // serde_yaml takes a byte order mark, which YAML allows, for the beginning of a document.
     let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
-    let mut value: Value = serde_yaml::from_str(text).map_err(syntax)?;
+    let Document(mut value) = serde_yaml::from_str(text).map_err(syntax)?;
     apply_merges(&mut value).map_err(syntax)?;
     Ok(value)
 }
@@ -298,7 +299,7 @@ fn convert(value: Value, path: &str, source: &Source, problems: &mut Vec<Problem
     }
 }
 
-fn plain(key: &Value) -> String {
+pub(super) fn plain(key: &Value) -> String {
     serde_yaml::to_string(key).map_or_else(|_| "?".to_owned(), |text| text.trim().to_owned())
 }
 

@@ -6,6 +6,7 @@
 mod access;
 mod access_log;
 mod datasets;
+mod document;
 mod keys;
 mod layers;
 mod print;
