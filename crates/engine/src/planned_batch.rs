@@ -148,12 +148,6 @@ impl PlannedBatch {
         Some(self.dataset.disk_of(file))
     }
 
-    /// The disks that its reads may be made from.
-    pub(crate) fn disks(&self) -> impl Iterator<Item = u64> {
-        let of_objects = self.objects.iter().map(|object| self.dataset.disk_of(object));
-        self.dataset.disks().chain(of_objects)
-    }
-
     fn memory_of(&self, read: &PlannedRead) -> Option<(&PooledBuffer, u32)> {
         match read.place {
             Place::Data(place) => Some((self.buffer.as_ref()?, place)),

@@ -212,8 +212,7 @@ impl<B: Backend> Shard<B> {
             *place = Some(active);
         }
         // If nothing waits, there is no turn to wait for.
-        let starts = self.turns.is_empty() && !self.is_stalled(key);
-        let done = starts && self.start_some(key, i64::MAX, now).1;
+        let done = self.turns.is_empty() && self.start_some(key, i64::MAX, now).1;
         if !done && self.join_all(key, now) {
             self.wait_for_turn(key);
         }
@@ -322,16 +321,14 @@ impl<B: Backend> Shard<B> {
                     None => return,
                 },
             };
-            if self.is_stalled(turn.batch) {
-                self.turns.took(&turn, before, true);
-                self.stalled.parked.push(turn.batch);
-                continue;
-            }
             let allowance = turn.bytes.saturating_sub_unsigned(before);
             let (bytes, done) = self.start_some(turn.batch, allowance, now);
             let bytes = before + bytes;
             if done || i64::try_from(bytes).is_ok_and(|bytes| bytes >= turn.bytes) {
                 self.turns.took(&turn, bytes, done);
+            } else if self.is_stalled(turn.batch) {
+                self.turns.took(&turn, bytes, true);
+                self.stalled.parked.push(turn.batch);
             } else {
                 // No room for the next read.
                 self.turn = Some((turn, bytes));
@@ -340,8 +337,8 @@ impl<B: Backend> Shard<B> {
         }
     }
 
-    /// Starts or joins reads of a batch until `allowance` bytes are reached. Returns the bytes, and whether
-    /// the batch has no more reads to start.
+    /// Starts or joins reads of a batch until `allowance` bytes are reached, there is no room, or the next one would have to wait
+    /// for stalled reads. Returns the bytes, and whether the batch has no more reads to start.
     fn start_some(&mut self, key: usize, allowance: i64, now: Instant) -> (u64, bool) {
         let Some(active) = self.actives.get_mut(key).and_then(Option::as_mut) else {
             self.forget(key);
@@ -351,6 +348,7 @@ impl<B: Backend> Shard<B> {
         let mut unqueued = active.drop_unwanted(now);
         let total = active.batch.plan.reads.len();
         let shares = self.backend.shares();
+        let some_stalled = self.stalled.any();
         let mut taken_up = ReadCounts::default();
         let mut bytes = 0_u64;
         while bytes < allowance
@@ -371,6 +369,9 @@ impl<B: Backend> Shard<B> {
             {
                 taken_up.joined += 1;
             } else {
+                if some_stalled && self.stalled.keeps(&active.batch, &read) {
+                    break;
+                }
                 let Some(number) = self.in_flight.room_for(read.length) else {
                     break;
                 };

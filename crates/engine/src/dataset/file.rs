@@ -265,6 +265,12 @@ impl OpenFile {
         };
     }
 
+    /// As if it were on this device. For tests of what depends on it.
+    #[cfg(test)]
+    pub(super) fn assume_device(&mut self, number: u64) {
+        self.identity.dev = number;
+    }
+
     /// Charges its descriptors to a budget until they are closed.
     pub(super) fn charge(&mut self, permit: OwnedSemaphorePermit) {
         self.permit = Some(permit);

@@ -492,17 +492,14 @@ impl Dataset {
         disk.map_or(device, |(_, disk)| *disk)
     }
 
-    /// The dataset, which nobody else holds, as if it were on this disk.
+    /// The dataset, which nobody else holds, as if its files were on these disks.
     #[cfg(test)]
-    pub(crate) fn on_disk(mut self, number: u64) -> Self {
+    pub(crate) fn on_disks(mut self, numbers: &[u64]) -> Self {
         let opened = Arc::get_mut(&mut self.0).expect("only one");
-        opened.disks.iter_mut().for_each(|(_, disk)| *disk = number);
+        for (file, number) in opened.files.iter_mut().zip(numbers) {
+            Arc::get_mut(file).expect("only one").assume_device(*number);
+        }
         self
-    }
-
-    /// The disks of its files, or of its directory.
-    pub(crate) fn disks(&self) -> impl Iterator<Item = u64> {
-        self.0.disks.iter().map(|(_, disk)| *disk)
     }
 
     /// Strong entity tag of the address space (a digest of device, inode, length and mtime of every file, and of

@@ -8,6 +8,8 @@
 use super::Shard;
 use super::in_flight::TrackedRead;
 use crate::backend::Backend;
+use crate::plan::PlannedRead;
+use crate::planned_batch::PlannedBatch;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -33,8 +35,15 @@ impl Stalled {
         }
     }
 
-    fn has(&self, disk: u64) -> bool {
-        self.disks.iter().any(|(known, _)| *known == disk)
+    /// Whether any disk has stalled reads.
+    pub(super) fn any(&self) -> bool {
+        !self.disks.is_empty()
+    }
+
+    /// Whether a read has to wait for stalled reads of its disk.
+    pub(super) fn keeps(&self, batch: &PlannedBatch, read: &PlannedRead) -> bool {
+        let disk = batch.disk_of(read);
+        disk.is_some_and(|disk| self.disks.iter().any(|(known, _)| *known == disk))
     }
 }
 
@@ -44,14 +53,14 @@ impl<B: Backend> Shard<B> {
         active.batch.disk_of(&read.read)
     }
 
-    /// Whether a batch has to wait for stalled reads of a disk of its dataset.
+    /// Whether the next read of a batch has to wait for stalled reads of its disk.
     pub(super) fn is_stalled(&self, key: usize) -> bool {
-        !self.stalled.disks.is_empty()
-            && self
-                .actives
-                .get(key)
-                .and_then(Option::as_ref)
-                .is_some_and(|active| active.batch.disks().any(|disk| self.stalled.has(disk)))
+        let active = self.actives.get(key).and_then(Option::as_ref);
+        self.stalled.any()
+            && active.is_some_and(|active| {
+                let read = active.batch.plan.reads.get(active.next_read);
+                read.is_some_and(|read| self.stalled.keeps(&active.batch, read))
+            })
     }
 
     /// While reads wait and nothing more may be started: finds the reads that have stalled.

@@ -34,14 +34,16 @@ type Reply = oneshot::Receiver<Result<Fetched, ReadError>>;
 
 impl World {
     fn new(depth: u32, file_bytes: usize) -> Self {
-        Self::on_disk(depth, file_bytes, 1)
+        Self::on_disks(depth, file_bytes, &[1])
     }
 
-    fn on_disk(depth: u32, file_bytes: usize, disk: u64) -> Self {
+    /// The dataset has a file for each of the disks, all with the same bytes.
+    fn on_disks(depth: u32, file_bytes: usize, disks: &[u64]) -> Self {
         let file = tempfile::NamedTempFile::new().expect("a file");
         let bytes: Vec<u8> = (0..=250).cycle().take(file_bytes).collect();
         std::fs::write(file.path(), bytes).expect("write");
-        let spec = DatasetSpec::new("data", file.path(), KindSpec::blocks(1), DirectIo::Off);
+        let mut spec = DatasetSpec::new("data", file.path(), KindSpec::blocks(1), DirectIo::Off);
+        spec.paths = vec![file.path().into(); disks.len()];
         let dataset = Dataset::open(&spec);
         let control = SimControl::new(1);
         let (mailbox, inbox) = inbox();
@@ -49,7 +51,7 @@ impl World {
         let backend = SimBackend::new(&control);
         Self {
             file,
-            dataset: Arc::new(dataset.expect("open").on_disk(disk)),
+            dataset: Arc::new(dataset.expect("open").on_disks(disks)),
             arena: Arena::new(64 << 20, 1).expect("memory"),
             shard: Shard::new(backend, inbox, Arc::clone(&metrics), 0),
             control,

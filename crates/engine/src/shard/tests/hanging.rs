@@ -3,6 +3,19 @@
 use super::*;
 use crate::series::HistogramTotal;
 
+impl World {
+    /// A shard whose backend has as many slots again as its depth, as a ring has.
+    fn with_spare_slots(depth: u32, file_bytes: usize, disks: &[u64]) -> Self {
+        let mut world = Self::on_disks(depth, file_bytes, disks);
+        let mut backend = SimBackend::new(&world.control);
+        backend.spare_slots = depth;
+        let (mailbox, inbox) = inbox();
+        world.mailbox = mailbox;
+        world.shard = Shard::new(backend, inbox, Arc::clone(&world.metrics), 0);
+        world
+    }
+}
+
 #[test]
 fn what_nobody_waits_for_is_let_go() {
     // Scenario: a device that does not answer; behind its queue of one wait two batches, and three have joined the read in
@@ -69,15 +82,13 @@ async fn reads_of_a_disk_that_hangs_leave_the_depth_to_others() {
     // a caller that leaves; then another dataset is read, one on the same disk, and the first one again, also by 1000 callers
     // that leave. Later the device answers. Expectation: of that disk nothing more is started, and the other is read; who left
     // is forgotten; in the end all are answered, and nothing is left.
-    let mut world = World::new(4, 100_000);
-    let mut backend = SimBackend::new(&world.control);
-    backend.spare_slots = 4;
-    let (mailbox, inbox) = inbox();
-    world.mailbox = mailbox;
-    world.shard = Shard::new(backend, inbox, Arc::clone(&world.metrics), 0);
+    let mut world = World::with_spare_slots(4, 100_000, &[1]);
     world.control.hold();
     let ranges = |count: u64| (0..count).map(|item| (item * 1000, 10)).collect::<Vec<_>>();
-    let (other, same) = (World::on_disk(1, 100_000, 2), World::on_disk(1, 100_000, 1));
+    let (other, same) = (
+        World::on_disks(1, 100_000, &[2]),
+        World::on_disks(1, 100_000, &[1]),
+    );
     let send =
         |world: &World, of: &World| world.send(&ranges(1), |batch| batch.dataset = Arc::clone(&of.dataset));
     let mut answers = vec![world.send(&ranges(7), |_| {})];
@@ -119,6 +130,43 @@ async fn reads_of_a_disk_that_hangs_leave_the_depth_to_others() {
         assert_eq!((fetched.errors.len(), fetched.data.len()), (0, bytes));
     }
     assert!(world.shard.is_idle());
+    assert_eq!(world.metrics.queued.load(Ordering::Relaxed), 0);
+    assert_eq!(world.shard.actives.len(), world.shard.free_actives.len());
+}
+
+/// 10 bytes for each of these items of a dataset whose files have 100,000 bytes.
+fn items_of(file: u64, items: std::ops::Range<u64>) -> Vec<(u64, u64)> {
+    items.map(|item| (file * 100_000 + item * 1000, 10)).collect()
+}
+
+#[test]
+fn a_disk_that_hangs_leaves_the_datasets_other_disks_to_their_readers() {
+    // Scenario: a dataset on two disks; the second one hangs, with all reads that may be in flight. Then items of the first are
+    // read, by batches that find nothing waiting and by others, and by one that wants items of both; later the disk answers.
+    // Expectation: what is on the first disk is read meanwhile, and no more of the second; in the end all are answered, and
+    // nothing is left.
+    let mut world = World::with_spare_slots(4, 100_000, &[1, 2]);
+    world.control.hold();
+    let mut answers = vec![(world.send(&items_of(1, 0..7), |_| {}), 70)];
+    assert!(world.poll().is_pending());
+    assert_eq!(world.control.in_flight(), 4);
+    world.shard.tend(Instant::now() + Duration::from_secs(5));
+    let alone = world.send(&items_of(0, 0..1), |_| {});
+    assert!(world.poll().is_pending());
+    assert_eq!(world.control.in_flight(), 5);
+    answers.push((alone, 10));
+    let both = [items_of(0, 1..2), items_of(1, 10..12)].concat();
+    answers.push((world.send(&both, |_| {}), 30));
+    assert!(world.poll().is_pending());
+    assert_eq!(world.control.in_flight(), 6);
+    answers.push((world.send(&items_of(0, 3..4), |_| {}), 10));
+    world.control.release_all();
+    assert!(world.poll().is_pending());
+    for (mut answer, bytes) in answers {
+        let fetched = answer.try_recv().expect("answered").expect("read");
+        assert_eq!((fetched.errors.len(), fetched.data.len()), (0, bytes));
+    }
+    assert!(world.shard.is_idle() && world.shard.stalled.parked.is_empty());
     assert_eq!(world.metrics.queued.load(Ordering::Relaxed), 0);
     assert_eq!(world.shard.actives.len(), world.shard.free_actives.len());
 }
