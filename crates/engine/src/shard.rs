@@ -244,12 +244,17 @@ impl<B: Backend> Shard<B> {
                 depth
             };
             self.in_flight.set_reads_max(most);
-            self.metrics.depth_limit.store(most, Ordering::Relaxed);
+            self.note_limit();
         }
         let alone = self.contended_until <= now;
         let factor = if alone { ALONE_FACTOR } else { 1 };
         self.in_flight
             .set_bytes_max(self.backend.in_flight_bytes_max() * factor);
+    }
+
+    fn note_limit(&self) {
+        let most = self.in_flight.moving_max();
+        self.metrics.depth_limit.store(most, Ordering::Relaxed);
     }
 
     fn wait_for_turn(&mut self, key: usize) {

@@ -206,7 +206,17 @@ impl InFlight {
     /// time would take a system call each.
     pub(super) fn has_room(&mut self) -> bool {
         self.is_full &= self.counted_bytes() > self.bytes_max / 2;
-        self.moving() < self.reads_max && !self.is_full && !self.free.is_empty()
+        self.moving() < self.moving_max() && !self.is_full && !self.free.is_empty()
+    }
+
+    /// Most reads in flight besides stalled ones. While there are some, half of the slots that are left: so there are others when
+    /// the next disk hangs, too. Of 256 slots one disk that hangs keeps 128, further ones 64, 32 and so on.
+    pub(super) fn moving_max(&self) -> u32 {
+        if self.stalled == 0 {
+            return self.reads_max;
+        }
+        let left = u32::try_from(self.slots.len()).unwrap_or(u32::MAX) - self.stalled;
+        self.reads_max.min(left.div_ceil(2))
     }
 
     fn counted_bytes(&self) -> u64 {

@@ -20,7 +20,7 @@ const STALLED_AFTER: Duration = Duration::from_secs(3);
 #[derive(Debug)]
 pub(super) struct Stalled {
     /// Disks with stalled reads ([`crate::dataset::Dataset::disk_of`]), and how many.
-    disks: Vec<(u64, u32)>,
+    pub(super) disks: Vec<(u64, u32)>,
     /// Batches that wait for these reads. They are not in `turns`, but keep their number likewise.
     pub(super) parked: Vec<usize>,
     has_spare_slots: bool,
@@ -96,6 +96,7 @@ impl<B: Backend> Shard<B> {
         let reads = self.in_flight.stalled();
         self.backend.set_stalled(reads);
         self.metrics.stalled.store(reads, Ordering::Relaxed);
+        self.note_limit();
     }
 
     /// A stalled read has ended. After the last one of its disk, batches wait for their turn again.

@@ -172,6 +172,85 @@ fn a_disk_that_hangs_leaves_the_datasets_other_disks_to_their_readers() {
 }
 
 #[test]
+fn there_is_room_beside_several_disks_that_hang() {
+    // Scenario: a disk hangs with all reads that may be in flight, then another one with all that are started of it beside those.
+    // Expectation: reads of a third are started.
+    let mut world = World::with_spare_slots(4, 100_000, &[1, 2, 3]);
+    world.control.hold();
+    let mut answers = Vec::new();
+    for disk in 0..3 {
+        let before = world.control.in_flight();
+        answers.push(world.send(&items_of(disk, 0..4), |_| {}));
+        assert!(world.poll().is_pending());
+        world.shard.tend(Instant::now() + Duration::from_secs(5));
+        assert!(world.poll().is_pending());
+        assert!(world.control.in_flight() > before, "disk {disk}");
+    }
+    world.control.release_all();
+    assert!(world.poll().is_pending());
+    for mut answer in answers {
+        let fetched = answer.try_recv().expect("answered").expect("read");
+        assert_eq!((fetched.errors.len(), fetched.data.len()), (0, 40));
+    }
+    assert!(world.shard.is_idle() && world.shard.stalled.parked.is_empty());
+}
+
+#[test]
+fn nothing_is_left_behind_whatever_disks_hang_and_answer() {
+    // Scenario: three disks answer some of their reads, late; batches of random items of them come, some of whose callers leave
+    // or have a deadline; the engine is tended, always after the time in which reads stall. In the end the disks answer.
+    // Expectation: whoever waits gets its bytes, or was late; nothing is left.
+    let mut world = World::with_spare_slots(4, 20_000, &[1, 2, 3]);
+    let mut random = fastrand::Rng::with_seed(7);
+    let mut stalls = 0;
+    for _ in 0..300 {
+        world.control.hold();
+        let mut waiting = Vec::new();
+        for _ in 0..random.usize(1..40) {
+            match random.u8(..8) {
+                0 => world.shard.tend(Instant::now() + Duration::from_secs(5)),
+                1 => drop(world.control.release(random.usize(..4))),
+                2 if !waiting.is_empty() => drop(waiting.swap_remove(random.usize(..waiting.len()))),
+                _ => {
+                    let count = random.u8(1..20);
+                    let mut item = |_| (random.u64(..3) * 20_000 + random.u64(..8) * 1000, 10);
+                    let ranges: Vec<(u64, u64)> = (0..count).map(&mut item).collect();
+                    let answer = world.send(&ranges, |batch| {
+                        batch.origin = Some((random.u64(..3), random.u64(..9)));
+                        batch.deadline = random.bool().then(|| Instant::now() + Duration::from_secs(4));
+                        random.shuffle(&mut batch.plan.reads);
+                    });
+                    waiting.push((answer, ranges));
+                }
+            }
+            if random.bool() {
+                assert!(world.poll().is_pending());
+                stalls = stalls.max(world.shard.stalled.disks.len());
+            }
+        }
+        world.control.release_all();
+        assert!(world.poll().is_pending() && world.shard.is_idle());
+        for (mut answer, ranges) in waiting {
+            let bytes = |&(from, _): &(u64, u64)| (0..10).map(move |byte| (from % 20_000 + byte) % 251);
+            match answer.try_recv().expect("answered") {
+                Ok(fetched) => assert!(
+                    fetched
+                        .data
+                        .iter()
+                        .map(|byte| u64::from(*byte))
+                        .eq(ranges.iter().flat_map(bytes))
+                ),
+                Err(error) => assert_eq!(error, ReadError::DeadlineExceeded),
+            }
+        }
+        assert!(world.shard.stalled.parked.is_empty());
+        assert_eq!(world.metrics.queued.load(Ordering::Relaxed), 0);
+        assert_eq!(world.shard.actives.len(), world.shard.free_actives.len());
+    }
+    assert_eq!(stalls, 3, "all disks have hung at the same time");
+}
+
+#[test]
 fn a_read_that_its_caller_gives_up_at_the_deadline_was_late() {
     // Scenario: a device that answers late; a read in flight and one that waits, with a deadline, and the same without; all four
     // callers leave after the deadline. Expectation: two reads have missed it, two were abandoned, and only these are timed: a
