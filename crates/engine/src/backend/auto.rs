@@ -141,10 +141,6 @@ impl Backend for AutoBackend {
         self.ring.slots(depth)
     }
 
-    fn set_stalled(&mut self, reads: u32) {
-        self.ring.set_stalled(reads);
-    }
-
     fn introduce(&mut self, files: &[Arc<OpenFile>]) {
         self.ring.introduce(files);
     }

@@ -85,11 +85,6 @@ pub(crate) trait Backend {
         depth
     }
 
-    /// Notes that so many reads hold slots beyond the depth, since their disk does not answer.
-    fn set_stalled(&mut self, reads: u32) {
-        let _ = reads;
-    }
-
     /// Whether reads in flight may be shared. False if each is a copy from the page cache, which reads every
     /// page only once anyway.
     fn shares(&self) -> bool {

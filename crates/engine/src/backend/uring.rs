@@ -259,9 +259,6 @@ impl OneshotOutputTransform for ResultTransform {
 
 type Operation = InFlightOneshot<Arc<OpenFile>, ResultTransform>;
 
-/// Most of the kernel's worker threads for reads that end: more gain nothing.
-const WORKERS_MAX: u32 = 64;
-
 /// Reads through one ring.
 pub(crate) struct UringBackend {
     ring: Option<RawFd>,
@@ -307,7 +304,9 @@ impl UringBackend {
             unchecked: Vec::new(),
             lengths: Lengths::default(),
         };
-        backend.cap_workers(0);
+        if let Err(error) = backend.cap_workers(slots) {
+            tracing::debug!(%error, "the kernel's worker threads cannot be capped");
+        }
         backend
     }
 
@@ -324,22 +323,15 @@ impl UringBackend {
     }
 
     /// Caps the kernel's worker threads, which serve reads that have to wait in the kernel (buffered ones that miss the page
-    /// cache, network file systems), at what the depth can use; the default is thousands (TRAPS 14). A read that has stalled
-    /// keeps its worker.
-    fn cap_workers(&self, stalled: u32) {
-        let depth = u32::try_from(self.operations.len() / 2).unwrap_or(u32::MAX);
-        if let Err(error) = self.set_workers_max(depth.min(WORKERS_MAX) + stalled) {
-            tracing::debug!(%error, "the kernel's worker threads cannot be capped");
-        }
-    }
-
-    fn set_workers_max(&self, bounded: u32) -> io::Result<()> {
+    /// cache, network file systems; TRAPS 14). With fewer than the reads in flight, those of a disk that hangs could keep all of
+    /// them, and others would wait in the kernel, where nobody sees it.
+    fn cap_workers(&self, workers: u32) -> io::Result<()> {
         let Some(ring) = self.ring else {
             return Err(io::Error::from_raw_os_error(libc::EBADF));
         };
         const IORING_REGISTER_IOWQ_MAX_WORKERS: libc::c_uint = 19;
         // The kernel stores the previous limits here.
-        let mut limits: [libc::c_uint; 2] = [bounded, bounded];
+        let mut limits: [libc::c_uint; 2] = [workers, workers];
         register(
             ring,
             IORING_REGISTER_IOWQ_MAX_WORKERS,
@@ -401,10 +393,6 @@ impl Drop for UringBackend {
 impl Backend for UringBackend {
     fn slots(&self, _depth: u32) -> u32 {
         u32::try_from(self.operations.len()).unwrap_or(u32::MAX)
-    }
-
-    fn set_stalled(&mut self, reads: u32) {
-        self.cap_workers(reads);
     }
 
     fn introduce(&mut self, files: &[Arc<OpenFile>]) {

@@ -93,9 +93,9 @@ impl<B: Backend> Shard<B> {
     }
 
     fn note_stalled(&mut self) {
-        let reads = self.in_flight.stalled();
-        self.backend.set_stalled(reads);
-        self.metrics.stalled.store(reads, Ordering::Relaxed);
+        self.metrics
+            .stalled
+            .store(self.in_flight.stalled(), Ordering::Relaxed);
         self.note_limit();
     }
 

@@ -11,6 +11,12 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+/// A file system of `directory`'s `source`, mounted there under this name.
+fn mounted(directory: &Path, name: &str) -> slowdisk::SlowDisk {
+    let (source, mountpoint) = (directory.join("source"), directory.join(name));
+    slowdisk::SlowDisk::mount(&source, &mountpoint, &slowdisk::Parameters::default()).unwrap()
+}
+
 #[tokio::test]
 #[ignore = "needs root"]
 async fn devices_of_both_sector_sizes_are_served() {
@@ -411,11 +417,7 @@ async fn a_disk_that_hangs_does_not_keep_others_waiting() {
         let bytes = noise(35, 64 * 32 * 4096);
         std::fs::write(source.join("blocks.bin"), &bytes).unwrap();
         std::fs::write(source.join("more.bin"), &bytes).unwrap();
-        let mount = |name: &str| {
-            let mountpoint = directory.path().join(name);
-            slowdisk::SlowDisk::mount(&source, &mountpoint, &slowdisk::Parameters::default()).unwrap()
-        };
-        let (disk, other) = (mount("disk"), mount("other"));
+        let [disk, other] = ["disk", "other"].map(|name| mounted(directory.path(), name));
         let path = |disk: &slowdisk::SlowDisk, name| format!("path: {}", disk.path().join(name).display());
         let paths = [(&disk, "blocks.bin"), (&disk, "more.bin"), (&other, "blocks.bin")]
             .map(|(disk, name)| path(disk, name));
@@ -470,6 +472,55 @@ async fn a_disk_that_hangs_does_not_keep_others_waiting() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs root and /dev/fuse"]
+async fn worker_threads_that_wait_for_a_disk_keep_no_others_waiting() {
+    // Scenario: a file system that needs the kernel's worker threads answers nothing, and has fewer reads than a ring may have in
+    // flight; another such file system is read through the same ring. Expectation: it is served.
+    for backend in backends_and_auto() {
+        if !["uring", "auto"].contains(&backend) {
+            continue;
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let source = directory.path().join("source");
+        std::fs::create_dir(&source).unwrap();
+        std::fs::write(source.join("blocks.bin"), noise(38, 100 * 32 * 4096)).unwrap();
+        let [disk, other] = ["disk", "other"].map(|name| mounted(directory.path(), name));
+        let dataset = |name: &str, disk: &slowdisk::SlowDisk| {
+            let path = disk.path().join("blocks.bin");
+            format!(
+                "{{name: {name}, kind: blocks, block_bytes: 4KiB, direct_io: off, path: {}}}",
+                path.display()
+            )
+        };
+        let daemon = Setup::new(backend)
+            .set("engine.cores", "1")
+            .set("engine.uring.queue_depth", "128")
+            .dataset(&[&dataset("hangs", &disk)])
+            .dataset(&[&dataset("fuse", &other)])
+            .start();
+        disk.hold();
+        // Too far apart to be merged.
+        let indices: Vec<u64> = (0..100).map(|item| item * 32).collect();
+        let (mut fetch, request) = (daemon.fetch().await, wire::blocks("hangs", &indices));
+        let waiting = tokio::spawn(async move { fetch.fetch_blocks(request).await });
+        let in_flight = async || daemon.sum("ringfetch_in_flight_reads", &[]).await;
+        eventually_async("all are in flight", async || {
+            (in_flight().await == 100).then_some(())
+        })
+        .await;
+        let served = tokio::time::timeout(PATIENCE, daemon.assert_serves("fuse"));
+        served.await.unwrap_or_else(|_| panic!("{backend}: not served"));
+        disk.release();
+        let answer = waiting.await.unwrap().unwrap().into_inner();
+        assert!(
+            answer.errors.is_empty() && answer.data.len() == 100 * 4096,
+            "{backend}"
+        );
+        daemon.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs root, losetup and /dev/fuse"]
 async fn a_disk_whose_queue_is_full_stops_no_core() {
     // Scenario: `mmap`, and a disk that answers nothing: single blocks of it are wanted, several times as many as its queue
@@ -478,8 +529,7 @@ async fn a_disk_whose_queue_is_full_stops_no_core() {
     let source = directory.path().join("source");
     std::fs::create_dir(&source).unwrap();
     std::fs::write(source.join("blocks.bin"), vec![7; 128 << 20]).unwrap();
-    let mountpoint = directory.path().join("disk");
-    let disk = slowdisk::SlowDisk::mount(&source, &mountpoint, &slowdisk::Parameters::default()).unwrap();
+    let disk = mounted(directory.path(), "disk");
     let device = LoopDevice::attach(disk.path().join("blocks.bin"), "--sector-size=512");
     let path = format!("path: {}", device.0);
     let setup = Setup::new("mmap");
@@ -529,8 +579,7 @@ async fn a_long_start_says_what_it_waits_for() {
     std::fs::create_dir(&source).unwrap();
     let bytes = noise(37, 16 * 4096);
     std::fs::write(source.join("hangs.bin"), &bytes).unwrap();
-    let mountpoint = directory.path().join("disk");
-    let disk = slowdisk::SlowDisk::mount(&source, &mountpoint, &slowdisk::Parameters::default()).unwrap();
+    let disk = mounted(directory.path(), "disk");
     let file = disk.path().join("hangs.bin").display().to_string();
     disk.hold_attributes();
     let setup = Setup::new("mmap");
