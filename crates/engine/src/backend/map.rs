@@ -14,6 +14,8 @@ use std::ffi::c_void;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock};
+use std::time::{Duration, Instant};
 
 /// `vm.max_map_count` where it cannot be read: the kernel's default.
 const MAPPINGS_DEFAULT: u64 = 65_530;
@@ -33,8 +35,19 @@ unsafe impl Send for Mapping {}
 // SAFETY: as above; `&Mapping` offers copies out of it and its addresses, nothing that changes it.
 unsafe impl Sync for Mapping {}
 
-/// The mapping in a file's slot, or the errno of mapping it.
-struct Attached(Result<Mapping, i32>);
+/// A file that was refused for want of memory or of mappings is tried again after this long.
+const TRIED_AGAIN_AFTER: Duration = Duration::from_secs(10);
+
+/// The mapping in a file's slot, or why there was none at first.
+struct Attached(Result<Mapping, Refused>);
+
+struct Refused {
+    errno: i32,
+    /// The last try.
+    tried: Mutex<Instant>,
+    /// Made by a later one.
+    mapping: OnceLock<Mapping>,
+}
 
 impl Mapping {
     /// Maps the first `length_bytes` of a file. Length 0 maps nothing, and every copy is then of 0 bytes.
@@ -76,17 +89,18 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// The mapping of an open file, made at the first call.
+    /// The mapping of an open file, made at the first call, or at a later one if there was no memory for it.
     ///
     /// # Errors
     /// errno as from [`Mapping::new`]; EBUSY if another backend has the file's slot.
     pub(crate) fn of(file: &OpenFile) -> Result<&Self, i32> {
-        let slot = file
-            .attached
-            .get_or_init(|| Box::new(Attached(Self::new(file.buffered_fd(), file.length_bytes()))));
+        let slot = file.attached.get_or_init(|| {
+            let mapped = Self::new(file.buffered_fd(), file.length_bytes());
+            Box::new(Attached(mapped.map_err(Refused::now)))
+        });
         match slot.downcast_ref::<Attached>() {
             Some(Attached(Ok(mapping))) => Ok(mapping),
-            Some(Attached(Err(errno))) => Err(*errno),
+            Some(Attached(Err(refused))) => refused.mapping(file),
             None => Err(libc::EBUSY),
         }
     }
@@ -177,6 +191,37 @@ impl Mapping {
         let left = self.length.checked_sub(start)?;
         let length = u32::try_from(left).map_or(length, |left| length.min(left));
         (length > 0).then_some((start, length))
+    }
+}
+
+impl Refused {
+    fn now(errno: i32) -> Self {
+        Self {
+            errno,
+            tried: Mutex::new(Instant::now()),
+            mapping: OnceLock::new(),
+        }
+    }
+
+    /// The mapping, if a later try has made it or this one does. A file of blocks stays open for as long as the daemon runs, and
+    /// `vm.max_map_count` may have been raised.
+    fn mapping(&self, file: &OpenFile) -> Result<&Mapping, i32> {
+        if let Some(mapping) = self.mapping.get() {
+            return Ok(mapping);
+        }
+        if !matches!(self.errno, libc::ENOMEM | libc::EAGAIN) {
+            return Err(self.errno);
+        }
+        // Another thread is trying.
+        let Ok(mut tried) = self.tried.try_lock() else {
+            return Err(self.errno);
+        };
+        if tried.elapsed() < TRIED_AGAIN_AFTER {
+            return Err(self.errno);
+        }
+        *tried = Instant::now();
+        let mapping = Mapping::new(file.buffered_fd(), file.length_bytes())?;
+        Ok(self.mapping.get_or_init(|| mapping))
     }
 }
 

@@ -1,4 +1,5 @@
 use super::*;
+use crate::config::DirectIo;
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::AsFd;
@@ -98,6 +99,37 @@ fn mapped_files_leave_room_for_threads() {
     });
     drop(mapped.pop());
     assert!(Mapping::new(file.as_fd(), page).is_ok());
+}
+
+#[test]
+fn a_file_that_was_refused_for_want_of_memory_is_tried_again() {
+    // Scenario: a file could not be mapped, now or some time ago, for want of memory or because its file system cannot.
+    // Expectation: it is mapped at the next access, if there was no memory some time ago; otherwise not.
+    let before = Instant::now().checked_sub(TRIED_AGAIN_AFTER).expect("the host is up");
+    for (errno, tried, is_mapped) in [
+        (libc::ENOMEM, before, true),
+        (libc::ENOMEM, Instant::now(), false),
+        (libc::ENODEV, before, false),
+    ] {
+        let named = tempfile::NamedTempFile::new().expect("a file");
+        std::fs::write(named.path(), pattern(100)).expect("write");
+        let file = OpenFile::open(named.path(), DirectIo::Off).expect("open");
+        let refused = Refused {
+            tried: Mutex::new(tried),
+            ..Refused::now(errno)
+        };
+        let attached = file.attached.set(Box::new(Attached(Err(refused))));
+        attached.expect("an empty slot");
+        for _ in 0..2 {
+            let found = Mapping::of(&file).map(|mapping| copy(mapping, 10, 90).expect("its bytes"));
+            let expected = if is_mapped {
+                Ok(pattern(100)[10..].to_vec())
+            } else {
+                Err(errno)
+            };
+            assert_eq!(found, expected);
+        }
+    }
 }
 
 #[test]
