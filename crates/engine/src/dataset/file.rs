@@ -386,7 +386,8 @@ impl OpenFile {
     }
 
     /// Length now as far as this host knows: does not query a server or FUSE daemon, which might take as long
-    /// as a read. That is enough to recognize zeros, since they come from this host's page cache.
+    /// as a read (but 9p without a cache does: `v9fs_vfs_getattr_dotl` ignores the flag, Linux 6.18). That is enough to
+    /// recognize zeros, since they come from this host's page cache.
     pub(crate) fn known_length(&self) -> Result<u64, i32> {
         if self.is_block_device {
             // A device may become shorter: a loop device, a partition, a logical volume.

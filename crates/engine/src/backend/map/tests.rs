@@ -105,7 +105,9 @@ fn mapped_files_leave_room_for_threads() {
 fn a_file_that_was_refused_for_want_of_memory_is_tried_again() {
     // Scenario: a file could not be mapped, now or some time ago, for want of memory or because its file system cannot.
     // Expectation: it is mapped at the next access, if there was no memory some time ago; otherwise not.
-    let before = Instant::now().checked_sub(TRIED_AGAIN_AFTER).expect("the host is up");
+    let before = Instant::now()
+        .checked_sub(TRIED_AGAIN_AFTER)
+        .expect("the host is up");
     for (errno, tried, is_mapped) in [
         (libc::ENOMEM, before, true),
         (libc::ENOMEM, Instant::now(), false),
