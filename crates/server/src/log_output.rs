@@ -11,7 +11,7 @@ use ringfetch_engine::sync::lock;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::ffi::OsStr;
-use std::io::{self, Write as _};
+use std::io;
 use std::os::fd::AsFd;
 use std::sync::{Mutex, MutexGuard};
 use std::time::SystemTime;
@@ -27,6 +27,11 @@ const ROOM_WAIT: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 50_000_000,
 };
+/// How long the last words wait, for each [`CHUNK_BYTES`].
+const LAST_WAIT: Timespec = Timespec {
+    tv_sec: 1,
+    tv_nsec: 0,
+};
 const NO_WAIT: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 0,
@@ -41,12 +46,12 @@ fn is_journal(stream: impl AsFd, told: Option<&OsStr>) -> bool {
     told == Some(OsStr::new(&format!("{}:{}", stat.st_dev, stat.st_ino)))
 }
 
-/// Writes an error to stderr, for people.
+/// Writes an error to stderr, for people: what fits if its reader has stopped, since the process is to end.
 pub fn tell(text: &str) {
-    let is_journal = is_journal(io::stderr(), std::env::var_os("JOURNAL_STREAM").as_deref());
-    let before = if is_journal { priority(Level::ERROR) } else { "" };
+    let output = LogOutput::new(io::stderr(), false);
+    let before = output.priority(Level::ERROR);
     let text = format!("ringfetchd: {text}").replace('\n', &format!("\n{before}"));
-    let _stderr_is_gone = writeln!(io::stderr(), "{before}{text}");
+    output.write_chunks(format!("{before}{text}\n").as_bytes(), LAST_WAIT);
 }
 
 /// Those of syslog(3).
@@ -208,7 +213,7 @@ impl<'a, F: AsFd + 'a> MakeWriter<'a> for LogOutput<F> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::Read as _;
+    use std::io::{Read as _, Write as _};
 
     fn line(number: usize, length: usize) -> String {
         format!("{number:06} {}\n", "x".repeat(length))

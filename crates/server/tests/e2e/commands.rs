@@ -1,10 +1,11 @@
 //! The daemon's other commands beside a daemon that serves. `config` tests them alone.
 
-use crate::daemon::{Setup, any_backend};
+use crate::daemon::{PATIENCE, Setup, any_backend, eventually};
 use crate::data::plain_blocks;
 use ringfetch_engine::dataset::{Dtype, Layout};
 use ringfetch_proto::v1;
 use rustix::process::Signal;
+use std::process::{Command, Stdio};
 use tonic::Code;
 use tonic_types::StatusExt as _;
 
@@ -78,4 +79,18 @@ async fn a_daemon_without_a_file_cannot_reload_and_says_so() {
     assert_eq!(status.get_details_error_info().unwrap().reason, "NO_FILE");
     assert_eq!(daemon.status().await.last_reload, None);
     daemon.stop().await;
+}
+
+#[test]
+fn an_error_that_nobody_reads_ends_the_process_all_the_same() {
+    // Scenario: stderr is a full pipe that nobody reads, and the configuration does not exist. Expectation: exit code 2.
+    let (_reader, mut stderr) = std::io::pipe().unwrap();
+    rustix::fs::fcntl_setfl(&stderr, rustix::fs::OFlags::NONBLOCK).unwrap();
+    while std::io::Write::write(&mut stderr, &[b'x'; 4096]).is_ok() {}
+    rustix::fs::fcntl_setfl(&stderr, rustix::fs::OFlags::empty()).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ringfetchd"));
+    command.args(["--config", "no-such.yaml", "check-config"]);
+    let mut child = command.stdin(Stdio::null()).stderr(stderr).spawn().unwrap();
+    let code = eventually("it ends", PATIENCE, || child.try_wait().unwrap());
+    assert_eq!(code.code(), Some(2));
 }
