@@ -100,9 +100,9 @@ fn copies_race_with_truncation_and_extension() {
             });
         }
         let mut random = fastrand::Rng::with_seed(!seed);
-        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        let deadline = Instant::now() + Duration::from_secs(20);
         let enough = || whole.load(Ordering::Relaxed) >= 2000 && faulted.load(Ordering::Relaxed) >= 2000;
-        while !enough() && std::time::Instant::now() < deadline {
+        while !enough() && Instant::now() < deadline {
             let length = random.u64(..pages * page as u64);
             file.set_len(length).expect("truncate");
             std::thread::yield_now();
