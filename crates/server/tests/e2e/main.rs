@@ -34,6 +34,7 @@ mod drains;
 mod flip;
 mod garbage;
 mod handbook;
+mod hanging_disks;
 mod kept_memory;
 mod lab;
 mod last_bytes;
