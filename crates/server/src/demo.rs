@@ -78,6 +78,11 @@ pub fn dataset_list(directory: &Path) -> Value {
     Value::Mapping(Mapping::from_iter([("datasets".into(), datasets.into())]))
 }
 
+/// Whether the data is there.
+pub fn is_complete(directory: &Path) -> bool {
+    directory.join(COMPLETE_NAME).exists()
+}
+
 /// Makes the data unless it exists. Blocking; shows progress on a terminal.
 ///
 /// # Errors
@@ -98,8 +103,7 @@ fn prepare_bytes(directory: &Path, needed: u64) -> Result<(), DemoError> {
             "{what}: {error}; choose another one with --demo-dir, or serve your own data with --config"
         ))
     };
-    let complete = directory.join(COMPLETE_NAME);
-    if complete.exists() {
+    if is_complete(directory) {
         return Ok(());
     }
     std::fs::create_dir_all(directory).map_err(|error| errno("cannot be made", &error))?;
@@ -157,7 +161,8 @@ fn prepare_bytes(directory: &Path, needed: u64) -> Result<(), DemoError> {
         }
     }
     make(directory, needed, &marker).map_err(|error| errno("writing failed", &error))?;
-    std::fs::rename(&partial, &complete).map_err(|error| errno("cannot be completed", &error))
+    std::fs::rename(&partial, directory.join(COMPLETE_NAME))
+        .map_err(|error| errno("cannot be completed", &error))
 }
 
 fn vectors_bytes() -> u64 {

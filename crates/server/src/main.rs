@@ -4,6 +4,7 @@
 //! bound; 3 if this host refuses what the configuration asks for. `cli.rs` documents them for users.
 #![forbid(unsafe_code)]
 
+mod check_config;
 mod cli;
 mod healthcheck;
 mod manual;
@@ -23,7 +24,7 @@ use ringfetch_command::table::printable_lines;
 use ringfetch_engine::blocking::BlockingPool;
 use ringfetch_engine::config::{BackendKind, EngineConfig};
 use ringfetch_engine::dataset::{Dataset, DatasetSpec};
-use ringfetch_engine::engine::{BackendStatus, Engine, StartError};
+use ringfetch_engine::engine::{Engine, StartError};
 use ringfetch_host::View;
 use ringfetch_host::block::{Device, Tags};
 use ringfetch_server::access::Access;
@@ -67,7 +68,7 @@ fn main() -> ExitCode {
     let cli = Cli::try_parse().unwrap_or_else(|error| arguments::exit("ringfetchd", &error));
     let outcome = match cli.command.clone().unwrap_or(Command::Run) {
         Command::Run => run(&cli.inputs(), cli.addresses_file.as_deref()),
-        Command::CheckConfig { open } => check_config(&cli.inputs(), open),
+        Command::CheckConfig { open } => check_config::run(&cli.inputs(), open),
         Command::PrintConfig => print_config(&cli.inputs()),
         Command::Healthcheck => check_health(&cli.inputs()),
         Command::MakeDemo => demo::prepare(&cli.demo_dir).map_err(Into::into),
@@ -121,60 +122,6 @@ fn print(text: &str) -> anyhow::Result<()> {
     io::stdout()
         .write_all(text.as_bytes())
         .context("writing to stdout")
-}
-
-fn check_config(inputs: &Inputs, open: bool) -> anyhow::Result<()> {
-    let config = load(inputs)?.config;
-    raise_open_files();
-    let names: Vec<&str> = config
-        .datasets
-        .iter()
-        .map(|dataset| dataset.name.as_str())
-        .collect();
-    let opened = if open {
-        let mut errors = StartErrors::default();
-        errors.of_config(check_memory(&config));
-        errors.of_host(host_memory::check_process_limits(
-            config.engine.memory_budget_bytes,
-        ));
-        let tls = errors.of_key_file(load_tls(&config)).flatten();
-        errors.of_key_file(load_access(&config));
-        errors.of_access_log(&config, AccessLog::check);
-        // They stay open, as in a start, while the backends are checked.
-        let _open = errors.open(&config.datasets, |_| ());
-        let of_datasets = config.dataset_backends.iter();
-        let of_datasets = of_datasets.map(|(name, backend)| (format!("datasets.{name}.backend"), *backend));
-        let mut statuses = Vec::new();
-        for (key, backend) in
-            std::iter::once(("engine.backend".to_owned(), config.engine.backend)).chain(of_datasets)
-        {
-            let checked = Engine::check_backend(&config.engine, backend);
-            let status = errors.of_host(checked.map_err(|error| format!("{key}: {error}")));
-            statuses.push((key, status));
-        }
-        if errors.any() {
-            return Err(errors.into_error());
-        }
-        for problem in tls.iter().flat_map(Tls::expired) {
-            let _stderr_is_gone = writeln!(io::stderr(), "ringfetchd: left out: {problem}");
-        }
-        for (key, status) in statuses {
-            if let Some(status) = status.filter(BackendStatus::is_fallback) {
-                let (requested, backend, reason) = (status.requested, status.backend, status.reason);
-                let line = format!("fallback: {key} is {requested}, and {backend} would run: {reason}");
-                let _stderr_is_gone = writeln!(io::stderr(), "ringfetchd: {line}");
-            }
-        }
-        ", and they open"
-    } else {
-        ""
-    };
-    let backend = config.engine.backend;
-    print(&format!(
-        "ok: backend {backend}, {} datasets ({}){opened}\n",
-        names.len(),
-        names.join(", ")
-    ))
 }
 
 fn print_config(inputs: &Inputs) -> anyhow::Result<()> {

@@ -544,6 +544,25 @@ fn check_config_can_open_the_datasets() {
 }
 
 #[test]
+fn check_config_opens_no_demo_that_is_not_made() {
+    // Scenario: `--open` in an empty directory, without a file, where the daemon starts with a demo that it makes; then with a
+    // demo that is complete, but for a file. Expectation: exit code 0, and nothing is made; then 2.
+    let output = ringfetchd(&["check-config", "--open"]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    assert!(
+        text(&output.stdout).contains("a start makes the demo's data"),
+        "{}",
+        text(&output.stdout)
+    );
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join(".ringfetch-demo-complete"), "").unwrap();
+    let path = directory.path().to_str().unwrap();
+    let output = ringfetchd(&["--demo-dir", path, "check-config", "--open"]);
+    assert_eq!(output.status.code(), Some(2), "{}", text(&output.stdout));
+    assert!(text(&output.stderr).contains("blocks.bin: does not exist"));
+}
+
+#[test]
 fn print_config_prints_what_is_in_force() {
     // Scenario: the documented file, with a flag that overrides a value. Expectation: the value and its
     // source on one line.
@@ -593,5 +612,8 @@ fn the_demo_can_be_made_without_serving_it() {
     };
     let first = make();
     assert!(path.join("vectors.npy").is_file() && path.join("objects").is_dir());
+    // What a start after a cut short one would remove.
+    let made = std::fs::read_to_string(path.join(".ringfetch-demo-complete")).unwrap();
+    assert_eq!(made, "blocks.bin\nvectors.npy\nobjects\n");
     assert_eq!(make(), first);
 }
