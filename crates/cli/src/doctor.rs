@@ -58,6 +58,8 @@ struct Needs {
     /// Number of rings, and of network threads.
     cores: u32,
     paths: u64,
+    /// How many of the paths are directories of objects.
+    directories: u64,
 }
 
 impl Needs {
@@ -66,6 +68,7 @@ impl Needs {
             memory_budget_bytes,
             cores,
             paths,
+            directories: 0,
         }
     }
 }
@@ -91,7 +94,10 @@ fn examine(doctor: &Doctor) -> Report {
     let view = View::real();
     let usable = u32::try_from(ringfetch_host::cpus::usable_cpus().len()).unwrap_or(u32::MAX);
     let (cores, paths) = (doctor.cores.unwrap_or(usable), doctor.paths.len() as u64);
-    let needs = Needs::new(doctor.memory_budget, cores, paths);
+    let needs = Needs {
+        directories: doctor.paths.iter().filter(|path| path.is_dir()).count() as u64,
+        ..Needs::new(doctor.memory_budget, cores, paths)
+    };
     let release = rustix::system::uname().release().to_string_lossy().into_owned();
     let group = Cgroup::of_this_process(&view);
     let ring = ring::RingProbe::run(needs);

@@ -33,10 +33,10 @@ const OTHER_MEMORY_BYTES: u64 = (64 << 20) + 3 * (64 << 20) + PORT_CONNECTIONS *
 const START_BYTES: u64 = 64 << 20;
 /// CAP_SYS_ADMIN and CAP_SYS_RESOURCE (capabilities(7)): either lifts the limit of a user's threads.
 const THREAD_CAPABILITIES: u64 = 1 << 21 | 1 << 24;
-/// Defaults of `config/ringfetchd.yaml`: connections on each of three ports, descriptors of open objects.
+/// Defaults of `config/ringfetchd.yaml`: connections on each of three ports, `max_open_files` of a directory of objects.
 const PORT_CONNECTIONS: u64 = 4096;
 const CONNECTIONS: u64 = 3 * PORT_CONNECTIONS;
-const OBJECTS: u64 = 1024 + IN_FLIGHT_DESCRIPTORS_MAX as u64;
+const MAX_OPEN_FILES: u64 = 1024;
 /// Descriptors of a core: epoll, its waker, the signal pipe, a ring with its eventfd.
 const CORE_DESCRIPTORS: u64 = 6;
 /// Descriptors of a file: one for each way to read.
@@ -189,7 +189,7 @@ fn process_memory(limits: [Option<u64>; 2], needs: Needs) -> Finding {
 
 fn open_files(hard: Option<u64>, needs: Needs) -> Finding {
     let wanted = CONNECTIONS
-        + OBJECTS
+        + needs.objects()
         + FILE_DESCRIPTORS * needs.paths
         + CORE_DESCRIPTORS * (u64::from(needs.cores) + 1);
     let Some(hard) = hard else {
@@ -199,7 +199,7 @@ fn open_files(hard: Option<u64>, needs: Needs) -> Finding {
     if hard >= wanted {
         return OPEN_FILES.ok(format!("{limit} (hard), {most} may be needed"));
     }
-    let (connections, objects, paths) = (grouped(CONNECTIONS), grouped(OBJECTS), needs.paths);
+    let (connections, objects, paths) = (grouped(CONNECTIONS), grouped(needs.objects()), needs.paths);
     OPEN_FILES.warning(
         format!("{limit} (hard); {connections} connections, {objects} objects and {paths} paths may take {most}"),
         format!(
@@ -237,7 +237,7 @@ fn threads(group: &Cgroup, of_user: Option<u64>, needs: Needs) -> Finding {
 }
 
 fn mappings(view: &View, needs: Needs) -> Finding {
-    let files = needs.paths + OBJECTS;
+    let files = needs.paths + needs.objects();
     // Besides the files: code, heap and stacks, several mappings per thread. The daemon leaves an eighth for them.
     let others = 4 * (OTHER_THREADS + u64::from(needs.cores)) + 256;
     let wanted = files + others.max(files.div_ceil(7));
@@ -255,6 +255,14 @@ fn mappings(view: &View, needs: Needs) -> Finding {
 impl Needs {
     fn memory_bytes(&self) -> u64 {
         self.memory_budget_bytes.saturating_add(OTHER_MEMORY_BYTES)
+    }
+
+    /// Descriptors of open objects: of each directory, and of all requests in flight together.
+    fn objects(&self) -> u64 {
+        match self.directories {
+            0 => 0,
+            directories => directories * MAX_OPEN_FILES + IN_FLIGHT_DESCRIPTORS_MAX as u64,
+        }
     }
 }
 
@@ -400,6 +408,15 @@ mod tests {
         assert_eq!(low.verdict, Verdict::Warning);
         assert!(low.remedy.is_some_and(|remedy| remedy.contains("LimitNOFILE")));
 
+        // Files alone; a directory among them; two: three ports of 4,096, 1,024 a directory and 24,576 for all, two a path, and
+        // the cores'.
+        for (directories, wanted) in [(0, 12_324), (1, 37_924), (2, 38_948)] {
+            let needs = Needs { directories, ..NEEDS };
+            for (limit, verdict) in [(wanted, Verdict::Ok), (wanted - 1, Verdict::Warning)] {
+                assert_eq!(open_files(Some(limit), needs).verdict, verdict, "{directories}");
+            }
+        }
+
         let mut group = Cgroup::default();
         assert_eq!(threads(&group, None, NEEDS).verdict, Verdict::Ok);
         for (limit, verdict) in [(71, Verdict::Warning), (72, Verdict::Ok)] {
@@ -412,19 +429,24 @@ mod tests {
         }
         for (limit, verdict) in [("65530\n", Verdict::Ok), ("1000\n", Verdict::Warning)] {
             let tree = Tree::new(&[("proc/sys/vm/max_map_count", limit)]);
-            assert_eq!(mappings(&tree.view(), NEEDS).verdict, verdict);
+            let directories = 1;
+            assert_eq!(
+                mappings(&tree.view(), Needs { directories, ..NEEDS }).verdict,
+                verdict
+            );
         }
         // Seven eighths of the default are fewer than these.
         let tree = Tree::new(&[("proc/sys/vm/max_map_count", "65530\n")]);
         let many = Needs {
             paths: 32_400,
+            directories: 1,
             ..NEEDS
         };
         let few = mappings(&tree.view(), many);
         assert_eq!(few.verdict, Verdict::Warning);
         let wanted = format!(
             "`sysctl vm.max_map_count={}`, or more",
-            (32_400 + OBJECTS).div_ceil(7) + 32_400 + OBJECTS
+            (32_400 + many.objects()).div_ceil(7) + 32_400 + many.objects()
         );
         assert_eq!(few.remedy, Some(wanted));
     }
