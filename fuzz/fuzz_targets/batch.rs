@@ -53,12 +53,16 @@ fn batch<'a>(world: &'a World, operation: &str, request: &Value) -> Option<Batch
             let parts: Option<Vec<_>> = list("objects")
                 .iter()
                 .map(|entry| {
-                    let other_version = entry["if_match"].as_str().is_some_and(|tag| !tag.is_empty());
+                    let tag = entry["if_match"].as_str().unwrap_or_default();
+                    // A tag has no quotes here.
+                    if tag.contains('"') {
+                        return None;
+                    }
                     let (offset, length) = (number(&entry["offset"])?, number(&entry["length"])?);
                     let name = entry["name"].as_str()?;
                     let found = world.object_part(name, offset, length);
                     // No input can guess the tag of a file of this run.
-                    count(found.filter(|_| !other_version), length.max(length_of(name)))
+                    count(found.filter(|_| tag.is_empty()), length.max(length_of(name)))
                 })
                 .collect();
             Some([whole?, parts?].concat())

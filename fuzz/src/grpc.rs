@@ -367,7 +367,12 @@ fn objects<'a>(world: &'a World, request: &v1::FetchObjectsRequest) -> Option<Ba
         ..
     } = request;
     let mut columns = [offsets.len(), lengths.len(), if_match.len()].into_iter();
-    if request.dataset != "o" || !columns.all(|column| column == 0 || column == names.len()) {
+    // A tag has no quotes here.
+    let is_tag = |tag: &String| !tag.contains('"');
+    if request.dataset != "o"
+        || !columns.all(|column| column == 0 || column == names.len())
+        || !if_match.iter().all(is_tag)
+    {
         return None;
     }
     let (mut items, mut bytes) = (Vec::new(), 0_u64);

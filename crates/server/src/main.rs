@@ -41,7 +41,7 @@ use ringfetch_server::reconfigure::{self, Reconfigurer, ReconfigurerParts};
 use ringfetch_server::record::Recorder;
 use ringfetch_server::rpc_metrics::RpcMetrics;
 use ringfetch_server::sd_notify::Notifier;
-use ringfetch_server::spans::Spans;
+use ringfetch_server::spans::{Spans, SpansError};
 use ringfetch_server::telemetry::Telemetry;
 use ringfetch_server::tls::Tls;
 use ringfetch_server::{admin, demo, grpc, host_memory, http, log_output};
@@ -93,7 +93,8 @@ fn exit_code(error: &anyhow::Error) -> u8 {
     } else if error.is::<HostError>()
         || error.is::<listener::BindError>()
         || error.is::<StartError>()
-        || error.chain().any(is_out_of_resources)
+        || matches!(error.downcast_ref(), Some(SpansError::Thread))
+        || error.chain().any(is_out_of_descriptors)
     {
         EXIT_HOST
     } else {
@@ -101,10 +102,9 @@ fn exit_code(error: &anyhow::Error) -> u8 {
     }
 }
 
-fn is_out_of_resources(error: &(dyn std::error::Error + 'static)) -> bool {
+fn is_out_of_descriptors(error: &(dyn std::error::Error + 'static)) -> bool {
     let errno = error.downcast_ref::<io::Error>().and_then(Errno::from_io_error);
-    // EAGAIN: of clone(2), for a thread.
-    matches!(errno, Some(Errno::MFILE | Errno::NFILE | Errno::AGAIN))
+    matches!(errno, Some(Errno::MFILE | Errno::NFILE))
 }
 
 fn load(inputs: &Inputs) -> anyhow::Result<config::Loaded> {

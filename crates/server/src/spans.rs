@@ -17,6 +17,7 @@ use opentelemetry_sdk::trace::{
     BatchConfigBuilder, BatchSpanProcessor, SpanData, SpanEvents, SpanExporter, SpanLinks, SpanProcessor as _,
 };
 use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -59,10 +60,10 @@ pub enum SpansError {
     Exporter(#[from] opentelemetry_otlp::ExporterBuildError),
     /// There is no thread for sending them.
     #[error(
-        "tracing.otlp_endpoint: there is no thread for sending spans: {0}; raise the limit on threads (ulimit -u, or the cgroup's \
+        "tracing.otlp_endpoint: there is no thread for sending spans; raise the limit on threads (ulimit -u, or the cgroup's \
          pids.max), or set it to off"
     )]
-    Thread(#[from] std::io::Error),
+    Thread,
     /// A metric's name is already registered.
     #[error("a metric cannot be registered: {0}")]
     Metrics(#[from] prometheus::Error),
@@ -88,8 +89,6 @@ impl Spans {
             .with_channel(collector.timeout(TIMEOUT).connect_lazy())
             .with_timeout(TIMEOUT)
             .build()?;
-        // Where the processor gets no thread, it panics. This one ends first, and leaves its place.
-        let _ended = std::thread::Builder::new().spawn(|| ())?.join();
         let exporter = CountedExporter {
             otlp,
             sent: spans.with_label_values(&["sent"]),
@@ -101,7 +100,11 @@ impl Spans {
             .with_max_export_batch_size(BATCH_SPANS_MAX)
             .with_scheduled_delay(DELAY)
             .build();
-        let mut processor = BatchSpanProcessor::new(exporter, batches);
+        // The processor panics where it gets no thread. This one has ended before, though its place may be free a moment later.
+        let thread = std::thread::Builder::new().spawn(|| ());
+        let _ended = thread.map_err(|_| SpansError::Thread)?.join();
+        let start = || BatchSpanProcessor::new(exporter, batches);
+        let mut processor = catch_unwind(AssertUnwindSafe(start)).map_err(|_panicked| SpansError::Thread)?;
         let version = KeyValue::new("service.version", env!("CARGO_PKG_VERSION"));
         processor.set_resource(
             &Resource::builder()

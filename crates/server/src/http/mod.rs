@@ -49,8 +49,7 @@ struct AppState {
     fetcher: Fetcher,
     lifecycle: Lifecycle,
     registry: prometheus::Registry,
-    /// Held by the scrape whose text is being written.
-    scraping: Arc<tokio::sync::Mutex<()>>,
+    scrapes: probes::Scrapes,
     document: Bytes,
     page: page::Page,
     status: status::StatusCache,
@@ -70,7 +69,7 @@ pub fn service(
         fetcher,
         lifecycle,
         registry,
-        scraping: Arc::default(),
+        scrapes: probes::Scrapes::default(),
         document: openapi::document(),
     };
     router()
