@@ -213,7 +213,7 @@ class Soak:
                                  **sample, **starved, "calls": counts["calls"], "items": counts["items"], "bytes": counts["bytes"]})
 
     def probe(self):
-        """Requests /livez and /readyz, alternately over one connection and over new ones."""
+        """Requests /livez and /readyz, each over a new connection."""
         while not self.ended.wait(PROBE_SECONDS):
             begun = time.monotonic()
             path = "/livez" if int(begun * 10) % 2 else "/readyz"
