@@ -292,6 +292,7 @@ fn little_lockable_memory_is_a_warning() {
 }
 
 #[test]
+#[ignore = "needs /dev/shm"]
 fn memory_is_no_device() {
     let directory = tempfile::tempdir_in("/dev/shm").unwrap();
     let path = file(directory.path(), "x");
@@ -423,7 +424,7 @@ fn a_loop_device_is_seen_through() {
 }
 
 #[test]
-#[ignore = "needs root and io_uring"]
+#[ignore = "needs root, io_uring and /dev/shm"]
 fn container_layers_are_told_apart_from_volumes() {
     // An overlayfs over a file that is in the page cache, mounted for this run alone.
     const MOUNT: &str =

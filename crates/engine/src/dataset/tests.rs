@@ -307,6 +307,7 @@ fn one_file_that_refuses_direct_io() {
 
 /// On tmpfs a direct read, if the kernel supports it at all, measures memory: the reason says so.
 #[test]
+#[ignore = "needs /dev/shm"]
 fn tmpfs_is_called_that() {
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let path = file(&dir, "blocks", &[0; 4096]);
@@ -361,6 +362,7 @@ fn only_bytes_before_the_end_are_kept() {
 /// Direct reads on tmpfs are served from the page cache, which may return zeros during a truncation: they end
 /// where the file ends.
 #[test]
+#[ignore = "needs /dev/shm"]
 fn what_the_page_cache_serves_is_held_against_the_length() {
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let path = file(&dir, "blocks", &[1; 8192]);
