@@ -185,7 +185,7 @@ pub(crate) struct ShardMetrics {
     pub(crate) depth_limit: AtomicU32,
     /// The backends that it serves; a batch says which of them reads it.
     backends: [PerBackend; 2],
-    /// Reads in flight, and how many of them have stalled.
+    /// Reads in flight, and how many of them have stalled on disks that hang.
     pub(crate) in_flight: AtomicU32,
     pub(crate) stalled: AtomicU32,
     /// Reads accepted, and neither started nor joined to another one. Submitters add, the shard subtracts.

@@ -55,7 +55,7 @@ pub(super) struct Slot {
     /// Attempts without progress before the file's end.
     pub(super) barren: u8,
     is_free: bool,
-    /// Whether it counts towards no limit: see `stalled`.
+    /// Whether its bytes count towards no limit: see `stalled`.
     is_stalled: bool,
     /// Whether it is in `long`.
     is_long: bool,
@@ -93,9 +93,11 @@ pub(super) struct InFlight {
     /// Most reads in flight: at most one per slot.
     reads_max: u32,
     bytes: u64,
-    /// Stalled reads, which are in flight beyond the limits, and their bytes.
+    /// Stalled reads, and their bytes, which are in flight beyond the limit.
     stalled: u32,
     stalled_bytes: u64,
+    /// Those of disks that hang, which are in flight beyond the limit of reads, too.
+    held: u32,
     bytes_max: u64,
     /// Whether the limit of bytes was reached, and less than half of it is free.
     is_full: bool,
@@ -179,6 +181,7 @@ impl InFlight {
             bytes: 0,
             stalled: 0,
             stalled_bytes: 0,
+            held: 0,
             bytes_max,
             is_full: false,
             heads: vec![NONE; chains as usize],
@@ -193,9 +196,9 @@ impl InFlight {
         u32::try_from(self.slots.len() - self.free.len()).unwrap_or(u32::MAX)
     }
 
-    /// Those that count towards the limit.
+    /// Those that count towards the limit of reads.
     pub(super) fn moving(&self) -> u32 {
-        self.len() - self.stalled
+        self.len().saturating_sub(self.held)
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -209,14 +212,20 @@ impl InFlight {
         self.moving() < self.moving_max() && !self.is_full && !self.free.is_empty()
     }
 
-    /// Most reads in flight besides stalled ones. While there are some, half of the slots that are left: so there are others when
-    /// the next disk hangs, too. Of 256 slots one disk that hangs keeps 128, further ones 64, 32 and so on.
+    /// Most reads in flight besides those held by disks that hang. While there are some, half of the slots that are left: so there
+    /// are others when the next disk hangs, too. Of 256 slots one disk that hangs keeps 128, further ones 64, 32 and so on.
     pub(super) fn moving_max(&self) -> u32 {
-        if self.stalled == 0 {
+        if self.held == 0 {
             return self.reads_max;
         }
-        let left = u32::try_from(self.slots.len()).unwrap_or(u32::MAX) - self.stalled;
+        let left = u32::try_from(self.slots.len()).unwrap_or(u32::MAX) - self.held;
         self.reads_max.min(left.div_ceil(2))
+    }
+
+    /// How much these reads are of what may be in flight, in thousandths.
+    pub(super) fn share(&self, reads: u32, bytes: u64) -> u64 {
+        let of_reads = u64::from(reads) * 1000 / u64::from(self.moving_max().max(1));
+        of_reads.max(bytes * 1000 / self.bytes_max.max(1))
     }
 
     fn counted_bytes(&self) -> u64 {
@@ -238,7 +247,7 @@ impl InFlight {
         if !self.has_room() {
             return None;
         }
-        let is_first = self.moving() == 0;
+        let is_first = self.len() == self.stalled;
         if !is_first && self.counted_bytes() + u64::from(length) > self.bytes_max {
             self.is_full = true;
             return None;
@@ -306,7 +315,7 @@ impl InFlight {
         old.map(|slot| &mut slot.joiners)
     }
 
-    /// Stalls the reads that were started by `before`: they count towards no limit any more. Returns them.
+    /// Stalls the reads that were started by `before`: their bytes count towards no limit any more. Returns them.
     pub(super) fn stall(&mut self, before: Instant) -> Vec<TrackedRead> {
         let mut stalled = Vec::new();
         for slot in &mut self.slots {
@@ -320,9 +329,9 @@ impl InFlight {
         stalled
     }
 
-    /// How many reads have stalled.
-    pub(super) fn stalled(&self) -> u32 {
-        self.stalled
+    /// From now on, so many stalled reads count towards no limit of reads either.
+    pub(super) fn set_held(&mut self, held: u32) {
+        self.held = held;
     }
 
     /// Frees the slot of a finished read, after its joiners were taken. Returns whether it was stalled.

@@ -1,9 +1,11 @@
 //! Reads that their disk does not answer must not keep the reads of other disks waiting.
 //!
 //! A submitted read cannot be cancelled, so the reads of a disk that hangs would soon be all that may be in flight.
-//! A read that is in flight for [`STALLED_AFTER`] while others wait for room therefore counts towards no limit, and until it
-//! ends, no further read of its disk is started: the batches are parked, where their deadlines end them. For the others the
-//! backend has spare slots ([`Backend::slots`]).
+//! The bytes of a read that is in flight for [`STALLED_AFTER`] while others wait for room therefore count towards no limit. If
+//! such reads are most of what may be in flight, their disk hangs: they count towards no limit of reads either, and until most
+//! have ended, no further read of the disk is started: the batches are parked, where their deadlines end them. For the others
+//! the backend has spare slots ([`Backend::slots`]). Fewer only take the slots that they have: a disk with one block that it
+//! cannot read answers for the others. Either way a disk has at most as many reads in flight as a ring may have.
 
 use super::Shard;
 use super::in_flight::TrackedRead;
@@ -16,14 +18,29 @@ use std::time::{Duration, Instant};
 /// Far above what a read takes on a disk with a long queue: 128 reads of a disk that makes 100 a second take 1.3 s.
 const STALLED_AFTER: Duration = Duration::from_secs(3);
 
+/// The share of what may be in flight, in thousandths, beyond which stalled reads are most of it.
+const MOST: u64 = 500;
+
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Stalled {
-    /// Disks with stalled reads ([`crate::dataset::Dataset::disk_of`]), and how many.
-    pub(super) disks: Vec<(u64, u32)>,
-    /// Batches that wait for these reads. They are not in `turns`, but keep their number likewise.
+    /// Disks with stalled reads.
+    pub(super) disks: Vec<SlowDisk>,
+    /// Batches that wait for those that hang. They are not in `turns`, but keep their number likewise.
     pub(super) parked: Vec<usize>,
     has_spare_slots: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct SlowDisk {
+    /// [`crate::dataset::Dataset::disk_of`].
+    disk: u64,
+    /// A dataset on it, for the log.
+    dataset: String,
+    /// Its stalled reads, and their bytes.
+    pub(super) reads: u32,
+    bytes: u64,
+    pub(super) hangs: bool,
 }
 
 impl Stalled {
@@ -40,10 +57,18 @@ impl Stalled {
         !self.disks.is_empty()
     }
 
-    /// Whether a read has to wait for stalled reads of its disk.
+    /// Whether a read has to wait, since its disk hangs.
     pub(super) fn keeps(&self, batch: &PlannedBatch, read: &PlannedRead) -> bool {
         let disk = batch.disk_of(read);
-        disk.is_some_and(|disk| self.disks.iter().any(|(known, _)| *known == disk))
+        disk.is_some_and(|disk| self.disks.iter().any(|known| known.hangs && known.disk == disk))
+    }
+
+    /// The stalled reads of disks that hang, or of the others, and their bytes.
+    fn reads_of(&self, hanging: bool) -> (u32, u64) {
+        let disks = self.disks.iter().filter(|disk| disk.hangs == hanging);
+        disks.fold((0, 0), |(reads, bytes), disk| {
+            (reads + disk.reads, bytes + disk.bytes)
+        })
     }
 }
 
@@ -53,7 +78,7 @@ impl<B: Backend> Shard<B> {
         active.batch.disk_of(&read.read)
     }
 
-    /// Whether the next read of a batch has to wait for stalled reads of its disk.
+    /// Whether the next read of a batch has to wait, since its disk hangs.
     pub(super) fn is_stalled(&self, key: usize) -> bool {
         let active = self.actives.get(key).and_then(Option::as_ref);
         self.stalled.any()
@@ -71,48 +96,79 @@ impl<B: Backend> Shard<B> {
         let Some(before) = now.checked_sub(STALLED_AFTER) else {
             return;
         };
-        let stalled = self.in_flight.stall(before);
-        if !stalled.is_empty() {
-            self.note_stalled();
-        }
-        for read in stalled {
+        for read in self.in_flight.stall(before) {
             let Some(disk) = self.disk_of(&read) else { continue };
-            match self.stalled.disks.iter_mut().find(|(known, _)| *known == disk) {
-                Some((_, count)) => *count += 1,
-                None => {
-                    let active = self.actives.get(read.active).and_then(Option::as_ref);
-                    let dataset = active.map_or("", |active| active.batch.dataset.name());
-                    tracing::warn!(
-                        dataset,
-                        "reads take longer than 3 s and leave no room: until they end, no others of this dataset's disk are started"
-                    );
-                    self.stalled.disks.push((disk, 1));
-                }
+            let bytes = u64::from(read.read.length);
+            if let Some(known) = self.stalled.disks.iter_mut().find(|known| known.disk == disk) {
+                known.reads += 1;
+                known.bytes += bytes;
+                continue;
             }
+            let active = self.actives.get(read.active).and_then(Option::as_ref);
+            self.stalled.disks.push(SlowDisk {
+                disk,
+                dataset: active.map_or("", |active| active.batch.dataset.name()).to_owned(),
+                reads: 1,
+                bytes,
+                hangs: false,
+            });
+        }
+        self.find_hanging();
+    }
+
+    /// While stalled reads of other disks are most of what may be in flight, the one with the most of them hangs.
+    fn find_hanging(&mut self) {
+        loop {
+            self.note_held();
+            let (reads, bytes) = self.stalled.reads_of(false);
+            if self.in_flight.share(reads, bytes) <= MOST {
+                return;
+            }
+            let others = self.stalled.disks.iter_mut().filter(|disk| !disk.hangs);
+            let Some(worst) = others.max_by_key(|disk| self.in_flight.share(disk.reads, disk.bytes)) else {
+                return;
+            };
+            worst.hangs = true;
+            tracing::warn!(
+                dataset = worst.dataset,
+                "reads take longer than 3 s and leave no room: until most have ended, no others of this dataset's disk are started"
+            );
         }
     }
 
-    fn note_stalled(&mut self) {
-        self.metrics
-            .stalled
-            .store(self.in_flight.stalled(), Ordering::Relaxed);
+    fn note_held(&mut self) {
+        let (held, _) = self.stalled.reads_of(true);
+        self.in_flight.set_held(held);
+        self.metrics.stalled.store(held, Ordering::Relaxed);
         self.note_limit();
     }
 
-    /// A stalled read has ended. After the last one of its disk, batches wait for their turn again.
+    /// A stalled read has ended. Once only few are left of its disk, that answers again, and batches wait for their turn.
     pub(super) fn recover(&mut self, read: &TrackedRead) {
-        self.note_stalled();
-        let Some(disk) = self.disk_of(read) else { return };
-        let Some(index) = self.stalled.disks.iter().position(|(known, _)| *known == disk) else {
+        let Some(number) = self.disk_of(read) else { return };
+        let Some(index) = self.stalled.disks.iter().position(|known| known.disk == number) else {
             return;
         };
-        if let Some((_, count)) = self.stalled.disks.get_mut(index) {
-            *count = count.saturating_sub(1);
-            if *count > 0 {
-                return;
-            }
+        let Some(disk) = self.stalled.disks.get_mut(index) else {
+            return;
+        };
+        disk.reads = disk.reads.saturating_sub(1);
+        disk.bytes = disk.bytes.saturating_sub(read.read.length.into());
+        let (reads, bytes) = (disk.reads, disk.bytes);
+        let hung = std::mem::take(&mut disk.hangs);
+        if reads == 0 {
+            self.stalled.disks.swap_remove(index);
         }
-        self.stalled.disks.swap_remove(index);
+        if !hung {
+            return;
+        }
+        self.note_held();
+        if self.in_flight.share(reads, bytes) > MOST {
+            if let Some(disk) = self.stalled.disks.get_mut(index) {
+                disk.hangs = true;
+            }
+            return self.note_held();
+        }
         for key in std::mem::take(&mut self.stalled.parked) {
             if self.is_stalled(key) {
                 self.stalled.parked.push(key);
