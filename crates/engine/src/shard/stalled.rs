@@ -90,7 +90,9 @@ impl<B: Backend> Shard<B> {
 
     /// While reads wait and nothing more may be started: finds the reads that have stalled.
     pub(super) fn find_stalled(&mut self, now: Instant) {
-        if self.turns.is_empty() || !self.stalled.has_spare_slots || self.in_flight.has_room() {
+        // A turn that is not over has a read for which there is no room, while there may be for shorter ones.
+        let has_room = self.turn.is_none() && self.in_flight.has_room();
+        if self.turns.is_empty() || !self.stalled.has_spare_slots || has_room {
             return;
         }
         let Some(before) = now.checked_sub(STALLED_AFTER) else {

@@ -246,6 +246,34 @@ fn a_read_that_takes_long_costs_its_disk_one_slot() {
     assert!(world.shard.is_idle() && world.shard.stalled.disks.is_empty());
 }
 
+#[test]
+fn a_long_read_does_not_wait_for_a_disk_that_hangs_with_short_ones() {
+    // Scenario: a disk hangs with half of the reads that may be in flight, or more, all short; a read of 3 MiB of another disk, with
+    // which more bytes would be in flight than may be, waits. Expectation: it is started once those have stalled.
+    for count in [2, 3] {
+        let mut world = World::with_spare_slots(4, 4 << 20, &[1, 2]);
+        world.control.hold();
+        let short: Vec<_> = (0..count).map(|item| ((4 << 20) + item * 100_000, 10)).collect();
+        let _hang = world.send(&short, |batch| batch.origin = Some((1, 1)));
+        assert!(world.poll().is_pending());
+        let mut long = world.send(&[(0, 3 << 20)], |batch| {
+            batch.origin = Some((1, 2));
+            let reads = &mut batch.plan.reads;
+            reads.truncate(1);
+            (reads[0].length, reads[0].needed) = (3 << 20, 3 << 20);
+        });
+        assert!(world.poll().is_pending());
+        assert_eq!(world.control.in_flight(), short.len());
+        world.shard.tend(Instant::now() + Duration::from_secs(5));
+        assert!(world.poll().is_pending());
+        assert_eq!(world.control.in_flight(), short.len() + 1);
+        world.control.release_all();
+        assert!(world.poll().is_pending());
+        let fetched = long.try_recv().expect("answered").expect("read");
+        assert_eq!(fetched.data.len(), 3 << 20);
+    }
+}
+
 /// Of no disk more than the depth of 4 reads is in flight, and those of disks that hang count towards no limit.
 fn check_counts(world: &mut World) {
     let shard = &mut world.shard;
