@@ -148,16 +148,21 @@ impl<B: Backend> Shard<B> {
     }
 
     fn obey(&mut self) {
+        // Ticks that piled up while the thread was stopped count as one.
+        let mut tends = false;
         while let Some(control) = self.inbox.control() {
             match control {
                 Control::Drain => self.inbox.close(),
                 Control::Sweep => self.known.sweep(&mut self.backend),
-                Control::Tend => self.tend(Instant::now()),
+                Control::Tend => tends = true,
                 Control::Beat(reply) => {
                     // The caller may have stopped waiting.
                     let _gone = reply.send(());
                 }
             }
+        }
+        if tends {
+            self.tend(Instant::now());
         }
     }
 

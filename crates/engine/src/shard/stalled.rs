@@ -21,6 +21,9 @@ const STALLED_AFTER: Duration = Duration::from_secs(3);
 /// The share of what may be in flight, in thousandths, beyond which stalled reads are most of it.
 const MOST: u64 = 500;
 
+/// Without a look at the reads for this long, twice the time between two, the process was paused, or nothing waited.
+const PAUSED_AFTER: Duration = Duration::from_secs(2);
+
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Stalled {
@@ -29,6 +32,8 @@ pub(super) struct Stalled {
     /// Batches that wait for those that hang. They are not in `turns`, but keep their number likewise.
     pub(super) parked: Vec<usize>,
     has_spare_slots: bool,
+    /// When stalled reads were last looked for; `None` after a pause.
+    looked: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -49,6 +54,7 @@ impl Stalled {
             disks: Vec::new(),
             parked: Vec::new(),
             has_spare_slots,
+            looked: None,
         }
     }
 
@@ -90,6 +96,13 @@ impl<B: Backend> Shard<B> {
 
     /// While reads wait and nothing more may be started: finds the reads that have stalled.
     pub(super) fn find_stalled(&mut self, now: Instant) {
+        let looked = self.stalled.looked;
+        let was_paused = looked.is_some_and(|looked| now.saturating_duration_since(looked) > PAUSED_AFTER);
+        self.stalled.looked = (!was_paused).then_some(now);
+        if was_paused {
+            // Reads may have completed meanwhile, and the shard does not know it yet: the next look is soon enough.
+            return;
+        }
         // A turn that is not over has a read for which there is no room, while there may be for shorter ones.
         let has_room = self.turn.is_none() && self.in_flight.has_room();
         if self.turns.is_empty() || !self.stalled.has_spare_slots || has_room {

@@ -274,6 +274,25 @@ fn a_long_read_does_not_wait_for_a_disk_that_hangs_with_short_ones() {
     }
 }
 
+#[test]
+fn a_pause_of_the_process_is_no_disk_that_hangs() {
+    // Scenario: more reads than may be in flight; the process is stopped for a while (SIGSTOP), or its thread is; then the engine is
+    // tended, twice at once, since ticks were missed, before what the disk has completed meanwhile is taken; nothing completes until the
+    // next time. Expectation: the disk hangs only then.
+    let mut world = World::with_spare_slots(4, 100_000, &[1]);
+    world.control.hold();
+    let _answer = world.send(&items_of(0, 0..8), |_| {});
+    assert!(world.poll().is_pending());
+    (0..4).for_each(|slot| make_old(&mut world, slot));
+    let before = Instant::now().checked_sub(Duration::from_secs(10)).expect("up");
+    world.shard.tend(before);
+    for (tended, hanging) in [(2, 0), (1, 1)] {
+        (0..tended).for_each(|_| world.mailbox.try_command(Control::Tend));
+        assert!(world.poll().is_pending());
+        assert_eq!(world.shard.stalled.disks.len(), hanging);
+    }
+}
+
 /// Of no disk more than the depth of 4 reads is in flight, and those of disks that hang count towards no limit.
 fn check_counts(world: &mut World) {
     let shard = &mut world.shard;
