@@ -304,8 +304,8 @@ impl UringBackend {
             unchecked: Vec::new(),
             lengths: Lengths::default(),
         };
-        if let Err(error) = backend.cap_workers(slots) {
-            tracing::debug!(%error, "the kernel's worker threads cannot be capped");
+        if let Err(error) = backend.allow_workers(slots) {
+            tracing::debug!(%error, "the number of the kernel's worker threads cannot be set");
         }
         backend
     }
@@ -322,10 +322,10 @@ impl UringBackend {
         Ok(())
     }
 
-    /// Caps the kernel's worker threads, which serve reads that have to wait in the kernel (buffered ones that miss the page
-    /// cache, network file systems; TRAPS 14). With fewer than the reads in flight, those of a disk that hangs could keep all of
-    /// them, and others would wait in the kernel, where nobody sees it.
-    fn cap_workers(&self, workers: u32) -> io::Result<()> {
+    /// Allows as many of the kernel's worker threads, which serve reads that have to wait in the kernel (network file systems,
+    /// FUSE; TRAPS 14); by itself it has four for each CPU. With fewer than the reads in flight, those of a disk that hangs could
+    /// keep all of them, and others would wait in the kernel, where nobody sees it. They start as they are needed.
+    fn allow_workers(&self, workers: u32) -> io::Result<()> {
         let Some(ring) = self.ring else {
             return Err(io::Error::from_raw_os_error(libc::EBADF));
         };
