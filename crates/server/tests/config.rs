@@ -211,6 +211,7 @@ fn bad_variables_and_flags_are_named() {
         flag("limits.connections.most", "5"),
         flag("", "5"),
         flag("log.format", ""),
+        flag("log.filter", "99999999999999999999"),
     ];
     inputs.flags.insert(0, flag("limits.connections", "0"));
     let problems = load(&inputs).unwrap_err();
@@ -250,6 +251,7 @@ fn bad_variables_and_flags_are_named() {
         ),
         ("flag --set ", ": is not a key path"),
         ("flag --set log.format", "log.format: has no value"),
+        ("flag --set log.filter", "log.filter: is 1e20, which is not text"),
     ];
     for (source, problem) in expected {
         let wanted = format!("{source}: {problem}");

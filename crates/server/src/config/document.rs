@@ -1,5 +1,5 @@
-//! A YAML document. [`Value`] alone refuses whole numbers beyond 64 bits, and with them the document; here they are text, so
-//! that their keys refuse them, beside all other mistakes.
+//! A YAML document. [`Value`] alone refuses whole numbers beyond 64 bits, and with them the document; here they are floats, as
+//! YAML reads those beyond 128 bits, so that their keys refuse them, beside all other mistakes.
 
 use std::fmt;
 
@@ -40,11 +40,11 @@ impl<'de> Visitor<'de> for AnyValue {
     }
 
     fn visit_i128<E>(self, value: i128) -> Result<Value, E> {
-        Ok(value.to_string().into())
+        Ok((value as f64).into())
     }
 
     fn visit_u128<E>(self, value: u128) -> Result<Value, E> {
-        Ok(value.to_string().into())
+        Ok((value as f64).into())
     }
 
     fn visit_f64<E>(self, value: f64) -> Result<Value, E> {

@@ -329,7 +329,7 @@ fn set(root: &mut Node, key: &str, text: &str, source: Source, problems: &mut Ve
             "datasets are named in the configuration file only",
         ));
     }
-    let content = match serde_yaml::from_str::<Value>(text) {
+    let content = match serde_yaml::from_str(text).map(|Document(value)| value) {
         Ok(Value::Null) => Content::Null,
         Ok(Value::Bool(value)) => Content::Bool(value),
         Ok(Value::Number(number)) => Content::Number(number),
