@@ -37,7 +37,7 @@ pub(super) trait UnaryRequest: Message + Default + Send + Sync + 'static {
     /// The items in an encoded request.
     fn count_items(message: &[u8]) -> usize;
     /// The request field that an error is about, if the error names none itself.
-    fn field_of(_: &FetchError) -> &'static str {
+    fn field_of(&self, _: &FetchError) -> &'static str {
         Self::ITEMS_FIELD
     }
     fn fail_fast(&self) -> bool;
@@ -61,8 +61,14 @@ impl<R: FetchRequest> UnaryRequest for R {
     fn count_items(message: &[u8]) -> usize {
         longest_list(message, R::LISTS)
     }
-    fn field_of(error: &FetchError) -> &'static str {
-        let field = error.read_error().and_then(R::field_of);
+    fn field_of(&self, error: &FetchError) -> &'static str {
+        let item = if let FetchError::Item { number, .. } = error {
+            usize::try_from(*number).unwrap_or(usize::MAX)
+        } else {
+            0
+        };
+        let error = error.read_error();
+        let field = error.and_then(|error| FetchRequest::field_of(self, item, error));
         field.unwrap_or(R::ITEMS_FIELD)
     }
     fn fail_fast(&self) -> bool {
@@ -97,7 +103,7 @@ pub(super) trait FetchRequest: Message + Default + Send + Sync + 'static {
     fn dataset(&self) -> &str;
     fn items(&self) -> Items<'_>;
     /// The field that an item's error is about, if it is not the one that lists the items.
-    fn field_of(_: &ReadError) -> Option<&'static str> {
+    fn field_of(&self, _: usize, _: &ReadError) -> Option<&'static str> {
         None
     }
     fn fail_fast(&self) -> bool;
@@ -140,7 +146,9 @@ fn field_of_range(error: &ReadError) -> Option<&'static str> {
     } else {
         return matches!(error, ReadError::ZeroLength).then_some("lengths");
     };
-    Some(if offset < end { "lengths" } else { "offsets" })
+    // No offset would help at an empty object.
+    let is_too_long = offset < end || offset == 0;
+    Some(if is_too_long { "lengths" } else { "offsets" })
 }
 
 /// The list of lengths, or an empty one if every item has `implied` bytes.
@@ -317,7 +325,7 @@ impl FetchRequest for v1::FetchRangesRequest {
             lengths: &self.lengths,
         }
     }
-    fn field_of(error: &ReadError) -> Option<&'static str> {
+    fn field_of(&self, _: usize, error: &ReadError) -> Option<&'static str> {
         let is_too_long = matches!(error, ReadError::ItemTooLarge { .. });
         field_of_range(error).or(is_too_long.then_some("lengths"))
     }
@@ -353,8 +361,10 @@ impl FetchRequest for v1::FetchObjectsRequest {
             if_match: &self.if_match,
         }
     }
-    fn field_of(error: &ReadError) -> Option<&'static str> {
-        field_of_range(error)
+    fn field_of(&self, item: usize, error: &ReadError) -> Option<&'static str> {
+        let has_length = self.lengths.get(item).is_some_and(|length| *length > 0);
+        let is_too_long = has_length && matches!(error, ReadError::ItemTooLarge { .. });
+        field_of_range(error).or(is_too_long.then_some("lengths"))
     }
     fn if_match(&self) -> &str {
         // Each object has its own.

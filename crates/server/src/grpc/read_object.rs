@@ -98,7 +98,9 @@ fn extent(request: &v1::ReadObjectRequest, end: u64) -> Result<Option<Extent>, R
 
 /// The field of a request for what an object of `end` bytes does not have.
 fn field_past_the_end(request: &v1::ReadObjectRequest, end: u64) -> &'static str {
-    if request.offset < end { "length" } else { "offset" }
+    // No offset would help at an empty object.
+    let is_too_long = request.offset < end || request.offset == 0;
+    if is_too_long { "length" } else { "offset" }
 }
 
 /// The messages of the response and its trailers.

@@ -187,7 +187,7 @@ impl<B: BytesBody> GrpcRequest<B> {
         let Shared { fetcher, rpc, .. } = &*shared;
         let counted = rpc.grpc(C::METHOD).begin(started);
         let result = async {
-            let to_status = |error: FetchError| error_status::to_status(&error, C::field_of(&error));
+            let to_status = |error: FetchError| error_status::to_status(&error, C::ITEMS_FIELD);
             let limits = fetcher.limits();
             // Measured from the arrival of the head, so that it includes reading the request.
             let deadline = within(&limits, started, deadline?);
@@ -210,6 +210,7 @@ impl<B: BytesBody> GrpcRequest<B> {
                 connection: connection.clone(),
                 fail_fast: call.fail_fast(),
             };
+            let to_status = |error: FetchError| error_status::to_status(&error, call.field_of(&error));
             let (answer, data) = call.run(fetcher, &context).await.map_err(to_status)?;
             let charge = request_memory.into_charge();
             EncodedMessage::unary(&answer, data)?

@@ -254,9 +254,9 @@ async fn answer<C: UnaryRequest>(
             let connection = context.connection.as_ref();
             encoded
                 .charged(|text| fetcher.charge_text(connection, charge, text))
-                .or_else(|error| failed(id, &error, C::field_of(&error)))
+                .or_else(|error| failed(id, &error, call.field_of(&error)))
         }
-        Err(error) => failed(id, &error, C::field_of(&error)),
+        Err(error) => failed(id, &error, call.field_of(&error)),
     }
 }
 

@@ -126,6 +126,14 @@ async fn what_cannot_be_read_is_refused_before_the_first_message() {
         (one(|request| request.offset = 2), Code::OutOfRange, "offset"),
         (one(|request| request.length = 2), Code::OutOfRange, "length"),
         (
+            v1::ReadObjectRequest {
+                length: 1,
+                ..request("empty")
+            },
+            Code::OutOfRange,
+            "length",
+        ),
+        (
             one(|request| request.offset = u64::MAX),
             Code::InvalidArgument,
             "offset",

@@ -376,19 +376,24 @@ async fn a_bad_item_is_told_alike_by_both_transports() {
         assert_eq!(answer.lengths, [0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 3]);
         let good = [&everything.objects[0].1[..], &everything.objects[7].1];
         assert_eq!(answer.data, good.concat());
-        // Parts of an object of one byte.
-        for (offsets, lengths, code, field) in [
-            (vec![2], vec![], Code::OutOfRange, "offsets"),
-            (vec![1], vec![1], Code::OutOfRange, "offsets"),
-            (vec![u64::MAX], vec![], Code::InvalidArgument, "offsets"),
-            (vec![0], vec![2], Code::OutOfRange, "lengths"),
-            (vec![], vec![2], Code::OutOfRange, "lengths"),
+        // Objects of one byte, of none, and of more than a response, and their parts.
+        let (one, long) = (&["one"][..], &["one", "large.bin"][..]);
+        for (names, offsets, lengths, code, field) in [
+            (one, vec![2], vec![], Code::OutOfRange, "offsets"),
+            (one, vec![1], vec![1], Code::OutOfRange, "offsets"),
+            (one, vec![u64::MAX], vec![], Code::InvalidArgument, "offsets"),
+            (one, vec![0], vec![2], Code::OutOfRange, "lengths"),
+            (one, vec![], vec![2], Code::OutOfRange, "lengths"),
+            (&["empty"], vec![], vec![1], Code::OutOfRange, "lengths"),
+            (long, vec![], vec![1, 3 << 20], Code::ResourceExhausted, "lengths"),
+            (long, vec![], vec![1, 0], Code::ResourceExhausted, "names"),
+            (long, vec![], vec![], Code::ResourceExhausted, "names"),
         ] {
             let request = v1::FetchObjectsRequest {
                 offsets,
                 lengths,
                 fail_fast: true,
-                ..wire::objects("objects", &["one"])
+                ..wire::objects("objects", names)
             };
             let status = fetch.fetch_objects(request.clone()).await.unwrap_err();
             let found = status.get_details_bad_request().unwrap();
