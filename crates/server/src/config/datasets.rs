@@ -442,7 +442,14 @@ fn vectors(
             source.clone(),
         );
     }
-    if layout != Layout::Raw && paths.is_some_and(|paths| paths.len() > 1) {
+    let has_several_files = paths.is_some_and(|paths| paths.len() > 1);
+    if layout == Layout::Raw && has_several_files && header_bytes > 0 {
+        let problem =
+            format!("is {header_bytes}, and several files form one address space only without headers");
+        let remedy = "set header_bytes: 0, or make a dataset of each file";
+        walk.report(&section.key("header_bytes"), problem, remedy, source.clone());
+    }
+    if layout != Layout::Raw && has_several_files {
         let problem = format!(
             "has several entries, and a dataset of layout {layout} is one file (only layout raw may have several)"
         );
