@@ -5,7 +5,7 @@
 //! counted, and the count is written as soon as there is room again. A thread and a queue would lose the last
 //! lines of a crash.
 //!
-//! Where stderr is the journal, a line begins with its priority, which journald takes off (sd-daemon(3)).
+//! Where stderr is the journal, each line begins with its priority, which journald takes off (sd-daemon(3)).
 
 use ringfetch_engine::sync::lock;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -135,12 +135,15 @@ impl<F: AsFd> LogOutput<F> {
             whole.extend_from_slice(self.notice(state.lines_dropped).as_bytes());
         }
         let before = whole.len();
-        whole.extend_from_slice(self.priority(level).as_bytes());
+        let priority = self.priority(level).as_bytes();
         // Outside of the journal the common case copies nothing.
-        let bytes = if whole.is_empty() {
+        let bytes = if whole.is_empty() && priority.is_empty() {
             line
         } else {
-            whole.extend_from_slice(line);
+            for line in line.split_inclusive(|byte| *byte == b'\n') {
+                whole.extend_from_slice(priority);
+                whole.extend_from_slice(line);
+            }
             whole.as_slice()
         };
         let written = self.write_chunks(bytes, wait);
@@ -283,6 +286,20 @@ mod tests {
         assert_eq!(notice["level"], "WARN");
         assert_eq!(notice["lines"], 3);
         assert!(notice["message"].is_string() && notice["target"].is_string());
+    }
+
+    #[test]
+    fn each_line_of_an_event_has_its_priority_in_the_journal() {
+        // Scenario: an event of two lines at ERROR. Expectation: the priority before both, since journald takes each for a
+        // message of its own.
+        let (mut reader, writer) = io::pipe().expect("a pipe");
+        let mut output = LogOutput::new(writer, false);
+        output.is_journal = true;
+        output.write_line(&mut State::default(), Level::ERROR, b"a\n  b\n");
+        drop(output);
+        let mut text = String::new();
+        reader.read_to_string(&mut text).expect("a pipe");
+        assert_eq!(text, "<3>a\n<3>  b\n");
     }
 
     #[test]
