@@ -117,8 +117,9 @@ pub(super) fn if_range_holds(headers: &HeaderMap, current: &ETag) -> Result<bool
 
 /// Refuses a header without any tag in its lines, such as one whose quotes are missing.
 fn require_tag(headers: &HeaderMap, name: HeaderName, field: &'static str) -> Result<(), Problem> {
-    // An empty list is well formed.
-    let is_fine = |value: &[u8]| matches!(value.trim_ascii(), b"" | b"*") || next_tag(value).is_some();
+    // An empty list is well formed, and may have commas (RFC 9110 5.6.1).
+    let is_empty = |value: &[u8]| value.iter().all(|byte| b" \t,".contains(byte));
+    let is_fine = |value: &[u8]| is_empty(value) || value.trim_ascii() == b"*" || next_tag(value).is_some();
     if headers
         .get_all(name)
         .iter()
@@ -209,6 +210,7 @@ mod tests {
             ("\"b\"", Precondition::Failed),
             ("\"b\" a", Precondition::Failed),
             ("", Precondition::Failed),
+            (" ,\t,", Precondition::Failed),
         ] {
             let evaluated = evaluate(&headers(&[(header::IF_MATCH, value)]), &tag);
             assert_eq!(evaluated.unwrap(), expected, "{value}");
@@ -268,6 +270,7 @@ mod tests {
             ("\"a\"", Precondition::Holds),
             ("\"x\" oops \"a,b\"", Precondition::Holds),
             ("", Precondition::Holds),
+            (" ,\t,", Precondition::Holds),
         ] {
             let evaluated = evaluate(&headers(&[(header::IF_NONE_MATCH, value)]), &tag);
             assert_eq!(evaluated.unwrap(), expected, "{value}");
