@@ -10,7 +10,7 @@ mod healthcheck;
 mod manual;
 mod start_errors;
 
-use std::fs::File;
+use std::collections::BTreeSet;
 use std::io::{self, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -484,15 +484,10 @@ fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
 
 /// The devices' tags: rings that share them must stay below them (TRAPS 15).
 fn device_tags(datasets: &[Arc<Dataset>], rings: u32) -> Vec<Tags> {
-    let paths = datasets.iter().flat_map(|dataset| &dataset.spec().paths);
-    let tags = paths.filter_map(|path| Device::of_file(File::open(path).ok()?)?.tags_for(rings));
     // Thousands of files have a few devices.
-    tags.fold(Vec::new(), |mut known, tags| {
-        if !known.contains(&tags) {
-            known.push(tags);
-        }
-        known
-    })
+    let numbers: BTreeSet<u64> = datasets.iter().flat_map(|dataset| dataset.devices()).collect();
+    let tags = |number| Device::numbered(&View::real(), number)?.0.tags_for(rings);
+    numbers.into_iter().filter_map(tags).collect()
 }
 
 /// Connections and open objects need descriptors. The soft limit is 1024 on most systems, for the sake of

@@ -484,6 +484,11 @@ impl Dataset {
         &self.0.direct
     }
 
+    /// The numbers of the devices that its files are on, or its directory (`st_dev`; of a block device, `st_rdev`).
+    pub fn devices(&self) -> impl Iterator<Item = u64> {
+        self.0.disks.iter().map(|(device, _)| *device)
+    }
+
     /// The disk that one of its files is on, or one of its objects: they have a queue in common. It is known as the device
     /// number of a disk below the file's device, or as that device's where there is none (network file systems).
     pub(crate) fn disk_of(&self, file: &OpenFile) -> u64 {

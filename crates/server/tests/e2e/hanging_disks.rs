@@ -1,9 +1,11 @@
-//! Disks that do not answer. Needs root, losetup and /dev/fuse.
+//! Disks that do not answer. Most need root, losetup and /dev/fuse.
 
 use crate::daemon::{PATIENCE, Setup, backends_and_auto, eventually_async};
 use crate::data::noise;
 use crate::loop_device::LoopDevice;
 use crate::wire;
+use rustix::fs::inotify;
+use std::mem::MaybeUninit;
 use std::path::Path;
 use std::time::Duration;
 
@@ -217,4 +219,24 @@ async fn a_long_start_says_what_it_waits_for() {
         daemon.assert_serves(dataset).await;
     }
     daemon.stop().await;
+}
+
+#[tokio::test]
+async fn a_start_opens_no_file_again() {
+    // Scenario: a start with a dataset that is read through the page cache. Expectation: no descriptor of its file is closed: to
+    // open it again could hang where the start does not say for what it waits.
+    let (setup, bytes) = (Setup::new("pread"), noise(39, 16 * 4096));
+    let file = setup.file("blocks.bin", &bytes);
+    let closed = inotify::init(inotify::CreateFlags::NONBLOCK).unwrap();
+    inotify::add_watch(&closed, &file, inotify::WatchFlags::CLOSE_NOWRITE).unwrap();
+    let daemon = setup
+        .dataset(&["{name: blocks, kind: blocks, block_bytes: 4KiB, direct_io: off, path: blocks.bin}"])
+        .start();
+    daemon.assert_serves("blocks").await;
+    let mut events = [MaybeUninit::uninit(); 256];
+    let event = inotify::Reader::new(&closed, &mut events).next().map(drop);
+    assert_eq!(event, Err(rustix::io::Errno::AGAIN));
+    daemon.stop().await;
+    let event = inotify::Reader::new(&closed, &mut events).next().map(drop);
+    assert_eq!(event, Ok(()), "its end is seen");
 }
