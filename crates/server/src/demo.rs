@@ -1,12 +1,13 @@
 //! The demo that runs without a configuration: creates a directory of self-describing data once, and prints
 //! commands to try.
 //!
-//! Only files that this module created are overwritten: while the data is incomplete a marker names what was made,
-//! which is made again; other files of these names are an error. The bytes are those of `pattern` with seed
-//! [`SEED`], so any client can check them.
+//! The data is made in a directory of its own within that one, and moved out of it once all is made. So only what is in
+//! there is ever removed; other files of these names stay, and are an error. The bytes are those of `pattern` with
+//! seed [`SEED`], so any client can check them.
 
-use std::fs::{File, OpenOptions, TryLockError};
-use std::io::{Read as _, Write as _};
+use std::fs::{File, TryLockError};
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -16,6 +17,8 @@ use ringfetch_engine::config::BackendKind;
 use ringfetch_engine::dataset::{Dataset, Dtype, Kind, Layout};
 use ringfetch_engine::engine::BackendStatus;
 use ringfetch_pattern as pattern;
+use rustix::fs::{CWD, Mode, OFlags, RenameFlags};
+use rustix::io::Errno;
 use serde_yaml::{Mapping, Value};
 
 use crate::config::GRPC_PORT;
@@ -40,10 +43,15 @@ pub const OBJECT_BYTES_MAX: u64 = 64 << 10;
 const BLOCKS_NAME: &str = "blocks.bin";
 const VECTORS_NAME: &str = "vectors.npy";
 const OBJECTS_NAME: &str = "objects";
-/// Exists while the data is being made, and after that was interrupted. Its lines are the names made so far.
+const NAMES: [&str; 3] = [BLOCKS_NAME, VECTORS_NAME, OBJECTS_NAME];
+/// The directory in which the data is made. Who has locked it owns all that is in it.
 const PARTIAL_NAME: &str = ".ringfetch-demo-partial";
+/// In there once all is made and on the disk: what is no longer in there has been moved. Becomes [`COMPLETE_NAME`].
+const READY_NAME: &str = "ready";
 /// Exists once the data is complete.
 const COMPLETE_NAME: &str = ".ringfetch-demo-complete";
+/// Each one that is in vain has seen another process end.
+const LOCK_ATTEMPTS: u32 = 8;
 
 /// Why there is no demo data. The message names the directory and the remedy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -89,80 +97,188 @@ pub fn is_complete(directory: &Path) -> bool {
 /// The directory cannot be written, contains other files of these names, or is being created by another
 /// process, or the disk is too full.
 pub fn prepare(directory: &Path) -> Result<(), DemoError> {
-    prepare_bytes(directory, total_bytes())
+    let needed = total_bytes();
+    let demo = Demo {
+        directory,
+        partial: directory.join(PARTIAL_NAME),
+        needed,
+    };
+    demo.prepare(&mut || {}, &mut |partial| make(partial, needed))
 }
 
-fn prepare_bytes(directory: &Path, needed: u64) -> Result<(), DemoError> {
-    let fail = |problem: String| DemoError {
-        directory: directory.to_owned(),
-        problem,
-        is_temporary: false,
-    };
-    let errno = |what: &str, error: &std::io::Error| {
-        fail(format!(
+struct Demo<'a> {
+    directory: &'a Path,
+    partial: PathBuf,
+    needed: u64,
+}
+
+impl Demo<'_> {
+    fn fail(&self, problem: String) -> DemoError {
+        DemoError {
+            directory: self.directory.to_owned(),
+            problem,
+            is_temporary: false,
+        }
+    }
+
+    fn errno(&self, what: &str, error: &io::Error) -> DemoError {
+        self.fail(format!(
             "{what}: {error}; choose another one with --demo-dir, or serve your own data with --config"
         ))
-    };
-    if is_complete(directory) {
-        return Ok(());
     }
-    std::fs::create_dir_all(directory).map_err(|error| errno("cannot be made", &error))?;
-    let partial = directory.join(PARTIAL_NAME);
-    let marker = OpenOptions::new()
-        .read(true)
-        .append(true)
-        .create(true)
-        .open(&partial);
-    let mut marker: File = marker.map_err(|error| errno("cannot be written", &error))?;
-    match marker.try_lock() {
-        Ok(()) => {}
-        Err(TryLockError::WouldBlock) => {
-            let problem = "another process is making it; wait for that one, or use --demo-dir";
-            return Err(DemoError {
-                is_temporary: true,
-                ..fail(problem.to_owned())
-            });
-        }
-        Err(TryLockError::Error(error)) => return Err(errno("cannot be locked", &error)),
-    }
-    let mut made = String::new();
-    let read = marker.read_to_string(&mut made);
-    read.map_err(|error| errno("cannot be read", &error))?;
-    let present = [BLOCKS_NAME, VECTORS_NAME, OBJECTS_NAME].map(|name| (name, directory.join(name)));
-    let present = || present.iter().filter(|(_, path)| path.symlink_metadata().is_ok());
-    if let Some((name, _)) = present().find(|(name, _)| made.lines().all(|line| line != *name)) {
-        if made.is_empty() {
-            let _best_effort = std::fs::remove_file(&partial);
-        }
-        return Err(fail(format!(
-            "it has {name}, which was not made by this demo; choose another one with --demo-dir"
-        )));
-    }
-    for (name, path) in present() {
-        let removed = if *name == OBJECTS_NAME {
-            std::fs::remove_dir_all(path)
-        } else {
-            std::fs::remove_file(path)
+
+    /// `opened` is called before each attempt to lock; `make` fills the directory that it is given.
+    fn prepare(
+        &self,
+        opened: &mut dyn FnMut(),
+        make: &mut dyn FnMut(&Path) -> io::Result<()>,
+    ) -> Result<(), DemoError> {
+        let Some(locked) = self.lock(opened)? else {
+            return Ok(());
         };
-        removed.map_err(|error| errno(&format!("{name} is incomplete and cannot be removed"), &error))?;
+        let placed = |name| is_in(self.directory, name);
+        let made = |name| is_in(&self.partial, name);
+        // Where a name is missing, somebody has removed it since: all of it is made again.
+        let is_ready = made(READY_NAME) && NAMES.into_iter().all(|name| placed(name) || made(name));
+        let pending = NAMES.into_iter().filter(|name| !is_ready || made(name));
+        let pending: Vec<&str> = pending.collect();
+        let check_names = || match pending.iter().find(|name| placed(name)) {
+            Some(name) => Err(self.foreign(name)),
+            None => Ok(()),
+        };
+        if !is_ready {
+            let what = format!("{PARTIAL_NAME} is incomplete and cannot be removed");
+            self.empty().map_err(|error| self.errno(&what, &error))?;
+            check_names()?;
+            self.check_space()?;
+            let outcome = make(&self.partial).and_then(|()| {
+                // Objects are not synced as they are written. What is moved later is not on the disk before this.
+                rustix::fs::syncfs(&locked)?;
+                File::create_new(self.partial.join(READY_NAME)).map(drop)
+            });
+            outcome.map_err(|error| self.refused(self.errno("writing failed", &error)))?;
+        }
+        check_names()?;
+        let moves = pending.iter().map(|&name| (name, name));
+        for (from, to) in moves.chain([(READY_NAME, COMPLETE_NAME)]) {
+            match move_new(&self.partial.join(from), &self.directory.join(to)) {
+                Ok(()) => {}
+                Err(Errno::EXIST) => return Err(self.foreign(to)),
+                Err(error) => return Err(self.errno("cannot be completed", &error.into())),
+            }
+        }
+        self.discard();
+        Ok(())
     }
-    // What is put there from now on is somebody else's.
-    marker
-        .set_len(0)
-        .map_err(|error| errno("cannot be written", &error))?;
-    if let Ok(space) = rustix::fs::statvfs(directory) {
-        let free = space.f_bavail.saturating_mul(space.f_frsize);
-        if free < needed {
-            let _best_effort = std::fs::remove_file(&partial);
-            let (needed, free) = (BinaryBytes(needed), BinaryBytes(free));
-            return Err(fail(format!(
-                "the demo's data has {needed} and the disk has {free} free; make room, or use --demo-dir elsewhere"
-            )));
+
+    /// Makes and locks the directory for the data; `None` if the data is complete.
+    fn lock(&self, opened: &mut dyn FnMut()) -> Result<Option<File>, DemoError> {
+        let unwritable = |error: io::Error| self.errno("cannot be written", &error);
+        for _ in 0..LOCK_ATTEMPTS {
+            if is_complete(self.directory) {
+                return Ok(None);
+            }
+            std::fs::create_dir_all(self.directory).map_err(|error| self.errno("cannot be made", &error))?;
+            match std::fs::create_dir(&self.partial) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(unwritable(error)),
+                Ok(()) | Err(_) => {}
+            }
+            // What a link leads to is not ours.
+            let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let locked = match rustix::fs::open(&self.partial, flags, Mode::empty()) {
+                Ok(descriptor) => File::from(descriptor),
+                Err(Errno::NOENT) => continue,
+                Err(error) => return Err(unwritable(error.into())),
+            };
+            opened();
+            match locked.try_lock() {
+                Ok(()) => {}
+                Err(TryLockError::WouldBlock) => return Err(self.busy()),
+                Err(TryLockError::Error(error)) => return Err(self.errno("cannot be locked", &error)),
+            }
+            let (ours, there) = (locked.metadata(), self.partial.symlink_metadata());
+            let (ours, there) = (ours.map_err(unwritable)?, there.ok());
+            // The process that had the lock has removed it in the meantime.
+            if there.is_none_or(|there| (there.dev(), there.ino()) != (ours.dev(), ours.ino())) {
+                continue;
+            }
+            if !ours.is_dir() {
+                // The marker of an earlier version.
+                std::fs::remove_file(&self.partial).map_err(unwritable)?;
+            } else if is_complete(self.directory) {
+                self.discard();
+            } else {
+                return Ok(Some(locked));
+            }
+        }
+        Err(self.busy())
+    }
+
+    fn busy(&self) -> DemoError {
+        let problem = "another process is making it; wait for that one, or use --demo-dir";
+        DemoError {
+            is_temporary: true,
+            ..self.fail(problem.to_owned())
         }
     }
-    make(directory, needed, &marker).map_err(|error| errno("writing failed", &error))?;
-    std::fs::rename(&partial, directory.join(COMPLETE_NAME))
-        .map_err(|error| errno("cannot be completed", &error))
+
+    fn foreign(&self, name: &str) -> DemoError {
+        self.refused(self.fail(format!(
+            "it has {name}, which was not made by this demo; choose another one with --demo-dir"
+        )))
+    }
+
+    fn check_space(&self) -> Result<(), DemoError> {
+        let Ok(space) = rustix::fs::statvfs(self.directory) else {
+            return Ok(());
+        };
+        let free = space.f_bavail.saturating_mul(space.f_frsize);
+        if free >= self.needed {
+            return Ok(());
+        }
+        let (needed, free) = (BinaryBytes(self.needed), BinaryBytes(free));
+        Err(self.refused(self.fail(format!(
+            "the demo's data has {needed} and the disk has {free} free; make room, or use --demo-dir elsewhere"
+        ))))
+    }
+
+    fn refused(&self, error: DemoError) -> DemoError {
+        self.discard();
+        error
+    }
+
+    /// Removes the locked directory. What cannot be removed now is by the next start.
+    fn discard(&self) {
+        let _best_effort = self.empty().and_then(|()| std::fs::remove_dir(&self.partial));
+    }
+
+    fn empty(&self) -> io::Result<()> {
+        for entry in std::fs::read_dir(&self.partial)? {
+            let entry = entry?;
+            if entry.file_type()?.is_dir() {
+                std::fs::remove_dir_all(entry.path())?;
+            } else {
+                std::fs::remove_file(entry.path())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn is_in(directory: &Path, name: &str) -> bool {
+    directory.join(name).symlink_metadata().is_ok()
+}
+
+/// Renames, but replaces nothing.
+fn move_new(from: &Path, to: &Path) -> Result<(), Errno> {
+    match rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
+        // Network file systems and old FUSE programs do not know the flag.
+        Err(Errno::INVAL | Errno::NOSYS) => match to.symlink_metadata() {
+            Ok(_) => Err(Errno::EXIST),
+            Err(_) => rustix::fs::rename(from, to),
+        },
+        outcome => outcome,
+    }
 }
 
 fn vectors_bytes() -> u64 {
@@ -174,7 +290,7 @@ fn total_bytes() -> u64 {
     BLOCKS_BYTES + vectors_bytes() + (0..OBJECTS).map(object).sum::<u64>()
 }
 
-fn make(directory: &Path, total_bytes: u64, mut marker: &File) -> std::io::Result<()> {
+fn make(directory: &Path, total_bytes: u64) -> io::Result<()> {
     // Drawn to stderr; indicatif hides it unless that is a terminal.
     let bar = ProgressBar::new(total_bytes);
     if let Ok(style) =
@@ -190,11 +306,8 @@ fn make(directory: &Path, total_bytes: u64, mut marker: &File) -> std::io::Resul
             true
         }
     };
-    // Once it exists: a kill in between leaves a file that is refused, but removes none that somebody else puts there.
-    let mut made = |name: &str| writeln!(marker, "{name}");
     bar.set_message("blocks");
     pattern::write_blocks(&directory.join(BLOCKS_NAME), SEED, blocks, &mut from(0))?;
-    made(BLOCKS_NAME)?;
     bar.set_message("vectors");
     let path = directory.join(VECTORS_NAME);
     pattern::write_vectors(
@@ -206,11 +319,9 @@ fn make(directory: &Path, total_bytes: u64, mut marker: &File) -> std::io::Resul
         VECTORS,
         &mut from(blocks),
     )?;
-    made(VECTORS_NAME)?;
     bar.set_message("objects");
     let path = directory.join(OBJECTS_NAME);
     std::fs::create_dir(&path)?;
-    made(OBJECTS_NAME)?;
     let progress = &mut from(blocks + vectors);
     pattern::write_objects(&path, SEED, OBJECTS, OBJECT_BYTES_MIN, OBJECT_BYTES_MAX, progress)?;
     bar.finish_and_clear();
@@ -282,51 +393,4 @@ To run the other engine:
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn is_refused(directory: &Path, problem: &str) {
-        // More than any disk has, so that nothing is written.
-        let error = prepare_bytes(directory, u64::MAX)
-            .expect_err("refused")
-            .to_string();
-        assert!(error.contains(problem), "{error}");
-    }
-
-    #[test]
-    fn a_refused_demo_leaves_nothing_behind() {
-        // Scenario: no room; then the operator's own objects are put there. Expectation: both are refused; the objects remain.
-        let directory = tempfile::tempdir().expect("a directory");
-        let directory = directory.path();
-        is_refused(directory, "make room");
-        let theirs = directory.join(OBJECTS_NAME).join("theirs");
-        std::fs::create_dir(directory.join(OBJECTS_NAME)).expect("a directory");
-        std::fs::write(&theirs, b"theirs").expect("a file");
-        is_refused(directory, "has objects, which was not made by this demo");
-        assert!(theirs.exists());
-        assert!(!directory.join(PARTIAL_NAME).exists());
-    }
-
-    #[test]
-    fn only_what_a_demo_made_that_was_cut_short_is_removed() {
-        // Scenario: a demo was ended while it made the objects. The operator adds vectors; takes them away; then puts own
-        // blocks there. Expectation: while something foreign is there, nothing is removed; then what the demo made is, once.
-        let directory = tempfile::tempdir().expect("a directory");
-        let directory = directory.path();
-        let [blocks, vectors, objects] =
-            [BLOCKS_NAME, VECTORS_NAME, OBJECTS_NAME].map(|name| directory.join(name));
-        std::fs::write(directory.join(PARTIAL_NAME), b"blocks.bin\nobjects\n").expect("a marker");
-        std::fs::create_dir(&objects).expect("a directory");
-        for file in [&blocks, &vectors, &objects.join("00000000")] {
-            std::fs::write(file, b"bytes").expect("a file");
-        }
-        is_refused(directory, "has vectors.npy, which was not made by this demo");
-        assert!(blocks.exists() && vectors.exists() && objects.exists());
-        std::fs::remove_file(vectors).expect("a file");
-        is_refused(directory, "make room");
-        assert!(!blocks.exists() && !objects.exists());
-        std::fs::write(&blocks, b"theirs").expect("a file");
-        is_refused(directory, "has blocks.bin, which was not made by this demo");
-        assert!(blocks.exists());
-    }
-}
+mod tests;

@@ -371,8 +371,9 @@ fn a_demo_directory_that_cannot_be_used_is_a_mistake() {
     let setup = Setup::new("mmap");
     setup.file("file", b"");
     setup.file("theirs/blocks.bin", b"theirs");
-    let marker = setup.file("made/.ringfetch-demo-partial", b"");
-    let other_process = std::fs::File::open(marker).unwrap();
+    let partial = setup.path("made/.ringfetch-demo-partial");
+    std::fs::create_dir_all(&partial).unwrap();
+    let other_process = std::fs::File::open(partial).unwrap();
     other_process.lock().unwrap();
     for (directory, code, problem) in [
         ("file/demo", 2, "cannot be made"),
