@@ -103,6 +103,13 @@ impl<B: Backend> Shard<B> {
             // Reads may have completed meanwhile, and the shard does not know it yet: the next look is soon enough.
             return;
         }
+        // There may be more room than there was: other disks answer, or fewer callers share it.
+        for index in 0..self.stalled.disks.len() {
+            let (reads, bytes) = self.stalled.reads_of(false);
+            if let Some(disk) = self.stalled.disks.get(index) {
+                self.reconsider(index, reads + disk.reads, bytes + disk.bytes);
+            }
+        }
         // A turn that is not over has a read for which there is no room, while there may be for shorter ones.
         let has_room = self.turn.is_none() && self.in_flight.has_room();
         if self.turns.is_empty() || !self.stalled.has_spare_slots || has_room {
@@ -170,11 +177,16 @@ impl<B: Backend> Shard<B> {
         disk.reads = disk.reads.saturating_sub(1);
         disk.bytes = disk.bytes.saturating_sub(read.read.length.into());
         let (reads, bytes) = (disk.reads, disk.bytes);
-        let hung = std::mem::take(&mut disk.hangs);
+        self.reconsider(index, reads, bytes);
         if reads == 0 {
             self.stalled.disks.swap_remove(index);
         }
-        if !hung {
+    }
+
+    /// A disk that hangs does so no longer if this many reads are at most half of what may be in flight.
+    fn reconsider(&mut self, index: usize, reads: u32, bytes: u64) {
+        let known = self.stalled.disks.get_mut(index);
+        if !known.is_some_and(|disk| std::mem::take(&mut disk.hangs)) {
             return;
         }
         self.note_held();

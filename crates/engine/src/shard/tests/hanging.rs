@@ -275,6 +275,25 @@ fn a_long_read_does_not_wait_for_a_disk_that_hangs_with_short_ones() {
 }
 
 #[test]
+fn a_disk_that_hangs_no_more_once_there_is_more_room_is_read_again() {
+    // Scenario: a disk hangs, and another one with both reads that there is room for beside it; then the first answers, and those
+    // two are only half of what may be in flight. Expectation: at the next tick a third is started beside them.
+    let mut world = World::with_spare_slots(4, 100_000, &[1, 2]);
+    world.control.hold();
+    let _answers = [(0, 4), (1, 3)].map(|(disk, count)| world.send(&items_of(disk, 0..count), |_| {}));
+    for (released, in_flight, parked) in [(0, 6, 0), (0, 6, 1), (4, 3, 0)] {
+        world.control.release(released);
+        assert!(world.poll().is_pending());
+        world.shard.tend(Instant::now() + Duration::from_secs(5));
+        assert!(world.poll().is_pending());
+        assert_eq!(
+            (world.control.in_flight(), world.shard.stalled.parked.len()),
+            (in_flight, parked)
+        );
+    }
+}
+
+#[test]
 fn a_pause_of_the_process_is_no_disk_that_hangs() {
     // Scenario: more reads than may be in flight; the process is stopped for a while (SIGSTOP), or its thread is; then the engine is
     // tended, twice at once, since ticks were missed, before what the disk has completed meanwhile is taken; nothing completes until the
