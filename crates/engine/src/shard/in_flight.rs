@@ -16,6 +16,9 @@ const GRAIN_BYTES: u32 = 32 << 10;
 
 const NONE: u32 = u32::MAX;
 
+/// So many stalled reads are weighed by their bytes, too: an object of 2 MiB is two reads, and all that may be in flight.
+const LONG_READS_MIN: u32 = 8;
+
 /// The source of a read: only reads with equal sources are shared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct FileAccess {
@@ -222,9 +225,13 @@ impl InFlight {
         self.reads_max.min(left.div_ceil(2))
     }
 
-    /// How much these reads are of what may be in flight, in thousandths.
+    /// How much these reads are of what may be in flight, in thousandths; a few long ones, such as those of one object, only by
+    /// their number.
     pub(super) fn share(&self, reads: u32, bytes: u64) -> u64 {
         let of_reads = u64::from(reads) * 1000 / u64::from(self.moving_max().max(1));
+        if reads < LONG_READS_MIN {
+            return of_reads;
+        }
         of_reads.max(bytes * 1000 / self.bytes_max.max(1))
     }
 

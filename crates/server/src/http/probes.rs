@@ -12,8 +12,8 @@ use prometheus::Registry;
 use ringfetch_engine::blocking::BlockingPool;
 use serde::Serialize;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
-use tokio::sync::OwnedMutexGuard;
 use utoipa::ToSchema;
 
 /// The state of the daemon.
@@ -49,17 +49,30 @@ static SCRAPER: BlockingPool = BlockingPool::new("rf-metrics", 1);
 pub(super) struct Scrapes {
     /// The last text, for those that wait, and when it was begun. Locked while one is being written.
     last: Arc<tokio::sync::Mutex<Option<(Instant, Bytes)>>>,
+    waiting: Arc<AtomicUsize>,
+}
+
+/// One that waits for its turn.
+struct Waits<'a>(&'a AtomicUsize);
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Scrapes {
     async fn text(&self, registry: &Registry) -> Result<Bytes, String> {
         let asked = Instant::now();
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let waits = Waits(&self.waiting);
         let mut turn = Arc::clone(&self.last).lock_owned().await;
-        // Each of those that wait has a reference.
-        let is_awaited = |turn: &Turn| Arc::strong_count(OwnedMutexGuard::mutex(turn)) > 2;
+        drop(waits);
+        let waiting = Arc::clone(&self.waiting);
+        let is_awaited = move || waiting.load(Ordering::Relaxed) > 0;
         let last = turn.take();
         if let Some((begun, text)) = last.filter(|(begun, _)| *begun >= asked) {
-            *turn = is_awaited(&turn).then(|| (begun, text.clone()));
+            *turn = is_awaited().then(|| (begun, text.clone()));
             return Ok(text);
         }
         let gathered = registry.clone();
@@ -67,7 +80,7 @@ impl Scrapes {
         let written = SCRAPER.run(move || {
             let begun = Instant::now();
             let text = write(&gathered)?;
-            *turn = is_awaited(&turn).then(|| (begun, text.clone()));
+            *turn = is_awaited().then(|| (begun, text.clone()));
             Ok(text)
         });
         let text = match written {
@@ -77,8 +90,6 @@ impl Scrapes {
         text.map_err(|error: prometheus::Error| error.to_string())
     }
 }
-
-type Turn = OwnedMutexGuard<Option<(Instant, Bytes)>>;
 
 fn write(registry: &Registry) -> prometheus::Result<Bytes> {
     let text = prometheus::TextEncoder::new().encode_to_string(&registry.gather())?;

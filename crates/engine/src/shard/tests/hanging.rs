@@ -312,6 +312,23 @@ fn a_pause_of_the_process_is_no_disk_that_hangs() {
     }
 }
 
+#[test]
+fn one_object_that_takes_long_stops_nothing_else_of_its_disk() {
+    // Scenario: two reads of 1 MiB, as of an object, are all the bytes that may be in flight, and take long; another item of
+    // their disk waits. Expectation: it is started.
+    let mut world = World::with_spare_slots(128, 8 << 20, &[1]);
+    world.control.hold();
+    let _slow = world.send(&[(0, 2 << 20)], |batch| batch.origin = Some((1, 1)));
+    assert!(world.poll().is_pending());
+    let _other = world.send(&[(4 << 20, 10)], |batch| batch.origin = Some((1, 2)));
+    assert!(world.poll().is_pending());
+    assert_eq!(world.control.in_flight(), 2);
+    world.shard.tend(Instant::now() + Duration::from_secs(5));
+    assert!(world.poll().is_pending());
+    let parked = world.shard.stalled.parked.len();
+    assert_eq!((world.control.in_flight(), parked), (3, 0));
+}
+
 /// Of no disk more than the depth of 4 reads is in flight, and those of disks that hang count towards no limit.
 fn check_counts(world: &mut World) {
     let shard = &mut world.shard;
