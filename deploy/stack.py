@@ -44,6 +44,9 @@ class Stack:
         shutil.copytree(ROOT / "deploy/config", self.config_directory)
         self.config = self.config_directory / "ringfetchd.yaml"
         self.original = self.config.read_text(encoding="utf-8")
+        # The image's own health check, more often: this test waits for it a dozen times.
+        self.files = ["--file", "docker-compose.yml", "--file", str(scratch / "health.yml")]
+        (scratch / "health.yml").write_text("services: {ringfetchd: {healthcheck: {interval: 1s}}}\n", encoding="utf-8")
         grpc, self.http, self.prometheus = free_ports(3)
         self.environment = {
             "COMPOSE_PROJECT_NAME": PROJECT,
@@ -56,10 +59,11 @@ class Stack:
             "RINGFETCH_MEMORY": None,
         }
 
-    def compose(self, *arguments, cwd=ROOT, timeout=600, **environment):
-        """Runs one compose command."""
+    def compose(self, *arguments, overlay=None, cwd=None, timeout=600, **environment):
+        """Runs one compose command, with an additional file of `deploy`, or on another directory's files alone."""
+        files = [] if cwd else self.files + (["--file", f"deploy/{overlay}"] if overlay else [])
         merged = {**self.environment, **environment}
-        return self.docker.run(self.program, *arguments, environment=merged, cwd=cwd, timeout=timeout)
+        return self.docker.run(self.program, *files, *arguments, environment=merged, cwd=cwd or ROOT, timeout=timeout)
 
     def set_config(self, old, new):
         """Edits the configuration as an editor does: a new file under the old name."""

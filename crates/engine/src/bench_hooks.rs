@@ -1,5 +1,5 @@
-//! Internals for the micro-benchmarks (`crates/pieces`) and the fuzz targets, which enable feature `bench`.
-//! No logic, and not a public API.
+//! Internals for the micro-benchmarks (`crates/pieces`) and the fuzz targets: no logic, and not a public API. Not
+//! behind a feature, with which everything above this crate would be compiled once more.
 
 use crate::batch::Batch;
 use crate::config::{BackendKind, PlanConfig};

@@ -8,7 +8,6 @@
 pub(crate) mod at_once;
 pub(crate) mod backend;
 pub mod batch;
-#[cfg(feature = "bench")]
 #[doc(hidden)]
 pub mod bench_hooks;
 pub mod blocking;

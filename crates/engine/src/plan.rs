@@ -6,7 +6,6 @@
 //! other one memcpy. Invariant: no two in-place reads overlap in memory, and none reaches beyond
 //! `data_bytes`.
 
-#[cfg(any(test, feature = "bench"))]
 pub(crate) mod model;
 
 use crate::batch::{Batch, Segment};

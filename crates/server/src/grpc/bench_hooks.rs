@@ -1,5 +1,4 @@
-//! Exposes private functions to the micro-benchmarks in `crates/pieces`, only with the feature `bench`. No
-//! logic of its own, and no stability promise.
+//! Exposes private functions to the micro-benchmarks in `crates/pieces`: no logic of its own, and no public API.
 
 use super::encode::EncodedMessage;
 use bytes::Bytes;

@@ -4,7 +4,6 @@
 //! services that tonic generates, whose calls pass through `tonic_calls`. Other methods get UNIMPLEMENTED. `listener` has connections and HTTP/2
 //! settings, `error_status` the codes.
 
-#[cfg(feature = "bench")]
 #[doc(hidden)]
 pub mod bench_hooks;
 pub(crate) mod convert;
