@@ -27,7 +27,8 @@ pub(crate) async fn run(global: &Global, get: &Get) -> Result<(), Failure> {
     let format = format_of(global.json, out, vectors)?;
     let printer = Printer::open(format, out)?;
     if printer.sink.is_file() {
-        // Otherwise a signal would leave a part of it.
+        // Otherwise a signal would leave a part of it. Not of a pipe: a write that waits for its reader keeps this thread
+        // from seeing a signal.
         return StopSignals::catch()?.unless(fetch(global, get, printer)).await;
     }
     fetch(global, get, printer).await

@@ -39,9 +39,9 @@ impl Sink {
         matches!(self, Self::Stdout(out) if out.get_ref().is_closed)
     }
 
-    /// Whether the output is a file, which keeps its earlier bytes until [`Sink::finish`].
+    /// Whether the output is a file, which keeps its earlier bytes until [`Sink::finish`]; not so a device or a pipe.
     pub(crate) fn is_file(&self) -> bool {
-        matches!(self, Self::File(_))
+        matches!(self, Self::File(out) if out.get_ref().is_temporary())
     }
 
     /// Completes the output after everything was written.

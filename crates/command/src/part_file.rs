@@ -53,6 +53,11 @@ impl PartFile {
         &self.path
     }
 
+    /// Whether the bytes are in a temporary file until [`PartFile::finish`]; a device or a pipe gets them at once.
+    pub fn is_temporary(&self) -> bool {
+        matches!(self.target, Target::Named(_))
+    }
+
     /// Syncs the file and gives it its name.
     ///
     /// # Errors

@@ -1,7 +1,7 @@
 //! Commands that are stopped, or whose daemon is.
 
 use crate::load::{end_once, number};
-use crate::server::{Flaw, start};
+use crate::server::{Flaw, LONG_OBJECT, start};
 use crate::{command, ended_by, http, program, started, word};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -165,6 +165,25 @@ fn a_pipe_that_nobody_opens_does_not_outlive_a_signal() {
         );
     }
     assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 1, "only the pipe");
+}
+
+#[test]
+fn a_pipe_that_nobody_reads_does_not_outlive_a_signal() {
+    // Scenario: an object, longer than any pipe, goes to a pipe that is open and not read; a signal once the command
+    // writes. Expected: it ends.
+    let server = start(Flaw::NONE);
+    let directory = tempfile::tempdir().unwrap();
+    let path = pipe_in(directory.path());
+    let unread = std::fs::File::options().read(true).write(true).open(&path);
+    let unread = unread.unwrap();
+    let args = format!("get object objects {LONG_OBJECT} --out {}", word(&path));
+    let mut run = started(&mut command(Some(server), &args));
+    while rustix::io::ioctl_fionread(&unread).unwrap() == 0 {
+        assert_eq!(run.try_wait().unwrap(), None);
+        std::thread::yield_now();
+    }
+    let output = ended_within_reason(run, &[Signal::TERM]);
+    assert_eq!(output.status.signal(), Some(Signal::TERM.as_raw()), "{output:?}");
 }
 
 #[test]
