@@ -47,6 +47,8 @@ const ALIGNMENTS: [u32; 4] = [512, 1024, 2048, 4096];
 pub(super) struct PathFacts {
     pub(super) readable: bool,
     pub(super) length_bytes: u64,
+    /// Whether it has more objects than were examined: `length_bytes` and `resident_bytes` are of these.
+    pub(super) is_cut: bool,
     /// `None`: unknown.
     pub(super) resident_bytes: Option<u64>,
     /// Whether it is read from a device, past the page cache.
@@ -83,6 +85,10 @@ struct Opened {
     is_device: bool,
     direct: DirectFacts,
     samples: Vec<Sample>,
+    /// Objects examined, empty ones included.
+    objects: usize,
+    /// Whether there are more.
+    is_cut: bool,
     /// An object that cannot be opened, and why.
     unreadable: Option<String>,
     length_bytes: u64,
@@ -140,11 +146,15 @@ impl Opened {
         let path = path.canonicalize().map_err(failed)?;
         let mut samples = Vec::new();
         let mut unreadable = None;
+        let (mut count, mut is_cut) = (0, false);
         let mut length_bytes = dataset.length_bytes();
         if is_directory {
-            let objects = dataset
-                .list_objects("", OBJECTS_SAMPLED, &|| true)
+            let mut objects = dataset
+                .list_objects("", OBJECTS_SAMPLED + 1, &|| true)
                 .map_err(failed)?;
+            is_cut = objects.len() > OBJECTS_SAMPLED;
+            objects.truncate(OBJECTS_SAMPLED);
+            count = objects.len();
             length_bytes = objects.iter().map(|object| object.length_bytes).sum();
             for object in objects.iter().filter(|object| object.length_bytes > 0) {
                 let (path, length_bytes) = (path.join(&object.name), object.length_bytes);
@@ -170,6 +180,8 @@ impl Opened {
             is_device,
             direct,
             samples,
+            objects: count,
+            is_cut,
             unreadable,
             length_bytes,
             vectors,
@@ -205,13 +217,14 @@ impl Opened {
             None if has_a_device => checks.push(block::not_found()),
             None => {}
         }
-        let (readable, length_bytes) = (true, self.length_bytes);
+        let (readable, length_bytes, is_cut) = (true, self.length_bytes, self.is_cut);
         let direct = self.direct.direct && !in_memory;
         (
             checks,
             PathFacts {
                 readable,
                 length_bytes,
+                is_cut,
                 resident_bytes,
                 direct,
             },
@@ -231,15 +244,14 @@ impl Opened {
                 "let the daemon's user read them; it answers PERMISSION_DENIED for those it cannot",
             );
         }
-        match self.samples.len() {
-            0 => {
-                let found = "a directory without objects, or with empty ones only";
-                OPEN.warning(found, "put objects there, or correct the path")
-            }
-            OBJECTS_SAMPLED.. => OPEN.ok(format!(
-                "a directory; its first {OBJECTS_SAMPLED} objects hold {bytes}"
-            )),
-            count => OPEN.ok(format!("a directory of {count} objects, which hold {bytes}")),
+        let count = self.objects;
+        if self.is_cut {
+            OPEN.ok(format!("a directory; its first {count} objects hold {bytes}"))
+        } else if self.samples.is_empty() {
+            let found = "a directory without objects, or with empty ones only";
+            OPEN.warning(found, "put objects there, or correct the path")
+        } else {
+            OPEN.ok(format!("a directory of {count} objects, which hold {bytes}"))
         }
     }
 
@@ -480,6 +492,27 @@ mod tests {
         assert_eq!(verdict("/a/x"), Verdict::Ok);
         assert_eq!([verdict("/x"), verdict("/b/x")], [Verdict::Warning; 2]);
         assert_eq!(["/c", "/d", "/e", "/f"].map(verdict), [Verdict::Note; 4]);
+    }
+
+    #[test]
+    fn objects_are_counted_and_a_cut_listing_is_marked() {
+        // Scenario: a directory of 3, 1000 and 1001 objects, the first of them empty. Expected: the empty one counts; of 1001
+        // objects the first 1000 are examined, and it says so.
+        let directory = tempfile::tempdir().unwrap();
+        let mut made = 0;
+        for (objects, found, is_cut) in [
+            (3, "a directory of 3 objects, which hold 2 B", false),
+            (1000, "a directory of 1000 objects, which hold 999 B", false),
+            (1001, "a directory; its first 1000 objects hold 999 B", true),
+        ] {
+            for object in made..objects {
+                let bytes = if object == 0 { "" } else { "x" };
+                std::fs::write(directory.path().join(object.to_string()), bytes).unwrap();
+            }
+            made = objects;
+            let opened = Opened::open(directory.path()).ok().unwrap();
+            assert_eq!((&*opened.opened().found, opened.is_cut), (found, is_cut));
+        }
     }
 
     #[test]

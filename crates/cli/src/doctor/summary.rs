@@ -104,16 +104,25 @@ fn choose(files: &[PathFacts], ring: bool, room_bytes: Option<u64>) -> (&'static
     let known = readable.iter().all(|file| file.resident_bytes.is_some());
     let resident: u64 = readable.iter().filter_map(|file| file.resident_bytes).sum();
     let percent = u64::try_from(u128::from(resident) * 100 / u128::from(total.max(1))).unwrap_or(100);
-    let fits = room_bytes.is_some_and(|room| total <= room);
-    let (total, comparison) = (size(total), if fits { "fit into" } else { "are more than" });
-    let room = match room_bytes {
-        Some(room) => format!(
-            "{total} {comparison} the {} of memory that could cache them",
-            size(room)
-        ),
+    // What was not examined may be of any size.
+    let is_cut = readable.iter().any(|file| file.is_cut);
+    let (at_least, of) = if is_cut {
+        ("at least ", " of what was examined")
+    } else {
+        ("", "")
+    };
+    let holds = room_bytes.is_some_and(|room| total <= room);
+    let fits = holds && !is_cut;
+    let total = format!("{at_least}{}", size(total));
+    let room = match room_bytes.map(size) {
+        Some(room) if fits => format!("{total} fit into the {room} of memory that could cache them"),
+        Some(room) if holds => {
+            format!("{total}; whether all fit into the {room} of memory that could cache them is unknown")
+        }
+        Some(room) => format!("{total} are more than the {room} of memory that could cache them"),
         None => format!("{total}; how much memory there is to cache them is unknown"),
     };
-    let share = format!("{percent} % is in the page cache");
+    let share = format!("{percent} %{of} is in the page cache");
     match percent {
         WARM_PERCENT.. if known && fits => ("mmap", format!("{share}, and {room}")),
         PARTLY_WARM_PERCENT.. if known => ("auto", format!("{share}; {room}")),
@@ -135,6 +144,7 @@ mod tests {
         PathFacts {
             readable,
             length_bytes,
+            is_cut: false,
             resident_bytes,
             direct,
         }
@@ -160,6 +170,30 @@ mod tests {
         }
         assert_eq!(choose(&[file(10, Some(10), true)], false, room).0, "mmap");
         assert_eq!(choose(&[file(100, Some(100), true)], true, None).0, "auto");
+    }
+
+    #[test]
+    fn what_was_not_examined_does_not_fit_into_memory() {
+        // Scenario: directories of more objects than were examined; of these, all, none and more than memory holds is
+        // resident; beside a file. Expected: never mmap, and no word that all fit.
+        let cut = |length_bytes, resident_bytes| PathFacts {
+            is_cut: true,
+            ..file(length_bytes, Some(resident_bytes), true)
+        };
+        for (files, backend, because) in [
+            (vec![cut(100, 100)], "auto", "100 % of what was examined is in"),
+            (vec![cut(100, 0)], "uring", "at least 100 B; whether all fit into"),
+            (vec![cut(5000, 5000)], "auto", "are more than"),
+            (
+                vec![file(100, Some(100), true), cut(100, 100)],
+                "auto",
+                "at least 200 B",
+            ),
+        ] {
+            let (take, why) = choose(&files, true, Some(1000));
+            assert_eq!(take, backend, "{why}");
+            assert!(why.contains(because) && !why.contains(" B fit into"), "{why}");
+        }
     }
 
     #[test]
