@@ -9,8 +9,9 @@ use hdrhistogram::serialization::{Deserializer, Serializer as _, V2DeflateSerial
 use std::io::{self, Write};
 use std::time::Duration;
 
-/// 1 us to 1 h at 3 digits: about 180 KB. Longer durations count as the longest.
-const NS_MIN: u64 = 1_000;
+/// 1 ns to 1 h at 3 digits: about 270 KB. Longer durations count as the longest. Below a thousand times the minimum,
+/// durations would have fewer digits.
+const NS_MIN: u64 = 1;
 const NS_MAX: u64 = 3_600_000_000_000;
 const DIGITS: u8 = 3;
 /// Lines per halving of the distance to 100 %: HdrHistogram's `percentileTicksPerHalfDistance`.
@@ -86,10 +87,12 @@ impl Durations {
     #[expect(clippy::cast_precision_loss, reason = "three digits are kept")]
     pub(crate) fn percentile(&self, percentile: f64) -> Option<f64> {
         let histogram = self.histogram.as_ref()?;
+        // Errors of rounding do not reach the next rank: 99.9 / 100 is above 0.999.
+        let quantile = percentile / 100.0 * (1.0 - 4.0 * f64::EPSILON);
         // The histogram rounds up within its resolution; no value exceeds the slowest.
         Some(
             histogram
-                .value_at_percentile(percentile)
+                .value_at_quantile(quantile)
                 .clamp(self.min_ns, self.max_ns) as f64,
         )
     }
@@ -125,7 +128,8 @@ impl Durations {
             .deserialize(&mut bytes.as_slice())
             .map_err(|error| format!("is not an HdrHistogram: {error}"))?;
         if (theirs.low(), theirs.sigfig()) != (NS_MIN, DIGITS) || theirs.high() != NS_MAX {
-            return Err("is a histogram of another shape than `ringfetch load` makes".to_owned());
+            let problem = "is a histogram of another shape than this version of `ringfetch load` makes";
+            return Err(problem.to_owned());
         }
         // The mean of equal durations may be rounded up beyond the maximum.
         let mean_max = crate::quantity::approximate(max_ns) + 1.0;
@@ -226,9 +230,40 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn a_percentile_is_that_of_its_rank() {
+        // Scenario: the slowest of 1000 takes a second, and of 3000 the three slowest. Expected: p99.9 is not one of them, and
+        // anything above is.
+        for thousands in [1, 3] {
+            let mut durations = Durations::default();
+            for i in 0..1000 * thousands {
+                durations.record(Duration::from_millis(if i < thousands { 1000 } else { 1 }));
+            }
+            let [below, above] = [99.9, 99.901].map(|percentile| durations.percentile(percentile).unwrap());
+            assert!(below < 2e6 && above > 9e8, "{below} {above}");
+        }
+    }
+
+    #[test]
+    fn short_durations_have_their_digits() {
+        // Scenario: durations from 4 ns to 0.3 s, each with one of twice its length. Expected: the median, to three digits.
+        for digits in 0..9 {
+            let ns = 3 * 10u64.pow(digits) + 1;
+            let mut durations = Durations::default();
+            for ns in [ns, ns, 2 * ns] {
+                durations.record(Duration::from_nanos(ns));
+            }
+            let (median, ns) = (
+                durations.percentile(50.0).unwrap(),
+                crate::quantity::approximate(ns),
+            );
+            assert!((median / ns - 1.0).abs() <= 1e-3, "{ns}: {median}");
+        }
+    }
+
+    #[test]
     fn the_encoding_goes_there_and_back() {
-        // The compressed V2 form that other tools read; then text that is invalid, cut off, of another shape,
-        // contradictory.
+        // The compressed V2 form that other tools read; then text that is invalid, cut off, of another shape (as earlier
+        // versions made it, too), contradictory.
         let whole = ramp(1..=1000);
         let text = whole.encode().unwrap();
         assert!(text.starts_with("HISTFAAAA"), "{text}");
@@ -236,13 +271,17 @@ pub(crate) mod tests {
             Durations::decode(&text, 1000, 1_000_000, 500_500.0).unwrap(),
             whole
         );
-        let mut bytes = Vec::new();
-        V2DeflateSerializer::new()
-            .serialize(&Histogram::<u64>::new(2).unwrap(), &mut bytes)
-            .unwrap();
-        let other = BASE64_STANDARD.encode(bytes);
-        for wrong in ["", "!", "AAAA", &text[..40], other.as_str()] {
+        for wrong in ["", "!", "AAAA", &text[..40]] {
             assert!(Durations::decode(wrong, 1, 2, 1.0).is_err(), "{wrong}");
+        }
+        let earlier = Histogram::<u64>::new_with_bounds(1000, NS_MAX, DIGITS);
+        for other in [Histogram::new(2), earlier] {
+            let mut bytes = Vec::new();
+            V2DeflateSerializer::new()
+                .serialize(&other.unwrap(), &mut bytes)
+                .unwrap();
+            let problem = Durations::decode(&BASE64_STANDARD.encode(bytes), 1, 2, 1.0).unwrap_err();
+            assert!(problem.contains("another shape than this version"), "{problem}");
         }
         assert!(Durations::decode(&text, 2, 1, 1.0).is_err());
         for mean in [f64::NAN, -1.0, 4.0, 1e300, f64::INFINITY] {
