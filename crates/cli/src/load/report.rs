@@ -17,6 +17,9 @@ use std::time::Duration;
 /// Most that all numbers of the results of a merge may add up to: an exabyte read.
 const TOTAL_MAX: f64 = 1e18;
 
+/// Codes of requests whose deadline passed.
+const TIMED_OUT: [&str; 2] = ["DEADLINE_EXCEEDED", "HTTP_504"];
+
 /// What one run measured. The names are a contract: scripts read them.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct Report {
@@ -153,7 +156,7 @@ pub(crate) struct Step {
     pub(crate) rate: f64,
     pub(crate) requests_per_second: f64,
     pub(crate) reads_per_second: f64,
-    /// Of all arrivals; null if it is that of one that was never sent.
+    /// Of all arrivals; null if it is that of one that was never sent or timed out.
     pub(crate) p50_us: Option<f64>,
     /// See `p50_us`.
     pub(crate) p99_us: Option<f64>,
@@ -418,13 +421,15 @@ impl Report {
         let latency = self.latency();
         let arrivals = self.open_loop.as_ref().map(|open| open.arrivals);
         let missed = self.open_loop.as_ref().map_or(0, |open| open.missed);
-        // A latency of an arrival that was never sent.
-        let never = |figure: Option<f64>| if missed > 0 { Some(f64::INFINITY) } else { figure };
+        // Slower than all others, too: otherwise a shorter --timeout would make a percentile better.
+        let timed_out = TIMED_OUT.iter().filter_map(|&code| self.request_errors.get(code));
+        let endless = missed + timed_out.sum::<u64>();
+        let never = |figure: Option<f64>| if endless > 0 { Some(f64::INFINITY) } else { figure };
         match figure {
-            Figure::Percentile(percentile) if missed > 0 => {
-                let of_sent = quantile_of_sent(percentile, latency.count(), missed);
-                let known = latency.percentile(of_sent.min(100.0));
-                if of_sent > 100.0 { never(known) } else { known }
+            Figure::Percentile(percentile) if endless > 0 => {
+                let of_answered = quantile_of_sent(percentile, latency.count(), endless);
+                let known = latency.percentile(of_answered.min(100.0));
+                if of_answered > 100.0 { never(known) } else { known }
             }
             Figure::Percentile(percentile) => latency.percentile(percentile),
             Figure::LatencyMin => latency.min_ns().map(approximate),

@@ -97,7 +97,7 @@ fn conditions_hold_or_say_what_was_measured() {
         late: 0,
         lateness_us: None,
     });
-    let never = "it is unknown, and longer than any: arrivals were never sent";
+    let never = "it is unknown, and longer than any: arrivals were never sent, or requests timed out";
     for (condition, problem) in [
         ("p50<700us", "it is 750 us"),
         ("p99<1h", never),
@@ -118,4 +118,33 @@ fn conditions_hold_or_say_what_was_measured() {
     }
     assert_eq!(unsent.unreachable(), None);
     assert_eq!(Requirement::parse_objective("p99=5ms").unwrap().text(), "p99=5ms");
+}
+
+#[test]
+fn a_shorter_timeout_meets_no_condition() {
+    // Scenario: 96 latencies of 1 ms, and 4 requests that ended with their deadline, over gRPC and over HTTP; none that was
+    // answered. Expected: conditions on latencies count them as slower than all others; the report has latencies of
+    // answered requests only.
+    let mut latency = Durations::default();
+    (0..96).for_each(|_| latency.record(Duration::from_millis(1)));
+    let unmet = |report: &Report, text: &str| {
+        let requirement = Requirement::parse(text).unwrap();
+        requirement.unmet(|figure| report.figure(figure)).is_some()
+    };
+    for code in ["DEADLINE_EXCEEDED", "HTTP_504"] {
+        let with_errors = |latency| {
+            let mut report = report(latency);
+            report.request_errors.insert(code.to_owned(), 4);
+            report
+        };
+        let result = with_errors(&latency);
+        for condition in ["p97<1h", "p99<1h", "mean<1h", "max<1h"] {
+            assert!(unmet(&result, condition), "{condition}");
+        }
+        for condition in ["p96<2ms", "min<2ms"] {
+            assert!(!unmet(&result, condition), "{condition}");
+        }
+        assert!(result.latency_us.is_some_and(|us| us.p99 < 2000.0));
+        assert!(unmet(&with_errors(&Durations::default()), "p1<1h"));
+    }
 }

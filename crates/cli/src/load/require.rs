@@ -214,7 +214,7 @@ impl Unit {
     fn show(self, got: f64) -> String {
         match self {
             Self::Nanoseconds if got.is_infinite() => {
-                "unknown, and longer than any: arrivals were never sent".to_owned()
+                "unknown, and longer than any: arrivals were never sent, or requests timed out".to_owned()
             }
             Self::Nanoseconds => latency(got),
             Self::Count => format!("{got:.0}"),
