@@ -111,6 +111,19 @@ impl Pacer {
             .min()
     }
 
+    /// How long requests arrive in the window of an open loop: until its end, or until the last of a number of requests
+    /// is due. `None`: unknown.
+    pub fn arriving(&self) -> Option<Duration> {
+        let window = self
+            .end()
+            .map(|end| end.saturating_duration_since(self.measure_from));
+        // A number of requests arrives at a constant rate.
+        let counted = self.count.zip(self.open).and_then(|(count, (profile, _))| {
+            Duration::try_from_secs_f64(approximate(count) / profile.from).ok()
+        });
+        [window, counted].into_iter().flatten().min()
+    }
+
     /// Measured time so far.
     pub fn measured(&self) -> Duration {
         let now = Instant::now();
@@ -160,6 +173,16 @@ impl Pacer {
     fn is_counted(&self) -> bool {
         let left = self.left.as_ref();
         left.is_some_and(|left| left.load(Ordering::Relaxed) == 0)
+    }
+
+    /// Counts arrivals that will not be sent, at most as many as are left of a number of requests.
+    fn give_up(&self, arrivals: u64) {
+        let missed = self.left.as_ref().map_or(arrivals, |left| {
+            let take = |left: u64| Some(left.saturating_sub(arrivals));
+            let left = left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
+            left.unwrap_or_else(|left| left).min(arrivals)
+        });
+        self.missed.fetch_add(missed, Ordering::Relaxed);
     }
 
     /// The permit of a request that starts at `start`; `None`: all requests have been measured.
@@ -274,8 +297,7 @@ impl Gate {
             let now = Instant::now();
             if pacer.is_stopped() || pacer.end().is_some_and(|end| now >= end + GRACE) {
                 // The rest will not be sent: count it as missed.
-                let missed = arrivals.schedule.give_up(pacer.measure_from, pacer.end());
-                pacer.missed.fetch_add(missed, Ordering::Relaxed);
+                pacer.give_up(arrivals.schedule.give_up(pacer.measure_from, pacer.end()));
                 return None;
             }
             if pacer.is_counted() {
@@ -371,7 +393,7 @@ mod tests {
     async fn the_rate_of_an_interval_is_that_of_its_arrivals() {
         // Scenario: 0 to 1000/s in 10 s after 1 s of warm-up; then it is stopped in the middle; 100 requests at 80/s. Expected:
         // half a second of arrivals in the first second, and none outside the window; 80 and 20 in a second. A closed loop
-        // has none.
+        // has none. They arrive for 10 s, then 5 s; the 100 in 1.25 s, though it is stopped later.
         let begin = Instant::now();
         let (from, to) = (0.0, 1000.0);
         let open = Some((Ramp { from, to }, Arrivals::Constant));
@@ -386,8 +408,10 @@ mod tests {
         assert_eq!(between(10_500, 11_500), Some(4875.0));
         assert_eq!(between(11_200, 12_200), Some(0.0));
         assert_eq!(between(11_000, 11_000), None);
+        assert_eq!(pacer.arriving(), Some(ms(10_000)));
         tokio::time::advance(ms(6000)).await;
         pacer.stop();
+        assert_eq!(pacer.arriving(), Some(ms(5000)));
         assert_eq!(between(5000, 7000), Some(2250.0));
         let (from, to) = (80.0, 80.0);
         let open = Some((Ramp { from, to }, Arrivals::Constant));
@@ -395,6 +419,9 @@ mod tests {
         let seconds = [0, 1000, 2000, 3000];
         let rates = seconds.map(|at| counted.rate_between(begin + ms(at), begin + ms(at + 1000)));
         assert_eq!(rates, [0.0, 80.0, 20.0, 0.0].map(Some));
+        assert_eq!(counted.arriving(), Some(ms(1250)));
+        counted.stop();
+        assert_eq!(counted.arriving(), Some(ms(1250)));
         let closed = Pacer::new(begin, ms(1000), Ok(ms(10_000)), None);
         assert_eq!(closed.rate_between(begin, begin + ms(2000)), None);
     }
@@ -534,6 +561,28 @@ mod tests {
         tokio::time::sleep_until(begin + ms(2000)).await;
         assert_eq!(gate.next(Instant::now()).await, None);
         assert_eq!((gate.pacer.missed(), gate.next(begin).await), (4, None));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_more_is_missed_than_was_left_of_a_count() {
+        // Scenario: so many requests at 10 a second, of two threads; after two permits 5 s pass without a free slot, then it
+        // is stopped. Expected: what is missed is what is left of them, and had arrived by then.
+        for (count, missed) in [(2, 0), (3, 1), (12, 10), (1000, 48)] {
+            let begin = Instant::now();
+            let open = Some((Ramp::constant(10.0), Arrivals::Constant));
+            let pacer = Arc::new(Pacer::new(begin, ms(0), Err(count), open));
+            let gate = |thread| Gate::new(Arc::clone(&pacer), thread, 2, 7, Alarm::Coarse);
+            let gates = [gate(0), gate(1)];
+            for gate in &gates {
+                assert!(gate.next(begin).await.is_some());
+            }
+            tokio::time::sleep_until(begin + ms(5000)).await;
+            pacer.stop();
+            for gate in &gates {
+                assert_eq!(gate.next(begin).await, None);
+            }
+            assert_eq!(pacer.missed(), missed, "of {count}");
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -205,11 +205,8 @@ impl Report {
         let by_pid = after.server_since(&before).map(cpu);
         let server_cpu = by_pid.or_else(|| server.as_ref().map(Cpu::of_server));
         let open_loop = rates.map(|rates| {
-            // Arrivals fall in the window; the last requests may have ended later.
-            let window = pacer
-                .end()
-                .map(|end| end.saturating_duration_since(pacer.measure_from()));
-            let window = window.unwrap_or(elapsed);
+            // The last requests may have ended later.
+            let window = pacer.arriving().unwrap_or(elapsed);
             let arrivals = tally.lateness.count() + pacer.missed();
             OpenLoop {
                 arrivals_kind: args.arrivals,

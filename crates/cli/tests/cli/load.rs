@@ -150,6 +150,10 @@ fn an_open_loop_holds_its_rate_and_writes_every_form_of_result() {
     let slow = json(server, &format!("{run} --rate 4 --seconds 1"));
     let arrivals = &slow["open_loop"]["arrivals"];
     assert!(*arrivals == 4 && number(&slow["seconds"]) >= 1.0, "{slow}");
+    // A number of requests arrives at its rate, whenever the last response comes.
+    let counted = json(server, &format!("{run} --rate 1000 --requests 20"));
+    let intended = number(&counted["open_loop"]["intended_per_second"]);
+    assert!((intended - 1000.0).abs() < 1e-6, "{counted}");
     let text = stdout(server, &format!("{run} --rate 200 --requests 100"));
     for row in [
         "\nintended         200 requests/s, constant arrivals (100 in all)\n",
