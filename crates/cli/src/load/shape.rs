@@ -77,14 +77,22 @@ impl Describer<'_> {
             let names = listed.map_ok(|object| object.name).try_collect().await;
             return names.map_err(grpc_failure(self.global));
         }
-        let (mut names, mut query) = (Vec::new(), String::new());
+        let (mut names, mut query, mut this) = (Vec::new(), String::new(), String::new());
         loop {
-            let page: Page = self.get(&format!("{}/objects{query}", path(dataset))).await?;
+            let path = format!("{}/objects{query}", path(dataset));
+            let page: Page = self.get(&path).await?;
             names.extend(page.objects.into_iter().map(|object| object.name));
             match page.next_page_token {
+                // Otherwise the list would have no end. The first page has an empty token.
+                Some(token) if token == this => {
+                    let url = &self.endpoints.http;
+                    let problem = format!("{url}{path}: a page of objects names itself as the next one");
+                    return Err(Failure::Failed(problem));
+                }
                 Some(token) if names.len() < OBJECTS_MAX => {
                     "?page_token=".clone_into(&mut query);
                     encode(&token, &mut query);
+                    this = token;
                 }
                 Some(_) | None => {
                     names.truncate(OBJECTS_MAX);

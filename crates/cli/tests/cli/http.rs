@@ -2,11 +2,14 @@
 //! the gRPC side, and a metrics page that counts its own reads. Only what `ringfetch load` uses.
 
 use crate::server::{Item, Server};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A dataset of objects whose list names its second page as the next one, too.
+pub(crate) const ENDLESS: &str = "endless";
 
 #[derive(Clone, Copy, PartialEq)]
 enum Metrics {
@@ -110,6 +113,8 @@ fn answer(path: &str, range: &str, body: &[u8], reads: &AtomicU64) -> (&'static 
     let path: Vec<&str> = path.trim_start_matches("/v1/datasets/").split('/').collect();
     let server = Server::GOOD;
     let described = match path[..] {
+        [ENDLESS] => server.described("objects"),
+        [ENDLESS, _] => Some(json!({ "objects": [], "next_page_token": "a" })),
         [name] => server.described(name),
         ["objects", objects] => objects.strip_prefix("objects").map(|query| server.objects(query)),
         _ => None,

@@ -206,6 +206,8 @@ fn http_reads_the_same_bytes_and_both_sides_count_the_same() {
     let report = json_with(server, &format!("{run} --dataset objects --batch 1"), 1);
     assert_fields(&report["request_errors"], &value!({ "HTTP_404": 50 }));
     assert_eq!(report["what"], "150 whole objects");
+    let endless = failure(Some(server), &format!("{run} --dataset {}", http::ENDLESS), 1);
+    assert!(endless.contains("names itself as the next one"), "{endless}");
 }
 
 #[test]
