@@ -44,7 +44,9 @@ TALL_HALF, QUARTER_LOW = (12, 9), (6, 4)
 # `memory` before routing is request memory, and otherwise that of responses. Other refusals before routing are mistakes.
 EARLY = rate("ringfetch_requests_refused_total", 'reason=~"memory|services|draining"')
 REFUSED = f"""{rate('ringfetch_rejected_total')} or label_replace({EARLY}, "reason", "request_memory", "reason", "memory")"""
-OWN_LIMITS = 'reason=~"requests_in_flight|principal_requests|caller_memory|principal_memory|requests_per_second|bytes_per_second"'
+# Reasons that are a limit or a share of the caller's own, or may be. `test` compares them with the daemon's.
+OWN_LIMITS = ("requests_in_flight", "principal_requests", "requests_per_second", "bytes_per_second", "principal_memory",
+              "caller_memory", "connection_memory", "caller_reads", "caller_objects")
 
 TITLES = {"overview": "Ringfetch: overview", "engine": "Ringfetch: engine", "flip": "Ringfetch: uring against mmap",
           "principals": "Ringfetch: principals"}
@@ -310,7 +312,7 @@ def flip():
 
 
 def principals():
-    chosen = 'principal=~"$principal"'
+    chosen, by_itself = 'principal=~"$principal"', f'reason=~"{"|".join(OWN_LIMITS)}"'
     names = "ringfetch_principal_requests_total", "ringfetch_principal_read_bytes_total", "ringfetch_principal_rejected_total"
     requests, read, refused = (rate(name, chosen) for name in names)
     in_flight, memory = (pick(name, chosen) for name in ("ringfetch_principal_requests_in_flight",
@@ -327,12 +329,11 @@ def principals():
                 target(f"sum by (principal) ({requests})", "{{principal}}")),
          series("Throughput by principal", "Bytes read for answers, a second. Its limit is bytes/s.", "binBps", HALF,
                 target(f"sum by (principal) ({read})", "{{principal}}"))],
-        [series("Refused, by principal and reason", "By the bound that was met. requests_per_second, bytes_per_second: a limit "
-                "of its own. requests_in_flight: its share. caller_memory: its share. Others: docs/METRICS.md.", "reqps",
+        [series("Refused, by principal and reason", "By the bound that was met: docs/METRICS.md lists them.", "reqps",
                 HALF, target(f"sum by (principal, reason) ({refused})", "{{principal}} {{reason}}")),
-         series("Refused by its own limits", "Requests a second refused to each principal because of its limits or shares: a "
-                "client that does not wait for as long as it is told.", "reqps", HALF,
-                target(f"sum by (principal) ({rate(names[2], chosen, OWN_LIMITS)})", "{{principal}}"))],
+         series("Refused by its own limits", "Requests a second refused to each principal because of its limits or shares "
+                f"({', '.join(OWN_LIMITS)}): a client that does not wait for as long as it is told.", "reqps", HALF,
+                target(f"sum by (principal) ({rate(names[2], chosen, by_itself)})", "{{principal}}"))],
         [series("In flight by principal", "Requests in flight, over all connections, as seen at each scrape. Its limit is "
                 "requests.", "none", HALF, target(f"sum by (principal) ({in_flight})", "{{principal}}")),
          series("Response memory by principal", "Memory that its answers hold, from disk to socket. Much and few bytes read: "
