@@ -313,7 +313,8 @@ fn limits(mut section: Section<'_>, engine: &mut EngineConfig) -> Limits {
     );
     let enough = enough_for(request_bytes, items_per_request).next_multiple_of(1 << 20);
     let memory_default = default.request_memory_bytes.max(enough);
-    let request_memory_bytes = section.bytes("request_memory", memory_default, 1 << 16..=1 << 40, 1);
+    // Less is not enough for a list, however small the requests are (`enough_for`).
+    let request_memory_bytes = section.bytes("request_memory", memory_default, 3 << 20..=1 << 40, 1);
     // A caller may have half of what is free: of one, nobody would get any.
     let requests_in_flight = section.small("requests_in_flight", default.requests_in_flight, 2..=1 << 20);
     let per_connection_default = default.requests_per_connection.min(requests_in_flight);
