@@ -113,7 +113,7 @@ def overview():
                 logarithmic=True)],
         [series("Reads that failed", "By result and dataset, also those that were wrong (out_of_range, not_found, "
                 "invalid). 0 and `none`: all were answered.", "iops", THIRD,
-                target(or_none(f"sum by (result, dataset) ({rate(READS, *BY_DATASET, FAILED)})", "result"),
+                target(or_none(f"sum by (result, dataset) ({rate(READS, *BY_DATASET, FAILED)}) > 0", "result"),
                        "{{result}} {{dataset}}")),
          series("Requests refused", "By the bound that was met. Over queued_reads, memory, request_memory or "
                 "requests_in_flight: too much load. connection_memory: a client that reads slowly. services: a client that leaves "
@@ -296,7 +296,7 @@ def flip():
         [stages("$left"), stages("$right")],
         [over_time("Depth"), over_time("Submissions a read"), over_time("Read amplification")],
         [series("Reads that failed", "By backend and result. 0 and `none`: all were answered.", "iops", THIRD,
-                target(or_none(f"sum by (backend, result) ({rate(READS, both, OF_DATASET, FAILED)})",
+                target(or_none(f"sum by (backend, result) ({rate(READS, both, OF_DATASET, FAILED)}) > 0",
                                "result"), "{{backend}} {{result}}"), by_backend=True),
          series("Page faults", "Faults a second, minor and major together, of the backend in force at the time.", "ops",
                 THIRD, target(attributed(rate("ringfetch_page_faults_total"), "$left|$right"), "{{backend}}"),

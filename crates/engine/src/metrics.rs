@@ -104,6 +104,15 @@ const SLOW_NS: u64 = 50_000_000;
 pub(crate) const RESULT_OK: &str = "ok";
 /// The caller dropped the ticket before the reply.
 pub(crate) const RESULT_ABANDONED: &str = "abandoned";
+/// Failures by the service's fault, as deploy/prometheus/rules.yml counts them.
+pub(crate) const RESULTS_OF_FAULTS: [&str; 6] = [
+    "deadline",
+    "device_error",
+    "engine_failed",
+    "overloaded",
+    "truncated",
+    "unreadable",
+];
 
 /// Reads of one dataset on one shard.
 #[derive(Debug)]

@@ -3,7 +3,7 @@
 //! Names and labels are public (docs/METRICS.md). Labels are closed sets: never an offset, a client or a
 //! path.
 
-use super::{COUNT_BOUNDS, DatasetCounters, RESULT_OK, ReadTotals, ShardMetrics, totals};
+use super::{COUNT_BOUNDS, DatasetCounters, RESULT_OK, RESULTS_OF_FAULTS, ReadTotals, ShardMetrics, totals};
 use crate::engine::{BackendStatus, Totals};
 use crate::routing::RoutingTable;
 use crate::series::{Catalog, HistogramTotal, Scrape, float};
@@ -305,6 +305,13 @@ fn add_reads(scrape: &mut Scrape<'_>, all: &[Arc<ShardMetrics>]) {
             *bytes.entry((name(), backend)).or_default() += dataset.bytes.load(Ordering::Relaxed);
         }
     }
+    // From 0 on, since a rate over a counter that appears with the first failure misses it. 1,000 datasets have 33,000 series
+    // of reads with these, and 27,000 without.
+    for (dataset, backend) in bytes.keys() {
+        for result in RESULTS_OF_FAULTS {
+            results.entry((dataset.clone(), *backend, result)).or_default();
+        }
+    }
     for ((dataset, backend, result), count) in &results {
         let labels = [
             ("dataset", dataset.as_str()),
@@ -369,6 +376,56 @@ mod tests {
         let totals = registry.totals();
         assert_eq!((totals.reads, totals.read_bytes), (DATASETS, 7 * DATASETS));
         assert_eq!(shard.datasets.lock().unwrap().len(), 0);
+    }
+
+    #[test]
+    fn a_failure_is_counted_from_0_on() {
+        // Scenario: a dataset is introduced; then reads of it fail, some by the client's fault. Expectation: each result that the
+        // alerts count has a series with 0 before, and the one that occurs continues; others appear when they occur.
+        let registry = Arc::new(MetricsRegistry::default());
+        let shards = [0, 1].map(|shard| ShardMetrics::new(shard, BackendKind::Pread, 1));
+        registry.add_shards(shards.iter().map(Arc::clone));
+        let counters = shards
+            .each_ref()
+            .map(|shard| shard.dataset("d", BackendKind::Pread));
+        let collector = EngineCollector::new(registry, Weak::new()).unwrap();
+        let results = || {
+            let families = collector.collect();
+            let reads = families
+                .iter()
+                .find(|family| family.name() == "ringfetch_reads_total");
+            let counted = |metric: &prometheus::proto::Metric| {
+                let labels = metric.get_label();
+                let result = labels.iter().find(|label| label.name() == "result").unwrap();
+                (
+                    result.value().to_owned(),
+                    metric.get_counter().get_value().to_string(),
+                )
+            };
+            let counted: BTreeMap<_, _> = reads.unwrap().get_metric().iter().map(counted).collect();
+            counted
+        };
+        let of = |counts: &[(&str, &str)]| {
+            let counts = counts
+                .iter()
+                .map(|(result, count)| ((*result).to_owned(), (*count).to_owned()));
+            counts.collect::<BTreeMap<_, _>>()
+        };
+        let from_0 = of(&[
+            ("deadline", "0"),
+            ("device_error", "0"),
+            ("engine_failed", "0"),
+            ("ok", "0"),
+            ("overloaded", "0"),
+            ("truncated", "0"),
+            ("unreadable", "0"),
+        ]);
+        assert_eq!(results(), from_0);
+        counters[1].count_failed("truncated", 1);
+        counters[0].count_failed("not_found", 2);
+        let mut then = from_0;
+        then.extend(of(&[("truncated", "1"), ("not_found", "2")]));
+        assert_eq!(results(), then);
     }
 
     #[test]
