@@ -174,7 +174,7 @@ pub enum ResponseBound {
 /// The limited resources.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Resource {
-    /// Reads queued on a shard (`limits.queued_reads`).
+    /// Reads accepted and not answered, of the whole daemon, or waiting on one shard (`limits.queued_reads`).
     QueuedReads,
     /// The response memory of the whole daemon (`engine.memory_budget`).
     Memory,

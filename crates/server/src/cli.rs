@@ -66,7 +66,7 @@ pub(crate) enum Command {
         #[arg(long)]
         open: bool,
     },
-    /// Prints the configuration in force, with the source of each value.
+    /// Prints the configuration that a start would use now, with the source of each value.
     PrintConfig,
     /// Checks the daemon's /readyz; exits with 0 if it is ready, otherwise 1.
     Healthcheck,
