@@ -1,7 +1,8 @@
 //! Result files that are complete or absent.
 
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::io::{self, Write};
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
 
@@ -21,7 +22,7 @@ enum Target {
 }
 
 impl PartFile {
-    /// A new file in the directory of `path`, with the permissions of any new file.
+    /// A new file in the directory of `path`, with the permissions of the file there, or else of any new file.
     ///
     /// # Errors
     /// errno.
@@ -36,12 +37,19 @@ impl PartFile {
                 path: path.to_owned(),
             });
         }
+        let mode = found.as_ref().map(|found| found.permissions().mode() & 0o777);
         let path = found.map_or_else(|| Ok(path.to_owned()), |_| path.canonicalize())?;
         // A bare name has an empty parent.
         let directory = Path::new(".").join(path.parent().unwrap_or(&path));
         // Opened here, since errors of tempfile name its file, which the caller did not choose.
-        let new = |path: &Path| File::create_new(path);
-        let file = tempfile::Builder::new().make_in(directory, new)?;
+        // At no time may more users open it than the one that it replaces.
+        let mut new = File::options();
+        new.write(true).create_new(true).mode(mode.unwrap_or(0o666));
+        let file = tempfile::Builder::new().make_in(directory, |path| new.open(path))?;
+        if let Some(mode) = mode {
+            // What the umask took.
+            file.as_file().set_permissions(Permissions::from_mode(mode))?;
+        }
         Ok(Self {
             target: Target::Named(file),
             path,
@@ -120,6 +128,35 @@ mod tests {
         fs::create_dir_all(taken.join("c")).unwrap();
         assert!(PartFile::beside(&taken).is_err());
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn a_file_that_is_replaced_keeps_its_permissions() {
+        // Scenario: files that more users, fewer users and not even their owner may write than a new one, one of them behind a
+        // link; a new name. Expected: their permissions while the bytes are written and after; those of any new file.
+        let directory = tempfile::tempdir().unwrap();
+        let [old, link, new, any] = ["old", "link", "new", "any"].map(|name| directory.path().join(name));
+        let mode = |file: &Path| fs::metadata(file).unwrap().permissions().mode() & 0o777;
+        fs::write(&old, b"old").unwrap();
+        symlink(&old, &link).unwrap();
+        for (path, wanted) in [(&old, 0o600), (&old, 0o666), (&link, 0o400), (&link, 0o640)] {
+            fs::set_permissions(&old, Permissions::from_mode(wanted)).unwrap();
+            let mut part = PartFile::beside(path).unwrap();
+            let temporary = fs::read_dir(directory.path())
+                .unwrap()
+                .map(|entry| entry.unwrap().path());
+            let temporary: Vec<_> = temporary.filter(|path| ![&old, &link].contains(&path)).collect();
+            assert_eq!(
+                temporary.iter().map(|path| mode(path)).collect::<Vec<_>>(),
+                [wanted]
+            );
+            part.write_all(b"new").unwrap();
+            part.finish().unwrap();
+            assert_eq!((mode(&old), fs::read(&old).unwrap()), (wanted, b"new".to_vec()));
+        }
+        write_whole(&new, b"new").unwrap();
+        fs::write(&any, b"any").unwrap();
+        assert_eq!(mode(&new), mode(&any));
     }
 
     #[test]
