@@ -25,9 +25,10 @@ pub(crate) async fn run(global: &Global, make: &Make) -> Result<(), Failure> {
     let bar = progress::bytes(plan.length_bytes);
     let stop = Arc::new(AtomicBool::new(false));
     let writing = {
-        let (write, path, seed) = (plan.write, path.to_owned(), how.seed);
+        let (write, kind, path, seed) = (plan.write, plan.kind, path.to_owned(), how.seed);
         let (bar, stop) = (bar.clone(), Arc::clone(&stop));
         tokio::task::spawn_blocking(move || {
+            remove_partial_files(&path, kind == "objects");
             write(&path, seed, &mut |written| {
                 bar.set_position(written);
                 !stop.load(Ordering::Relaxed)
@@ -239,6 +240,22 @@ fn room_for(path: &Path, bytes: u64) -> Result<(), Failure> {
     }
     let (path, free, bytes) = (path.display(), size(free), size(bytes));
     Err(Failure::Failed(format!("{path}: {bytes} needed, {free} free")))
+}
+
+/// Removes what runs that were killed have left: next to a file, and in a directory of objects, where each would be served as
+/// one. Best effort: a directory that cannot be read is reported when it is written.
+fn remove_partial_files(path: &Path, directory: bool) {
+    if !directory {
+        // A bare name has an empty parent.
+        let parent = Path::new(".").join(path.parent().unwrap_or(path));
+        return pattern::remove_partial_files(&parent);
+    }
+    pattern::remove_partial_files(path);
+    for folder in std::fs::read_dir(path).into_iter().flatten().flatten() {
+        if folder.file_type().is_ok_and(|kind| kind.is_dir()) {
+            pattern::remove_partial_files(&folder.path());
+        }
+    }
 }
 
 /// Removes the objects that an earlier run made from number `first` on: they are not part of this dataset.

@@ -5,6 +5,7 @@ use proptest::prelude::*;
 use ringfetch_engine::config::DirectIo;
 use ringfetch_engine::dataset::{Dataset, DatasetSpec, Kind, KindSpec, Layout};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The first outputs for seed 1234567, as the reference implementation prints them
 /// (<https://rosettacode.org/wiki/Pseudo-random_numbers/Splitmix64>).
@@ -266,6 +267,34 @@ fn a_stopped_run_leaves_no_half_file() {
 }
 
 /// The kernel takes no length from 2^63 on for one; it must not fill the disk first.
+#[test]
+fn what_killed_runs_left_is_removed_and_nothing_else() {
+    // Scenario: partial files of a run that was killed and of one that writes, and other names; then files are written while
+    // another thread removes, again and again, what killed runs have left. Expectation: only the first one goes; every file is
+    // written.
+    let directory = tempfile::tempdir().unwrap();
+    let [killed, running, other] =
+        [".ringfetch-a.partial", ".ringfetch-b.partial", "x.partial"].map(|name| directory.path().join(name));
+    let [_, locked, _] = [&killed, &running, &other].map(|path| std::fs::File::create(path).unwrap());
+    locked.try_lock().unwrap();
+    remove_partial_files(directory.path());
+    assert!(!killed.exists() && running.exists() && other.exists());
+
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                remove_partial_files(&directory.path().join("shard-00"));
+            }
+        });
+        // Objects, since each file of blocks waits for the disk.
+        let failed =
+            (0..20).find_map(|seed| write_objects(directory.path(), seed, 100, 1, 9, &mut go_on).err());
+        is_over.store(true, Ordering::Relaxed);
+        assert!(failed.is_none(), "{failed:?}");
+    });
+}
+
 #[test]
 fn a_file_longer_than_any_is_refused_before_a_byte_is_written() {
     let directory = tempfile::tempdir().unwrap();

@@ -1,10 +1,10 @@
 //! Writes pattern data to files. A file is written under a temporary name and renamed when it is complete. A run that
-//! is stopped leaves no partial file, even while a write hangs ([`abandon_partial_files`]); one that is killed does, and
-//! [`remove_partial_files`] removes it.
+//! is stopped leaves no partial file, even while a write hangs ([`abandon_partial_files`]); one that is killed does, which the
+//! caller's next run removes by [`remove_partial_files`].
 
 use super::{fill, fill_elements, object_length, object_name, object_seed};
 use ringfetch_engine::dataset::{Dtype, Layout};
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
@@ -13,6 +13,8 @@ use tempfile::NamedTempFile;
 const PARTIAL_PREFIX: &str = ".ringfetch-";
 const PARTIAL_SUFFIX: &str = ".partial";
 const CHUNK_BYTES: usize = 1 << 20;
+/// More than runs that begin at the same time may remove.
+const CREATE_ATTEMPTS: u32 = 10;
 
 /// Called with the bytes written so far from time to time; returning false stops the writing.
 pub type Progress<'a> = &'a mut dyn FnMut(u64) -> bool;
@@ -207,13 +209,7 @@ impl<'a> Output<'a> {
         let (_, parent) = named.ok_or_else(|| invalid(format!("{} names no file", path.display())))?;
         // A bare name has an empty parent.
         let parent = Path::new(".").join(parent);
-        let file = tempfile::Builder::new()
-            .prefix(PARTIAL_PREFIX)
-            .suffix(PARTIAL_SUFFIX)
-            // Opened here, since errors of tempfile name its file, which the caller did not choose.
-            .make_in(parent, |path| File::create_new(path))?;
-        // Tells that it is being written. Where locks do not work, nobody else can tell either.
-        let _locked = file.as_file().try_lock();
+        let file = create_locked(&parent)?;
         reserve(file.as_file(), length_bytes)?;
         let buffer =
             Vec::with_capacity(CHUNK_BYTES.min(usize::try_from(length_bytes).unwrap_or(CHUNK_BYTES)));
@@ -284,6 +280,23 @@ impl<'a> Output<'a> {
         self.file.persist(&self.path)?;
         Ok(self.written)
     }
+}
+
+/// Makes a partial file, whose lock says that it is being written. Where locks do not work, nobody else gets it either.
+fn create_locked(parent: &Path) -> io::Result<NamedTempFile> {
+    for _ in 0..CREATE_ATTEMPTS {
+        let file = tempfile::Builder::new()
+            .prefix(PARTIAL_PREFIX)
+            .suffix(PARTIAL_SUFFIX)
+            // Opened here, since errors of tempfile name its file, which the caller did not choose.
+            .make_in(parent, |path| File::create_new(path))?;
+        // Until it is locked, another run takes it for one of a killed run.
+        let is_taken = matches!(file.as_file().try_lock(), Err(TryLockError::WouldBlock));
+        if !is_taken && file.path().exists() {
+            return Ok(file);
+        }
+    }
+    Err(io::Error::other("other runs have removed it"))
 }
 
 /// Reserves all space at once: one extent if the file system can, and a full disk is noticed early.

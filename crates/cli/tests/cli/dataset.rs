@@ -6,6 +6,7 @@ use ringfetch_engine::dataset::Dtype;
 use ringfetch_pattern as pattern;
 use rustix::process::Signal;
 use serde_json::{Value, json as value};
+use std::path::{Path, PathBuf};
 
 #[test]
 fn verify_finds_the_first_wrong_byte() {
@@ -216,6 +217,52 @@ fn made_data_is_the_pattern_and_is_not_overwritten_by_mistake() {
         .collect();
     names.sort_unstable();
     assert_eq!(names, ["b.bin", "o", "v.fvecs"]);
+}
+
+#[test]
+fn what_killed_runs_left_is_removed() {
+    // Scenario: partial files of runs that were killed: in a directory of objects, in one of its folders and in one that the new
+    // dataset does not have, and next to a file; and one that another process writes. Then data are made there. Expected:
+    // only that one is left besides the data.
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path();
+    let make = |args: &str| {
+        let output = ringfetch(None, &format!("dataset make {args}"));
+        assert!(output.status.success(), "{args}: {output:?}");
+    };
+    let (blocks, objects) = (root.join("b.bin"), root.join("o"));
+    make(&format!("objects {} --count 205", word(&objects)));
+    let left = [
+        root,
+        &objects,
+        &objects.join("shard-00"),
+        &objects.join("shard-02"),
+    ]
+    .map(|directory| directory.join(".ringfetch-x.partial"));
+    left.iter().for_each(|path| std::fs::write(path, "part").unwrap());
+    let written = root.join(".ringfetch-y.partial");
+    let writer = std::fs::File::create(&written).unwrap();
+    writer.try_lock().unwrap();
+    make(&format!("objects {} --count 150 --force", word(&objects)));
+    make(&format!("blocks {} --size 4KiB", word(&blocks)));
+    assert_eq!(left.iter().filter(|path| path.exists()).count(), 0);
+    assert!(written.exists());
+    let mut found = files(&objects);
+    found.sort_unstable();
+    let wanted: Vec<_> = (0..150)
+        .map(|index| objects.join(pattern::object_name(index)))
+        .collect();
+    assert_eq!(found, wanted);
+}
+
+/// The files below a directory.
+fn files(directory: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(directory)
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
+    entries
+        .flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] })
+        .collect()
 }
 
 #[test]
