@@ -22,7 +22,8 @@ checks! {
         "connections, files and rings are descriptors; the daemon raises its soft limit to the hard one";
     PROCESS = "limits.memory",
         "the daemon does not start without room for engine.memory_budget and 64 MiB; later an allocation beyond the limit ends it";
-    THREADS = "limits.threads", "cores, and the threads of mmap and pread, count against pids.max and ulimit -u";
+    THREADS = "limits.threads",
+        "cores, the threads of mmap and pread, and those that open objects count against pids.max and ulimit -u";
     MAPPINGS = "limits.mappings", "mmap and auto map each file and each cached object";
 }
 
@@ -43,6 +44,8 @@ const CORE_DESCRIPTORS: u64 = 6;
 const FILE_DESCRIPTORS: u64 = 2;
 /// pread's default pool, and what the runtime's own pool may add.
 const OTHER_THREADS: u64 = 64;
+/// Threads that open and list objects, by docs/OPERATIONS.md, "threads".
+const OBJECT_THREADS: u64 = 192 + 8;
 
 /// The remedy where the daemon does not start: the rest of it is the limit.
 const BEYOND: &str = "set a smaller engine.memory_budget: the daemon refuses one beyond";
@@ -219,7 +222,8 @@ fn user_threads(view: &View) -> Option<u64> {
 }
 
 fn threads(group: &Cgroup, of_user: Option<u64>, needs: Needs) -> Finding {
-    let wanted = OTHER_THREADS + 2 * u64::from(needs.cores);
+    let of_objects = if needs.directories > 0 { OBJECT_THREADS } else { 0 };
+    let wanted = OTHER_THREADS + 2 * u64::from(needs.cores) + of_objects;
     if let Some(limit) = of_user.filter(|limit| *limit < wanted) {
         return THREADS.warning(
             format!("{limit} for all processes of this user together; the daemon alone may take {wanted}"),
@@ -419,8 +423,16 @@ mod tests {
 
         let mut group = Cgroup::default();
         assert_eq!(threads(&group, None, NEEDS).verdict, Verdict::Ok);
-        for (limit, verdict) in [(71, Verdict::Warning), (72, Verdict::Ok)] {
-            assert_eq!(threads(&group, Some(limit), NEEDS).verdict, verdict);
+        // A directory: 192 and 8 more, which OPERATIONS.md names.
+        for (directories, wanted) in [(0, 72), (1, 272), (2, 272)] {
+            let needs = Needs { directories, ..NEEDS };
+            for (limit, verdict) in [(wanted - 1, Verdict::Warning), (wanted, Verdict::Ok)] {
+                assert_eq!(
+                    threads(&group, Some(limit), needs).verdict,
+                    verdict,
+                    "{directories}"
+                );
+            }
         }
         for (used, verdict) in [(900, Verdict::Ok), (990, Verdict::Warning)] {
             let (limit, file) = (1000, "pids.max".to_owned());
