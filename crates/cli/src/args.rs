@@ -51,9 +51,13 @@ pub(crate) struct Global {
     /// Print JSON instead of text.
     #[arg(long, global = true)]
     pub(crate) json: bool,
-    /// How long a call may take.
+    /// How long a call may take. reload: 10m, unless given. get and dataset verify wait longer where the daemon limits their
+    /// rate.
     #[arg(long, global = true, value_name = "DURATION", value_parser = parse_timeout, default_value = "10s")]
     pub(crate) timeout: Duration,
+    /// Whether it is the default.
+    #[arg(skip)]
+    pub(crate) is_default_timeout: bool,
 }
 
 /// A bearer token. Never printed.

@@ -6,6 +6,7 @@ use crate::doctor::Doctor;
 use crate::load::args::{Load, Merge};
 use crate::score::Score;
 use clap::builder::Resettable;
+use clap::parser::ValueSource;
 use clap::{Arg, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use clap_complete::Shell;
 use ringfetch_command::arguments;
@@ -32,7 +33,12 @@ impl Cli {
     /// most programs: `RINGFETCH_CA= ringfetch ...` is how a shell leaves one out.
     pub(crate) fn of_process() -> Self {
         let matches = without_empty_variables(Self::command()).try_get_matches();
-        let parsed = matches.and_then(|matches| Self::from_arg_matches(&matches));
+        let parsed = matches.and_then(|matches| {
+            let mut cli = Self::from_arg_matches(&matches)?;
+            let source = matches.value_source("timeout");
+            cli.global.is_default_timeout = source == Some(ValueSource::DefaultValue);
+            Ok(cli)
+        });
         parsed.unwrap_or_else(|error| arguments::exit("ringfetch", &error))
     }
 }

@@ -3,6 +3,7 @@
 use crate::args::{Global, Token};
 use crate::outcome::Failure;
 use ringfetch_client::{AdminClient, Answer, Builder, Client, Code, Error};
+use std::time::Duration;
 
 /// A client of the daemon's data port.
 pub(crate) fn client(global: &Global) -> Result<Client, Failure> {
@@ -12,7 +13,12 @@ pub(crate) fn client(global: &Global) -> Result<Client, Failure> {
 
 /// A client of the daemon's admin port.
 pub(crate) fn admin(global: &Global) -> Result<AdminClient, Failure> {
-    let client = builder(global, &global.admin)?;
+    admin_within(global, global.timeout)
+}
+
+/// As [`admin`], with another time limit.
+pub(crate) fn admin_within(global: &Global, timeout: Duration) -> Result<AdminClient, Failure> {
+    let client = builder(global, &global.admin)?.timeout(timeout);
     let client = client.connect_lazy().map_err(admin_failure(global))?;
     Ok(AdminClient::from(client))
 }

@@ -1,14 +1,24 @@
 //! `ringfetch reload`: makes the daemon read its configuration file again, and reports the result.
 
 use crate::args::Global;
-use crate::daemon::{admin, change_failure};
+use crate::daemon::{admin_within, change_failure};
 use crate::outcome::Failure;
 use crate::sink;
 use ringfetch_client::{ConfigChange, LastReload, Reloaded};
 use std::io::Write as _;
+use std::time::Duration;
+
+/// The time limit unless one is given. The daemon reports a file system that does not respond after 10 s and 20 ms a file, in
+/// each of several steps, and may still be making an earlier change.
+const TIMEOUT: Duration = Duration::from_secs(600);
 
 pub(crate) async fn run(global: &Global) -> Result<(), Failure> {
-    let reloaded = admin(global)?.reload().await;
+    let timeout = if global.is_default_timeout {
+        TIMEOUT
+    } else {
+        global.timeout
+    };
+    let reloaded = admin_within(global, timeout)?.reload().await;
     let look = "`ringfetch status` shows the last reload";
     let reloaded = reloaded.map_err(change_failure(global, look))?;
     sink::print(global.json, &reloaded, |out| {

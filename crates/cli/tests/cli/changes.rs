@@ -1,10 +1,11 @@
 //! `ringfetch backend` and `ringfetch reload`: output and exit codes.
 
-use crate::server::{Flaw, start};
+use crate::server::{Flaw, start, start_with};
 use crate::{assert_fields, failure, stdout};
 use serde_json::json;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener};
+use std::sync::mpsc::channel;
 
 #[test]
 fn backends_are_shown_set_and_cleared() {
@@ -67,6 +68,36 @@ fn a_reload_lists_its_changes() {
     let flawed = start(Flaw::OVERLOADED);
     let error = failure(Some(flawed), "reload", 1);
     assert!(error.contains("INVALID_ARGUMENT: engine.bakend"), "{error}");
+}
+
+#[test]
+fn a_reload_may_take_as_long_as_a_daemon_waits_for_file_systems() {
+    // Scenario: changes with and without --timeout, to a daemon that notes how long a call may take (`grpc-timeout`). Expected:
+    // ten minutes for a reload, else ten seconds; what is given.
+    let (noted, timeouts) = channel();
+    let note = move |request: tonic::Request<()>| {
+        let timeout = request.metadata().get("grpc-timeout").unwrap();
+        noted.send(timeout.to_str().unwrap().to_owned()).unwrap();
+        Ok(request)
+    };
+    let server = start_with(note, Flaw::NONE);
+    for (args, seconds) in [
+        ("reload", 600),
+        ("reload --timeout 10s", 10),
+        ("--timeout 3s reload", 3),
+        ("backend set mmap", 10),
+    ] {
+        stdout(server, args);
+        let timeout = timeouts.recv().unwrap();
+        let (number, unit) = timeout.split_at(timeout.len() - 1);
+        let second = match unit {
+            "S" => 1,
+            "m" => 1000,
+            "u" => 1_000_000,
+            _ => panic!("{timeout}"),
+        };
+        assert_eq!(number.parse(), Ok(seconds * second), "{args}: {timeout}");
+    }
 }
 
 /// Takes each request, and hangs up without an answer.

@@ -7,10 +7,13 @@ use ringfetch_proto::v1 as wire;
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 use tokio_stream::wrappers::TcpListenerStream;
 use tokio_stream::{Stream, StreamExt as _};
 use tonic::service::InterceptorLayer;
 use tonic::{Code, Request, Response, Status, Streaming};
+use tonic_types::{ErrorDetails, StatusExt as _};
 use wire::admin_service_server::{AdminService, AdminServiceServer};
 use wire::dataset_service_server::{DatasetService, DatasetServiceServer};
 use wire::fetch_service_server::{FetchService, FetchServiceServer};
@@ -31,8 +34,13 @@ pub(crate) struct Flaw {
     flipped_byte: Option<u64>,
     /// Every read is refused.
     overloaded: bool,
+    /// Every other read is refused, the first one, too, with this hint; how many there were.
+    refused_for: Option<(Duration, &'static AtomicUsize)>,
     /// Of data, in one response.
     response_bytes_max: usize,
+    /// Of one request.
+    items_max: usize,
+    objects: u64,
     /// Each dataset is replaced once it has been described, and each object once its first byte has been read.
     replaced: bool,
 }
@@ -41,7 +49,10 @@ impl Flaw {
     pub(crate) const NONE: Self = Self {
         flipped_byte: None,
         overloaded: false,
+        refused_for: None,
         response_bytes_max: 3 << 20,
+        items_max: usize::MAX,
+        objects: OBJECTS,
         replaced: false,
     };
     pub(crate) const OVERLOADED: Self = Self {
@@ -70,6 +81,32 @@ impl Flaw {
             ..Self::NONE
         }
     }
+
+    /// Of a response that holds little, so that there are many.
+    pub(crate) fn refused_for(hint: Duration) -> Self {
+        Self {
+            refused_for: Some((hint, Box::leak(Box::default()))),
+            ..Self::limited(4 << 10)
+        }
+    }
+
+    /// How many reads there were of one whose reads are refused for a time.
+    pub(crate) fn reads(self) -> usize {
+        self.refused_for
+            .map_or(0, |(_, reads)| reads.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn of_few_items(items_max: usize) -> Self {
+        Self {
+            items_max,
+            ..Self::NONE
+        }
+    }
+
+    pub(crate) const WITHOUT_OBJECTS: Self = Self {
+        objects: 0,
+        ..Self::NONE
+    };
 }
 
 /// The data, as both transports serve it.
@@ -100,6 +137,14 @@ pub(crate) fn start_for(authorization: Option<&'static str>, flaw: Flaw) -> Sock
         }
         Some(_) | None => Ok(request),
     };
+    start_with(check, flaw)
+}
+
+/// As [`start`], with a check of each request's head.
+pub(crate) fn start_with(
+    check: impl Fn(Request<()>) -> Result<Request<()>, Status> + Clone + Send + Sync + 'static,
+    flaw: Flaw,
+) -> SocketAddr {
     let server = Server(flaw);
     let (address, started) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
@@ -206,6 +251,23 @@ impl Server {
     fn batch(self, items: impl Iterator<Item = Item>) -> Result<Batch, Status> {
         if self.0.overloaded {
             return Err(Status::resource_exhausted("over a limit"));
+        }
+        if let Some((hint, reads)) = self.0.refused_for
+            && reads.fetch_add(1, Ordering::Relaxed).is_multiple_of(2)
+        {
+            let details = ErrorDetails::with_retry_info(Some(hint));
+            let code = Code::ResourceExhausted;
+            return Err(Status::with_error_details(code, "over a rate", details));
+        }
+        let items: Vec<Item> = items.collect();
+        if items.len() > self.0.items_max {
+            let details = ErrorDetails::with_error_info("TOO_MANY_ITEMS", "ringfetch", []);
+            let message = format!("{} items, at most {}", items.len(), self.0.items_max);
+            return Err(Status::with_error_details(
+                Code::ResourceExhausted,
+                message,
+                details,
+            ));
         }
         let (mut lengths, mut errors, mut data) = Batch::default();
         let max = self.0.response_bytes_max;
@@ -471,8 +533,8 @@ impl Server {
     /// In pages of 100.
     fn list_objects(self, request: wire::ListObjectsRequest) -> Result<wire::ListObjectsResponse, Status> {
         let first: u64 = request.page_token.parse().unwrap_or(0);
-        let end = (first + 100).min(OBJECTS);
-        let next_page_token = if end < OBJECTS {
+        let end = (first + 100).min(self.0.objects);
+        let next_page_token = if end < self.0.objects {
             end.to_string()
         } else {
             String::new()
