@@ -2,13 +2,75 @@
 
 use crate::args::{Global, Token};
 use crate::outcome::Failure;
-use ringfetch_client::{AdminClient, Answer, Builder, Client, Code, Error};
+use ringfetch_client::{
+    AdminClient, Answer, Builder, Client, Code, Error, Request, RetryBudget, RetryPolicy,
+};
 use std::time::Duration;
+use tokio::sync::Mutex;
+use tokio::time::{Instant, sleep};
 
 /// A client of the daemon's data port.
 pub(crate) fn client(global: &Global) -> Result<Client, Failure> {
-    let client = builder(global, &global.grpc)?;
+    // Each call has its own limit. One for all would end a listing whose every page is refused once, by a rate.
+    let client = builder(global, &global.grpc)?.retry_budget(RetryBudget::unlimited());
     client.connect_lazy().map_err(grpc_failure(global))
+}
+
+/// A client of the daemon's data port that waits as long as the daemon says: for a rate of the principal, or for what others
+/// use. `--timeout` bounds each attempt, and no wait.
+#[derive(Debug)]
+pub(crate) struct PatientClient {
+    client: Client,
+    attempts_max: u32,
+    /// Held by the refused call that waits. If all waited at once, one would be granted, and the others refused again.
+    turn: Mutex<()>,
+}
+
+impl PatientClient {
+    pub(crate) fn new(global: &Global) -> Result<Self, Failure> {
+        let mut retry = RetryPolicy::default();
+        // What comes with a hint is retried here instead, since a wait there takes its time from the attempt.
+        retry.hint_max = Duration::ZERO;
+        let builder = builder(global, &global.grpc)?.retry(retry);
+        let client = builder.retry_budget(RetryBudget::unlimited()).connect_lazy();
+        Ok(Self {
+            client: client.map_err(grpc_failure(global))?,
+            attempts_max: retry.attempts_max,
+            turn: Mutex::new(()),
+        })
+    }
+
+    /// Makes a call, again and again as long as it is refused and to be repeated later.
+    pub(crate) async fn call<'a, T, F>(&'a self, call: impl Fn(&'a Client) -> F) -> Result<T, Error>
+    where
+        F: Future<Output = Result<T, Error>>,
+    {
+        let (mut turn, mut failures) = (None, 0);
+        loop {
+            let error = match call(&self.client).await {
+                Ok(answer) => return Ok(answer),
+                Err(error) => error,
+            };
+            let Some(hint) = error.retry_after().filter(|_| error.is_retryable()) else {
+                return Err(error);
+            };
+            // UNAVAILABLE may not pass: a drain, a device.
+            failures += u32::from(error.code() != Some(Code::ResourceExhausted));
+            if failures == self.attempts_max {
+                return Err(error);
+            }
+            let refused = Instant::now();
+            if turn.is_none() {
+                turn = Some(self.turn.lock().await);
+            }
+            sleep(hint.saturating_sub(refused.elapsed())).await;
+        }
+    }
+
+    /// [`Client::fetch`].
+    pub(crate) async fn fetch(&self, request: Request) -> Result<Answer, Error> {
+        self.call(|client| client.fetch(request.clone())).await
+    }
 }
 
 /// A client of the daemon's admin port.

@@ -2,14 +2,14 @@
 //! JSON show what could be read and report the rest.
 
 use crate::args::{Format, Get, Global, Out};
-use crate::daemon::{client, grpc_failure, is_too_large};
+use crate::daemon::{PatientClient, grpc_failure, is_too_large};
 use crate::expected::engine_dtype;
 use crate::format;
 use crate::outcome::Failure;
 use crate::sink::{Sink, print_json};
 use crate::stop::StopSignals;
 use bytes::Bytes;
-use ringfetch_client::{ByteRange, Client, Code, Dtype, ItemError, Items, ObjectPart, Request};
+use ringfetch_client::{ByteRange, Code, Dtype, ItemError, Items, ObjectPart, Request};
 use serde_json::{Value, json};
 use std::io::Write as _;
 
@@ -35,15 +35,17 @@ pub(crate) async fn run(global: &Global, get: &Get) -> Result<(), Failure> {
 }
 
 async fn fetch(global: &Global, get: &Get, mut printer: Printer) -> Result<(), Failure> {
-    let client = client(global)?;
+    let client = PatientClient::new(global)?;
     let failed = grpc_failure(global);
     match get {
         Get::Block { dataset, indices, .. } => {
-            let blocks = client.fetch_blocks(dataset, indices).await.map_err(failed)?;
+            let call = client.call(|client| client.fetch_blocks(dataset, indices));
+            let blocks = call.await.map_err(failed)?;
             printer.items("block", indices, &blocks, None)?;
         }
         Get::Vector { dataset, ids, .. } => {
-            let vectors = client.fetch_vectors(dataset, ids).await.map_err(failed)?;
+            let call = client.call(|client| client.fetch_vectors(dataset, ids));
+            let vectors = call.await.map_err(failed)?;
             printer.items("vector", ids, &vectors, Some((vectors.dtype(), vectors.dim())))?;
         }
         Get::Range {
@@ -54,7 +56,8 @@ async fn fetch(global: &Global, get: &Get, mut printer: Printer) -> Result<(), F
         } => {
             if *length > PART_BYTES {
                 // Of parts, the daemon would refuse only the last one.
-                let end = client.get_dataset(dataset).await.map_err(failed)?.length_bytes;
+                let call = client.call(|client| client.get_dataset(dataset));
+                let end = call.await.map_err(failed)?.length_bytes;
                 if offset.saturating_add(*length) > end {
                     let most = end.saturating_sub(*offset);
                     return Err(Failure::Failed(format!(
@@ -109,7 +112,7 @@ struct Source<'a> {
 /// Fetches `length` bytes from `offset`, in parts of one version; `None`: to the object's end, whose position is not
 /// known: parts until one ends past it, then the rest.
 async fn fetch_range(
-    client: &Client,
+    client: &PatientClient,
     global: &Global,
     Source { dataset, object }: Source<'_>,
     mut offset: u64,

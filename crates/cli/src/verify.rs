@@ -3,15 +3,13 @@
 //! compared is one version: of the dataset, or of each object.
 
 use crate::args::{Global, Verify};
-use crate::daemon::{client, grpc_failure, is_too_large};
+use crate::daemon::{PatientClient, grpc_failure, is_too_large};
 use crate::expected::{Mismatch, check_elements, check_stream};
 use crate::outcome::Failure;
 use crate::quantity::{grouped, size};
 use crate::{progress, sink};
-use futures_util::{StreamExt as _, TryStreamExt as _, stream};
-use ringfetch_client::{
-    ByteRange, Client, Code, Dataset, Error, ItemError, Kind, ObjectInfo, ObjectPart, Request,
-};
+use futures_util::{Stream, StreamExt as _, TryStreamExt as _, stream};
+use ringfetch_client::{ByteRange, Code, Dataset, Error, ItemError, Kind, ObjectInfo, ObjectPart, Request};
 use ringfetch_pattern::{object_length, object_name, object_seed};
 use serde_json::json;
 use std::collections::{BTreeSet, HashMap};
@@ -26,12 +24,14 @@ const REQUESTS_IN_FLIGHT: usize = 8;
 const REQUEST_ITEMS: usize = 256;
 
 pub(crate) async fn run(global: &Global, args: &Verify) -> Result<(), Failure> {
-    let client = client(global)?;
+    let client = PatientClient::new(global)?;
     let failed = grpc_failure(global);
     let (name, seed) = (&args.dataset, args.seed);
-    let dataset = client.get_dataset(name).await.map_err(failed)?;
+    let call = client.call(|client| client.get_dataset(name));
+    let dataset = call.await.map_err(failed)?;
     let outcome = if dataset.kind == Kind::Objects {
-        objects(&client, name, args).await
+        let listing = crate::daemon::client(global)?.list_objects(name);
+        objects(&client, listing, name, args).await
     } else {
         records(&client, &dataset, args).await
     };
@@ -126,7 +126,10 @@ fn selection(args: &Verify, count: u64) -> (u64, Box<dyn Iterator<Item = u64>>) 
 
 /// Bytes of each request: those in flight together are as much as is not refused as too large. `longest`: the longest
 /// request of at most so many bytes.
-async fn request_bytes(client: &Client, longest: impl Fn(u64) -> Option<Request>) -> Result<u64, Error> {
+async fn request_bytes(
+    client: &PatientClient,
+    longest: impl Fn(u64) -> Option<Request>,
+) -> Result<u64, Error> {
     let mut bytes = IN_FLIGHT_BYTES;
     while let Some(request) = longest(bytes) {
         let answer = client.fetch(request).await;
@@ -140,7 +143,7 @@ async fn request_bytes(client: &Client, longest: impl Fn(u64) -> Option<Request>
 }
 
 /// Blocks or vectors: items of one length.
-async fn records(client: &Client, dataset: &Dataset, args: &Verify) -> Result<Checked, VerifyError> {
+async fn records(client: &PatientClient, dataset: &Dataset, args: &Verify) -> Result<Checked, VerifyError> {
     let (name, etag) = (args.dataset.as_str(), dataset.etag.as_str());
     let shape = match &dataset.vectors {
         Some(shape) => {
@@ -218,8 +221,13 @@ async fn records(client: &Client, dataset: &Dataset, args: &Verify) -> Result<Ch
 }
 
 /// Objects: several whole ones per request, long ones in parts.
-async fn objects(client: &Client, name: &str, args: &Verify) -> Result<Checked, VerifyError> {
-    let listed: Vec<ObjectInfo> = client.list_objects(name).try_collect().await?;
+async fn objects(
+    client: &PatientClient,
+    listing: impl Stream<Item = Result<ObjectInfo, Error>>,
+    name: &str,
+    args: &Verify,
+) -> Result<Checked, VerifyError> {
+    let listed: Vec<ObjectInfo> = listing.try_collect().await?;
     let count = u64::try_from(listed.len()).unwrap_or(u64::MAX);
     if let Some(problem) = args.count.and_then(|expected| differs(&listed, expected, args)) {
         return Err(found(problem));
@@ -239,7 +247,7 @@ async fn objects(client: &Client, name: &str, args: &Verify) -> Result<Checked, 
     let bar = progress::bytes(lengths.sum());
     let mut answers = stream::iter(requests)
         .map(|parts| async move {
-            let items = client.fetch_objects(name, &parts).await?;
+            let items = client.call(|client| client.fetch_objects(name, &parts)).await?;
             Ok::<_, Error>((parts, items))
         })
         .buffered(REQUESTS_IN_FLIGHT);

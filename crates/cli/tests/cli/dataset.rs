@@ -7,6 +7,7 @@ use ringfetch_pattern as pattern;
 use rustix::process::Signal;
 use serde_json::{Value, json as value};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 #[test]
 fn verify_finds_the_first_wrong_byte() {
@@ -105,6 +106,20 @@ fn verify_asks_for_as_much_as_a_response_may_hold() {
         error.contains("vector 0: RESOURCE_EXHAUSTED: 48 bytes, at most 40"),
         "{error}"
     );
+}
+
+#[test]
+fn verify_waits_for_a_rate() {
+    // Scenario: every other read is refused for a moment, more often than a client retries; once for longer than --timeout.
+    // Expected: every item is checked.
+    let server = start(Flaw::refused_for(Duration::from_millis(1)));
+    for (dataset, items) in [("blocks", 1000), ("vectors", 300), ("objects", server::OBJECTS)] {
+        let report = json(server, &format!("dataset verify {dataset} --all"));
+        assert_fields(&report, &value!({ "items_checked": items, "ok": true }));
+    }
+    let server = start(Flaw::refused_for(Duration::from_millis(2100)));
+    let report = json(server, "--timeout 2s dataset verify blocks --length 1");
+    assert_fields(&report, &value!({ "bytes_checked": 1, "ok": true }));
 }
 
 #[test]

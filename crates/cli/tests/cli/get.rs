@@ -5,6 +5,7 @@ use crate::{assert_fields, failure, json, ringfetch, stdout, stream, word};
 use ringfetch_engine::dataset::Dtype;
 use ringfetch_pattern as pattern;
 use serde_json::json as value;
+use std::time::Duration;
 
 #[test]
 fn items_come_out_in_every_format() {
@@ -113,6 +114,26 @@ fn parts_become_shorter_until_a_response_may_hold_them() {
             error.contains("RESOURCE_EXHAUSTED: 4096 bytes, at most 100"),
             "{error}"
         );
+    }
+}
+
+#[test]
+fn get_waits_for_a_rate() {
+    // Scenario: every other read is refused for a moment, more often than a client retries; then for longer than --timeout.
+    // Expected: all bytes of an object of many parts; items of every kind.
+    let server = start(Flaw::refused_for(Duration::from_millis(1)));
+    let output = ringfetch(
+        Some(server),
+        &format!("get object objects {LONG_OBJECT} --format raw"),
+    );
+    assert!(output.status.success(), "{:?}", String::from_utf8(output.stderr));
+    assert_eq!(output.stdout.len() as u64, LONG_OBJECT_BYTES);
+    let seed = pattern::object_seed(SEED, LONG_OBJECT);
+    assert_eq!(pattern::first_difference(seed, 0, &output.stdout), None);
+
+    let server = start(Flaw::refused_for(Duration::from_millis(2100)));
+    for item in ["block blocks 3", "vector vectors 3", "range blocks 0 5"] {
+        assert_ne!(stdout(server, &format!("--timeout 2s get {item}")), "");
     }
 }
 

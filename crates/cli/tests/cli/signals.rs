@@ -299,6 +299,24 @@ fn a_command_that_is_stopped_leaves_no_part_of_a_file() {
 }
 
 #[test]
+fn a_wait_for_a_rate_does_not_outlive_a_signal() {
+    // Scenario: a read is refused for ten minutes; then a signal. Expected: the command ends, long before, with exit code 1 and
+    // nothing where the file would be.
+    let flaw = Flaw::refused_for(Duration::from_secs(600));
+    let directory = tempfile::tempdir().unwrap();
+    let args = format!("get block blocks 3 --out {}", word(directory.path().join("out")));
+    let mut run = started(&mut command(Some(start(flaw)), &args));
+    while flaw.reads() == 0 {
+        assert_eq!(run.try_wait().unwrap(), None);
+        std::thread::yield_now();
+    }
+    let output = ended_within_reason(run, &[Signal::TERM]);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert_eq!(output.stderr, b"ringfetch: stopped\n");
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+}
+
+#[test]
 #[ignore = "needs strace"]
 fn a_second_signal_leaves_no_part_of_a_dataset() {
     // Scenario: the file system hangs while room for a file is reserved; two signals once there
