@@ -116,6 +116,11 @@ pub(crate) fn is_too_large(answer: &Result<Answer, Error>) -> bool {
     }
 }
 
+/// Whether a request has more items than `limits.items_per_request`.
+pub(crate) fn has_too_many_items(answer: &Result<Answer, Error>) -> bool {
+    matches!(answer, Err(Error::Status(status)) if status.reason == "TOO_MANY_ITEMS")
+}
+
 /// Reports a failed call to the data port.
 pub(crate) fn grpc_failure(global: &Global) -> impl Fn(Error) -> Failure + Copy {
     |error| Failure::call(&error, "grpc", &global.grpc)

@@ -3,7 +3,7 @@
 //! compared is one version: of the dataset, or of each object.
 
 use crate::args::{Global, Verify};
-use crate::daemon::{PatientClient, grpc_failure, is_too_large};
+use crate::daemon::{PatientClient, grpc_failure, has_too_many_items, is_too_large};
 use crate::expected::{Mismatch, check_elements, check_stream};
 use crate::outcome::Failure;
 use crate::quantity::{grouped, size};
@@ -21,6 +21,7 @@ const IN_FLIGHT_BYTES: u64 = 1 << 20;
 /// No limit of a response is smaller.
 const IN_FLIGHT_BYTES_MIN: u64 = 4 << 10;
 const REQUESTS_IN_FLIGHT: usize = 8;
+/// Items of a request. Half of it and so on, as long as one request may not have that many.
 const REQUEST_ITEMS: usize = 256;
 
 pub(crate) async fn run(global: &Global, args: &Verify) -> Result<(), Failure> {
@@ -124,22 +125,40 @@ fn selection(args: &Verify, count: u64) -> (u64, Box<dyn Iterator<Item = u64>>) 
     (args.sample, Box::new(chosen.into_iter()))
 }
 
-/// Bytes of each request: those in flight together are as much as is not refused as too large. `longest`: the longest
-/// request of at most so many bytes.
-async fn request_bytes(
+/// The most that a request may have.
+#[derive(Debug, Clone, Copy)]
+struct RequestMax {
+    bytes: u64,
+    items: usize,
+}
+
+/// The most of each request: what is not refused as too large for one, of bytes shared by those in flight. `longest`: the longest
+/// requests of at most so much.
+async fn request_max(
     client: &PatientClient,
-    longest: impl Fn(u64) -> Option<Request>,
-) -> Result<u64, Error> {
-    let mut bytes = IN_FLIGHT_BYTES;
-    while let Some(request) = longest(bytes) {
-        let answer = client.fetch(request).await;
-        if bytes == IN_FLIGHT_BYTES_MIN || !is_too_large(&answer) {
-            answer?;
-            break;
+    longest: impl Fn(RequestMax) -> Vec<Request>,
+) -> Result<RequestMax, Error> {
+    let (bytes, items) = (IN_FLIGHT_BYTES, REQUEST_ITEMS);
+    let mut max = RequestMax { bytes, items };
+    'again: loop {
+        for request in longest(max) {
+            let answer = client.fetch(request).await;
+            if max.items > 1 && has_too_many_items(&answer) {
+                max.items /= 2;
+                continue 'again;
+            }
+            if max.bytes > IN_FLIGHT_BYTES_MIN && is_too_large(&answer) {
+                max.bytes /= 2;
+                continue 'again;
+            }
+            // What is too large at the least is reported with its number, by the request for it.
+            if !is_too_large(&answer) {
+                answer?;
+            }
         }
-        bytes /= 2;
+        max.bytes /= REQUESTS_IN_FLIGHT as u64;
+        return Ok(max);
     }
-    Ok(bytes / REQUESTS_IN_FLIGHT as u64)
 }
 
 /// Blocks or vectors: items of one length.
@@ -168,15 +187,23 @@ async fn records(client: &PatientClient, dataset: &Dataset, args: &Verify) -> Re
     }
     let (items, chosen) = selection(args, count);
     let most = dataset.length_bytes.min(items.saturating_mul(item_bytes));
-    let longest = |bytes| {
-        let range = ByteRange::new(0, most.min(bytes));
-        (range.length > 0).then(|| Request::ranges(name, [range]).if_match(etag))
+    let longest = |max: RequestMax| {
+        // As many ranges as items, which together are as long.
+        let bytes = most.min(max.bytes);
+        let count = bytes.min(max.items as u64);
+        let edge = |n| bytes * n / count;
+        let range = |n| ByteRange::new(edge(n), edge(n + 1) - edge(n));
+        let ranges: Vec<_> = (0..count).map(range).collect();
+        (count > 0)
+            .then(|| Request::ranges(name, ranges).if_match(etag))
+            .into_iter()
+            .collect()
     };
-    let per_request = request_bytes(client, longest).await.map_err(of_version)? / item_bytes;
-    let per_request = per_request.clamp(1, REQUEST_ITEMS as u64);
+    let max = request_max(client, longest).await.map_err(of_version)?;
+    let per_request = usize::try_from(max.bytes / item_bytes).unwrap_or(max.items);
     let bar = progress::items(items, "items");
     let mut answers = stream::iter(chosen)
-        .chunks(usize::try_from(per_request).unwrap_or(REQUEST_ITEMS))
+        .chunks(per_request.clamp(1, max.items))
         .map(|numbers| async move {
             let wanted = match shape {
                 Some(_) => Request::vectors(name, &*numbers),
@@ -237,12 +264,16 @@ async fn objects(
         .filter_map(|n| listed.get(usize::try_from(n).ok()?))
         .collect();
     let length_max = args.length.unwrap_or(u64::MAX);
-    let requests = |bytes| requests(&chosen, length_max, bytes);
-    let longest = |bytes| {
-        let longest = requests(bytes).max_by_key(|parts| bytes_of(parts));
-        longest.map(|parts| Request::objects(name, parts))
+    let requests = |max| requests(&chosen, length_max, max);
+    let longest = |max| {
+        let by_items = requests(max).max_by_key(|parts| (parts.len(), bytes_of(parts)));
+        let by_bytes = requests(max).max_by_key(|parts| (bytes_of(parts), parts.len()));
+        let mut longest: Vec<_> = by_items.into_iter().chain(by_bytes).collect();
+        longest.dedup();
+        let request = |parts| Request::objects(name, parts);
+        longest.into_iter().map(request).collect()
     };
-    let requests = requests(request_bytes(client, longest).await?);
+    let requests = requests(request_max(client, longest).await?);
     let lengths = chosen.iter().map(|object| object.length_bytes.min(length_max));
     let bar = progress::bytes(lengths.sum());
     let mut answers = stream::iter(requests)
@@ -308,28 +339,27 @@ fn differs(listed: &[ObjectInfo], count: u64, args: &Verify) -> Option<String> {
     Some(format!("object {more} is not one of the {count} (--count)"))
 }
 
-/// The parts of objects for each request, in order; at most `length_max` bytes of each object, and `request_bytes` of
-/// each request.
+/// The parts of objects for each request, in order; at most `length_max` bytes of each object.
 fn requests(
     objects: &[&ObjectInfo],
     length_max: u64,
-    request_bytes: u64,
+    max: RequestMax,
 ) -> impl Iterator<Item = Vec<ObjectPart>> {
     let parts = objects.iter().flat_map(move |object| {
         let end = object.length_bytes.min(length_max);
         let empty = (object.length_bytes == 0).then(|| ObjectPart::whole(&object.name));
-        let count = end.div_ceil(request_bytes);
+        let count = end.div_ceil(max.bytes);
         let parts = (0..count).map(move |n| {
-            let offset = n * request_bytes;
-            ObjectPart::new(&object.name, offset, (end - offset).min(request_bytes))
+            let offset = n * max.bytes;
+            ObjectPart::new(&object.name, offset, (end - offset).min(max.bytes))
         });
         empty.into_iter().chain(parts)
     });
     let mut parts = parts.peekable();
     std::iter::from_fn(move || {
         let mut request = vec![parts.next()?];
-        let mut left = request_bytes - bytes_of(&request);
-        while request.len() < REQUEST_ITEMS
+        let mut left = max.bytes - bytes_of(&request);
+        while request.len() < max.items
             && let Some(part) = parts.next_if(|part| part.length.unwrap_or(0) <= left)
         {
             left -= part.length.unwrap_or(0);
@@ -392,8 +422,10 @@ mod tests {
             .map(|(n, length_bytes): (u32, u64)| ObjectInfo::new(format!("o{n}"), length_bytes))
             .collect();
         let objects: Vec<_> = objects.iter().collect();
-        let requests: Vec<_> = requests(&objects, u64::MAX, IN_FLIGHT_BYTES).collect();
-        assert!(requests.iter().all(|parts| bytes_of(parts) <= IN_FLIGHT_BYTES));
+        let (bytes, items) = (IN_FLIGHT_BYTES, 2);
+        let requests: Vec<_> = requests(&objects, u64::MAX, RequestMax { bytes, items }).collect();
+        let fits = |parts: &Vec<_>| bytes_of(parts) <= bytes && parts.len() <= items;
+        assert!(requests.iter().all(fits));
         let parts: Vec<_> = requests.concat();
         assert_eq!(parts[0], ObjectPart::whole("o0"));
         for (object, length) in objects.iter().zip(lengths).skip(1) {

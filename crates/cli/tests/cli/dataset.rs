@@ -109,6 +109,18 @@ fn verify_asks_for_as_much_as_a_response_may_hold() {
 }
 
 #[test]
+fn verify_asks_for_as_many_items_as_a_request_may_have() {
+    // Scenario: a request may have 100 items; one. Expected: every item is checked.
+    for items_max in [100, 1] {
+        let server = start(Flaw::of_few_items(items_max));
+        for (dataset, items) in [("blocks", 1000), ("vectors", 300), ("objects", server::OBJECTS)] {
+            let report = json(server, &format!("dataset verify {dataset} --all"));
+            assert_fields(&report, &value!({ "items_checked": items, "ok": true }));
+        }
+    }
+}
+
+#[test]
 fn verify_waits_for_a_rate() {
     // Scenario: every other read is refused for a moment, more often than a client retries; once for longer than --timeout.
     // Expected: every item is checked.
