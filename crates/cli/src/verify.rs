@@ -185,6 +185,9 @@ async fn records(client: &PatientClient, dataset: &Dataset, args: &Verify) -> Re
             "it has {has} {what}s, expected {expected} (--count)"
         )));
     }
+    if count == 0 {
+        return Err(found(format!("it has no {what}s")));
+    }
     let (items, chosen) = selection(args, count);
     let most = dataset.length_bytes.min(items.saturating_mul(item_bytes));
     let longest = |max: RequestMax| {
@@ -258,6 +261,9 @@ async fn objects(
     let count = u64::try_from(listed.len()).unwrap_or(u64::MAX);
     if let Some(problem) = args.count.and_then(|expected| differs(&listed, expected, args)) {
         return Err(found(problem));
+    }
+    if listed.is_empty() {
+        return Err(found("it has no objects".to_owned()));
     }
     let (items, chosen) = selection(args, count);
     let chosen: Vec<&ObjectInfo> = chosen

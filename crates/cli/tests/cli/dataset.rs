@@ -1,7 +1,7 @@
 //! Pattern data: made, and verified.
 
 use crate::server::{self, Flaw, SEED, start};
-use crate::{assert_fields, ended_by, failure, json, ringfetch, started, stdout, stream, word};
+use crate::{assert_fields, ended_by, failure, json, json_with, ringfetch, started, stdout, stream, word};
 use ringfetch_engine::dataset::Dtype;
 use ringfetch_pattern as pattern;
 use rustix::process::Signal;
@@ -132,6 +132,25 @@ fn verify_waits_for_a_rate() {
     let server = start(Flaw::refused_for(Duration::from_millis(2100)));
     let report = json(server, "--timeout 2s dataset verify blocks --length 1");
     assert_fields(&report, &value!({ "bytes_checked": 1, "ok": true }));
+}
+
+#[test]
+fn a_dataset_without_objects_is_not_called_right() {
+    // Scenario: a directory of objects that is empty; objects are expected. Expected: a failure that says so; one that names
+    // the first that is missing.
+    let server = start(Flaw::WITHOUT_OBJECTS);
+    for (args, problem) in [
+        ("--all", "it has no objects"),
+        ("--count 3", "object shard-00/object-000000 is missing"),
+    ] {
+        let args = format!("dataset verify objects {args}");
+        let error = failure(Some(server), &args, 1);
+        assert_eq!(error, format!("ringfetch: objects: {problem}\n"));
+        assert_fields(
+            &json_with(server, &args, 1),
+            &value!({ "ok": false, "problem": problem }),
+        );
+    }
 }
 
 #[test]
