@@ -270,15 +270,6 @@ fn run(inputs: &Inputs, addresses_file: Option<&Path>) -> anyhow::Result<()> {
         device_tags: device_tags(&datasets, config.engine.cores),
         ..config.engine.clone()
     })?;
-    let most = engine.response_bytes_max();
-    if config.limits.response_bytes > most {
-        let asked = config.limits.response_bytes;
-        return Err(ConfigError(format!(
-            "limits.response_bytes: is {asked} bytes, but engine.memory_budget allows responses of at most {most}; lower \
-             it, or raise engine.memory_budget"
-        ))
-        .into());
-    }
     engine.register_metrics(telemetry.registry())?;
     let fetcher = Fetcher::new(engine, datasets, config.limits);
     reconfigure::start_own_backends(&fetcher, config)?;
