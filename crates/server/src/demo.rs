@@ -183,8 +183,8 @@ impl Demo<'_> {
                 Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(unwritable(error)),
                 Ok(()) | Err(_) => {}
             }
-            // What a link leads to is not ours.
-            let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            // What a link leads to is not ours, nor is a file.
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let locked = match rustix::fs::open(&self.partial, flags, Mode::empty()) {
                 Ok(descriptor) => File::from(descriptor),
                 Err(Errno::NOENT) => continue,
@@ -202,10 +202,7 @@ impl Demo<'_> {
             if there.is_none_or(|there| (there.dev(), there.ino()) != (ours.dev(), ours.ino())) {
                 continue;
             }
-            if !ours.is_dir() {
-                // The marker of an earlier version.
-                std::fs::remove_file(&self.partial).map_err(unwritable)?;
-            } else if is_complete(self.directory) {
+            if is_complete(self.directory) {
                 self.discard();
             } else {
                 return Ok(Some(locked));

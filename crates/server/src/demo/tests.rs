@@ -233,28 +233,13 @@ fn one_process_makes_it() {
 }
 
 #[test]
-fn the_marker_of_an_earlier_version_is_removed() {
-    // Scenario: an earlier version makes the demo; it was ended, and left its marker and data; then the data is taken away;
-    // and the name is a link. Expectation: busy; the data is nobody's; made; what the link leads to is left alone.
+fn what_is_no_directory_is_not_made_in() {
+    // Scenario: the directory's name is that of a file; of a link. Expectation: refused, and the file and what the link leads to
+    // are left alone.
     let (_directory, path) = place();
-    let marker = path.join(PARTIAL_NAME);
-    fs::write(&marker, b"blocks.bin\n").unwrap();
-    put(&path, BLOCKS_NAME, "theirs");
-    let locked = File::open(&marker).unwrap();
-    locked.try_lock().unwrap();
-    is_busy(prepare_little(&path));
-    assert!(marker.is_file());
-    drop(locked);
-    is_refused(
-        prepare_little(&path),
-        "it has blocks.bin, which was not made by this demo",
-    );
-    assert_eq!(names(&path), [BLOCKS_NAME]);
-    assert!(is_of(&path, BLOCKS_NAME, "theirs"));
-    fs::remove_file(path.join(BLOCKS_NAME)).unwrap();
-    fs::write(&marker, b"").unwrap();
-    prepare_little(&path).unwrap();
-    is_complete(&path);
+    put(&path, PARTIAL_NAME, "theirs");
+    is_refused(prepare_little(&path), "cannot be written");
+    assert!(is_of(&path, PARTIAL_NAME, "theirs"));
 
     let (directory, path) = place();
     put(directory.path(), BLOCKS_NAME, "theirs");
