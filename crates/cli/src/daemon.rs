@@ -16,8 +16,8 @@ pub(crate) fn client(global: &Global) -> Result<Client, Failure> {
     client.connect_lazy().map_err(grpc_failure(global))
 }
 
-/// A client of the daemon's data port that waits as long as the daemon says: for a rate of the principal, or for what others
-/// use. `--timeout` bounds each attempt, and no wait.
+/// A client of the daemon's data port that waits for the rates of its principal as long as the daemon says. `--timeout` bounds
+/// each attempt, and no wait.
 #[derive(Debug)]
 pub(crate) struct PatientClient {
     client: Client,
@@ -54,8 +54,8 @@ impl PatientClient {
             let Some(hint) = error.retry_after().filter(|_| error.is_retryable()) else {
                 return Err(error);
             };
-            // UNAVAILABLE may not pass: a drain, a device.
-            failures += u32::from(error.code() != Some(Code::ResourceExhausted));
+            // What else there is to wait for may not pass: an overload, a drain, a device.
+            failures += u32::from(!is_rate(&error));
             if failures == self.attempts_max {
                 return Err(error);
             }
@@ -114,6 +114,11 @@ pub(crate) fn is_too_large(answer: &Result<Answer, Error>) -> bool {
         }
         Err(error) => error.code() == Some(Code::ResourceExhausted) && error.retry_after().is_none(),
     }
+}
+
+/// Whether a rate of the principal is used up, which passes.
+fn is_rate(error: &Error) -> bool {
+    matches!(error, Error::Status(status) if status.reason == "RATE_LIMITED")
 }
 
 /// Whether a request has more items than `limits.items_per_request`.

@@ -120,7 +120,7 @@ fn parts_become_shorter_until_a_response_may_hold_them() {
 #[test]
 fn get_waits_for_a_rate() {
     // Scenario: every other read is refused for a moment, more often than a client retries; then for longer than --timeout.
-    // Expected: all bytes of an object of many parts; items of every kind.
+    // Expected: all bytes of an object of many parts; items of every kind. What is refused for another reason is given up.
     let server = start(Flaw::refused_for(Duration::from_millis(1)));
     let output = ringfetch(
         Some(server),
@@ -135,6 +135,11 @@ fn get_waits_for_a_rate() {
     for item in ["block blocks 3", "vector vectors 3", "range blocks 0 5"] {
         assert_ne!(stdout(server, &format!("--timeout 2s get {item}")), "");
     }
+
+    // An overload may not pass.
+    let server = start(Flaw::overloaded_for(Duration::from_millis(1)));
+    let error = failure(Some(server), "get block blocks 3", 1);
+    assert!(error.contains("over a limit"), "{error}");
 }
 
 #[test]

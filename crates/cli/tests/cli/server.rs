@@ -34,7 +34,9 @@ pub(crate) struct Flaw {
     flipped_byte: Option<u64>,
     /// Every read is refused.
     overloaded: bool,
-    /// Every other read is refused, the first one, too, with this hint; how many there were.
+    /// With this hint.
+    overloaded_for: Option<Duration>,
+    /// Every other read is refused for a rate, the first one, too, with this hint; how many there were.
     refused_for: Option<(Duration, &'static AtomicUsize)>,
     /// Of data, in one response.
     response_bytes_max: usize,
@@ -49,6 +51,7 @@ impl Flaw {
     pub(crate) const NONE: Self = Self {
         flipped_byte: None,
         overloaded: false,
+        overloaded_for: None,
         refused_for: None,
         response_bytes_max: 3 << 20,
         items_max: usize::MAX,
@@ -87,6 +90,13 @@ impl Flaw {
         Self {
             refused_for: Some((hint, Box::leak(Box::default()))),
             ..Self::limited(4 << 10)
+        }
+    }
+
+    pub(crate) fn overloaded_for(hint: Duration) -> Self {
+        Self {
+            overloaded_for: Some(hint),
+            ..Self::OVERLOADED
         }
     }
 
@@ -250,12 +260,17 @@ impl Server {
 
     fn batch(self, items: impl Iterator<Item = Item>) -> Result<Batch, Status> {
         if self.0.overloaded {
-            return Err(Status::resource_exhausted("over a limit"));
+            let (code, message) = (Code::ResourceExhausted, "over a limit");
+            return Err(match self.0.overloaded_for {
+                None => Status::new(code, message),
+                hint => Status::with_error_details(code, message, ErrorDetails::with_retry_info(hint)),
+            });
         }
         if let Some((hint, reads)) = self.0.refused_for
             && reads.fetch_add(1, Ordering::Relaxed).is_multiple_of(2)
         {
-            let details = ErrorDetails::with_retry_info(Some(hint));
+            let mut details = ErrorDetails::with_retry_info(Some(hint));
+            details.set_error_info("RATE_LIMITED", "ringfetch", []);
             let code = Code::ResourceExhausted;
             return Err(Status::with_error_details(code, "over a rate", details));
         }
