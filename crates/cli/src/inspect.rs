@@ -136,13 +136,14 @@ fn status_table(status: &Status) -> Table {
 }
 
 fn shard_table(shards: &[ShardStatus]) -> Table {
-    let mut table = Table::new(&[0, 2, 3, 4, 5, 6]);
-    table.row("SHARD,BACKEND,IN FLIGHT,QUEUED,DEPTH,DEVICE READS,SUBMISSIONS".split(','));
+    let mut table = Table::new(&[0, 2, 3, 4, 5, 6, 7]);
+    table.row("SHARD,BACKEND,IN FLIGHT,STALLED,QUEUED,DEPTH,DEVICE READS,SUBMISSIONS".split(','));
     for shard in shards {
         table.row([
             shard.shard.to_string(),
             format!("{}{}", shard.backend, if shard.routed { "" } else { ", idle" }),
             shard.in_flight.to_string(),
+            shard.stalled.to_string(),
             grouped(shard.queued),
             shard.queue_depth.to_string(),
             grouped(shard.device_reads_total),

@@ -183,8 +183,10 @@ messages! {
         backend: Backend,
         /// Whether any dataset is routed here.
         routed: bool,
-        /// Reads submitted and not completed.
+        /// Reads submitted and not completed, without stalled ones.
         in_flight: u32,
+        /// Reads that their disk has not completed for 3 s while others waited for room: it hangs, or is far too slow.
+        stalled: u32,
         /// Reads accepted and not submitted.
         queued: u64,
         /// The limit of `in_flight`.

@@ -63,8 +63,10 @@ pub struct ShardStatus {
     pub backend: BackendKind,
     /// Whether any dataset is routed to it: after a switch the shards of the old backend remain, idle.
     pub routed: bool,
-    /// Reads submitted and not completed.
+    /// Reads submitted and not completed, without stalled ones.
     pub in_flight: u32,
+    /// Reads that their disk has not completed for 3 s while others waited for room: it hangs, or is far too slow.
+    pub stalled: u32,
     /// Reads accepted and not submitted.
     pub queued: u64,
     /// The limit of `in_flight`.
@@ -452,6 +454,7 @@ impl Engine {
                 backend: group.backend,
                 routed: routed.any(|route| Arc::ptr_eq(&route.group, group)),
                 in_flight: metrics.moving(),
+                stalled: metrics.stalled.load(Ordering::Relaxed),
                 queued: metrics.queued(),
                 queue_depth: metrics.depth_limit.load(Ordering::Relaxed),
                 device_reads_total: metrics.device_reads.load(Ordering::Relaxed),

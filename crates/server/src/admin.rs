@@ -157,6 +157,7 @@ fn shard(shard: ShardView) -> v1::ShardStatus {
     v1::ShardStatus {
         shard: shard.shard,
         in_flight: shard.in_flight,
+        stalled: shard.stalled,
         queued: shard.queued,
         queue_depth: shard.queue_depth,
         device_reads_total: shard.device_reads_total,

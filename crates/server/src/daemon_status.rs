@@ -120,8 +120,10 @@ pub(crate) struct ShardView {
     pub(crate) backend: BackendKind,
     /// Whether any dataset is read here: after a switch the shards of the backend before stay, idle.
     pub(crate) routed: bool,
-    /// Reads submitted and not completed, now.
+    /// Reads submitted and not completed, now, without stalled ones.
     pub(crate) in_flight: u32,
+    /// Reads, now, that their disk has not completed for 3 s while others waited for room: it hangs, or is far too slow.
+    pub(crate) stalled: u32,
     /// Reads accepted and not submitted, now.
     pub(crate) queued: u64,
     /// The limit of `in_flight`.
@@ -179,6 +181,7 @@ impl ShardView {
             backend: status.backend,
             routed: status.routed,
             in_flight: status.in_flight,
+            stalled: status.stalled,
             queued: status.queued,
             queue_depth: status.queue_depth,
             device_reads_total: status.device_reads_total,

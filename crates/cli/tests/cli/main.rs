@@ -497,13 +497,13 @@ objects  objects      -          -  -
         "reads    1 234 567, 8 failed\n",
         "latency  p50 500 us, p99 20.0 ms, p99.9 50.0 ms",
         "config   RELOAD FAILED, nothing has changed: engine.bakend: is not a key here\n",
-        "SHARD  BACKEND  IN FLIGHT  QUEUED  DEPTH  DEVICE READS  SUBMISSIONS\n    0  uring            0       0    128        12 345            0\n",
+        "SHARD  BACKEND  IN FLIGHT  STALLED  QUEUED  DEPTH  DEVICE READS  SUBMISSIONS\n    0  uring            0        9       0    128        12 345            0\n",
     ] {
         assert!(status.contains(want), "{want:?} in:\n{status}");
     }
     let status = json(server, "status");
     assert_fields(&status, &json!({ "fallback": true }));
-    assert_fields(&status["shards"][0], &json!({ "queue_depth": 128 }));
+    assert_fields(&status["shards"][0], &json!({ "queue_depth": 128, "stalled": 9 }));
     assert_fields(&status["datasets"][0], &json!({ "name": "blocks", "files": 1 }));
     assert_eq!(status["datasets"][0]["read_path"]["requested"], "uring");
 

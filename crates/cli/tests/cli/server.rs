@@ -581,6 +581,7 @@ impl Server {
             backend: wire::Backend::Uring.into(),
             routed: true,
             queue_depth: 128,
+            stalled: 9,
             device_reads_total: 12_345,
             ..Default::default()
         };

@@ -20,8 +20,8 @@ fn mounted(directory: &Path, name: &str) -> slowdisk::SlowDisk {
 async fn a_disk_that_hangs_does_not_keep_others_waiting() {
     // Scenario: a disk answers nothing, and has as many reads of a dataset as a ring may have in flight, and more that wait,
     // also of another dataset; those of other disks are read through the same ring, of one that needs the kernel's worker
-    // threads, too; the disk answers again. Expectation: the others are served meanwhile; in the end the waiting calls have the
-    // right bytes.
+    // threads, too; the disk answers again. Expectation: the others are served meanwhile, and the status counts the reads of this
+    // disk as stalled; in the end the waiting calls have the right bytes.
     for backend in backends_and_auto() {
         if !["uring", "auto"].contains(&backend) {
             // A thread that waits for a disk serves nobody.
@@ -73,6 +73,14 @@ async fn a_disk_that_hangs_does_not_keep_others_waiting() {
                 .unwrap_or_else(|_| panic!("{backend}: {dataset} is not served"));
         }
         assert!(waiting.iter().all(|call| !call.is_finished()), "{backend}");
+        eventually_async("metrics and status count the stalled reads", async || {
+            let stalled = daemon.sum("ringfetch_stalled_reads", &[]).await;
+            let by_call = daemon.status().await.shards[0].stalled;
+            let over_http = daemon.http_client().get("/v1/status").await.json();
+            let over_http = over_http["shards"][0]["stalled"].as_u64();
+            (stalled > 0 && u64::from(by_call) == stalled && over_http == Some(stalled)).then_some(())
+        })
+        .await;
         disk.release();
         for call in waiting {
             let answer = call.await.unwrap().unwrap().into_inner();

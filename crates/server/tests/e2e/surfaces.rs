@@ -417,6 +417,7 @@ fn figures_are_of(figures: &Value) {
     for shard in figures["shards"].as_array().unwrap() {
         let depth = &shard["depth_seen"];
         assert!(number(&shard["queue_depth"]) > 0, "{shard}");
+        assert_eq!(number(&shard["stalled"]), 0, "{shard}");
         assert!(depth["sum"].as_f64() >= depth["count"].as_f64(), "{shard}");
     }
 }
