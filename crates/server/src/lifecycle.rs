@@ -17,6 +17,7 @@ use tokio::time::MissedTickBehavior;
 
 use crate::fetch::Fetcher;
 use crate::listener::DrainingPort;
+use crate::sd_notify::Notifier;
 
 /// The state of the daemon. It only moves down this list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -271,9 +272,12 @@ impl ShutdownSignals {
 
 /// A start that takes longer is logged again and again, with the step that it is at.
 const LONG_START: Duration = Duration::from_secs(5);
+/// The service manager is asked for this much time, each time: a few of these messages may be late.
+const LONG_START_PATIENCE: Duration = Duration::from_secs(30);
 
 /// Ends the process on SIGTERM or SIGINT until it is dropped: before the daemon serves there is nothing to drain. As
-/// process 1 of a container it would otherwise ignore them, and could only be killed. Logs what a long start waits for.
+/// process 1 of a container it would otherwise ignore them, and could only be killed. Logs what a long start waits for, and asks
+/// the service manager for time, which would otherwise kill it.
 #[derive(Debug)]
 pub struct EndWhileStarting {
     step: Arc<Mutex<String>>,
@@ -286,7 +290,7 @@ impl EndWhileStarting {
     ///
     /// # Errors
     /// Errors of the kernel.
-    pub fn watch() -> std::io::Result<Self> {
+    pub fn watch(notifier: Option<Arc<Notifier>>) -> std::io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;
@@ -296,27 +300,21 @@ impl EndWhileStarting {
         };
         let (until, started) = oneshot::channel();
         let step = Arc::new(Mutex::new(String::new()));
-        let at = Arc::clone(&step);
+        let long_start = tell_of_long_start(Arc::clone(&step), notifier);
         // A signal that came before the end of the start is seen by then: this thread may not have run since.
         let started = async move {
             let _dropped = started.await;
             tokio::task::yield_now().await;
         };
         let watch = async move {
-            let mut started = std::pin::pin!(started);
-            loop {
-                tokio::select! {
-                    biased;
-                    signal = signals.next() => {
-                        tracing::info!(signal, "ending before it serves");
-                        std::process::exit(0);
-                    }
-                    () = &mut started => return,
-                    () = tokio::time::sleep(LONG_START) => {
-                        let step = lock(&at).clone();
-                        tracing::warn!(step, "the start takes long; a file system may not respond");
-                    }
+            tokio::select! {
+                biased;
+                signal = signals.next() => {
+                    tracing::info!(signal, "ending before it serves");
+                    std::process::exit(0);
                 }
+                () = started => {}
+                () = long_start => {}
             }
         };
         // Where there is no thread for it, there is none for a core either, and the start fails.
@@ -333,6 +331,18 @@ impl EndWhileStarting {
     /// Names the step that begins.
     pub fn begins(&self, step: String) {
         *lock(&self.step) = step;
+    }
+}
+
+/// Tells the log and the service manager that a start takes long, and the step that it is at. Never ends.
+pub(crate) async fn tell_of_long_start(step: Arc<Mutex<String>>, notifier: Option<Arc<Notifier>>) {
+    loop {
+        tokio::time::sleep(LONG_START).await;
+        let step = lock(&step).clone();
+        tracing::warn!(step, "the start takes long; a file system may not respond");
+        if let Some(notifier) = &notifier {
+            notifier.start_takes_long(&step, LONG_START_PATIENCE).await;
+        }
     }
 }
 

@@ -211,7 +211,8 @@ fn run(inputs: &Inputs, addresses_file: Option<&Path>) -> anyhow::Result<()> {
         lifecycle::survive_file_size_limit().context("catching SIGXFSZ")?;
         ReloadSignals::install().context("catching SIGHUP")?
     };
-    let starting = EndWhileStarting::watch().context("catching signals")?;
+    let notifier = Notifier::from_environment().map(Arc::new);
+    let starting = EndWhileStarting::watch(notifier.clone()).context("catching signals")?;
     let opening = |dataset: &DatasetSpec| {
         let files: Vec<_> = dataset.paths.iter().map(|path| path.display()).collect();
         starting.begins(format!(
@@ -292,6 +293,7 @@ fn run(inputs: &Inputs, addresses_file: Option<&Path>) -> anyhow::Result<()> {
         catalogue,
         ports,
         (starting, reload_signals),
+        notifier,
         addresses_file,
     ));
     // A look-up of the collector's name that gets no answer must not keep the process alive.
@@ -305,6 +307,7 @@ async fn serve(
     catalogue: Catalogue,
     ports: Ports,
     (starting, reload_signals): (EndWhileStarting, ReloadSignals),
+    notifier: Option<Arc<Notifier>>,
     addresses_file: Option<&Path>,
 ) -> anyhow::Result<()> {
     let ReconfigurerParts {
@@ -417,7 +420,7 @@ async fn serve(
             .write(path)
             .with_context(|| format!("--addresses-file {}", path.display()))?;
     }
-    let notifier = Notifier::from_environment()
+    let notifier = notifier
         .map(|notifier| tokio::spawn(notifier.run(engine.clone(), lifecycle.clone(), reconfigurer.clone())));
     if let Base::Demo(_) = inputs.base {
         // A closed stdout is no reason to stop serving.

@@ -1,15 +1,16 @@
 //! Notifications to the service manager: sd_notify(3), datagrams to the socket that NOTIFY_SOCKET names.
 //!
-//! Sends READY once serving, RELOADING, STOPPING once draining, a status line, and WATCHDOG. WATCHDOG=1 is
-//! sent only after every shard and core has responded, so that the service manager restarts a daemon with a
-//! stuck part. Failures are logged and never stop or delay the daemon; without NOTIFY_SOCKET nothing is sent.
-//! No socket activation, no AF_VSOCK.
+//! Asks for time while a start takes long; sends READY once serving, RELOADING, STOPPING once draining, a status
+//! line, and WATCHDOG. WATCHDOG=1 is sent only after every shard and core has responded, so that the service
+//! manager restarts a daemon with a stuck part. Failures are logged and never stop or delay the daemon; without
+//! NOTIFY_SOCKET nothing is sent. No socket activation, no AF_VSOCK.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -82,11 +83,18 @@ impl Notifier {
         })
     }
 
+    /// Asks for this much time from now on, for a start that waits for a step.
+    pub(crate) async fn start_takes_long(&self, step: &str, patience: Duration) {
+        let (patience, status) = (patience.as_micros(), one_line(&format!("starting: {step}")));
+        self.send(&format!("EXTEND_TIMEOUT_USEC={patience}\nSTATUS={status}\n"))
+            .await;
+    }
+
     /// Sends READY, then status and watchdog messages, and STOPPING once the daemon drains; then ends.
     ///
     /// # Cancel safety
     /// Dropping the future stops notifications.
-    pub async fn run(self, engine: Engine, lifecycle: Lifecycle, reconfigurer: Reconfigurer) {
+    pub async fn run(self: Arc<Self>, engine: Engine, lifecycle: Lifecycle, reconfigurer: Reconfigurer) {
         let reloading = lifecycle.subscribe_reloading();
         let status = describe(&engine.backend(), reconfigurer.last_reload());
         self.send(&format!("READY=1\nSTATUS={status}\n")).await;
@@ -280,8 +288,11 @@ fn one_line(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lifecycle::tell_of_long_start;
     use crate::reconfigure::ConfigChange;
     use ringfetch_engine::config::BackendKind;
+    use ringfetch_engine::sync::lock;
+    use std::sync::Mutex;
 
     const PID: u32 = 4711;
 
@@ -335,6 +346,40 @@ mod tests {
             assert_eq!(watchdog(&[("WATCHDOG_USEC", none)]), None, "{none:?}");
         }
         assert_eq!(watchdog(&[]), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_long_start_asks_for_time() {
+        // Scenario: a start that waits for one step, and later for another one. Expectation: the service manager is asked for time
+        // again and again, each time for longer than until the next time, and told what the start waits for.
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("notify");
+        let manager = UnixDatagram::bind(&path).unwrap();
+        let notifier = found(&[("NOTIFY_SOCKET", path.to_str().unwrap())]).unwrap();
+        let step = Arc::new(Mutex::new("one\nstep".to_owned()));
+        let telling = tell_of_long_start(Arc::clone(&step), Some(Arc::new(notifier)));
+        let heard = async {
+            let mut before = Instant::now();
+            for status in ["one step", "another", "another"] {
+                let mut buffer = [0; 512];
+                let length = manager.recv(&mut buffer).await.unwrap();
+                let text = std::str::from_utf8(&buffer[..length]).unwrap();
+                let (time, said) = text.split_once('\n').unwrap();
+                let usec = time
+                    .strip_prefix("EXTEND_TIMEOUT_USEC=")
+                    .unwrap()
+                    .parse()
+                    .unwrap();
+                assert!(before.elapsed() < Duration::from_micros(usec), "{text}");
+                assert_eq!(said, format!("STATUS=starting: {status}\n"));
+                before = Instant::now();
+                *lock(&step) = "another".to_owned();
+            }
+        };
+        tokio::select! {
+            () = heard => {}
+            () = telling => {}
+        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use crate::daemon::{PATIENCE, Setup, backends_and_auto, eventually_async};
 use crate::data::noise;
 use crate::loop_device::LoopDevice;
+use crate::supervised::Manager;
 use crate::wire;
 use rustix::fs::inotify;
 use std::mem::MaybeUninit;
@@ -196,8 +197,8 @@ async fn a_disk_whose_queue_is_full_stops_no_core() {
 #[tokio::test]
 #[ignore = "needs root and /dev/fuse"]
 async fn a_long_start_says_what_it_waits_for() {
-    // Scenario: a start opens two datasets; the file system of the second does not respond, until the log tells of it.
-    // Expectation: it names the dataset and its file; then the daemon serves both.
+    // Scenario: a start opens two datasets; the file system of the second does not respond, until the service manager has been
+    // asked for more time. Expectation: the message and the log name the dataset and its file; then the daemon serves both.
     let directory = tempfile::tempdir().unwrap();
     let source = directory.path().join("source");
     std::fs::create_dir(&source).unwrap();
@@ -208,7 +209,12 @@ async fn a_long_start_says_what_it_waits_for() {
     disk.hold_attributes();
     let setup = Setup::new("mmap");
     setup.file("blocks.bin", &bytes);
-    let waits_for = format!("\"step\":\"opening dataset hangs: {file}\"");
+    let step = format!("opening dataset hangs: {file}");
+    let asks = [
+        "EXTEND_TIMEOUT_USEC=30000000".to_owned(),
+        format!("STATUS=starting: {step}"),
+    ];
+    let (manager, setup) = Manager::beside(setup);
     let daemon = setup
         .dataset(&["{name: blocks, kind: blocks, block_bytes: 4KiB, path: blocks.bin}"])
         .dataset(&[
@@ -216,13 +222,16 @@ async fn a_long_start_says_what_it_waits_for() {
             &file,
             "}",
         ])
-        .disturbed(move |daemon| {
-            let told = |line: &String| line.contains("the start takes long") && line.contains(&waits_for);
-            if daemon.log().iter().any(told) {
+        .disturbed(move |_| {
+            if manager
+                .hears(Duration::from_millis(1))
+                .is_some_and(|lines| lines == asks)
+            {
                 disk.release_attributes();
             }
         })
         .start();
+    daemon.logged(&["the start takes long", &format!("\"step\":\"{step}\"")]);
     for dataset in ["blocks", "hangs"] {
         daemon.assert_serves(dataset).await;
     }

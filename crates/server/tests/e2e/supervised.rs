@@ -78,11 +78,11 @@ impl Drop for Stopped {
 }
 
 /// The service manager's end of the socket.
-struct Manager(UnixDatagram);
+pub(crate) struct Manager(UnixDatagram);
 
 impl Manager {
     /// Listens in the setup's directory, and sets NOTIFY_SOCKET.
-    fn beside(setup: Setup) -> (Self, Setup) {
+    pub(crate) fn beside(setup: Setup) -> (Self, Setup) {
         let path = setup.path("notify");
         let socket =
             UnixDatagram::bind(&path).expect("a socket's path has at most 107 bytes: TMPDIR must be short");
@@ -91,7 +91,7 @@ impl Manager {
     }
 
     /// The next message's lines, if one arrives in time.
-    fn hears(&self, within: Duration) -> Option<Vec<String>> {
+    pub(crate) fn hears(&self, within: Duration) -> Option<Vec<String>> {
         let mut buffer = [0; 4096];
         self.0.set_read_timeout(Some(within)).expect("a timeout");
         let length = self.0.recv(&mut buffer).ok()?;
