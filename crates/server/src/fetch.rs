@@ -26,7 +26,7 @@ mod snapshot;
 mod window;
 mod windowed;
 
-pub(crate) use self::deadline::timeout_at;
+pub(crate) use self::deadline::{timeout_at, within};
 pub(crate) use self::describe::backend_word;
 pub use self::describe::{DatasetInfo, ReadPath, StorageInfo, VectorShape};
 pub use self::handle::{DatasetHandle, Dtype, Kind, RequiredKind};
@@ -37,11 +37,12 @@ pub(crate) use self::rejection::before_routing;
 pub use self::request::{FetchError, Items, RateLimit, RequestContext};
 pub(crate) use self::request_memory::{RequestMemory, enough_for};
 pub use self::scoring::{ScoreQuery, Scoring};
+pub(crate) use self::snapshot::LOOK_UPS_MAX;
 pub use self::snapshot::{Purpose, ReadPhase, Snapshot};
 pub(crate) use self::window::BodyPart;
 pub(crate) use self::windowed::{SnapshotReader, WindowedBody};
 
-use self::planning::{plan, plan_objects};
+use self::planning::{forget_lost, plan, plan_objects};
 use self::rates::{ChargedBytes, count_bytes};
 use self::rejection::RejectionCounters;
 use self::request::{check, check_in_force, may_read};
@@ -262,6 +263,16 @@ impl Fetcher {
             return Err(ReadError::Draining.into());
         }
         Self::charge_request(reader)?;
+        self.look_up(name, wanted, reader)
+    }
+
+    /// As `find`, for a request that is charged already.
+    fn look_up(
+        &self,
+        name: &str,
+        wanted: RequiredKind,
+        reader: Option<&Arc<Connection>>,
+    ) -> Result<DatasetHandle, FetchError> {
         let dataset = self.dataset_for(name, reader)?;
         wanted.check(dataset.name(), dataset.kind())?;
         Ok(DatasetHandle(dataset))
@@ -463,8 +474,18 @@ impl Fetcher {
             }
         };
         let fetched = result?;
-        if let Items::Objects { names, .. } = items {
-            forget_lost(dataset, names, &fetched.errors);
+        match items {
+            Items::Objects { names, .. } => forget_lost(dataset, names, &fetched.errors),
+            // Before its errors, which are of another version.
+            Items::Pinned { object, lengths, .. } if object.has_changed(&fetched.errors) => {
+                dataset.forget_object(object.name());
+                if phase == ReadPhase::BeforeHead {
+                    // Not kept from above, which would enlarge every request's state.
+                    ChargedBytes::of(context, lengths.iter().sum()).give_back();
+                }
+                return Err(FetchError::Changed);
+            }
+            Items::Pinned { .. } | Items::Blocks(_) | Items::Vectors(_) | Items::Ranges { .. } => {}
         }
         first_failed(&fetched.errors)?;
         record::note(|facts| {
@@ -473,22 +494,6 @@ impl Fetcher {
         });
         count_bytes(context, fetched.data.len());
         Ok(FetchResponse { fetched, etags })
-    }
-}
-
-/// The earlier of the caller's deadline and `limits.deadline_ms` after the arrival.
-pub(crate) fn within(limits: &Limits, arrived: Instant, deadline: Option<Instant>) -> Option<Instant> {
-    let limit = limits.deadline.and_then(|limit| arrived.checked_add(limit));
-    [deadline, limit].into_iter().flatten().min()
-}
-
-/// Makes the next request open an object again if its file was truncated or replaced.
-fn forget_lost(dataset: &Dataset, names: &[String], errors: &[ItemError]) {
-    for failed in errors {
-        match names.get(failed.item as usize) {
-            Some(name) if failed.error.is_of_lost_file() => dataset.forget_object(name),
-            Some(_) | None => {}
-        }
     }
 }
 

@@ -92,6 +92,11 @@ impl Facts {
         }
     }
 
+    /// Forgets what was requested and read: it changed meanwhile, and is requested again for the same request.
+    pub(crate) fn begin_again(&mut self) {
+        (self.items, self.failed_items, self.bytes) = (0, 0, 0);
+    }
+
     /// Counts requested items.
     pub(crate) fn add_items(&mut self, items: usize) {
         self.items = self.items.saturating_add(items as u64);

@@ -7,6 +7,7 @@
 //! timer of their own. The walk's own timer is earlier than nearly all of those. The walk stops when the list
 //! is empty.
 
+use crate::config::Limits;
 use ringfetch_engine::sync::lock;
 use slab::Slab;
 use std::cell::RefCell;
@@ -20,6 +21,16 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 /// How often the list of distant deadlines is walked. Nearer ones have a timer each.
 const WALK_PERIOD: Duration = Duration::from_secs(1);
+
+/// The earlier of the caller's deadline and `limits.deadline_ms` after the arrival.
+pub(crate) fn within(
+    limits: &Limits,
+    arrived: std::time::Instant,
+    deadline: Option<std::time::Instant>,
+) -> Option<std::time::Instant> {
+    let limit = limits.deadline.and_then(|limit| arrived.checked_add(limit));
+    [deadline, limit].into_iter().flatten().min()
+}
 
 /// The output of `work`, or `None` if the deadline passes first. Work that is ready at once is never late.
 /// Takes pinned work, so that no future is moved into another: each such move doubles a request's state (ADR 0012).

@@ -6,7 +6,7 @@ use futures_util::StreamExt as _;
 use futures_util::stream::FuturesOrdered;
 use ringfetch_engine::batch::Batch;
 use ringfetch_engine::dataset::{Dataset, OpenFile};
-use ringfetch_engine::error::{ReadError, ResponseMax};
+use ringfetch_engine::error::{ItemError, ReadError, ResponseMax};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -113,6 +113,16 @@ pub(super) async fn plan_objects(
         }
     }
     (batch, etags)
+}
+
+/// Makes the next request open an object again if its file was truncated or replaced.
+pub(super) fn forget_lost(dataset: &Dataset, names: &[String], errors: &[ItemError]) {
+    for failed in errors {
+        match names.get(failed.item as usize) {
+            Some(name) if failed.error.is_of_lost_file() => dataset.forget_object(name),
+            Some(_) | None => {}
+        }
+    }
 }
 
 /// Each name once, in order of first occurrence, and for each item the index of its name in that list: a

@@ -48,19 +48,25 @@ impl Fetcher {
     /// # Errors
     /// `OverRate`.
     pub(super) fn charge_bytes(context: &RequestContext, bytes: u64) -> Result<ChargedBytes<'_>, FetchError> {
+        let charged = ChargedBytes::of(context, bytes);
+        if let Some(principal) = charged.principal {
+            principal.take_bytes(bytes).map_err(refused(RateLimit::Bytes))?;
+        }
+        Ok(charged)
+    }
+}
+
+impl<'a> ChargedBytes<'a> {
+    /// What was charged for this response.
+    pub(super) fn of(context: &'a RequestContext, bytes: u64) -> Self {
         let connection = context.connection.as_deref();
         let principal = connection
             .and_then(Connection::principal)
             .map(|principal| &**principal);
-        if let Some(principal) = principal {
-            principal.take_bytes(bytes).map_err(refused(RateLimit::Bytes))?;
-        }
-        Ok(ChargedBytes { principal, bytes })
+        Self { principal, bytes }
     }
-}
 
-impl ChargedBytes<'_> {
-    /// Returns the charge: nothing is read.
+    /// Returns the charge: nothing is sent.
     pub(super) fn give_back(&self) {
         if let Some(principal) = self.principal {
             principal.give_back_bytes(self.bytes);

@@ -6,12 +6,12 @@ use super::handle::{DatasetHandle, RequiredKind, require_version};
 use super::request::{FetchError, Items, RequestContext};
 use super::{Fetcher, Rejection, timeout_at, within};
 use crate::caller::Connection;
-use crate::record;
+use crate::record::{self, Facts};
 use bytes::Bytes;
 use ringfetch_engine::batch::Batch;
 use ringfetch_engine::dataset::OpenFile;
 use ringfetch_engine::engine::SubmitOptions;
-use ringfetch_engine::error::ReadError;
+use ringfetch_engine::error::{ItemError, ReadError};
 use ringfetch_engine::share::Charge;
 use std::sync::Arc;
 use std::time::Instant;
@@ -35,8 +35,18 @@ pub struct PinnedObject {
 }
 
 impl PinnedObject {
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
     pub(super) fn file(&self) -> &Arc<OpenFile> {
         &self.file
+    }
+
+    /// Whether what was just read of it, with these errors, may not be of the version that was looked up.
+    pub(super) fn has_changed(&self, errors: &[ItemError]) -> bool {
+        // A read of a truncated file fails.
+        errors.iter().any(|failed| failed.error.is_of_lost_file()) || !self.file.is_unchanged()
     }
 }
 
@@ -49,11 +59,18 @@ pub enum ReadPhase {
     AfterHead,
 }
 
+/// Most look-ups per request: an object that changes between look-up and read this often is being written all the
+/// time.
+pub(crate) const LOOK_UPS_MAX: usize = 3;
+
 /// What an object is looked up for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
     /// Its bytes: one that cannot be opened is a failed read.
     Read,
+    /// Its bytes once more, for the same request, since it changed before they were read. The request is charged
+    /// already.
+    ReadAgain,
     /// Its version and length: nothing is read.
     Describe,
 }
@@ -113,7 +130,13 @@ impl Fetcher {
         context: &RequestContext,
     ) -> Result<Snapshot, FetchError> {
         let looked_up = async {
-            let dataset = self.find(dataset, RequiredKind::Objects, context.connection.as_ref())?;
+            let reader = context.connection.as_ref();
+            let dataset = if purpose == Purpose::ReadAgain {
+                record::note(Facts::begin_again);
+                self.look_up(dataset, RequiredKind::Objects, reader)?
+            } else {
+                self.find(dataset, RequiredKind::Objects, reader)?
+            };
             let (_in_flight, deadline) = self.admit(&self.limits(), context)?;
             let held = self.charge_objects(context, 1)?;
             let opened = timeout_at(deadline, Box::pin(dataset.0.object(name)))
@@ -121,10 +144,8 @@ impl Fetcher {
                 .ok_or(ReadError::DeadlineExceeded)?;
             let file = match opened {
                 Ok(file) => file,
-                Err(error) if purpose == Purpose::Read => {
-                    return Err(self.failed_item(&dataset, error).await);
-                }
-                Err(error) => return Err(error.into()),
+                Err(error) if purpose == Purpose::Describe => return Err(error.into()),
+                Err(error) => return Err(self.failed_item(&dataset, error).await),
             };
             Ok(Snapshot {
                 length_bytes: file.length_bytes(),
@@ -194,14 +215,7 @@ impl Fetcher {
             offsets,
             lengths,
         };
-        let result = self.read_part(dataset, &items, context, phase).await;
-        // Checked before the result of the read, which fails if the file was truncated.
-        let is_lost = matches!(&result, Err(FetchError::Read(error)) if error.is_of_lost_file());
-        if object.file.is_unchanged() && !is_lost {
-            return result;
-        }
-        dataset.0.forget_object(&object.name);
-        Err(FetchError::Changed)
+        self.read_part(dataset, &items, context, phase).await
     }
 
     async fn read_part(
@@ -221,5 +235,56 @@ impl Fetcher {
             Err(FetchError::Item { error, .. }) => Err(FetchError::Read(*error)),
             Err(error) => Err(error),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::access::tests::User;
+    use crate::access::{Grant, Principal, PrincipalLimits};
+    use crate::config::Limits;
+    use crate::fetch::tests::{objects_of, serving};
+    use std::time::Duration;
+
+    #[tokio::test]
+    async fn an_object_that_changes_before_it_is_read_is_charged_once() {
+        // Scenario: a principal with one request and one byte a second looks up an object of 4 KiB, which is rewritten
+        // with 100 bytes before it is read; it is looked up again, and those are read. Expectation: one request is charged,
+        // and 100 bytes.
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a");
+        std::fs::write(&path, [1; 4096]).unwrap();
+        let fetcher = serving(vec![objects_of(directory.path())], Limits::default());
+        let principal = Principal::new("a");
+        principal.set_limits(PrincipalLimits {
+            requests_per_s: 1,
+            bytes_per_s: 1,
+            ..PrincipalLimits::NONE
+        });
+        let connection = fetcher.callers().connect("192.0.2.1".parse().unwrap(), u64::MAX);
+        let grant = Grant::for_tests(&principal, 1);
+        let context = RequestContext {
+            connection: connection.granted(&grant, &Arc::new(User::default())),
+            fail_fast: true,
+            ..RequestContext::default()
+        };
+        let read = async |purpose, rewritten: Option<[u8; 100]>| {
+            let version = fetcher.object("objects", "a", purpose, &context).await.unwrap();
+            let length = version.length_bytes();
+            if let Some(bytes) = rewritten {
+                std::fs::write(&path, bytes).unwrap();
+            }
+            let phase = ReadPhase::BeforeHead;
+            fetcher
+                .read_snapshot(&version, &[0], &[length], &context, phase)
+                .await
+        };
+        let lost = read(Purpose::Read, Some([2; 100])).await;
+        assert_eq!(lost, Err(FetchError::Changed));
+        assert_eq!(read(Purpose::ReadAgain, None).await.unwrap()[..], [2; 100]);
+        assert_eq!(principal.bytes(), 100);
+        let owed = principal.take_bytes(0).unwrap_err().retry_after;
+        assert!(owed <= Duration::from_secs(100), "{owed:?}");
     }
 }

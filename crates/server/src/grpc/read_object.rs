@@ -9,7 +9,9 @@ use super::encode::EncodedMessage;
 use super::service::trailers_ok;
 use crate::caller::Connection;
 use crate::error_status;
-use crate::fetch::{BodyPart, FetchError, Fetcher, Purpose, RequestContext, SnapshotReader, WindowedBody};
+use crate::fetch::{
+    BodyPart, FetchError, Fetcher, LOOK_UPS_MAX, Purpose, RequestContext, SnapshotReader, WindowedBody,
+};
 use crate::listener::FrameParts;
 use crate::rpc_metrics::CallTimer;
 use bytes::Bytes;
@@ -24,10 +26,6 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 use tonic::{Code, Status};
-
-/// Most look-ups per call: an object that changes between look-up and read this often is being written all
-/// the time.
-const LOOK_UPS_MAX: usize = 3;
 
 /// An object whose first window has been read.
 pub(super) struct ObjectStart {
@@ -53,9 +51,10 @@ pub(super) async fn begin(
         connection: connection.clone(),
         fail_fast: true,
     };
+    let mut purpose = Purpose::Read;
     for _ in 0..LOOK_UPS_MAX {
         let version = fetcher
-            .object(&request.dataset, &request.name, Purpose::Read, &context)
+            .object(&request.dataset, &request.name, purpose, &context)
             .await
             .map_err(to_status)?;
         let checked = version.check(&request.if_match);
@@ -78,7 +77,7 @@ pub(super) async fn begin(
         let pieces = extent.map(BodyPart::Extent).into_iter().collect();
         match WindowedBody::start(reader, pieces).await {
             Ok(windows) => return Ok(ObjectStart { first, windows }),
-            Err(FetchError::Changed) => {}
+            Err(FetchError::Changed) => purpose = Purpose::ReadAgain,
             Err(error) => return Err(to_status(error)),
         }
     }

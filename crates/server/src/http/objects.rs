@@ -8,7 +8,7 @@ use super::datasets::page_of;
 use super::problem::{PathParams, Problem};
 use super::representation::answer;
 use crate::caller::Connection;
-use crate::fetch::{FetchError, Fetcher, Purpose, RequestContext};
+use crate::fetch::{FetchError, Fetcher, LOOK_UPS_MAX, Purpose, RequestContext};
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::Response;
@@ -18,10 +18,6 @@ use serde::Serialize;
 use std::sync::Arc;
 use std::time::Instant;
 use utoipa::ToSchema;
-
-/// Most look-ups per request: an object replaced this often between look-up and read is being replaced all
-/// the time.
-const LOOK_UPS_MAX: usize = 3;
 
 /// Serves a dataset's address space.
 #[utoipa::path(get, path = "/v1/datasets/{name}/bytes", tag = "data", operation_id = "GetBytes",
@@ -101,7 +97,7 @@ pub(super) async fn get_object(
         connection: connection.clone(),
         ..RequestContext::default()
     };
-    let purpose = match parts.method {
+    let mut purpose = match parts.method {
         Method::HEAD => Purpose::Describe,
         _ => Purpose::Read,
     };
@@ -117,7 +113,7 @@ pub(super) async fn get_object(
             arrival,
         );
         match answered.await {
-            Err(FetchError::Changed) => {}
+            Err(FetchError::Changed) => purpose = Purpose::ReadAgain,
             answered => return Ok(answered?),
         }
     }

@@ -1,14 +1,16 @@
 //! Rate limits of principals, over every interface.
 
 use super::{Stream, get, grpc_roads, http_roads, lines, read, rewrite, served, with, with_wide};
+use crate::access_log::lines_of;
 use crate::daemon::{Daemon, PATIENCE, eventually_async};
+use crate::data::noise;
 use crate::exposition::Scrape;
 use crate::wire::{self, Narrow};
 use ringfetch_proto::v1;
 use rustix::process::Signal;
 use std::cell::Cell;
-use std::future;
 use std::time::Duration;
+use std::{fs, future};
 use tokio::time::timeout;
 use tonic::{Code, Status};
 use tonic_types::StatusExt as _;
@@ -224,6 +226,74 @@ async fn a_request_past_its_deadline_is_not_charged_for_bytes() {
         }
     }
     read(&daemon, "greedy", "blocks").await.unwrap();
+    daemon.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs root and /dev/fuse"]
+async fn an_object_that_changes_before_it_is_read_is_one_request() {
+    // Scenario: principals with one request a second read an object, one over each transport; it is rewritten, shorter, while
+    // the disk holds the read back. Expectation: the new bytes, which alone are counted; one line in the log, without a failure.
+    let directory = tempfile::tempdir().unwrap();
+    let (source, mountpoint) = (directory.path().join("source"), directory.path().join("disk"));
+    fs::create_dir(&source).unwrap();
+    let disk = slowdisk::SlowDisk::mount(&source, &mountpoint, &slowdisk::Parameters::default()).unwrap();
+    let path = format!("path: {}", disk.path().display());
+    let limited = |name| (name, name, "* requests/s=1");
+    let principals = lines(&[limited("http"), limited("grpc"), ("root", "root", "*,@admin")]);
+    let daemon = served(&principals)
+        .dataset(&["name: slow", "kind: objects", "revalidate_ms: 3600000", &path])
+        .set("access_log.path", "access.log")
+        .start();
+    let (old, new) = (noise(98, 64 << 10), noise(99, 16 << 10));
+    for transport in ["http", "grpc"] {
+        let name = format!("by-{transport}");
+        fs::write(source.join(&name), &old).unwrap();
+        let path = format!("/v1/datasets/slow/objects/{name}");
+        // Opening it reads, too.
+        assert_eq!(get(&daemon, "root", &path).await.body, old);
+        disk.reset();
+        disk.hold();
+        let token = format!("Bearer {transport}");
+        let (http, mut grpc) = (daemon.http_client(), Narrow::connect(daemon.grpc, 1 << 20).await);
+        let object = name.clone();
+        let reading = tokio::spawn(async move {
+            let headers = [("authorization", &token[..]), ("x-request-id", transport)];
+            if transport == "http" {
+                let answer = http.get_with(&path, &headers).await;
+                return (answer.status.to_string(), answer.body.to_vec());
+            }
+            let request = wire::object("slow", &object);
+            let held = grpc.call("ReadObject", &headers, &request).await;
+            let (body, status) = held.rest().await;
+            let messages: Vec<v1::ReadObjectResponse> = wire::messages(&body);
+            let data = messages.into_iter().flat_map(|message| message.data);
+            (format!("{:?}", status.unwrap().code()), data.collect())
+        });
+        assert!(disk.wait_until(PATIENCE, |reads| reads.arrived > 0));
+        fs::write(source.join(&name), &new).unwrap();
+        // The kernel learns of it.
+        assert_eq!(fs::metadata(disk.path().join(&name)).unwrap().len(), 16 << 10);
+        disk.release();
+        let (status, body) = reading.await.unwrap();
+        let ok = if transport == "http" {
+            ("200 OK", "200")
+        } else {
+            ("Ok", "OK")
+        };
+        assert_eq!((&status[..], body == new), (ok.0, true), "{transport}");
+        let logged = lines_of(&daemon, transport, 1).await;
+        let line = &logged[0];
+        let counts = ["items", "failed_items", "bytes"].map(|key| line[key].as_u64().unwrap());
+        assert_eq!((logged.len(), &line["code"]), (1, &ok.1.into()), "{logged:?}");
+        assert_eq!(counts, [1, 0, 16 << 10], "{line}");
+        let labels = [("principal", transport)];
+        let seen = metrics(&daemon, "root").await;
+        assert_eq!(
+            seen.sum("ringfetch_principal_read_bytes_total", &labels),
+            16 << 10
+        );
+    }
     daemon.stop().await;
 }
 
