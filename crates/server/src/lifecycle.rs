@@ -435,7 +435,7 @@ const FAREWELL: Duration = Duration::from_millis(500);
 /// What a drain had to abort.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DrainOutcome {
-    /// Connections with a request that was not answered.
+    /// Connections whose client had not received all of its answers.
     pub connections: usize,
     /// Reads that did not complete.
     pub reads: u64,

@@ -481,8 +481,8 @@ impl DrainingPort {
             .await;
     }
 
-    /// How many of those connections have a request that is not answered. Others are only waiting for their client to
-    /// close, or have sent nothing.
+    /// How many of those connections have a client that has not received all of its answers. Others are only waiting for
+    /// their client to close, or have sent nothing.
     pub fn unanswered(&self) -> usize {
         self.connections.unanswered()
     }

@@ -457,7 +457,8 @@ async fn serve(
             "the drain aborted connections or reads"
         );
         anyhow::bail!(
-            "shutdown.drain_timeout_ms ({timeout_ms}) passed with {connections} connections open and {reads} reads in flight"
+            "shutdown.drain_timeout_ms ({timeout_ms}) passed with {connections} connections open whose clients had not \
+             received all of their answers, and {reads} reads in flight"
         );
     }
     tracing::info!("drained");

@@ -149,10 +149,9 @@ impl PortConnections {
         self.open().saturating_sub(self.late.load(Ordering::Acquire))
     }
 
-    /// How many of those have a request that is not answered to its last byte.
+    /// How many of those have a client that has not received the last byte of its answers.
     pub(super) fn unanswered(&self) -> usize {
-        let is_unanswered =
-            |progress: &&Arc<Progress>| !progress.is_late() && (!progress.is_idle() || progress.owes());
+        let is_unanswered = |progress: &&Arc<Progress>| !progress.is_late() && progress.is_unanswered();
         self.table().all().filter(is_unanswered).count()
     }
 
@@ -252,7 +251,7 @@ mod tests {
     #[tokio::test]
     async fn a_place_is_free_once_its_connection_is_gone() {
         // Scenario: two connections with a request each, one of which a drain does not wait for. Expectation: it waits for the
-        // other alone, whose request is unanswered until its last byte is written.
+        // other alone, whose request is unanswered until its last byte is written and, as far as is known, received.
         let connections = Arc::new(PortConnections::default());
         let progress = Arc::new(Progress::default());
         let awaited = connections.take(caller(), &progress, 2).unwrap();
@@ -266,6 +265,9 @@ mod tests {
         drop(request);
         assert_eq!(connections.unanswered(), 1);
         progress.wrote(&Poll::Ready(Ok::<_, ()>(1)));
+        progress.set_unreceived(true);
+        assert_eq!(connections.unanswered(), 1);
+        progress.set_unreceived(false);
         assert_eq!(connections.unanswered(), 0);
         let mut gone = Box::pin(connections.until(|connections| connections.awaited() == 0));
         assert!(gone.as_mut().now_or_never().is_none());

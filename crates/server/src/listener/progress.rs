@@ -63,7 +63,7 @@ pub(super) struct Progress {
     owed_bytes: AtomicU64,
     /// The socket did not accept all bytes: a write is pending.
     write_is_blocked: AtomicBool,
-    /// The connection closes, and the client has not received all of its last response.
+    /// The connection drains or closes, and the client has not received all of its last response.
     is_unreceived: AtomicBool,
     /// How much of the preface the client has sent: all of it with HTTP/2.
     preface_bytes: AtomicUsize,
@@ -343,14 +343,29 @@ impl Progress {
             .saturating_sub(self.read_bytes_at_end.load(Ordering::Relaxed))
     }
 
-    /// Sets whether the client has not received all that was written, while the connection closes.
+    /// Sets whether the client has not received all that was written, while the connection drains or closes.
     pub(super) fn set_unreceived(&self, is_unreceived: bool) {
         self.is_unreceived.store(is_unreceived, Ordering::Relaxed);
     }
 
+    /// Whether the client has not received all of an answer that was written, as far as the connection has looked: it does
+    /// once it drains or closes.
+    fn is_unreceived(&self) -> bool {
+        self.is_unreceived.load(Ordering::Relaxed)
+    }
+
+    /// Whether the client has not received all that it is to receive.
+    pub(super) fn is_unanswered(&self) -> bool {
+        !self.is_idle() || self.owes() || self.is_unreceived()
+    }
+
+    /// Whether a complete, admitted request is in flight, or bytes are pending.
+    fn is_serving(&self) -> bool {
+        self.open_whole.load(Ordering::Relaxed) > 0 || self.owes()
+    }
+
     pub(super) fn activity(&self) -> Activity {
-        let is_unreceived = self.is_unreceived.load(Ordering::Relaxed);
-        if self.open_whole.load(Ordering::Relaxed) > 0 || self.owes() || is_unreceived {
+        if self.is_serving() || self.is_unreceived() {
             Activity::Busy
         } else if self.whole.load(Ordering::Relaxed) > 0 {
             Activity::Idle
@@ -450,7 +465,8 @@ impl Progress {
             let before = std::mem::replace(&mut body_bytes, self.body_bytes());
             // An incomplete request that stalls gets no response.
             let comes_on = !self.is_idle() && body_bytes > before;
-            if self.activity() != Activity::Busy && !comes_on {
+            // What is only to be received is waited for when it closes.
+            if !self.is_serving() && !comes_on {
                 looks -= 1;
             }
         }

@@ -172,6 +172,9 @@ impl PortServer {
                         if let Poll::Ready(event) = progress.poll_event(cx, &mut seen) {
                             return Poll::Ready(Next::Event(event));
                         }
+                        if drained.is_some() {
+                            flusher.with_io(|io| io.inner().note_unreceived());
+                        }
                         poll_option(&mut drained, cx).map(|()| Next::Drained)
                     });
                     next.await

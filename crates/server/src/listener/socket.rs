@@ -53,6 +53,14 @@ impl Socket {
         self.stream.poll_read_ready(cx).map(|_readable_or_gone| ())
     }
 
+    /// What was written and the peer has not received. Notes whether that may be of a response.
+    pub(super) fn unreceived_bytes(&self) -> u64 {
+        // An error means that the connection is gone.
+        let queued = ringfetch_host::socket::unacknowledged_bytes(&self.stream).unwrap_or_default();
+        self.progress.set_unreceived(queued > FAREWELL_BYTES);
+        queued
+    }
+
     /// A writer that writes at once or not at all. It counts nothing.
     pub(super) fn writer_now(&self) -> impl io::Write {
         WriterNow(&self.stream)
@@ -120,10 +128,8 @@ impl Patience {
     /// Whether the peer is not waited for any longer; `None`: it is.
     pub(super) fn ends(&mut self, socket: &Socket) -> Option<End> {
         let now = running_time::now();
-        // An error means that the connection is gone.
-        let queued = ringfetch_host::socket::unacknowledged_bytes(&socket.stream).unwrap_or_default();
+        let queued = socket.unreceived_bytes();
         let ought = queued > FAREWELL_BYTES;
-        socket.progress.set_unreceived(ought);
         let acknowledged = socket.progress.written_bytes().saturating_sub(queued);
         let (least, limit) = (self.times.send_bytes_min, self.times.send);
         if self.sending.lasts(now, ought, acknowledged, least, limit) {

@@ -84,6 +84,15 @@ impl Stream {
         }
     }
 
+    /// Notes whether the peer has not received all that was written.
+    pub(super) fn note_unreceived(&self) {
+        let socket = match self {
+            Self::Plain(socket) => Some(socket),
+            Self::Tls(stream) => stream.get_ref().0.here().ok(),
+        };
+        socket.map(Socket::unreceived_bytes);
+    }
+
     /// Ends TLS, and closes the socket as [`Socket::close`] does.
     ///
     /// # Cancel safety
@@ -92,10 +101,13 @@ impl Stream {
         match self {
             Self::Plain(socket) => socket.close(patience).await,
             Self::Tls(mut stream) => {
-                // close_notify waits for room in the socket. An error means that the connection is gone.
-                while timeout(CHECK, stream.shutdown()).await.is_err() {
+                loop {
                     if let Some(end) = patience.ends(stream.get_ref().0.here().ok()?) {
                         return end.fault();
+                    }
+                    // close_notify waits for room in the socket. An error means that the connection is gone.
+                    if timeout(CHECK, stream.shutdown()).await.is_ok() {
+                        break;
                     }
                 }
                 match stream.into_inner().0 {

@@ -5,7 +5,6 @@ use crate::data::plain_blocks;
 use crate::garbage::{PREFACE, frame};
 use crate::tls::{Authority, with_tls};
 use crate::wire;
-use prost::Message as _;
 use rustix::process::Signal;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::time::timeout;
@@ -25,27 +24,25 @@ fn ping() -> Vec<u8> {
     frame(6, 0, 0, b"are you?")
 }
 
-/// The beginning of a connection with windows of 8 MiB, and a call for so many blocks. Nothing acknowledges the server's
-/// settings or pings.
-fn call(blocks: usize) -> Vec<u8> {
+/// The beginning of a connection with windows of 64 MiB, and a call. Nothing acknowledges the server's settings or pings.
+pub(crate) fn call(method: &str, message: &impl prost::Message) -> Vec<u8> {
     let literal =
         |name: &[u8], value: &str| [name, &[u8::try_from(value.len()).unwrap()], value.as_bytes()].concat();
     let head = [
         // Static entries of HPACK (RFC 7541 A): method POST, scheme http, authority, path, content-type.
         vec![0x83, 0x86],
         literal(&[1], "localhost"),
-        literal(&[4], "/ringfetch.v1.FetchService/FetchRanges"),
+        literal(&[4], &format!("/ringfetch.v1.FetchService/{method}")),
         literal(&[15, 16], "application/grpc"),
         literal(b"\0\x02te", "trailers"),
     ];
-    let ranges = wire::ranges("blocks", &[(0, blocks as u64 * 4096)]);
-    let window = (8_u32 << 20).to_be_bytes();
+    let window = (64_u32 << 20).to_be_bytes();
     [
         PREFACE.to_vec(),
         frame(4, 0, 0, &[&[0, 4], &window[..]].concat()),
         frame(8, 0, 0, &window),
         frame(1, 4, 1, &head.concat()),
-        frame(DATA, END_STREAM, 1, &wire::framed(&ranges.encode_to_vec())),
+        frame(DATA, END_STREAM, 1, &wire::framed(&message.encode_to_vec())),
     ]
     .concat()
 }
@@ -77,7 +74,8 @@ async fn calling(daemon: &Daemon, authority: Option<&Authority>, blocks: usize) 
             Box::new(connector.connect(name, stream).await.unwrap())
         }
     };
-    stream.write_all(&call(blocks)).await.unwrap();
+    let ranges = wire::ranges("blocks", &[(0, blocks as u64 * 4096)]);
+    stream.write_all(&call("FetchRanges", &ranges)).await.unwrap();
     stream.flush().await.unwrap();
     stream
 }
@@ -152,6 +150,44 @@ async fn a_slow_reader_receives_the_end_of_its_response_from_a_connection_that_c
             the_end_arrives(Cause::Timeout("timeouts.connection_age_ms"), authority),
             the_end_arrives(Cause::Timeout("timeouts.idle_ms"), authority),
         );
+    }
+}
+
+#[tokio::test]
+async fn a_drain_that_cuts_off_the_end_of_a_response_is_not_clean() {
+    // Scenario: clients read nothing of responses that the daemon has written, over gRPC with and without TLS, and over
+    // HTTP/1.1; a drain ends before their connections have begun to close, and after. Expectation: exit code 1, and a line
+    // that says why.
+    let authority = Authority::new();
+    let ends = async |protocol: &str, drain_ms: &str| {
+        let authority = (protocol == "tls").then_some(&authority);
+        let (mut setup, _) = plain_blocks(Setup::new("pread"), COUNT);
+        if let Some(authority) = authority {
+            setup = with_tls(setup, &authority.pair("daemon")).set("tls.ports", "grpc");
+        }
+        let mut daemon = setup.set("shutdown.drain_timeout_ms", drain_ms).start();
+        let _slow: Box<dyn Duplex> = if protocol == "http" {
+            let mut stream = wire::with_small_buffer(daemon.http).await;
+            let request = b"GET /v1/datasets/blocks/bytes HTTP/1.1\r\nhost: localhost\r\n\r\n";
+            stream.write_all(request).await.unwrap();
+            eventually_async("the response is written", async || {
+                let labels = [("method", "GetBytes"), ("code", "200")];
+                (daemon.sum("ringfetch_rpc_requests_total", &labels).await > 0).then_some(())
+            })
+            .await;
+            Box::new(stream)
+        } else {
+            let stream = calling(&daemon, authority, COUNT).await;
+            answered(&daemon, 1).await;
+            stream
+        };
+        daemon.signal(Signal::TERM);
+        daemon.ends_with(1).await;
+        let passed = format!("shutdown.drain_timeout_ms ({drain_ms}) passed with 1 connections open");
+        daemon.logged(&[&passed, "received all of their answers"]);
+    };
+    for protocol in ["grpc", "tls", "http"] {
+        tokio::join!(ends(protocol, "500"), ends(protocol, "4000"));
     }
 }
 
