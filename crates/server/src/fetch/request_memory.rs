@@ -155,11 +155,33 @@ impl Fetcher {
         }))
     }
 
+    /// Changes `charge` to `bytes` of request memory.
+    ///
+    /// # Errors
+    /// `RequestMemory`; the charge is unchanged.
+    pub(crate) fn recharge_request_memory(
+        &self,
+        connection: Option<&Arc<Connection>>,
+        charge: &mut Option<Charge>,
+        bytes: usize,
+    ) -> Result<(), FetchError> {
+        let wanted = steps(bytes);
+        match charge {
+            _ if bytes == 0 => *charge = None,
+            Some(more) if wanted < more.amount() => {
+                // Cannot be refused.
+                let _less = more.resize(wanted);
+            }
+            Some(_) | None => return self.charge_request_memory(connection, charge, bytes),
+        }
+        Ok(())
+    }
+
     /// Grows `charge` to at least `bytes` of request memory.
     ///
     /// # Errors
     /// `RequestMemory`.
-    pub(crate) fn charge_request_memory(
+    fn charge_request_memory(
         &self,
         connection: Option<&Arc<Connection>>,
         charge: &mut Option<Charge>,

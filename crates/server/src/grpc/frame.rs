@@ -108,7 +108,8 @@ impl FrameDecoder {
         if self.partial.len() < PREFIX_BYTES + length {
             return Ok(None);
         }
-        let mut message = self.partial.split().freeze();
+        // Not `split`, which would keep the memory for the next beginning of a message, however long this one was.
+        let mut message = std::mem::take(&mut self.partial).freeze();
         message.advance(PREFIX_BYTES);
         Ok(Some(message))
     }
@@ -182,7 +183,8 @@ mod tests {
 
     #[test]
     fn what_is_held_of_a_long_message_is_its_length() {
-        // A message of 1,000,000 bytes in pieces of 16 KiB. From the second piece on its memory is held, and no more.
+        // A message of 1,000,000 bytes in pieces of 16 KiB, then the beginning of another. From the second piece on its memory
+        // is held, and no more; and not for the next one.
         const LENGTH: usize = 1_000_000;
         let bytes = Bytes::from(framed(&[vec![7; LENGTH]]));
         let mut decoder = FrameDecoder::new(1 << 20);
@@ -201,6 +203,9 @@ mod tests {
         decoder.push(last.clone());
         assert_eq!(decoder.next().unwrap().unwrap(), vec![7; LENGTH]);
         assert_eq!(decoder.held(), 0);
+        decoder.push(bytes.slice(..20));
+        assert_eq!(decoder.next().unwrap(), None);
+        assert!((20..1000).contains(&decoder.held()), "{}", decoder.held());
     }
 
     proptest! {

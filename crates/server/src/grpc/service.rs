@@ -255,12 +255,8 @@ impl<B: BytesBody> GrpcRequest<B> {
         };
         let (holding, held_by) = (fetcher, connection.clone());
         let mut charge = None;
-        let hold = Box::new(move |bytes| {
-            if bytes == 0 {
-                charge = None;
-            }
-            holding.charge_request_memory(held_by.as_ref(), &mut charge, bytes)
-        });
+        let hold =
+            Box::new(move |bytes| holding.recharge_request_memory(held_by.as_ref(), &mut charge, bytes));
         let start =
             move |message| stream::respond(Arc::clone(&shared), connection.clone(), deadline, message);
         let ended = Box::new(move |code| rpc.grpc(GrpcMethod::FetchStream).observe(code, started.elapsed()));

@@ -6,6 +6,8 @@ use crate::daemon::{Daemon, PATIENCE, Setup, any_backend, backends, eventually_a
 use crate::data::plain_blocks;
 use crate::wire::{self, Answer, Held, Narrow};
 use bytes::Bytes;
+use prost::Message as _;
+use ringfetch_proto::v1;
 use ringfetch_proto::v1::fetch_stream_request::Request;
 use serde_json::json;
 use tonic::{Code, Status};
@@ -251,6 +253,38 @@ async fn what_is_refused_for_its_text_or_its_number_is_counted_as_such() {
     // Four streams and the list; the watch.
     assert_eq!((refused("grpc", "memory"), refused("grpc", "services")), (5, 1));
     assert!(refused("http", "memory") >= 1);
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn a_stream_holds_what_has_arrived_and_not_what_had_before() {
+    // Scenario: one client after the other sends a request of 1 MiB on a stream, and with its end the beginning of a small
+    // one; 12 MiB of request memory, of which an address may hold a third. Expectation: each is answered.
+    let (setup, _) = plain_blocks(Setup::new("pread"), 16);
+    let daemon = setup
+        .set("limits.request_bytes", "1MiB")
+        .set("limits.items_per_request", "64")
+        .set("limits.request_memory", "12MiB")
+        .start();
+    let headers = [("content-type", "application/grpc"), ("te", "trailers")];
+    let request = |name_bytes| {
+        let unknown = wire::blocks(&"d".repeat(name_bytes), &[1]);
+        wire::framed(&wire::on_stream(1, Request::Blocks(unknown)).encode_to_vec())
+    };
+    let beginning = [&request((1 << 20) - 100)[..], &request(1000)[..20]].concat();
+    let mut open = Vec::new();
+    for _ in 0..8 {
+        let mut narrow = Narrow::connect(daemon.grpc, 65_535).await;
+        let path = "/ringfetch.v1.FetchService/FetchStream";
+        let mut stream = narrow
+            .ask_to_begin(path, &headers, beginning.clone().into())
+            .await;
+        let answer = wire::messages::<v1::FetchStreamResponse>(&stream.piece().await).remove(0);
+        let error = wire::blocks_of(answer.response).unwrap_err();
+        assert_eq!(error.code, i32::from(Code::NotFound), "{error:?}");
+        open.push((narrow, stream));
+    }
+    drop(open);
     daemon.stop().await;
 }
 

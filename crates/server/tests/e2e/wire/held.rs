@@ -1,6 +1,7 @@
 //! HTTP/2 connections on which responses wait, and gRPC calls on connections that end.
 
 use super::*;
+use tokio_stream::StreamExt as _;
 
 /// An HTTP/2 connection on which responses wait in the daemon: it may send at most `window_bytes` unread.
 #[derive(Clone)]
@@ -53,6 +54,19 @@ impl Narrow {
     pub(crate) async fn ask_without_end(&mut self, path: &str, headers: &[(&str, &str)]) -> Held {
         let never = tokio_stream::pending::<Result<Frame<Bytes>, Infallible>>();
         self.send(Method::POST, path, headers, StreamBody::new(never).boxed())
+            .await
+    }
+
+    /// As [`Self::ask`], with a body of which only the beginning comes.
+    pub(crate) async fn ask_to_begin(
+        &mut self,
+        path: &str,
+        headers: &[(&str, &str)],
+        beginning: Bytes,
+    ) -> Held {
+        let beginning = tokio_stream::once(Ok::<_, Infallible>(Frame::data(beginning)));
+        let body = beginning.chain(tokio_stream::pending());
+        self.send(Method::POST, path, headers, StreamBody::new(body).boxed())
             .await
     }
 
@@ -133,6 +147,12 @@ impl Held {
         let status = Status::from_header_map(&self.head.headers)
             .or_else(|| body.trailers().and_then(Status::from_header_map));
         (body.to_bytes(), status)
+    }
+
+    /// The next piece of the body.
+    pub(crate) async fn piece(&mut self) -> Bytes {
+        let frame = self.body.frame().await.expect("a frame");
+        frame.expect("no reset").into_data().expect("no end")
     }
 
     /// Reads the rest of the body. Returns whether it was whole.
