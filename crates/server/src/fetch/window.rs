@@ -49,9 +49,14 @@ pub(super) struct WindowLimits {
 
 /// How much response memory a long response may take, depending on how much is in use.
 ///
-/// Clients that do not read hold their windows, so windows shrink as memory fills. With 256 MiB, 32 such
-/// clients fill the first quarter with two windows of 1 MiB each, 128 the second with two of 256 KiB, and
-/// 2048 the other half with one of 64 KiB. Until then there is room for short reads.
+/// Clients that do not read hold their windows, so windows shrink as memory fills. HTTP polls a body ahead, and a window
+/// is held until its last byte is written. With HTTP/1.1 a response holds two windows, or three while less than 16 KiB of the
+/// first are left. With HTTP/2 it holds three: h2 has one, hyper the next, and the body reads the one after it ahead; four
+/// while less than 128 KiB of the first are left (measured: 2 MiB and 4 MiB at most, reading 24 MiB by 16 KiB).
+///
+/// So with 256 MiB, 16 to 32 such clients fill the first quarter with windows of 1 MiB, 64 to 128 the second with windows of
+/// 256 KiB. 512 to 2048 fill the other half with one to four of 64 KiB, which are not read ahead. Until then there is room for
+/// short reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct WindowBudget {
     /// Most bytes of the next window.

@@ -1,8 +1,8 @@
 //! Long responses, read window by window while they are sent.
 //!
 //! Invariants: the first window is read before the head is sent, so that its errors have a status; at most
-//! two windows of a body are held or being read, smaller ones as memory fills; every window is of the version
-//! in the ETag, or the body ends with an error. gRPC reports a later error in its trailers. HTTP has to close
+//! two windows are in a body or being read for it, smaller ones as memory fills, besides what HTTP has taken
+//! (`WindowBudget`); every window is of the version in the ETag, or the body ends with an error. gRPC reports a later error in its trailers. HTTP has to close
 //! the connection, so that the client sees a truncated body and can resume with Range and If-Range. Frames
 //! are slices of the response memory, never copies.
 

@@ -1,8 +1,8 @@
 //! ReadObject: an object of any length, streamed in messages as its windows are read.
 //!
 //! Uses `WindowedBody` as HTTP does: the first window is read before the call is answered, so that a refusal
-//! has no body, and at most two windows are held, besides what HTTP/2 buffers. Each frame of a window becomes
-//! a message.
+//! has no body, and at most two windows are held, besides what HTTP/2 has taken (`WindowBudget`). Each frame of
+//! a window becomes a message.
 
 use super::deadline_body::{DeadlineBody, LongResponse};
 use super::encode::EncodedMessage;

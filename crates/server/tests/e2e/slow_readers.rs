@@ -2,7 +2,8 @@
 
 use crate::daemon::{Daemon, PATIENCE, Setup, backends, eventually_async};
 use crate::data::plain_blocks;
-use crate::wire::with_small_buffer;
+use crate::last_bytes::call;
+use crate::wire::{self, with_small_buffer};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
@@ -74,6 +75,37 @@ async fn slow_readers_hold_two_windows_each_and_stop_nobody() {
         .await;
         daemon.stop().await;
     }
+}
+
+#[tokio::test]
+async fn a_response_holds_a_few_windows_wherever_its_client_stops() {
+    // Scenario: a client with a small receive buffer reads an object of 24 MiB by 16 KiB, over HTTP/1.1 and over gRPC.
+    // Expectation: whenever it stops, at most three and four windows of 1 MiB are held: that whose end is yet to be written,
+    // the next one, one that hyper has ahead with HTTP/2, and one that is read ahead.
+    let setup = Setup::new("pread").set("engine.memory_budget", "96MiB");
+    setup.file("objects/long", &vec![7; LENGTH]);
+    let daemon = setup
+        .set("limits.connection_bytes", "48MiB")
+        .dataset(&["name: objects", "kind: objects", "path: objects"])
+        .start();
+    let head = "GET /v1/datasets/objects/objects/long HTTP/1.1\r\nhost: localhost\r\n\r\n";
+    let object = wire::object("objects", "long");
+    for (address, request, windows) in [
+        (daemon.http, head.as_bytes().to_vec(), 3),
+        (daemon.grpc, call("ReadObject", &object), 4),
+    ] {
+        let mut stream = with_small_buffer(address).await;
+        stream.write_all(&request).await.unwrap();
+        let (mut piece, mut got) = (vec![0; 16 << 10], 0);
+        while got < LENGTH {
+            got += stream.read_exact(&mut piece).await.unwrap();
+            let held = daemon.status().await.memory_in_use_bytes;
+            assert!(held <= windows << 20, "{held} bytes are held after {got}");
+        }
+        drop(stream);
+        daemon.gives_memory_back().await;
+    }
+    daemon.stop().await;
 }
 
 #[tokio::test]
