@@ -22,7 +22,7 @@ use std::future::Future;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Wake, Waker};
 use tokio::runtime::RuntimeMetrics;
 use tokio_uring::{InFlightOneshot, OneshotOutputTransform, UnsubmittedOneshot};
@@ -33,28 +33,55 @@ pub(crate) struct RingRuntime {
     ring: Option<RawFd>,
 }
 
+/// Sets flags of a ring.
+type Flags = fn(&mut io_uring::Builder);
+
+/// Flags of our rings, the best first: one thread submits; completions wait for it rather than interrupt it. DEFER_TASKRUN
+/// would hang: epoll waits for completions and nothing asks the ring for events (TRAPS 4).
+const FLAGS: [Flags; 3] = [
+    // Linux 6.0.
+    |ring| {
+        ring.setup_coop_taskrun().setup_single_issuer();
+    },
+    // Linux 5.19.
+    |ring| {
+        ring.setup_coop_taskrun();
+    },
+    |_| {},
+];
+
+/// A builder with the first of these flags that the kernel knows. Tried with a ring of its own: a runtime of tokio-uring
+/// whose ring fails leaves its other descriptors open.
+fn builder_of(flags: &[Flags]) -> io::Result<io_uring::Builder> {
+    for set in flags {
+        let mut builder = tokio_uring::uring_builder();
+        set(&mut builder);
+        match builder.build(1) {
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
+            tried => return tried.map(|_| builder),
+        }
+    }
+    Err(io::Error::from_raw_os_error(libc::EINVAL))
+}
+
 impl RingRuntime {
     /// Makes a ring of at least `entries` submissions and twice as many completions.
     ///
     /// # Errors
     /// errno of io_uring_setup or of the descriptors of the runtime.
     pub(crate) fn new(entries: u32) -> io::Result<Self> {
-        let mut ring = tokio_uring::uring_builder();
-        // One thread submits; completions wait for it rather than interrupt it. DEFER_TASKRUN would hang:
-        // epoll waits for completions and nothing asks the ring for events (TRAPS 4).
-        ring.setup_coop_taskrun().setup_single_issuer();
+        static BUILDER: OnceLock<io_uring::Builder> = OnceLock::new();
+        if let Some(builder) = BUILDER.get() {
+            return Self::with_builder(builder, entries);
+        }
+        let builder = builder_of(&FLAGS)?;
+        Self::with_builder(BUILDER.get_or_init(|| builder), entries)
+    }
+
+    fn with_builder(ring: &io_uring::Builder, entries: u32) -> io::Result<Self> {
         let mut builder = tokio_uring::builder();
-        builder.entries(entries.next_power_of_two()).uring_builder(&ring);
-        let runtime = match tokio_uring::Runtime::new(&builder) {
-            Ok(runtime) => runtime,
-            // Kernels before 6.0 know one or neither flag.
-            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
-                let mut builder = tokio_uring::builder();
-                builder.entries(entries.next_power_of_two());
-                tokio_uring::Runtime::new(&builder)?
-            }
-            Err(error) => return Err(error),
-        };
+        builder.entries(entries.next_power_of_two()).uring_builder(ring);
+        let runtime = tokio_uring::Runtime::new(&builder)?;
         let ring = runtime.block_on(async {
             count_parks();
             own_ring().await

@@ -102,6 +102,27 @@ fn a_read_that_was_left_is_made_on_a_thread_that_does_not_park() {
     assert!(bytes.iter().all(|byte| *byte == 7));
 }
 
+/// Descriptors of this process.
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").expect("procfs").count()
+}
+
+/// The kernel refuses the best flags (here TASKRUN_FLAG without COOP_TASKRUN, in place of flags that it does not know), for 100
+/// rings. Expectation: each works without them, and no descriptors remain. (Other tests have some at the same time.)
+#[test]
+#[ignore = "needs io_uring"]
+fn flags_that_the_kernel_does_not_know_leave_no_descriptors() {
+    const REFUSED: Flags = |ring| {
+        ring.setup_taskrun_flag();
+    };
+    let before = descriptors();
+    for _ in 0..100 {
+        let runtime = RingRuntime::with_builder(&builder_of(&[REFUSED, |_| {}]).expect("a ring"), 8);
+        assert!(runtime.expect("a ring").ring.is_some());
+    }
+    assert!(descriptors() < before + 100, "{before} before");
+}
+
 /// Sixteen threads create and drop rings at the same time. Each finds its own descriptor, however numbers
 /// are reused: an operation in its queue is submitted through it.
 #[test]
