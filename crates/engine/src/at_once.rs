@@ -3,14 +3,14 @@
 //! read.
 //!
 //! `mmap` copies by preadv2(2) with RWF_NOWAIT, which does not fault, so the network thread stays free even if a page is
-//! evicted meanwhile. `auto` copies as its shard would, from the mapping, what is trusted. Both ask first what is resident: a
+//! evicted meanwhile. `auto` copies as its shard would: what is trusted, from the mapping. Both ask first what is resident: a
 //! preadv2 that misses starts the read it was asked about, and waits if the device's queue is full. Whatever is not copied
 //! completely (not resident, truncated, a file system that always waits) goes to a shard, which determines the cause. A file
 //! of which hardly anything was resident lately is tried once in 16 reads.
 
-use crate::backend::auto::copy_resident;
+use crate::backend::auto::{copy_resident, copy_trusted};
 use crate::backend::residency::{
-    Residency, ResidencyHistories, Tick, ask, may_be_resident, pread_no_wait, trusted,
+    Residency, ResidencyHistories, Tick, ask, may_be_resident, missed, pread_no_wait, trusted,
 };
 use crate::batch::{Batch, Fetched, Lengths, Segment, Times};
 use crate::buffer::Arena;
@@ -85,9 +85,11 @@ impl CoreReads {
         let is_whole = unsafe { copy(file, segment.offset, place, length) } == Ok(length);
         if backend == BackendKind::Mmap {
             state.learn(file, is_whole);
+        } else if !is_whole {
+            missed(file, segment.offset, length);
         }
         if !is_whole {
-            return Err(Residency::Ask);
+            return Err(Residency::Missing);
         }
         buffer.set_visible(0..length as usize);
         let total_ns = nanoseconds(accepted.elapsed());
@@ -122,7 +124,7 @@ impl State {
     fn way(&mut self, backend: BackendKind, file: &OpenFile, segment: &Segment) -> Result<Copy, Residency> {
         let (offset, length) = (segment.offset, segment.length);
         if backend == BackendKind::Auto && trusted(file, offset, length, Tick::now()) {
-            return Ok(copy_resident);
+            return Ok(copy_trusted);
         }
         let history = self.histories.of(file.id).ok_or(Residency::Ask)?;
         if history.guess() == Residency::Cold {

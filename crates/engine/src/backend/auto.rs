@@ -1,4 +1,4 @@
-//! Backend `auto`: copies what the page cache holds from a mapping, and reads the rest through the ring.
+//! Backend `auto`: copies what the page cache holds, and reads the rest through the ring.
 //!
 //! A resident 4 KiB page costs 0.5 us through a mapping and 1.3 us through a ring; querying residency
 //! (cachestat(2), kernel 6.5) costs 0.3 to 1 us (MEASURED). So regions that were found completely resident are not
@@ -6,16 +6,16 @@
 //! queried and is not resident is read through the page cache, so that it is resident the next time: a partly warm
 //! file warms up as under a mapping; of a cold file one read in 16 fills the cache, which is enough for what is
 //! read often.
-//! A page that is still being read counts as resident. So ranges that a read is filling (`fills`) are copied
-//! with preadv2(2) and RWF_NOWAIT, which never waits; what it cannot copy goes to the ring.
-//! Invariant: bytes are copied from the mapping only if they were resident a moment ago, or if their region
-//! was completely resident some seconds ago and the thread has not faulted since. So a network thread hardly
-//! ever faults.
+//! Invariant: no copy waits for the device, since it would stop a network thread. A page that is still being read
+//! counts as resident. So bytes are copied from the mapping only if their region was completely resident some seconds
+//! ago, the thread has not faulted since, and no ring fills the page cache there (`fills`). Others are copied by
+//! preadv2(2) with RWF_NOWAIT, which never waits; where the file system cannot (tmpfs, FUSE), from the mapping if
+//! mincore(2) says that each page is up to date. What is not copied goes to the ring.
 
 mod fills;
 
-use super::mmap::{MmapBackend, copy_mapped};
-use super::residency::{Residency, ResidencyHistories, Tick, ask, missed, pread_no_wait, trusted};
+use super::mmap::{MmapBackend, copy_mapped, is_up_to_date, kept_of_copy};
+use super::residency::{Residency, ResidencyHistories, Tick, ask, missed, pread_no_wait_unchecked, trusted};
 use super::uring::UringBackend;
 use super::{Attempt, Backend, Completion, ReadSource};
 use crate::dataset::OpenFile;
@@ -30,16 +30,13 @@ const REGION_QUERIES_MAX: u32 = 2;
 /// ring serves both `uring` and `auto`, and switching between them is free.
 pub(crate) struct AutoBackend {
     ring: UringBackend,
-    mapped: MmapBackend,
+    copies: MmapBackend,
     histories: ResidencyHistories,
     /// Queries of whole regions left in this turn.
     region_queries: u32,
     /// The time of this launch.
     now: Tick,
     fills: Fills,
-    /// Copied without waiting, and not yet reported.
-    read_at_once: Vec<Completion>,
-    copied: u64,
 }
 
 impl AutoBackend {
@@ -47,30 +44,39 @@ impl AutoBackend {
         Self {
             fills: Fills::new(ring.slots(queue_depth)),
             ring,
-            read_at_once: Vec::new(),
-            copied: 0,
-            // Resident pages need no announcement.
-            mapped: MmapBackend::new(false),
+            copies: MmapBackend::copying(|attempt| {
+                let is_trusted = attempt.residency == Residency::Trusted;
+                // SAFETY: as the caller promises.
+                unsafe {
+                    copy(
+                        &attempt.file,
+                        attempt.offset,
+                        attempt.destination,
+                        attempt.length,
+                        is_trusted,
+                    )
+                }
+            }),
             histories: ResidencyHistories::default(),
             region_queries: REGION_QUERIES_MAX,
             now: Tick::now(),
         }
     }
 
-    /// Whether an attempt's bytes are resident; `None` if they were not queried.
-    fn is_resident(&mut self, attempt: &Attempt) -> Option<bool> {
-        match attempt.residency {
-            Residency::Missing => return Some(false),
-            Residency::Cold => return None,
-            Residency::Ask => {}
+    /// What is known about the residency of an attempt's bytes, after a query if it is worth one.
+    fn residency(&mut self, attempt: &Attempt) -> Residency {
+        if attempt.residency != Residency::Ask {
+            return attempt.residency;
         }
         let (file, now) = (&attempt.file, self.now);
         if trusted(file, attempt.offset, attempt.length, now) {
-            return Some(true);
+            return Residency::Trusted;
         }
-        let history = self.histories.of(file.id)?;
+        let Some(history) = self.histories.of(file.id) else {
+            return Residency::Cold;
+        };
         if history.guess() == Residency::Cold {
-            return None;
+            return Residency::Cold;
         }
         let resident = ask(
             file,
@@ -80,60 +86,93 @@ impl AutoBackend {
             &mut self.region_queries,
         );
         history.learn(resident);
-        Some(resident)
+        if resident {
+            Residency::Resident
+        } else {
+            Residency::Missing
+        }
     }
 
-    /// Copies an attempt's bytes if that does not wait for the device.
-    fn read_at_once(&mut self, attempt: &Attempt) -> bool {
-        let wanted = attempt
-            .file
-            .length_bytes()
-            .saturating_sub(attempt.offset)
-            .min(u64::from(attempt.length));
-        // SAFETY: the shard keeps the attempt's memory for us until it is reported.
-        let read =
-            unsafe { pread_no_wait(&attempt.file, attempt.offset, attempt.destination, attempt.length) };
-        match read {
-            // A short count before the end of the file: the next page was not resident. A truncated file
-            // takes the slow path too.
-            Ok(bytes) if u64::from(bytes) == wanted => {
-                self.copied += wanted;
-                self.read_at_once.push(Completion {
-                    slot: attempt.slot,
-                    result: Ok(bytes),
-                });
-                true
-            }
-            // EAGAIN: it is being read. EOPNOTSUPP: the file system always waits.
-            Ok(_) | Err(_) => {
-                missed(&attempt.file, attempt.offset, attempt.length);
-                false
-            }
+    /// Starts an attempt on the ring, and records if it fills the page cache.
+    fn start_on_ring(&mut self, attempt: Attempt) -> ReadSource {
+        let is_direct = attempt.direct && attempt.file.direct_fd().is_some();
+        if !is_direct {
+            self.fills
+                .begin(attempt.slot, attempt.file.pages, attempt.offset, attempt.length);
         }
+        self.ring.start(attempt)
     }
 }
 
-/// Copies resident bytes; waits for the device only if they are evicted meanwhile.
-///
-/// # Errors
-/// errno of preadv2 or statx; EFAULT: the mapping does not have them.
+/// Copies bytes, of which those before the end of the file count, if that does not wait for the device, as far as is known.
 ///
 /// # Safety
 /// `destination` has `length` bytes, which nobody else touches.
+unsafe fn copy(
+    file: &OpenFile,
+    offset: u64,
+    destination: *mut u8,
+    length: u32,
+    is_trusted: bool,
+) -> Option<u32> {
+    if is_trusted && !fills::is_filling(file.pages, offset, length) {
+        // SAFETY: as the caller promises.
+        let copied = unsafe { copy_mapped(file, offset, destination, length) };
+        if copied.is_some() {
+            return copied;
+        }
+    }
+    // SAFETY: as the caller promises.
+    match unsafe { pread_no_wait_unchecked(file, offset, destination, length) } {
+        Ok(bytes) => {
+            // Fewer before the end of the file: the next page is not there yet, or the file was truncated.
+            let wanted = file.length_bytes().saturating_sub(offset).min(length.into());
+            (u64::from(bytes) >= wanted).then_some(bytes)
+        }
+        // SAFETY: as the caller promises.
+        Err(libc::EOPNOTSUPP) if is_up_to_date(file, offset, length) => unsafe {
+            copy_mapped(file, offset, destination, length)
+        },
+        Err(_) => None,
+    }
+}
+
+/// Copies bytes of trusted regions; waits for the device only if they were evicted meanwhile.
+///
+/// # Errors
+/// errno of statx; EAGAIN: they cannot be copied without waiting.
+///
+/// # Safety
+/// `destination` has `length` bytes, which nobody else touches.
+pub(crate) unsafe fn copy_trusted(
+    file: &OpenFile,
+    offset: u64,
+    destination: *mut u8,
+    length: u32,
+) -> Result<u32, i32> {
+    // SAFETY: as the caller promises.
+    let copied = unsafe { copy(file, offset, destination, length, true) }.ok_or(libc::EAGAIN)?;
+    let last = file.length_bytes().saturating_sub(1);
+    let is_end_resident = trusted(file, last, 1, Tick::now()) && !fills::is_filling(file.pages, last, 1);
+    kept_of_copy(file, offset, copied, is_end_resident)
+}
+
+/// Copies bytes that were found resident, without waiting for any that are still on their way.
+///
+/// # Errors
+/// As [`copy_trusted`].
+///
+/// # Safety
+/// As [`copy_trusted`].
 pub(crate) unsafe fn copy_resident(
     file: &OpenFile,
     offset: u64,
     destination: *mut u8,
     length: u32,
 ) -> Result<u32, i32> {
-    if fills::is_filling(file.id, offset, length) {
-        // SAFETY: as the caller promises.
-        return unsafe { pread_no_wait(file, offset, destination, length) };
-    }
-    let last = file.length_bytes().saturating_sub(1);
-    let is_end_resident = trusted(file, last, 1, Tick::now()) && !fills::is_filling(file.id, last, 1);
     // SAFETY: as the caller promises.
-    unsafe { copy_mapped(file, offset, destination, length, is_end_resident) }
+    let copied = unsafe { copy(file, offset, destination, length, false) }.ok_or(libc::EAGAIN)?;
+    kept_of_copy(file, offset, copied, false)
 }
 
 impl Backend for AutoBackend {
@@ -153,30 +192,20 @@ impl Backend for AutoBackend {
         self.now = Tick::now();
     }
 
-    fn start(&mut self, attempt: Attempt) -> ReadSource {
-        let resident = if attempt.may_copy {
-            self.is_resident(&attempt)
-        } else {
-            None
-        };
-        let fills = match resident {
-            Some(true) if !fills::is_filling(attempt.file.id, attempt.offset, attempt.length) => {
-                self.mapped.start(attempt);
-                return ReadSource::PageCache;
+    fn start(&mut self, mut attempt: Attempt) -> ReadSource {
+        if attempt.may_copy {
+            attempt.residency = self.residency(&attempt);
+            match attempt.residency {
+                Residency::Trusted | Residency::Resident => {
+                    // Not yet: what is copied in a turn has a bound.
+                    self.copies.start(attempt);
+                    return ReadSource::PageCache;
+                }
+                Residency::Missing => attempt.direct = false,
+                Residency::Cold | Residency::Ask => {}
             }
-            Some(true) if self.read_at_once(&attempt) => return ReadSource::PageCache,
-            Some(_) => true,
-            None => attempt.may_copy && !attempt.direct,
-        };
-        if !fills {
-            return self.ring.start(attempt);
         }
-        self.fills
-            .begin(attempt.slot, attempt.file.id, attempt.offset, attempt.length);
-        self.ring.start(Attempt {
-            direct: false,
-            ..attempt
-        })
+        self.start_on_ring(attempt)
     }
 
     fn flush(&mut self) -> u32 {
@@ -185,39 +214,45 @@ impl Backend for AutoBackend {
 
     fn poll_completions(&mut self, cx: &mut Context<'_>, finished: &mut Vec<Completion>) -> Poll<()> {
         self.region_queries = REGION_QUERIES_MAX;
-        let copied = self.mapped.poll_completions(cx, finished);
+        let copied = self.copies.poll_completions(cx, finished);
+        while let Some(attempt) = self.copies.take_uncopied() {
+            missed(&attempt.file, attempt.offset, attempt.length);
+            self.start_on_ring(Attempt {
+                direct: false,
+                ..attempt
+            });
+        }
         let from_ring = finished.len();
+        // Wakes the task for what was started above, so that it is flushed.
         let read = self.ring.poll_completions(cx, finished);
         for finished in finished.get(from_ring..).unwrap_or_default() {
             self.fills.end(finished.slot);
         }
-        let at_once = !self.read_at_once.is_empty();
-        finished.append(&mut self.read_at_once);
-        if at_once || copied.is_ready() {
-            Poll::Ready(())
-        } else {
-            read
-        }
+        if copied.is_ready() { copied } else { read }
     }
 
     fn bound_copies(&mut self, bytes: u64) {
-        self.mapped.bound_copies(bytes);
+        self.copies.bound_copies(bytes);
     }
 
     fn take_copied(&mut self) -> u64 {
-        std::mem::take(&mut self.copied) + self.mapped.take_copied()
+        self.copies.take_copied()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::mmap::major_faults;
     use super::super::residency::{resident, trust};
+    use super::super::trait_suite::WAIT;
     use super::*;
     use crate::backend::uring::RingRuntime;
     use crate::config::DirectIo;
     use crate::dataset::OpenFile;
     use crate::dataset::tests::file_on_disk;
     use rustix::fs::{Advice, fadvise};
+    use slowdisk::{Parameters, SlowDisk};
+    use std::task::Waker;
 
     const PAGE: u32 = 4096;
 
@@ -285,47 +320,112 @@ mod tests {
         });
     }
 
-    /// A resident page in a range that another shard is filling is copied without the mapping. A missing one
-    /// goes to the ring although its region was trusted, and ends that trust. (The question alone starts its
+    /// Polls until so many attempts are reported; each has read a page of sevens.
+    async fn finish(backend: &mut AutoBackend, memory: &[u8], count: usize) {
+        let mut finished = Vec::new();
+        while finished.len() < count {
+            backend.flush();
+            std::future::poll_fn(|cx| backend.poll_completions(cx, &mut finished)).await;
+        }
+        assert!(finished.iter().all(|finished| finished.result == Ok(PAGE)));
+        assert!(memory.iter().take(count * PAGE as usize).all(|byte| *byte == 7));
+    }
+
+    /// Regions are trusted, and a shard is reading their pages through another open file. Expectation: the pages are read
+    /// without a fault, resident or not; one that was missing ends the trust in its region. (The question alone starts its
     /// read, which a quick disk may end before the answer: so several are tried.)
     #[test]
     #[ignore = "needs io_uring"]
     fn where_the_cache_is_being_filled_nothing_waits() {
         let missing: Vec<u64> = (9..16).map(|region| (region << 21) + (1 << 20)).collect();
-        let (_file, open) = evicted_from(16 << 20);
+        let (file, open) = evicted_from(16 << 20);
+        let again = OpenFile::open(file.path(), DirectIo::Off).unwrap();
         let ring = RingRuntime::new(8).unwrap();
         ring.block_on(async {
             let mut backend = AutoBackend::new(ring.handle().backend(8), 8);
             let mut other = Fills::new(8);
             for (slot, offset) in (0..).zip([0].iter().chain(&missing)) {
-                other.begin(slot, open.id, *offset, PAGE);
+                other.begin(slot, again.pages, *offset, PAGE);
             }
             trust(&open);
             let mut memory = vec![0_u8; 8 * PAGE as usize];
-            let mut slots = memory.chunks_mut(PAGE as usize).zip(0_u32..);
-            let mut start = |backend: &mut AutoBackend, offset: u64| {
-                let (memory, slot) = slots.next().unwrap();
-                backend.start(page(&open, slot, offset, memory.as_mut_ptr()))
-            };
-            assert_eq!(start(&mut backend, 0), ReadSource::PageCache);
-            let copied = |offset: &u64| start(&mut backend, *offset) == ReadSource::PageCache;
-            let copied = missing.iter().copied().take_while(copied).count();
-            let missed = *missing.get(copied).expect("one was not resident");
-            assert_eq!(backend.take_copied(), (1 + copied as u64) * u64::from(PAGE));
+            let faults = major_faults();
+            for (number, offset) in (0..8).zip([0].iter().chain(&missing)) {
+                let destination = memory[number * PAGE as usize..].as_mut_ptr();
+                backend.start(page(&open, u32::try_from(number).unwrap(), *offset, destination));
+            }
+            finish(&mut backend, &memory, 8).await;
+            assert_eq!(major_faults(), faults);
             // Of the same tick, so that this thread counts its faults no more.
             let now = backend.now;
-            assert!(trusted(&open, 0, PAGE, now) && !trusted(&open, missed, PAGE, now));
-            backend.flush();
-            let started = copied + 2;
-            let mut finished = Vec::new();
-            while finished.len() < started {
-                std::future::poll_fn(|cx| backend.poll_completions(cx, &mut finished)).await;
-            }
-            assert!(finished.iter().all(|finished| finished.result == Ok(PAGE)));
+            assert!(trusted(&open, 0, PAGE, now));
+            assert!(!missing.iter().all(|missed| trusted(&open, *missed, PAGE, now)));
             drop(other);
-            assert!(!fills::is_filling(open.id, 0, 32 << 20), "its own fill is over");
-            assert!(memory.iter().take(started * PAGE as usize).all(|byte| *byte == 7));
+            assert!(
+                !fills::is_filling(open.pages, 0, 32 << 20),
+                "its own fills are over"
+            );
         });
+    }
+
+    /// Reads through the page cache and past it, for `uring`. Expectation: the first is recorded until it is reported.
+    #[test]
+    #[ignore = "needs io_uring"]
+    fn what_another_backend_reads_through_the_cache_is_recorded() {
+        let (file, open) = evicted_from(0);
+        let again = OpenFile::open(file.path(), DirectIo::Off).unwrap();
+        let ring = RingRuntime::new(8).unwrap();
+        ring.block_on(async {
+            let mut backend = AutoBackend::new(ring.handle().backend(8), 8);
+            let mut memory = vec![0_u8; 3 * PAGE as usize];
+            let start = memory.as_ptr().align_offset(PAGE as usize);
+            for (slot, offset) in [(0, 1 << 20), (1, 8 << 20)] {
+                let destination = memory[start + slot as usize * PAGE as usize..].as_mut_ptr();
+                let attempt = Attempt {
+                    may_copy: false,
+                    direct: slot == 1,
+                    ..page(&open, slot, offset, destination)
+                };
+                backend.start(attempt);
+            }
+            let is_filling = |offset| fills::is_filling(again.pages, offset, PAGE);
+            assert!(is_filling(1 << 20));
+            assert_eq!(is_filling(8 << 20), open.direct_fd().is_none());
+            finish(&mut backend, &memory[start..], 2).await;
+            assert!(!is_filling(1 << 20) && !is_filling(8 << 20));
+        });
+    }
+
+    /// A file cannot be mapped, its disk answers nothing, and a page that is missing was trusted. Expectation: the thread does
+    /// not wait for it; once the disk answers, the page is read.
+    #[test]
+    #[ignore = "needs root, /dev/fuse and io_uring"]
+    fn a_file_without_a_mapping_stops_no_thread() {
+        let directory = tempfile::tempdir().unwrap();
+        let source = directory.path().join("source");
+        std::fs::write(&source, vec![7_u8; 1 << 20]).unwrap();
+        let disk = SlowDisk::mount(&source, &directory.path().join("disk"), &Parameters::default()).unwrap();
+        let open = Arc::new(OpenFile::open(disk.path(), DirectIo::Off).unwrap());
+        open.attached.set(Box::new("taken")).unwrap();
+        disk.hold();
+        let (polled, is_polled) = std::sync::mpsc::channel();
+        let reader = std::thread::spawn(move || {
+            let ring = RingRuntime::new(8).unwrap();
+            ring.block_on(async {
+                let mut backend = AutoBackend::new(ring.handle().backend(8), 8);
+                trust(&open);
+                let mut memory = vec![0_u8; PAGE as usize];
+                backend.start(page(&open, 0, 8 * u64::from(PAGE), memory.as_mut_ptr()));
+                let mut cx = Context::from_waker(Waker::noop());
+                let found = backend.poll_completions(&mut cx, &mut Vec::new());
+                polled.send(found).unwrap();
+                finish(&mut backend, &memory, 1).await;
+            });
+        });
+        let found = is_polled.recv_timeout(WAIT);
+        disk.release();
+        assert_eq!(found, Ok(Poll::Pending));
+        reader.join().unwrap();
     }
 
     /// Reads that miss fill the page cache while the file is unknown; once the file has stayed cold, one in

@@ -20,6 +20,9 @@ use std::time::{Duration, Instant};
 /// `vm.max_map_count` where it cannot be read: the kernel's default.
 const MAPPINGS_DEFAULT: u64 = 65_530;
 
+/// Pages whose state is queried by one call: those of a region of `residency`.
+const STATES_AT_ONCE: usize = 512;
+
 /// Files mapped by this process.
 static MAPPED: AtomicU64 = AtomicU64::new(0);
 
@@ -156,6 +159,24 @@ impl Mapping {
         let mut byte = 0_u8;
         // SAFETY: one byte, for one byte; `copy_out` keeps inside the mapping.
         unsafe { self.copy_out(last as u64, &raw mut byte, 1) }.is_ok()
+    }
+
+    /// Whether every page that holds these bytes is in memory and up to date (mincore(2)); false if unknown. To a process that
+    /// neither owns the file nor may write to it the kernel says yes.
+    pub(crate) fn is_up_to_date(&self, offset: u64, length: u32) -> bool {
+        let Some((first, end)) = self.pages(offset, length) else {
+            return false;
+        };
+        let page = rustix::param::page_size();
+        let mut states = [0_u8; STATES_AT_ONCE];
+        (first..end).step_by(STATES_AT_ONCE * page).all(|from| {
+            let pages = ((end - from) / page).min(STATES_AT_ONCE);
+            let address = std::ptr::with_exposed_provenance_mut(from);
+            // SAFETY: the call only reads the state of pages; `states` has a byte for each of them.
+            let result = unsafe { libc::mincore(address, pages * page, states.as_mut_ptr()) };
+            // The other bits are reserved.
+            result == 0 && states.iter().take(pages).all(|state| state & 1 == 1)
+        })
     }
 
     /// Makes the CPU look up the page at `offset` and load its first bytes while it copies others: in a large

@@ -9,6 +9,7 @@
 //! kernel shows zeros between the end of the file and the end of its last page. A file that cannot be mapped
 //! is read by `pread`, with a warning. Without the guarded copy (any architecture but x86-64) the mapping
 //! only announces, and every read is a `pread`. No direct I/O: a mapping cannot do it.
+//! For `auto`, on a network thread, nothing may wait: attempts that cannot be copied at once are returned to it.
 
 mod announce;
 mod announce_policy;
@@ -50,9 +51,18 @@ pub(crate) struct MmapBackend {
     /// Bytes copied since the last `take_copied`, and the most in one go.
     copied: u64,
     copies_max: u64,
+    copy: CopyAttempt,
+    /// Attempts that could not be copied; `None`: `pread` reads them.
+    uncopied: Option<Vec<Attempt>>,
     /// Each file's length after this turn's copies; kept between turns for its memory only.
     lengths: Lengths,
 }
+
+/// Copies an attempt's bytes, of which those before the end of the file count. `None`: it cannot.
+///
+/// # Safety
+/// As [`Attempt`] promises: nobody else touches its memory until it is reported.
+pub(super) type CopyAttempt = unsafe fn(&Attempt) -> Option<u32>;
 
 /// An attempt that was made and not yet reported.
 #[derive(Debug)]
@@ -63,7 +73,7 @@ struct FinishedCopy {
 
 #[derive(Debug)]
 enum CopyOutcome {
-    /// From the mapping: must be checked against the file's length.
+    /// Must be checked against the file's length.
     Copied {
         file: Arc<OpenFile>,
         offset: u64,
@@ -83,30 +93,46 @@ impl MmapBackend {
             made: Vec::new(),
             copied: 0,
             copies_max: TURN_COPY_BYTES,
+            // SAFETY: as the caller promises.
+            copy: |attempt| unsafe {
+                copy_mapped(&attempt.file, attempt.offset, attempt.destination, attempt.length)
+            },
+            uncopied: None,
             lengths: Lengths::default(),
         }
     }
-}
 
-impl MmapBackend {
+    /// Makes attempts only by `copy`, announces nothing, and leaves the others to [`Self::take_uncopied`].
+    pub(super) fn copying(copy: CopyAttempt) -> Self {
+        Self {
+            copy,
+            uncopied: Some(Vec::new()),
+            ..Self::new(false)
+        }
+    }
+
+    /// An attempt that could not be copied, and is not reported.
+    pub(super) fn take_uncopied(&mut self) -> Option<Attempt> {
+        self.uncopied.as_mut()?.pop()
+    }
+
     fn make(&mut self, attempt: Attempt) {
         if let Some(next) = self.waiting.front()
             && let Some(mapping) = mapping_of(&next.file)
         {
             mapping.prefetch(next.offset);
         }
-        let copied = mapping_of(&attempt.file).and_then(|mapping| {
-            // SAFETY: the shard keeps the attempt's memory for us until it is reported.
-            unsafe { mapping.copy_out(attempt.offset, attempt.destination, attempt.length) }.ok()
-        });
-        let outcome = match copied {
-            Some(length) => CopyOutcome::Copied {
+        // SAFETY: the shard keeps the attempt's memory for us until it is reported.
+        let copied = unsafe { (self.copy)(&attempt) };
+        let outcome = match (copied, &mut self.uncopied) {
+            (Some(length), _) => CopyOutcome::Copied {
                 file: attempt.file,
                 offset: attempt.offset,
                 length,
             },
+            (None, Some(uncopied)) => return uncopied.push(attempt),
             // SAFETY: as above.
-            None => CopyOutcome::Read(unsafe {
+            (None, None) => CopyOutcome::Read(unsafe {
                 pread_attempt(&Attempt {
                     direct: false,
                     ..attempt
@@ -174,7 +200,7 @@ impl Backend for MmapBackend {
             self.announce_policy.faulted();
         }
         if self.made.is_empty() {
-            // No attempt waits, so nothing will have to wake the task.
+            // No attempt waits, so nothing will have to wake the task. (`auto` submits what was not copied, and goes on.)
             return Poll::Pending;
         }
         self.lengths.forget();
@@ -207,12 +233,8 @@ impl Backend for MmapBackend {
     }
 }
 
-/// Copies bytes from a file's mapping; a page that is not resident blocks the thread. Returns fewer than
-/// `length` where the file ends. `is_end_resident`: the last page is probably resident, so look there for a
-/// truncation before asking the kernel.
-///
-/// # Errors
-/// errno of statx; EFAULT: the mapping cannot be read there, or there is none.
+/// Copies bytes from a file's mapping, of which those before the end of the file count; a page that is not resident blocks
+/// the thread. Returns fewer than `length` where the mapping ends; `None` if it cannot be read there, or there is none.
 ///
 /// # Safety
 /// `destination` has `length` bytes, which nobody else touches.
@@ -221,17 +243,37 @@ pub(super) unsafe fn copy_mapped(
     offset: u64,
     destination: *mut u8,
     length: u32,
+) -> Option<u32> {
+    let mapping = mapping_of(file)?;
+    // SAFETY: as the caller promises.
+    unsafe { mapping.copy_out(offset, destination, length) }.ok()
+}
+
+/// How many of `copied` bytes from `offset` belong to the file. `is_end_resident`: the last page is probably resident, so
+/// look there for a truncation before asking the kernel.
+///
+/// # Errors
+/// errno of statx.
+pub(super) fn kept_of_copy(
+    file: &OpenFile,
+    offset: u64,
+    copied: u32,
     is_end_resident: bool,
 ) -> Result<u32, i32> {
-    let mapping = mapping_of(file).ok_or(libc::EFAULT)?;
-    // SAFETY: as the caller promises.
-    let copied = unsafe { mapping.copy_out(offset, destination, length) }.map_err(|_| libc::EFAULT)?;
     // The pages behind a new end of a device stay mapped.
     let vouches = is_end_resident && !file.is_block_device();
-    if vouches && mapping.is_untruncated_before(offset + u64::from(copied)) {
+    if vouches
+        && mapping_of(file).is_some_and(|mapping| mapping.is_untruncated_before(offset + u64::from(copied)))
+    {
         return Ok(copied);
     }
     bytes_before(file.known_length(), offset, copied)
+}
+
+/// Whether every page of these bytes is in memory and up to date, unlike one whose read has only begun; false if unknown, or
+/// without a mapping.
+pub(super) fn is_up_to_date(file: &OpenFile, offset: u64, length: u32) -> bool {
+    mapping_of(file).is_some_and(|mapping| mapping.is_up_to_date(offset, length))
 }
 
 /// The file's mapping; `None` if it has none, and `pread` reads it.

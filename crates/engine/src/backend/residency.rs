@@ -5,6 +5,7 @@ mod regions;
 
 pub(crate) use regions::Tick;
 
+use super::mmap::is_up_to_date;
 use crate::dataset::OpenFile;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -53,6 +54,10 @@ pub(crate) enum Residency {
     Missing,
     /// Probably not resident, like nearly everything queried recently.
     Cold,
+    /// Queried, and in the page cache, but perhaps still on their way from the device.
+    Resident,
+    /// Their regions were complete a few seconds ago: see [`trusted`].
+    Trusted,
 }
 
 impl Default for ResidencyHistory {
@@ -103,6 +108,25 @@ pub(crate) unsafe fn pread_no_wait(
     destination: *mut u8,
     length: u32,
 ) -> Result<u32, i32> {
+    // SAFETY: as the caller promises.
+    let read = unsafe { pread_no_wait_unchecked(file, offset, destination, length) }?;
+    // The file may have been truncated meanwhile, and its last page zeroed.
+    file.kept(offset, read, false)
+}
+
+/// As [`pread_no_wait`]; of the bytes only those before the end of the file count.
+///
+/// # Errors
+/// As above.
+///
+/// # Safety
+/// As above.
+pub(super) unsafe fn pread_no_wait_unchecked(
+    file: &OpenFile,
+    offset: u64,
+    destination: *mut u8,
+    length: u32,
+) -> Result<u32, i32> {
     let vector = libc::iovec {
         iov_base: destination.cast(),
         iov_len: length as usize,
@@ -111,13 +135,11 @@ pub(crate) unsafe fn pread_no_wait(
     let descriptor = file.buffered_fd().as_raw_fd();
     // SAFETY: one vector, whose memory is valid and exclusive by the caller's promise.
     let read = unsafe { libc::preadv2(descriptor, &raw const vector, 1, from, libc::RWF_NOWAIT) };
-    let read = u32::try_from(read).map_err(|_| {
+    u32::try_from(read).map_err(|_| {
         std::io::Error::last_os_error()
             .raw_os_error()
             .unwrap_or(libc::EIO)
-    })?;
-    // The file may have been truncated meanwhile, and its last page zeroed.
-    file.kept(offset, read, false)
+    })
 }
 
 /// `struct cachestat_range` of cachestat(2).
@@ -152,14 +174,16 @@ pub(crate) fn ask(file: &OpenFile, offset: u64, length: u32, now: Tick, region_q
     {
         *region_queries = left;
         #[expect(clippy::cast_possible_truncation, reason = "2 MiB")]
-        let complete = resident(file, begin, regions::REGION_BYTES as u32);
+        let bytes = regions::REGION_BYTES as u32;
+        // The page cache counts a page from when its read begins, whoever reads it.
+        let complete = resident(file, begin, bytes) && is_up_to_date(file, begin, bytes);
         regions::settle(file.id, begin, complete, now);
     }
     hit
 }
 
 /// Records that bytes were not resident, whatever was known before.
-pub(super) fn missed(file: &OpenFile, offset: u64, length: u32) {
+pub(crate) fn missed(file: &OpenFile, offset: u64, length: u32) {
     regions::learn(file.id, offset, length, false, Tick::now());
 }
 

@@ -26,6 +26,8 @@ use tokio::sync::OwnedSemaphorePermit;
 pub struct OpenFile {
     /// Unique in this process, never reused: the key for caches.
     pub(crate) id: u64,
+    /// The same for all that have the file open: they share its page cache.
+    pub(crate) pages: u64,
     /// State that a backend attaches to the file (a mapping, a registration); dropped with it.
     pub(crate) attached: OnceLock<Box<dyn Any + Send + Sync>>,
     /// Present until the drop.
@@ -195,6 +197,7 @@ impl OpenFile {
         let identity = Identity::of(&descriptor)?;
         Ok(Self {
             id: next_id(),
+            pages: identity.pages(is_block_device),
             attached: OnceLock::new(),
             buffered: ManuallyDrop::new(File::from(descriptor)),
             direct: None,
@@ -452,6 +455,13 @@ impl Identity {
             mtime_s: found.st_mtime,
             mtime_ns: found.st_mtime_nsec,
         })
+    }
+
+    /// Names the page cache of a file. Nodes of one block device have different inodes.
+    fn pages(self, is_block_device: bool) -> u64 {
+        let inode = if is_block_device { 0 } else { self.ino };
+        // Inodes are small numbers; the product keeps those of other devices apart.
+        self.dev.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ inode
     }
 
     pub(super) fn dev(self) -> u64 {

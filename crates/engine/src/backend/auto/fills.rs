@@ -2,10 +2,11 @@
 //!
 //! The page cache counts a page as present from the start of its read. Copying it from a mapping then waits for the
 //! device, which would block a network thread with all of its connections. So a shard records here what its ring reads
-//! through the page cache, and every shard checks this before it copies.
+//! through the page cache, for whichever backend and dataset, and every shard checks this before it copies from a mapping
+//! without a query.
 //!
 //! One counter for each [`GRAIN_BYTES`] of a file, by hashing: a collision costs a system call (see `auto`), never a
-//! wait. Process-wide, like the page cache.
+//! wait. Process-wide, like the page cache, and by `OpenFile::pages`: several may have one file open.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -17,26 +18,26 @@ const COUNTERS: usize = 4096;
 
 static FILLING: [AtomicU32; COUNTERS] = [const { AtomicU32::new(0) }; COUNTERS];
 
-/// What one shard's ring reads through the page cache: the file and the first and last grain of each slot.
+/// What one shard's ring reads through the page cache: `OpenFile::pages`, and the first and last grain of each slot.
 #[derive(Debug)]
 pub(super) struct Fills {
     slots: Vec<Option<(u64, u64, u64)>>,
     count: usize,
 }
 
-fn counter(file: u64, grain: u64) -> &'static AtomicU32 {
+fn counter(pages: u64, grain: u64) -> &'static AtomicU32 {
     // Fibonacci hashing: the high bits of the product are the best mixed.
-    let product = (file.wrapping_mul(0xD6E8_FEB8_6659_FD93) ^ grain).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    let product = (pages.wrapping_mul(0xD6E8_FEB8_6659_FD93) ^ grain).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     let index = usize::try_from(product >> 40).unwrap_or(0) % COUNTERS;
     #[expect(clippy::indexing_slicing, reason = "below COUNTERS")]
     &FILLING[index]
 }
 
 /// Whether a read may be filling the page cache with these bytes.
-pub(super) fn is_filling(file: u64, offset: u64, length: u32) -> bool {
+pub(super) fn is_filling(pages: u64, offset: u64, length: u32) -> bool {
     let last = (offset + u64::from(length)).saturating_sub(1) / GRAIN_BYTES;
     // Acquire: seeing the end of a fill implies seeing its pages.
-    (offset / GRAIN_BYTES..=last).any(|grain| counter(file, grain).load(Ordering::Acquire) > 0)
+    (offset / GRAIN_BYTES..=last).any(|grain| counter(pages, grain).load(Ordering::Acquire) > 0)
 }
 
 impl Fills {
@@ -48,17 +49,17 @@ impl Fills {
     }
 
     /// Records that a slot's read fills the page cache.
-    pub(super) fn begin(&mut self, slot: u32, file: u64, offset: u64, length: u32) {
+    pub(super) fn begin(&mut self, slot: u32, pages: u64, offset: u64, length: u32) {
         let Some(place) = self.slots.get_mut(slot as usize) else {
             return;
         };
         // One part more, for the kernel's readahead.
         let last = (offset + u64::from(length)).saturating_sub(1) / GRAIN_BYTES + 1;
         let first = offset / GRAIN_BYTES;
-        *place = Some((file, first, last));
+        *place = Some((pages, first, last));
         self.count += 1;
         for grain in first..=last {
-            counter(file, grain).fetch_add(1, Ordering::Release);
+            counter(pages, grain).fetch_add(1, Ordering::Release);
         }
     }
 
@@ -67,10 +68,10 @@ impl Fills {
         if self.count == 0 {
             return;
         }
-        if let Some((file, first, last)) = self.slots.get_mut(slot as usize).and_then(Option::take) {
+        if let Some((pages, first, last)) = self.slots.get_mut(slot as usize).and_then(Option::take) {
             self.count -= 1;
             for grain in first..=last {
-                counter(file, grain).fetch_sub(1, Ordering::Release);
+                counter(pages, grain).fetch_sub(1, Ordering::Release);
             }
         }
     }
@@ -90,7 +91,7 @@ mod tests {
 
     #[test]
     fn what_is_being_filled_is_seen_until_it_is_over() {
-        // An id that no other test's file has.
+        // A value that no other test's file has.
         let file = u64::MAX - 1;
         let mut fills = Fills::new(4);
         let at = 10 * GRAIN_BYTES;

@@ -2,8 +2,8 @@
 //!
 //! cachestat(2) of one page walks memory that is in no cache (0.5 to 1 us for a file of 10 GiB, more than the
 //! copy), but each page after that costs 39 ns (MEASURED). So where reads keep finding their pages, one query
-//! covers the whole region.
-//! Invariants: a trusted region was completely resident at most [`VALID_TICKS`] ago, and a thread that trusts
+//! covers the whole region; if it is complete, another one (mincore(2)) tells whether each page has been read.
+//! Invariants: a trusted region was completely read and resident at most [`VALID_TICKS`] ago, and a thread that trusts
 //! has had no major fault for as long. A page that is evicted meanwhile may block a network thread for one
 //! device read, which ends the thread's trust. Process-wide, like the page cache: one word per region, by
 //! hashing; a collision costs a query.
