@@ -5,12 +5,12 @@
 //! `mmap` copies by preadv2(2) with RWF_NOWAIT, which does not fault, so the network thread stays free even if a page is
 //! evicted meanwhile. `auto` copies as its shard would: what is trusted, from the mapping. Both ask first what is resident: a
 //! preadv2 that misses starts the read it was asked about, and waits if the device's queue is full. Whatever is not copied
-//! completely (not resident, truncated, a file system that always waits) goes to a shard, which determines the cause. A file
-//! of which hardly anything was resident lately is tried once in 16 reads.
+//! completely (not resident, truncated, a file system that always waits, a kernel that does not tell what is resident) goes to a
+//! shard, which determines the cause. A file of which hardly anything was resident lately is tried once in 16 reads.
 
 use crate::backend::auto::{copy_resident, copy_trusted};
 use crate::backend::residency::{
-    Residency, ResidencyHistories, Tick, ask, may_be_resident, missed, pread_no_wait, trusted,
+    Residency, ResidencyHistories, Tick, ask, is_known_resident, missed, pread_no_wait, trusted,
 };
 use crate::batch::{Batch, Fetched, Lengths, Segment, Times};
 use crate::buffer::Arena;
@@ -131,7 +131,7 @@ impl State {
             return Err(Residency::Cold);
         }
         if backend == BackendKind::Mmap {
-            if may_be_resident(file, offset, length) {
+            if is_known_resident(file, offset, length) {
                 return Ok(pread_no_wait);
             }
             history.learn(false);
@@ -182,6 +182,7 @@ mod tests {
     use crate::config::DirectIo;
     use crate::dataset::tests::file_on_disk;
     use crate::dataset::{DatasetSpec, KindSpec};
+    use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, apply_filter};
 
     const BLOCKS: u64 = 64;
 
@@ -282,6 +283,36 @@ mod tests {
             assert!(ask(&reads, &dataset, &[(half + 8192, 4096)]).is_none());
             let fetched = answered(&reads, &dataset, file.path(), (half, 100));
             assert!(fetched.data == bytes[half as usize..half as usize + 100]);
+        }
+    }
+
+    #[test]
+    fn where_the_page_cache_cannot_be_queried_a_shard_reads() {
+        // cachestat(2) is refused, as by an old kernel or a container's filter, or because the file is another user's.
+        // Resident blocks are left to a shard: a read that does not wait would start those that are missing.
+        const SYS_CACHESTAT: i64 = 451;
+        let (file, _) = file();
+        for (errno, reads) in [libc::EPERM, libc::ENOSYS]
+            .into_iter()
+            .flat_map(|errno| each_backend().map(move |reads| (errno, reads)))
+        {
+            let dataset = dataset(file.path());
+            answered(&reads, &dataset, file.path(), (0, 4096));
+            let filter = SeccompFilter::new(
+                [(SYS_CACHESTAT, Vec::new())].into(),
+                SeccompAction::Allow,
+                SeccompAction::Errno(errno.unsigned_abs()),
+                std::env::consts::ARCH.try_into().unwrap(),
+            );
+            let program: BpfProgram = filter.unwrap().try_into().unwrap();
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    apply_filter(&program).unwrap();
+                    for block in 1..16 {
+                        assert!(ask(&reads, &dataset, &[(block * 4096, 4096)]).is_none());
+                    }
+                });
+            });
         }
     }
 

@@ -23,7 +23,7 @@ const FEATURES: [((u32, u32), &str); 7] = [
     ((5, 19), "COOP_TASKRUN"),
     ((6, 0), "SINGLE_ISSUER"),
     ((6, 1), "the alignment of direct reads (STATX_DIOALIGN)"),
-    ((6, 5), "cachestat, which backend auto asks"),
+    ((6, 5), "cachestat, which backends auto and mmap ask"),
 ];
 /// The release that the engine's own messages ask for.
 const RELEASE_MIN: (u32, u32) = (5, 11);

@@ -187,12 +187,12 @@ pub(crate) fn missed(file: &OpenFile, offset: u64, length: u32) {
     regions::learn(file.id, offset, length, false, Tick::now());
 }
 
-/// Whether every page of the bytes is in the page cache; true if unknown.
-pub(crate) fn may_be_resident(file: &OpenFile, offset: u64, length: u32) -> bool {
-    queried(file, offset, length).unwrap_or(true)
+/// Whether every page of the bytes is in the page cache; false if unknown.
+pub(crate) fn is_known_resident(file: &OpenFile, offset: u64, length: u32) -> bool {
+    queried(file, offset, length).unwrap_or(false)
 }
 
-/// Whether every page of the bytes is in the page cache; false if unknown.
+/// As [`is_known_resident`]; warns once where that cannot be known.
 pub(super) fn resident(file: &OpenFile, offset: u64, length: u32) -> bool {
     match queried(file, offset, length) {
         Ok(resident) => resident,
