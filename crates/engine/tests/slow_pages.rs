@@ -3,11 +3,16 @@
 
 #![expect(
     clippy::expect_used,
+    clippy::unwrap_used,
+    clippy::panic,
     reason = "a test fails by panicking, outside of its own function too"
 )]
 
+#[path = "../../server/tests/e2e/loop_device.rs"]
+mod loop_device;
 mod wait;
 
+use loop_device::LoopDevice;
 use ringfetch_engine::batch::{Batch, Fetched};
 use ringfetch_engine::config::{BackendKind, DirectIo, EngineConfig, OnUnavailable};
 use ringfetch_engine::dataset::{Dataset, DatasetSpec, KindSpec};
@@ -15,6 +20,7 @@ use ringfetch_engine::engine::{Engine, SubmitOptions, Ticket};
 use ringfetch_engine::error::ReadError;
 use ringfetch_pattern as pattern;
 use slowdisk::{Parameters, SlowDisk};
+use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
 use std::time::Instant;
 use wait::{WAIT, alone, runtime, wait_until};
@@ -24,13 +30,17 @@ const FILE_BYTES: u64 = 4 << 20;
 const BLOCK_BYTES: u32 = 512;
 /// Blocks of a page of 4 KiB.
 const PAGE: u64 = 8;
+/// The first block of a page that is read while the disk answers nothing: far behind what attaching a device reads.
+const MISSING: u64 = 400 * PAGE;
 /// Pages of a region that `auto` trusts as a whole.
 const REGION_PAGES: u64 = 512;
 
-/// An engine of one core, and two datasets of one file on a slow disk.
+/// An engine of one core, and two datasets of one file on a slow disk, or of a block device made of it: FUSE refuses reads
+/// that do not wait, a device has them.
 struct Scene {
     engine: Engine,
     datasets: [Arc<Dataset>; 2],
+    _device: Option<LoopDevice>,
     disk: SlowDisk,
     _directory: tempfile::TempDir,
 }
@@ -39,15 +49,19 @@ struct Scene {
 type Answer = Result<Fetched, ReadError>;
 
 impl Scene {
-    fn new(backend: BackendKind) -> Self {
+    fn new(backend: BackendKind, is_device: bool) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         let source = directory.path().join("blocks");
         pattern::write_blocks(&source, SEED, FILE_BYTES, &mut |_| true).expect("write");
         let mountpoint = directory.path().join("disk");
         let disk = SlowDisk::mount(&source, &mountpoint, &Parameters::default()).expect("a disk");
+        let device = is_device.then(|| LoopDevice::attach(disk.path(), "--read-only"));
+        let path = device
+            .as_ref()
+            .map_or_else(|| disk.path().to_owned(), |device| PathBuf::from(&device.0));
         let datasets = ["first", "second"].map(|name| {
             let kind = KindSpec::blocks(BLOCK_BYTES);
-            let spec = DatasetSpec::new(name, disk.path(), kind, DirectIo::Off);
+            let spec = DatasetSpec::new(name, &path, kind, DirectIo::Off);
             Arc::new(Dataset::open(&spec).expect("a dataset"))
         });
         let config = EngineConfig {
@@ -63,6 +77,7 @@ impl Scene {
         Self {
             engine,
             datasets,
+            _device: device,
             disk,
             _directory: directory,
         }
@@ -149,24 +164,28 @@ fn assert_right(answer: Answer, block: u64) {
 
 /// Two datasets of one file with `auto`. While one's read of a page is in flight, the other is asked for a block of it.
 #[test]
-#[ignore = "needs root, /dev/fuse and io_uring"]
+#[ignore = "needs root, losetup, /dev/fuse and io_uring"]
 fn a_page_that_another_dataset_is_reading_stops_no_core() {
     let _alone = alone();
-    let scene = Scene::new(BackendKind::Auto);
-    let begun = scene.begin_on_disk(0, 40 * PAGE);
-    scene.reads_what_is_on_its_way(1, (begun, 40 * PAGE), 40 * PAGE + 3);
+    for is_device in [false, true] {
+        let scene = Scene::new(BackendKind::Auto, is_device);
+        let begun = scene.begin_on_disk(0, MISSING);
+        scene.reads_what_is_on_its_way(1, (begun, MISSING), MISSING + 3);
+    }
 }
 
 /// A read of a page is in flight by another backend when `auto` takes over, and is asked for another block of it.
 #[test]
-#[ignore = "needs root, /dev/fuse and io_uring"]
+#[ignore = "needs root, losetup, /dev/fuse and io_uring"]
 fn a_page_that_the_backend_before_is_reading_stops_no_core() {
     let _alone = alone();
     for before in [BackendKind::Uring, BackendKind::Pread, BackendKind::Mmap] {
-        let scene = Scene::new(before);
-        let begun = scene.begin_on_disk(0, 40 * PAGE);
-        scene.engine.set_backend(BackendKind::Auto).expect("auto");
-        scene.reads_what_is_on_its_way(0, (begun, 40 * PAGE), 40 * PAGE + 3);
+        for is_device in [false, true] {
+            let scene = Scene::new(before, is_device);
+            let begun = scene.begin_on_disk(0, MISSING);
+            scene.engine.set_backend(BackendKind::Auto).expect("auto");
+            scene.reads_what_is_on_its_way(0, (begun, MISSING), MISSING + 3);
+        }
     }
 }
 
@@ -176,15 +195,15 @@ fn a_page_that_the_backend_before_is_reading_stops_no_core() {
 fn a_region_with_a_page_on_its_way_is_not_trusted() {
     let _alone = alone();
     for before in [BackendKind::Uring, BackendKind::Pread] {
-        let scene = Scene::new(before);
-        for page in (0..REGION_PAGES).filter(|page| *page != 40) {
+        let scene = Scene::new(before, false);
+        for page in (0..REGION_PAGES).filter(|page| page * PAGE != MISSING) {
             assert_right(scene.submit(0, page * PAGE).wait(), page * PAGE);
         }
-        let begun = scene.begin_on_disk(0, 40 * PAGE);
+        let begun = scene.begin_on_disk(0, MISSING);
         scene.engine.set_backend(BackendKind::Auto).expect("auto");
         for page in 0..16 {
             assert_right(scene.submit(0, page * PAGE + 1).wait(), page * PAGE + 1);
         }
-        scene.reads_what_is_on_its_way(0, (begun, 40 * PAGE), 40 * PAGE + 3);
+        scene.reads_what_is_on_its_way(0, (begun, MISSING), MISSING + 3);
     }
 }
