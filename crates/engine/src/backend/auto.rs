@@ -23,7 +23,7 @@ use fills::Fills;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-/// Most queries of whole regions, 20 us each, between two looks at other work.
+/// Most queries of whole regions, 20 to 50 us each, between two looks at other work.
 const REGION_QUERIES_MAX: u32 = 2;
 
 /// See the module. Every shard on a ring has this backend: each attempt says whether it may be copied, so one

@@ -166,7 +166,7 @@ pub(crate) fn trusted(file: &OpenFile, offset: u64, length: u32, now: Tick) -> b
 }
 
 /// Queries whether every page of the bytes is in the page cache; false if unknown. Also queries the whole
-/// region (20 us) where that is worth it and `region_queries` are left.
+/// region (20 to 50 us) where that is worth it and `region_queries` are left.
 pub(crate) fn ask(file: &OpenFile, offset: u64, length: u32, now: Tick, region_queries: &mut u32) -> bool {
     let hit = resident(file, offset, length);
     if let Some(begin) = regions::learn(file.id, offset, length, hit, now)
