@@ -37,8 +37,25 @@ def sides(row, figure, digits=0):
     return " / ".join(number(value, digits) for value in both if value is not None) or "-"
 
 
-def title(name, row):
-    return f"{row['title']} ({row['temperature']})"
+def mark(row):
+    """What is to be read with the figures of a row without a judgement: ` (**not judged**)`."""
+    return f" (**{row['verdict']}**)" if row["problem"] else ""
+
+
+def title(row):
+    return f"{row['title']} ({row['temperature']}){mark(row)}"
+
+
+def reason(row):
+    """Why there is no judgement, on one line of a table."""
+    return " ".join(row["problem"].replace("|", "\\|").split())
+
+
+def result(row):
+    """A row's judgements, or why there are none."""
+    if row["problem"]:
+        return f"**{row['verdict']}**: {reason(row)}"
+    return "<br>".join(judged(target) for target in row["targets"])
 
 
 def goal(target, sign):
@@ -58,23 +75,27 @@ def missed(rows):
     return [name for name, row in rows.items() if not all(target["met"] for target in row["targets"])]
 
 
+def unjudged(rows):
+    """The rows of which a run says nothing, each with the reason: `x`, not judged: others used 50% of the CPUs."""
+    return [f"`{name}`, {row['verdict']}: {reason(row)}" for name, row in rows.items() if row["problem"]]
+
+
 def comparison(results):
     """README: the comparison with our peers, hits and misses."""
     rows, facts = results["rows"], results["machine"]
-    misses = missed(rows)
+    misses, without = missed(rows), unjudged(rows)
     met = sum(bool(row["targets"]) for row in rows.values()) - len(misses)
     yield "| measured | against | reads/s, ours / theirs | CPU us/read | result |"
     yield "|---|---|--:|--:|---|"
     for name, row in rows.items():
         if name in HIGHLIGHTS or name in misses:
-            result = "<br>".join(judged(target) for target in row["targets"])
-            yield (f"| {title(name, row)} | {row['peer']['name']} | {sides(row, 'reads_per_second')} "
-                   f"| {sides(row, 'cpu_us', 1)} | {result} |")
+            yield (f"| {title(row)} | {row['peer']['name']} | {sides(row, 'reads_per_second')} "
+                   f"| {sides(row, 'cpu_us', 1)} | {result(row)} |")
     yield ""
     yield (f"{facts['date']}, commit {facts['commit']}: {facts['cpus']} CPUs ({facts['cpu']}), kernel {facts['kernel']}, "
            f"{facts['file_system']} on {facts['block_device'].get('name', 'one disk')}, a file of {facts['file_gib']:g} GiB, 4 KiB "
            f"a read unless the row says otherwise; medians of pairs, or the worst where the goal is for every pair. {met} rows met their targets, {len(misses)} missed one; "
-           f"every missed row is shown.")
+           f"every missed row is shown." + "".join(f" Without a result: {row}." for row in without))
 
 
 def cpu(results):
@@ -84,7 +105,8 @@ def cpu(results):
     for name in ("http-batch", "grpc-64", "stream", "mmap-cold", "grpc-1", "http-block"):
         row = results["rows"][name]
         each = median(row, "subject", "cpu_us")
-        yield f"| {title(name, row)} | {each:.1f} | {each / 10:.1f} |"
+        cores = None if each is None else each / 10
+        yield f"| {title(row)} | {number(each, 1)} | {number(cores, 1)} |"
 
 
 def depth(results):
@@ -94,7 +116,7 @@ def depth(results):
     for at in (1, 64, 256):
         row = results["rows"][f"engine-{at}"]
         cells = (number(median(row, "subject", figure)) for figure in ("reads_per_second", "p50_us", "p99_us"))
-        yield f"| {at} | " + " | ".join(cells) + " |"
+        yield f"| {at}{mark(row)} | " + " | ".join(cells) + " |"
 
 
 def memory(results):
@@ -104,7 +126,8 @@ def memory(results):
     for name, figure, what in (("memory", "resident_mib", "`uring`: peak resident memory"),
                                ("memory-mmap", "anonymous_mib", "`mmap`: memory that is not page cache")):
         row = results["rows"][name]
-        yield f"| {what} | {number(median(row, 'subject', figure))} | {median(row, 'subject', 'idle_cpu_percent'):.2f} |"
+        idle = median(row, "subject", "idle_cpu_percent")
+        yield f"| {what}{mark(row)} | {number(median(row, 'subject', figure))} | {number(idle, 2)} |"
 
 
 def misses(results):
@@ -122,6 +145,9 @@ def misses(results):
                 spread = f"{target['lowest']:.2f} to {target['highest']:.2f}" if ratio else "-"
                 yield (f"| `{name}` | {UNITS[target['figure']]} | {target['measured']:.2f}{sign} | {spread} "
                        f"| {goal(target, sign)} |")
+    for row in unjudged(rows):
+        yield ""
+        yield f"Without a result: {row}."
 
 
 def scores(results):
@@ -131,8 +157,7 @@ def scores(results):
     for name, row in results["rows"].items():
         if not name.startswith("scores-"):
             continue
-        result = "<br>".join(judged(target) for target in row["targets"])
-        yield f"| `{name}`: {title(name, row)} | {row['peer']['name']} | {sides(row, 'reads_per_second')} | {result} |"
+        yield f"| `{name}`: {title(row)} | {row['peer']['name']} | {sides(row, 'reads_per_second')} | {result(row)} |"
 
 
 def beside(results, names):
@@ -141,7 +166,7 @@ def beside(results, names):
     yield "|---|--:|--:|"
     for name in names:
         row = results["rows"][name]
-        yield f"| {title(name, row)} | {sides(row, 'reads_per_second')} | {sides(row, 'cpu_us', 1)} |"
+        yield f"| {title(row)} | {sides(row, 'reads_per_second')} | {sides(row, 'cpu_us', 1)} |"
 
 
 def access(results):
@@ -184,6 +209,8 @@ def main():
             stale.append(str(path.relative_to(ROOT)))
             if not options.check:
                 path.write_text(new)
+    for row in unjudged(results["rows"]):
+        print(f"figures: without a result: {row}")
     if stale and options.check:
         sys.exit(f"figures: not those of the committed run: {', '.join(stale)}. Run bench/figures.py")
     print(f"figures: {'rewrote ' + ', '.join(stale) if stale else 'up to date'}")

@@ -1,11 +1,15 @@
 """The figures in the documents against the committed runs: python3 -m unittest discover bench"""
 
+import contextlib
 import copy
+import io
 import json
 import pathlib
 import re
 import sys
+import tempfile
 import unittest
+import unittest.mock
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
@@ -57,6 +61,44 @@ class Figures(unittest.TestCase):
         row["targets"][0]["met"], title = False, row["title"]
         shown = figures.filled(part("comparison"), later)
         self.assertTrue(any(title in line and "**missed**" in line for line in shown.splitlines()), shown)
+
+    def test_a_row_without_a_result_is_named(self):
+        # Scenario: each row in turn not judged, with its figures, and without figures, as compare.py writes them. Expectation:
+        # every part that shows the row says so; the comparison, the misses and the output of the command name each.
+        for name, original in RESULTS["rows"].items():
+            for verdict, sides in (("not judged", {}), ("no figures", {"subject": {"runs": []}, "peer": {**original["peer"], "runs": []}})):
+                row = {**original, **sides, "verdict": verdict, "problem": "the\nreason", "targets": []}
+                later = {**RESULTS, "rows": {**RESULTS["rows"], name: row}}
+                told = f"`{name}`, {verdict}: the reason"
+                for part_name in figures.PARTS:
+                    before, shown = (figures.filled(part(part_name), results) for results in (RESULTS, later))
+                    if part_name in ("comparison", "misses"):
+                        self.assertIn(f"Without a result: {told}.", shown, part_name)
+                    elif shown != before:
+                        self.assertIn(f"**{verdict}**", shown, part_name)
+                self.assertEqual(figures.unjudged(later["rows"]), [told])
+        for row, part_name in (("grpc-64", "comparison"), ("grpc-64", "cpu"), ("engine-64", "depth"), ("memory", "memory"),
+                               ("scores-1", "scores"), ("token-1", "access"), ("tls-1", "tls")):
+            later = copy.deepcopy(RESULTS)
+            later["rows"][row].update(verdict="not judged", problem="the reason", targets=[])
+            self.assertIn("**not judged**", figures.filled(part(part_name), later), part_name)
+
+    def test_the_command_names_the_rows_without_a_result(self):
+        # Scenario: the committed run, with a row that was not judged; no documents, and stale ones. Expectation: a
+        # line names the row, also where the documents are stale.
+        later = copy.deepcopy(RESULTS)
+        later["rows"]["grpc-64"].update(verdict="not judged", problem="the reason", targets=[])
+        with tempfile.TemporaryDirectory() as directory:
+            path = pathlib.Path(directory) / "results.json"
+            path.write_text(json.dumps(later))
+            for documents, is_stale in (([], False), (figures.documents(), True)):
+                output = io.StringIO()
+                with (contextlib.redirect_stdout(output), unittest.mock.patch.object(figures, "RESULTS", path),
+                      unittest.mock.patch.object(figures, "documents", lambda documents=documents: documents),
+                      unittest.mock.patch.object(sys, "argv", ["figures.py", "--check"]),
+                      self.assertRaises(SystemExit) if is_stale else contextlib.nullcontext()):
+                    figures.main()
+                self.assertIn("figures: without a result: `grpc-64`, not judged: the reason\n", output.getvalue())
 
     def test_the_worst_pair_is_not_called_a_median(self):
         # Scenario: a goal for every pair, for which the worst is measured, missed. Expectation: the parts that show it say so.
