@@ -16,30 +16,60 @@ import sys
 CHUNK = 1 << 15
 
 
+def whole(text, least=1):
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {least} on")
+    return int(text)
+
+
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("vectors", help="the file that `ringfetch lab rescore` has made")
-    parser.add_argument("--queries", type=int, default=200)
-    parser.add_argument("--limit", type=int, default=100, help="results of a query")
-    parser.add_argument("--oversampling", default="1,4", help="candidates for each result")
-    parser.add_argument("--seed", type=int, default=7, help="of the queries")
+    parser.add_argument("--queries", type=whole, default=200)
+    parser.add_argument("--limit", type=whole, default=100, help="results of a query")
+    parser.add_argument("--oversampling", type=lambda text: [whole(word) for word in text.split(",")], default="1,4",
+                        help="candidates for each result")
+    parser.add_argument("--seed", type=lambda text: whole(text, 0), default=7, help="of the queries")
     return parser.parse_args()
+
+
+def shape(args):
+    """How many vectors of how many elements the file has; ends with the problem if they are not those asked for."""
+    name = re.fullmatch(r"vectors-([1-9]\d*)x([1-9]\d*)\.f32", os.path.basename(args.vectors))
+    if not name:
+        sys.exit("candidates: the file's name is not vectors-COUNTxDIM.f32")
+    count, dim = (int(number) for number in name.groups())
+    if not os.path.isfile(args.vectors):
+        sys.exit(f"candidates: {args.vectors}: no such file; `ringfetch lab rescore --vectors {count}` makes it")
+    length = os.path.getsize(args.vectors)
+    if length != count * dim * 4:
+        sys.exit(f"candidates: {args.vectors}: has {length} bytes, not the {count * dim * 4} of {count} vectors of {dim} f32")
+    candidates = args.limit * max(args.oversampling)
+    if candidates > count:
+        sys.exit(f"candidates: {candidates} for each query are more than {count} vectors")
+    if args.queries > count:
+        sys.exit(f"candidates: --queries {args.queries}: more than {count} vectors")
+    return count, dim
 
 
 def main():
     args = arguments()
-    name = re.fullmatch(r"vectors-(\d+)x(\d+)\.f32", os.path.basename(args.vectors))
-    if not name:
-        sys.exit("candidates: the file's name is not vectors-COUNTxDIM.f32")
-    import faiss
-    import numpy as np
+    count, dim = shape(args)
+    try:
+        import faiss
+        import numpy as np
+    except ImportError as error:
+        sys.exit(f"candidates: needs the Python packages numpy and faiss-cpu: {error}")
+    try:
+        write(args, count, dim, faiss, np)
+    except OSError as error:
+        sys.exit(f"candidates: {error}")
 
-    count, dim = (int(number) for number in name.groups())
-    over = [int(word) for word in args.oversampling.split(",")]
+
+def write(args, count, dim, faiss, np):
+    over = args.oversampling
     candidates = args.limit * max(over)
     vectors = np.memmap(args.vectors, dtype="<f4", mode="r", shape=(count, dim))
-    if candidates > count:
-        sys.exit(f"candidates: {candidates} for each query are more than {count} vectors")
     # Near a vector, but not equal to one.
     random = np.random.default_rng(args.seed)
     near = vectors[np.sort(random.choice(count, args.queries, replace=False))].astype("<f4")
