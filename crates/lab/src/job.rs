@@ -438,14 +438,14 @@ mod tests {
     #[test]
     fn a_step_ends_after_its_reads_and_counts_them() {
         // Scenario: ten reads of 512 bytes requested, before and after the clock starts. Expected: none, then
-        // ten a page apart; the figures match. Through the page cache, ten pages are due; where it is not known, the bytes suffice.
+        // ten in a page each; the figures match. Through the page cache, ten pages are due; where it is not known, the bytes suffice.
         let (_directory, job) = job(Amount::Reads(10));
         assert_eq!(job.next(), None);
         job.begin();
         let mut lane = job.lane();
         let started = Instant::now();
         while let Some(read) = job.next() {
-            assert!(read.offset.is_multiple_of(4096) && read.length == 512);
+            assert!(read.offset.is_multiple_of(512) && read.length == 512);
             let mut data = vec![0; 512];
             pattern::fill(42, read.offset, &mut data);
             lane.done(&read, started, &data);

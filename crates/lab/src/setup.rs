@@ -70,6 +70,19 @@ impl Shape {
     }
 }
 
+/// From one block that is read in random order to the next: every block, or of those smaller than a page every so many
+/// that none is read with its neighbour. Of 3072 bytes every third: in page 0, 2, 4 and 5, 6 and 7, then 9.
+pub(crate) fn spacing_bytes(block_bytes: u64) -> u64 {
+    let block_bytes = block_bytes.max(1);
+    if block_bytes >= PAGE_BYTES {
+        return block_bytes;
+    }
+    // At least a page less one byte lies between two of them. An odd number: they begin at all the places within a page
+    // at which the blocks of a dataset do, and cross its end as often.
+    let every = (PAGE_BYTES - 1).div_ceil(block_bytes) + 1;
+    block_bytes * (every | 1)
+}
+
 /// The settings of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Setup {
@@ -120,8 +133,10 @@ impl Setup {
                 window_bytes,
                 random,
             } => {
-                // Small blocks are a page apart, so that none is read with its neighbour.
-                let spacing_bytes = (block_bytes as u64).max(if random { PAGE_BYTES } else { 1 });
+                let spacing_bytes = match random {
+                    true => spacing_bytes(block_bytes as u64),
+                    false => (block_bytes as u64).max(1),
+                };
                 Reads {
                     bytes: block_bytes,
                     window_bytes,
@@ -195,5 +210,46 @@ impl Reads {
             .saturating_mul(self.group.max(batch) as u64)
             .saturating_mul(4);
         batch.max(in_flight / 4 * 5)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::material::tests::{scratch, small};
+    use ringfetch_command::quantity::approximate;
+
+    #[test]
+    fn small_blocks_cross_pages_as_those_of_a_dataset_and_share_none() {
+        // Scenario: random blocks of 512 bytes to 6000. Expected: each is a block of the dataset, within the window; no two
+        // small ones share a page; as large a share of them lies in two pages as of all blocks (of 3072 bytes half).
+        let directory = scratch();
+        let material = small(directory.path());
+        let window_bytes = material.length_bytes();
+        let pages = |offset: u64, bytes: u64| offset / PAGE_BYTES..(offset + bytes).div_ceil(PAGE_BYTES);
+        let crossing = |offsets: &[u64], bytes: u64| {
+            let crossing = offsets.iter().filter(|offset| {
+                let pages = pages(**offset, bytes);
+                pages.end - pages.start > bytes.div_ceil(PAGE_BYTES)
+            });
+            approximate(crossing.count() as u64) / approximate(offsets.len() as u64)
+        };
+        for bytes in [512, 1000, 1536, 3072, 4096, 6000] {
+            let shape = Shape::random(usize::try_from(bytes).unwrap(), window_bytes);
+            let setup = Setup::new(Heat::Cold, shape, Amount::Reads(1), 1);
+            let reads = setup.reads(&material);
+            let offsets: Vec<u64> = (0..reads.positions).map(|at| at * reads.spacing_bytes).collect();
+            for two in offsets.windows(2) {
+                assert!(
+                    two[0].is_multiple_of(bytes) && two[1] + bytes <= window_bytes,
+                    "{two:?}"
+                );
+                let apart = pages(two[1], bytes).start >= pages(two[0], bytes).end;
+                assert!(apart || bytes > PAGE_BYTES, "{bytes} bytes: {two:?}");
+            }
+            let all: Vec<u64> = (0..window_bytes / bytes).map(|at| at * bytes).collect();
+            let [ours, all] = [crossing(&offsets, bytes), crossing(&all, bytes)];
+            assert!((ours - all).abs() < 0.02, "{bytes} bytes: {ours}, of all {all}");
+        }
     }
 }

@@ -120,7 +120,7 @@ mod tests {
                     random,
                 };
                 let setup = Setup::new(Heat::Cold, shape, Amount::Reads(1000), most.min(depth));
-                let all = window_bytes / (block_bytes as u64).max(if random { 4096 } else { 1 });
+                let all = setup.reads(&blocks).positions;
                 assert_eq!(reads(name, &blocks, setup), all.min(1000), "{name} {block_bytes}");
             }
             for (open_each, pooled) in [(false, true), (true, false)] {

@@ -9,6 +9,7 @@ use super::found::{Contest, Found};
 use crate::drive::engine::UNREGISTERED;
 use crate::report::Advice;
 use crate::sample::{Sample, cpu_us_per_read, reads_per_second};
+use crate::setup::spacing_bytes;
 use crate::stats::Verdict;
 use ringfetch_command::quantity::rate;
 use ringfetch_engine::config::{BackendKind, EngineConfig};
@@ -250,8 +251,7 @@ impl Found<'_> {
 
     /// Conditions that spoil figures but that the report itself does not see.
     pub(super) fn doubts(&self) -> Vec<String> {
-        // Small blocks are a page apart.
-        let positions = self.subject.length_bytes / u64::from(self.subject.block_bytes.max(4096));
+        let positions = self.subject.length_bytes / spacing_bytes(self.subject.block_bytes.into());
         let whole = |sample: &&Sample| sample.reads >= positions;
         let cold = self.rows.0.iter().filter(|row| row.get("heat") != Some("warm"));
         let used_up = cold.flat_map(|row| row.measured()).filter(whole).count();
