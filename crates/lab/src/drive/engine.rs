@@ -30,7 +30,7 @@ pub(crate) struct Choice {
     /// Most reads per batch.
     pub(crate) batch: usize,
     pub(crate) rings: u32,
-    /// `None`: the step's depth, and for a ring at least the default.
+    /// Of each ring; for pread the threads of all cores. `None`: the step's depth, and for a ring at least the default.
     pub(crate) queue_depth: Option<u32>,
     pub(crate) eager_flush_reads: u32,
     pub(crate) registered_buffers: bool,

@@ -76,11 +76,24 @@ impl Found<'_> {
             advice("engine.mmap.threads", chosen.mmap_threads, threads_why),
             by("engine.mmap.announce", announce, "announce on", "announce off"),
         ];
-        if let (BackendKind::Pread, Some(threads)) = (backend, chosen.queue_depth) {
-            let why = "as many as the knee of the depth: each has one read in flight";
-            lines.push(advice("engine.pread.threads", threads, why));
+        if backend == BackendKind::Pread {
+            lines.push(self.pread_threads());
         }
         lines
+    }
+
+    /// As many as pread was measured with.
+    fn pread_threads(&self) -> Advice {
+        let threads = self.chosen(BackendKind::Pread).queue_depth.unwrap_or_default();
+        let why = match (self.depth(), self.rings().0) {
+            (Some(knee), _) if !self.subject.has_ring() => knee.why("threads of all cores"),
+            (Some(_), 1) => "as measured: as many as one ring has reads in flight".to_owned(),
+            (Some(_), rings) => {
+                format!("as measured: as many as {rings} rings have reads in flight; all cores share them")
+            }
+            (None, _) => "as measured; what more or fewer would do was not".to_owned(),
+        };
+        advice("engine.pread.threads", threads, why)
     }
 
     /// Warm results decide if the whole file can be warm; otherwise cold ones do.

@@ -13,6 +13,8 @@ use ringfetch_engine::config::{BackendKind, EngineConfig};
 const KNEE_SHARE: f64 = 0.95;
 /// Fewest reads submitted at once.
 const ASKED_MIN: u32 = 128;
+/// As the configuration has it.
+const PREAD_THREADS_MAX: u32 = 1024;
 
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Knee<'a> {
@@ -215,13 +217,19 @@ impl<'a> Found<'a> {
     /// A backend with the settings found so far.
     pub(super) fn chosen(&self, backend: BackendKind) -> Choice {
         let base = self.subject.base(backend);
-        let (depth, default) = (self.depth(), EngineConfig::default().uring.queue_depth);
+        let (rings, default) = (self.rings().0, EngineConfig::default().uring.queue_depth);
+        let depth = self.depth().map_or(default, |knee| knee.setting);
+        // All cores share one pool of pread's threads, each with one read in flight: as many as all rings have.
+        let pool = self.in_force(depth, rings).saturating_mul(rings);
+        let depth = match backend == BackendKind::Pread && self.subject.has_ring() {
+            true => pool.min(PREAD_THREADS_MAX),
+            false => depth,
+        };
         let threads = self.knee("mmap threads", None);
         Choice {
             // The others get as many cores to submit and answer on, since only the backends are compared.
-            rings: self.rings().0,
-            // A pread pool has as many reads in flight as threads.
-            queue_depth: Some(depth.map_or(default, |knee| knee.setting)),
+            rings,
+            queue_depth: Some(depth),
             eager_flush_reads: match self.takes("default", "eager flush 0") {
                 true => 0,
                 false => base.eager_flush_reads,

@@ -299,4 +299,55 @@ mod tests {
             assert_eq!(step.choice.rings, cores, "{step:?}");
         }
     }
+
+    #[test]
+    fn pread_has_as_many_reads_in_flight_as_the_rings() {
+        // Scenario: rings of 64 of which two pay, without tags, and with tags for 90 reads in all; depths that were not all
+        // measured; no ring, and 64 threads. Expected: pread is measured with the reads in flight of both rings, and those
+        // threads are advised, with the reason: 128, then 45 for each ring; 128 for each; its own knee.
+        let unlimited = Subject {
+            tags: None,
+            ..subject()
+        };
+        let tags = Some(Tags {
+            of_queue: 96,
+            cpus_of_queue: None,
+        });
+        let refusal = Some("a seccomp filter refuses it".to_owned());
+        let limited = Subject { tags, ..subject() };
+        let without = Subject { refusal, ..subject() };
+        let rings = "as measured: as many as 2 rings have reads in flight; all cores share them";
+        let none = "as measured; what more or fewer would do was not";
+        let own = "threads of all cores: 100 reads/s, the most; p99 300 us";
+        for (subject, depth, threads, why) in [
+            (&unlimited, Some("uring"), 128, rings),
+            (&limited, Some("uring"), 90, rings),
+            (&unlimited, None, 256, none),
+            (&without, Some("pread"), 64, own),
+        ] {
+            let mut rows = Rows(vec![
+                measured("cold", "mmap", "many", 50, 2.0),
+                measured("cold", "pread", "many", 90, 2.0),
+            ]);
+            rows.0
+                .extend(depth.map(|backend| measured("depth", backend, "64", 100, 2.0)));
+            if subject.has_ring() {
+                let pay = [("1", 100), ("2", 150)];
+                let pay = pay.map(|(rings, reads)| measured("rings", "uring", rings, reads, 2.0));
+                rows.0.extend(pay);
+            }
+            let cold = subject.stage(3, &rows).unwrap();
+            let pread = |step: &&Step| step.choice.backend == BackendKind::Pread && step.setting == "many";
+            let pread = cold.iter().find(pread).unwrap();
+            assert_eq!(pread.choice.queue_depth, Some(threads));
+            assert!(pread.asked >= threads, "{pread:?}");
+            let advice = Found::new(subject, &rows, false).advice();
+            let line = advice.iter().find(|line| line.key == "engine.pread.threads");
+            let line = line.unwrap();
+            assert_eq!(
+                (line.value.as_str(), line.why.as_str()),
+                (threads.to_string().as_str(), why)
+            );
+        }
+    }
 }
