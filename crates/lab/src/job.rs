@@ -27,8 +27,11 @@ use std::time::{Duration, Instant};
 pub(crate) const DIRECT: i32 = OFlags::DIRECT.bits().cast_signed();
 /// Bytes checked at either end of a read.
 const CHECKED_BYTES: usize = 16;
-/// If an arrival waits longer than this to be sent, the rate cannot be held.
-const LATE_MAX: Duration = Duration::from_secs(1);
+/// If an arrival waits longer than this to be sent, the rate cannot be held: as ACT's `max-lag-sec`, whose default is 10
+/// (aerospike/act, README.md, 1e61500).
+const LATE_MAX: Duration = Duration::from_secs(10);
+/// How the note of a step begins that ended because of it.
+pub(crate) const GIVEN_UP: &str = "given up: a read waited longer than 10 s to be sent";
 
 /// A read to make; for items, `offset` is the item's number.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -155,6 +158,7 @@ impl Job {
                 let rate = approximate(per_second);
                 let open = Some((Ramp::constant(rate), Arrivals::Constant));
                 let pacer = Pacer::new(tokio::time::Instant::now(), Duration::ZERO, Ok(time), open);
+                let pacer = pacer.ended_by(Arc::clone(&self.stop));
                 let _first = self.pacer.set(Arc::new(pacer));
             }
             (Instant::now(), usage())
@@ -196,6 +200,7 @@ impl Job {
         let turn = gate.next(tokio::time::Instant::now()).await?;
         if let Some(pacer) = self.pacer.get().filter(|_| turn.start.elapsed() > LATE_MAX) {
             pacer.stop();
+            self.note(GIVEN_UP);
         }
         Some(Start {
             due: turn.start.into_std(),
@@ -270,12 +275,20 @@ impl Job {
     /// Reports that the strategy failed: there are no more reads.
     pub(crate) fn fail(&self, problem: impl std::fmt::Display) {
         self.over.store(true, Ordering::Relaxed);
+        if let Some(pacer) = self.pacer.get() {
+            pacer.stop();
+        }
         self.totals().problem.get_or_insert_with(|| problem.to_string());
     }
 
-    /// Adds a note for readers of the figures.
-    pub(crate) fn note(&self, note: impl Into<String>) {
-        self.totals().note = Some(note.into());
+    /// Adds a note for readers of the figures, once.
+    pub(crate) fn note(&self, note: &str) {
+        let mut totals = self.totals();
+        match &mut totals.note {
+            Some(known) if known.contains(note) => {}
+            Some(known) => known.extend(["; ", note]),
+            None => totals.note = Some(note.to_owned()),
+        }
     }
 
     /// No code panics under this lock.
@@ -485,6 +498,52 @@ mod tests {
         assert_eq!(job.outcome().unwrap_err(), "nothing was read");
         job.lane().done(&read, Instant::now(), &[0; 5]);
         assert!(job.outcome().unwrap_err().contains("short"));
+    }
+
+    #[tokio::test]
+    async fn a_rate_that_cannot_be_held_is_given_up() {
+        // Scenario: ten arrivals a second, of which the first is sent 5 s late; 11 s late. Expected: the step goes on; it has
+        // no further read, and its note says so.
+        let time = Duration::from_secs(60);
+        for (late_s, goes_on) in [(5, true), (11, false)] {
+            let per_second = 10;
+            let (_directory, job) = job(Amount::At { per_second, time });
+            let begin = tokio::time::Instant::now().checked_sub(Duration::from_secs(late_s));
+            let open = Some((Ramp::constant(10.0), Arrivals::Constant));
+            let pacer = Pacer::new(begin.unwrap(), Duration::ZERO, Ok(time), open);
+            job.pacer.set(Arc::new(pacer)).unwrap();
+            job.begin();
+            let gate = job.gate(0, 1);
+            let mut lane = job.lane();
+            let start = job.turn(gate.as_deref()).await.unwrap();
+            lane.counted(0, 512, start);
+            assert_eq!(job.turn(gate.as_deref()).await.is_some(), goes_on, "{late_s} s");
+            drop(lane);
+            let note = job.outcome().unwrap().note;
+            let given_up = note.is_some_and(|note| note.starts_with("given up"));
+            assert_eq!(given_up, !goes_on, "{late_s} s");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_failure_and_a_stop_wait_for_no_arrival() {
+        // Scenario: an open loop with slots that wait for the arrival of the next minute; a read fails; the study is stopped.
+        // Expected: none of the slots gets that arrival.
+        let ends: [fn(&Job); 2] = [
+            |job| job.fail("connection reset"),
+            |job| job.stop.store(true, Ordering::Relaxed),
+        ];
+        for end in ends {
+            let (per_second, time) = (1, Duration::from_secs(600));
+            let (_directory, job) = job(Amount::At { per_second, time });
+            job.begin();
+            // The first of 60 threads has the first and the 61st arrival.
+            let gate = job.gate(0, 60);
+            assert!(job.turn(gate.as_deref()).await.is_some());
+            let slots = futures_util::future::join_all([(); 3].map(|()| job.turn(gate.as_deref())));
+            let (turns, ()) = tokio::join!(slots, async { end(&job) });
+            assert!(turns.iter().all(Option::is_none), "{turns:?}");
+        }
     }
 
     #[test]

@@ -9,7 +9,7 @@
 use crate::alarm::Alarm;
 use crate::approximate;
 use crate::schedule::{Arrivals, Profile, Ramp, Schedule, Spacing};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::sync::Mutex;
@@ -41,6 +41,8 @@ pub struct Pacer {
     count: Option<u64>,
     /// When the run was stopped.
     stopped: OnceLock<Instant>,
+    /// Stops it, for those who do not know this pacer.
+    stop: Arc<AtomicBool>,
     /// For an open loop.
     open: Option<(Profile, Arrivals)>,
     /// Arrivals of the window that were never sent.
@@ -77,9 +79,16 @@ impl Pacer {
             left: window.err().map(AtomicU64::new),
             count: window.err(),
             stopped: OnceLock::new(),
+            stop: Arc::default(),
             open: open.map(|(ramp, arrivals)| (profile(ramp), arrivals)),
             missed: AtomicU64::new(0),
         }
+    }
+
+    /// The same, which `stop` stops, too.
+    #[must_use]
+    pub fn ended_by(self, stop: Arc<AtomicBool>) -> Self {
+        Self { stop, ..self }
     }
 
     /// Ends the run now; requests in flight are awaited.
@@ -87,8 +96,11 @@ impl Pacer {
         let _ = self.stopped.set(Instant::now());
     }
 
-    /// Whether [`Self::stop`] was called.
+    /// Whether it was stopped.
     pub fn is_stopped(&self) -> bool {
+        if self.stop.load(Ordering::Relaxed) {
+            self.stop();
+        }
         self.stopped.get().is_some()
     }
 
@@ -287,10 +299,8 @@ impl Gate {
         let pacer = &*self.pacer;
         let Some(arrivals) = &self.arrivals else {
             let now = Instant::now();
-            return match pacer.end() {
-                Some(end) if now >= end => None,
-                _ => pacer.permit(now, false),
-            };
+            let is_over = pacer.is_stopped() || pacer.end().is_some_and(|end| now >= end);
+            return if is_over { None } else { pacer.permit(now, false) };
         };
         let mut arrivals = arrivals.lock().await;
         loop {

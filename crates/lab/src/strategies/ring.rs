@@ -52,6 +52,6 @@ fn read_through(job: &Arc<Job>, polled: bool) -> Result<(), String> {
     if polled && !job.polls() {
         note.insert_str(0, &format!("{NOT_POLLED}; "));
     }
-    job.note(note);
+    job.note(&note);
     queue::drive(job, &mut queue, buffers)
 }
