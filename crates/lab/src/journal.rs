@@ -1,5 +1,5 @@
-//! The samples measured so far: lines of JSON, appended step by step, so that an interrupted run can be
-//! resumed.
+//! The samples measured so far, and the steps that failed: lines of JSON, appended step by step, so that an interrupted
+//! run can be resumed, and then ends as if it had not been interrupted.
 //!
 //! Invariants: the first line identifies the run; a journal of another run is refused; a last line that was
 //! cut off while it was written is dropped; one process writes at a time.
@@ -47,8 +47,15 @@ impl Header {
 struct Line {
     cell: String,
     repetition: u32,
-    sample: Sample,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    sample: Option<Sample>,
+    /// Why there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    problem: Option<String>,
 }
+
+/// The result of a step, or why it failed.
+pub(crate) type Made = Result<Sample, String>;
 
 #[derive(Debug)]
 pub(crate) struct Journal {
@@ -57,7 +64,7 @@ pub(crate) struct Journal {
     /// `None`: the samples are in memory only.
     file: Option<File>,
     header: Header,
-    done: HashMap<(String, u32), Sample>,
+    done: HashMap<(String, u32), Made>,
     /// Whether its directory was created with it.
     made: bool,
 }
@@ -190,7 +197,12 @@ impl Journal {
         let known = known.ok_or_else(|| foreign(1))?;
         for (number, line) in lines.enumerate() {
             let line: Line = serde_json::from_slice(line).map_err(|_| foreign(number + 2))?;
-            self.done.insert((line.cell, line.repetition), line.sample);
+            let made = match (line.sample, line.problem) {
+                (Some(sample), _) => Ok(sample),
+                (None, Some(problem)) => Err(problem),
+                (None, None) => return Err(foreign(number + 2)),
+            };
+            self.done.insert((line.cell, line.repetition), made);
         }
         same(&known.identity, &self.header.identity)?;
         file.set_len(text.len() as u64).map_err(&io)?;
@@ -206,9 +218,9 @@ impl Journal {
         &self.header
     }
 
-    /// Removes it from its directory if no step was recorded: there is nothing to resume.
+    /// Removes it from its directory if it has no sample: there is nothing to resume.
     pub(crate) fn remove_empty(&self, directory: &Path) {
-        if !self.done.is_empty() {
+        if self.done.values().any(Result::is_ok) {
             return;
         }
         // The error that led here is the one to report.
@@ -218,8 +230,8 @@ impl Journal {
         }
     }
 
-    /// The sample of a step, if it was already made.
-    pub(crate) fn sample(&self, cell: &str, repetition: u32) -> Option<&Sample> {
+    /// The outcome of a step, if it was already made.
+    pub(crate) fn step(&self, cell: &str, repetition: u32) -> Option<&Made> {
         self.done.get(&(cell.to_owned(), repetition))
     }
 
@@ -229,16 +241,17 @@ impl Journal {
     }
 
     /// Records a step, in one write.
-    pub(crate) fn record(&mut self, cell: &str, repetition: u32, sample: &Sample) -> Result<(), LabError> {
+    pub(crate) fn record(&mut self, cell: &str, repetition: u32, made: &Made) -> Result<(), LabError> {
         let line = Line {
             cell: cell.to_owned(),
             repetition,
-            sample: sample.clone(),
+            sample: made.as_ref().ok().cloned(),
+            problem: made.as_ref().err().cloned(),
         };
         let written = self.file.as_ref().map_or(Ok(()), |file| write_line(file, &line));
         written
             .map_err(|error| LabError::at(format_args!("{}: cannot record a step", self.option), error))?;
-        self.done.insert((line.cell, repetition), line.sample);
+        self.done.insert((line.cell, repetition), made.clone());
         Ok(())
     }
 }
@@ -273,12 +286,12 @@ mod tests {
 
     #[test]
     fn a_run_that_was_cut_short_goes_on() {
-        // Scenario: two steps recorded, a third cut off in the middle of its line. Expected: the two are
-        // known, the third is not, and samples recorded afterwards are read again.
+        // Scenario: two steps recorded, of which one failed, a third cut off in the middle of its line. Expected: the two are
+        // known, the third is not, and samples recorded afterwards are read again; a line without a result is refused.
         let directory = tempfile::tempdir().unwrap();
         let mut journal = Journal::open("--out", Some(directory.path()), header("1"), false).unwrap();
-        journal.record("a", 0, &sample(100, 1.0)).unwrap();
-        journal.record("b", 0, &sample(200, 1.0)).unwrap();
+        journal.record("a", 0, &Ok(sample(100, 1.0))).unwrap();
+        journal.record("b", 0, &Err("no memory".to_owned())).unwrap();
         journal
             .file
             .as_ref()
@@ -287,14 +300,20 @@ mod tests {
             .unwrap();
         drop(journal);
         let mut journal = Journal::open("--out", Some(directory.path()), header("1"), true).unwrap();
-        assert_eq!(journal.sample("a", 0), Some(&sample(100, 1.0)));
-        assert_eq!(journal.sample("c", 0), None);
-        journal.record("c", 4, &sample(300, 1.0)).unwrap();
+        assert_eq!(journal.step("a", 0), Some(&Ok(sample(100, 1.0))));
+        assert_eq!(journal.step("b", 0), Some(&Err("no memory".to_owned())));
+        assert_eq!(journal.step("c", 0), None);
+        journal.record("c", 4, &Ok(sample(300, 1.0))).unwrap();
         drop(journal);
         let journal = Journal::open("--out", Some(directory.path()), header("1"), true).unwrap();
-        assert_eq!(journal.sample("c", 4).unwrap().reads, 300);
+        assert_eq!(journal.step("c", 4), Some(&Ok(sample(300, 1.0))));
         let second = Journal::open("--out", Some(directory.path()), header("1"), true);
         assert!(second.unwrap_err().to_string().contains("another process"));
+        let mut file = journal.file.as_ref().unwrap();
+        file.write_all(b"{\"cell\":\"d\",\"repetition\":0}\n").unwrap();
+        drop(journal);
+        let refused = Journal::open("--out", Some(directory.path()), header("1"), true);
+        assert!(refused.unwrap_err().to_string().contains("line 5"));
     }
 
     #[test]

@@ -113,9 +113,13 @@ impl Runner<'_> {
                 };
                 let id = cell.id();
                 bar.set_message(id.clone());
-                let known = journal.sample(&id, repetition).cloned();
+                let known = journal.step(&id, repetition).cloned();
                 if known.is_some() || !*whole {
-                    row.samples.push(known);
+                    if let Some(Err(problem)) = &known {
+                        *whole = false;
+                        study.left_out.push(format!("{id}: {problem}"));
+                    }
+                    row.samples.push(known.and_then(Result::ok));
                     bar.inc(1);
                     // Steps of an earlier run took no time now.
                     bar.reset_eta();
@@ -128,14 +132,14 @@ impl Runner<'_> {
                 }
                 let material = study.materials.get(cell.setup.material);
                 material.map_or(Ok(()), |material| material.check_unchanged())?;
+                if let Err(problem) = &made
+                    && problem.starts_with("wrong bytes")
+                {
+                    return Err(wrong(study, cell, problem));
+                }
+                journal.record(&id, repetition, &made)?;
                 match made {
-                    Ok(sample) => {
-                        journal.record(&id, repetition, &sample)?;
-                        row.samples.push(Some(sample));
-                    }
-                    Err(problem) if problem.starts_with("wrong bytes") => {
-                        return Err(wrong(study, cell, &problem));
-                    }
+                    Ok(sample) => row.samples.push(Some(sample)),
                     Err(problem) => {
                         // The cell stays, so that a curve is known to lack a point.
                         *whole = false;
@@ -253,6 +257,7 @@ mod tests {
     use crate::study::{About, Measure, Needs, pair};
     use indicatif::{ProgressDrawTarget, TermLike};
     use std::io;
+    use std::sync::atomic::AtomicU32;
     use std::sync::{Mutex, PoisonError};
     use std::time::{Duration, Instant};
 
@@ -437,6 +442,49 @@ mod tests {
         assert_eq!(samples, [1, 0]);
         assert_eq!(study.left_out, ["depth=4: no memory"]);
         assert_eq!(Report::of(&study, Vec::new(), Vec::new(), &rows).rows.len(), 1);
+    }
+
+    /// How many steps [`weak`] has made.
+    static WEAK: AtomicU32 = AtomicU32::new(0);
+
+    /// A read; the second of them fails.
+    fn weak(job: &Arc<Job>) -> Result<(), String> {
+        match WEAK.fetch_add(1, Ordering::Relaxed) {
+            1 => Err("no memory".to_owned()),
+            _ => of_whole_pages(job),
+        }
+    }
+
+    #[test]
+    fn a_resumed_run_knows_what_has_failed() {
+        // Scenario: a cell that fails in the second of three repetitions; the run is resumed after that, when it would not
+        // fail. Expected: the cell is left out both times, with the same reason, and not tried again.
+        static WEAK_ONCE: Strategy = Strategy {
+            name: "weak",
+            about: "",
+            depth_max: 1,
+            run: Run::Own(weak),
+        };
+        let cell = Cell {
+            key: vec![pair("depth", 1)],
+            strategy: &WEAK_ONCE,
+            setup: Setup::new(Heat::Cold, Shape::random(4096, 4 << 20), Amount::Reads(1), 1),
+        };
+        let out = scratch();
+        let (stop, bar) = (Arc::default(), ProgressBar::hidden());
+        for (resume, repetitions) in [(false, 2), (true, 3)] {
+            let (_directory, mut study) = study(vec![cell.clone()], Measure::Once);
+            let header = Header::new(Vec::new(), String::new(), String::new(), Vec::new());
+            let mut journal = Journal::open("--out", Some(out.path()), header, resume).unwrap();
+            let runner = Runner {
+                repetitions,
+                ..runner(&stop, &bar)
+            };
+            let rows = runner.run(&mut study, &mut journal).unwrap();
+            assert!(rows.0[0].samples.is_empty(), "{rows:?}");
+            assert_eq!(study.left_out, ["depth=1: no memory"]);
+            assert_eq!(WEAK.load(Ordering::Relaxed), 2);
+        }
     }
 
     fn of_whole_pages(job: &Arc<Job>) -> Result<(), String> {
