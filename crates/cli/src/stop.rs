@@ -2,6 +2,7 @@
 //! a login).
 
 use crate::outcome::Failure;
+use ringfetch_command::part_file;
 use ringfetch_pattern::abandon_partial_files;
 use std::future::pending;
 use std::io;
@@ -78,7 +79,10 @@ impl StopSignals {
                 () = self.next() => {
                     if stop.swap(true, Ordering::Relaxed) {
                         // At most this long: the file system may not remove it either.
-                        let removal = tokio::task::spawn_blocking(abandon_partial_files);
+                        let removal = tokio::task::spawn_blocking(|| {
+                            abandon_partial_files();
+                            part_file::abandon();
+                        });
                         let _removed = timeout(Duration::from_secs(1), removal).await;
                         let problem = "stopped a second time, before it had ended in order";
                         return Err(Failure::Failed(problem.to_owned()));

@@ -1,10 +1,18 @@
-//! Result files that are complete or absent.
+//! Result files that are complete or absent, also if the process ends while another thread writes them ([`abandon`]).
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, Write};
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use tempfile::NamedTempFile;
+
+/// Of the temporary names.
+const PREFIX: &str = ".ringfetch-";
+const SUFFIX: &str = ".part";
+
+/// Whether no file is to be made or named any more; locked while one is.
+static ABANDONED: Mutex<bool> = Mutex::new(false);
 
 /// A temporary file next to its final name. Dropped before [`PartFile::finish`], it leaves nothing.
 ///
@@ -45,7 +53,11 @@ impl PartFile {
         // At no time may more users open it than the one that it replaces.
         let mut new = File::options();
         new.write(true).create_new(true).mode(mode.unwrap_or(0o666));
-        let file = tempfile::Builder::new().make_in(directory, |path| new.open(path))?;
+        let mut name = tempfile::Builder::new();
+        name.prefix(PREFIX).suffix(SUFFIX);
+        let wanted = still_wanted()?;
+        let file = name.make_in(directory, |path| new.open(path))?;
+        drop(wanted);
         if let Some(mode) = mode {
             // What the umask took.
             file.as_file().set_permissions(Permissions::from_mode(mode))?;
@@ -76,6 +88,7 @@ impl PartFile {
             Target::Special(_) => {}
             Target::Named(file) => {
                 file.as_file().sync_all()?;
+                let _wanted = still_wanted()?;
                 file.persist(self.path)?;
             }
         }
@@ -97,6 +110,29 @@ impl Write for PartFile {
 
     fn flush(&mut self) -> io::Result<()> {
         self.file().flush()
+    }
+}
+
+fn still_wanted() -> io::Result<MutexGuard<'static, bool>> {
+    let abandoned = ABANDONED.lock().unwrap_or_else(PoisonError::into_inner);
+    match *abandoned {
+        false => Ok(abandoned),
+        true => Err(io::ErrorKind::Interrupted.into()),
+    }
+}
+
+/// Removes the temporary files of this process, which is about to end; none gets its name after this. May hang as writes do.
+pub fn abandon() {
+    *ABANDONED.lock().unwrap_or_else(PoisonError::into_inner) = true;
+    for descriptor in fs::read_dir("/proc/self/fd").into_iter().flatten().flatten() {
+        let path = fs::read_link(descriptor.path()).unwrap_or_default();
+        let name = path
+            .file_name()
+            .and_then(|name| name.to_str())
+            .unwrap_or_default();
+        if name.starts_with(PREFIX) && name.ends_with(SUFFIX) {
+            let _removed = fs::remove_file(path);
+        }
     }
 }
 
