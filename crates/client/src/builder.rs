@@ -70,8 +70,9 @@ impl Builder {
     }
 
     /// Another server with the same data, at `http://HOST:PORT`. Calls go to the least busy connection of all
-    /// servers. An unreachable server is skipped for a second if another one is reachable, one that refuses calls, or
-    /// whose connection breaks in one, for that long or as long as it asks, and a retry goes to another server than the previous attempt.
+    /// servers. One that cannot be reached gets none until it can, if another one is reachable: it is dialled again each
+    /// second. One that refuses calls, or whose connection breaks in one, is skipped for a second, or less if it asks for less,
+    /// and a retry goes to another server than the previous attempt.
     pub fn endpoint(mut self, url: impl Into<String>) -> Self {
         self.urls.push(url.into());
         self

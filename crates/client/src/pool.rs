@@ -1,7 +1,7 @@
-//! The connections: some to each endpoint, of which the least busy is chosen. An unreachable endpoint is skipped for a
-//! while if there is another one, and so is one that refuses calls. Invariants: a lease counts on its connection as long
-//! as it lives; a connection is opened once at a time, to the end whatever its callers do, and those that wait for it
-//! share the outcome.
+//! The connections: some to each endpoint, of which the least busy is chosen. An endpoint that cannot be reached gets no call
+//! until a connection to it is open again, if there is another one; one that refuses calls is skipped for a while.
+//! Invariants: a lease counts on its connection as long as it lives; a connection is opened once at a time, to the end
+//! whatever its callers do, and those that wait for it share the outcome.
 
 use crate::connection::{Calls, Endpoint};
 use crate::error::Error;
@@ -17,7 +17,7 @@ use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
-/// How long an unreachable endpoint is skipped, and at most one that refuses calls.
+/// How long an unreachable endpoint is not dialled again, and at most one that refuses calls is skipped.
 const DOWN: Duration = Duration::from_secs(1);
 
 /// A place for a connection.
@@ -29,8 +29,8 @@ struct Slot {
     calls: Arc<Calls>,
     /// Whether it has a connection, as far as is known.
     is_open: AtomicBool,
-    /// Until when the endpoint counts as unreachable; shared by its slots.
-    down_until: Arc<Mutex<Option<Instant>>>,
+    /// Shared by the slots of the endpoint.
+    reach: Arc<Mutex<Reach>>,
     /// Until when others are better, since it refused a call; likewise.
     refuses_until: Arc<Refusal>,
     state: Mutex<State>,
@@ -61,6 +61,15 @@ impl Refusal {
         }
         holds
     }
+}
+
+/// Whether an endpoint can be reached.
+#[derive(Debug, Default)]
+struct Reach {
+    /// When to dial it again: the last dial failed, or a connection broke and none has been opened since.
+    redial_at: Option<Instant>,
+    /// Connections that are being opened.
+    opening: usize,
 }
 
 #[derive(Debug, Default)]
@@ -125,13 +134,13 @@ impl Pool {
         // Alternates endpoints within each round, so that turns go around the endpoints.
         let slots = (0..connections)
             .flat_map(|_| endpoints.iter().enumerate())
-            .map(|(number, (endpoint, down_until, refuses_until))| {
+            .map(|(number, (endpoint, reach, refuses_until))| {
                 Arc::new(Slot {
                     endpoint: Arc::clone(endpoint),
                     number,
                     calls: Arc::default(),
                     is_open: AtomicBool::new(false),
-                    down_until: Arc::clone(down_until),
+                    reach: Arc::clone(reach),
                     refuses_until: Arc::clone(refuses_until),
                     state: Mutex::default(),
                 })
@@ -169,7 +178,7 @@ impl Pool {
         avoid: &mut Avoid,
         head: impl Fn(&Endpoint) -> Request<()>,
     ) -> Result<(Lease<'_>, ResponseFuture, SendStream<Bytes>), Error> {
-        let mut tried = 0;
+        let (mut tried, mut broken) = (0, 0);
         loop {
             let lease = self.lease(avoid);
             // The usual case: the connection is open and intact.
@@ -178,6 +187,11 @@ impl Pool {
                     Ok((response, body)) => return Ok((lease, response, body)),
                     // It is broken, or has used up its streams' numbers: h2 has nothing else to refuse (`call::metadata`).
                     Err(_) => lease.slot.forget(generation),
+                }
+                broken += 1;
+                // Another one may be open.
+                if broken <= self.slots.len() {
+                    continue;
                 }
             }
             // Boxed, so that the future of a call is not enlarged by connecting.
@@ -205,7 +219,7 @@ impl Pool {
     pub(crate) fn lease(&self, avoid: &Avoid) -> Lease<'_> {
         let count = self.slots.len();
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
-        let rank = |slot: &Slot| {
+        let rank = |slot: &Arc<Slot>| {
             (
                 slot.is_down(),
                 avoid.place(slot.number),
@@ -235,13 +249,30 @@ impl Slot {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether a call would have to wait for a connection that is being opened, or that was refused just now.
-    fn is_down(&self) -> bool {
+    fn reach(&self) -> MutexGuard<'_, Reach> {
+        self.reach.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a call would have to wait for an endpoint that may not be there: it is being dialled, or the last dial failed.
+    /// It is dialled again if that is due, so that no call has to wait for that.
+    fn is_down(self: &Arc<Self>) -> bool {
         if self.is_open.load(Ordering::Relaxed) {
             return false;
         }
-        let down_until = *self.down_until.lock().unwrap_or_else(PoisonError::into_inner);
-        self.lock().opening().is_some() || down_until.is_some_and(|until| Instant::now() < until)
+        let is_due = {
+            let reach = self.reach();
+            let Some(redial_at) = reach.redial_at else {
+                return reach.opening > 0;
+            };
+            reach.opening == 0 && redial_at <= Instant::now()
+        };
+        if is_due {
+            let mut state = self.lock();
+            if state.sender.is_none() && state.opening().is_none() {
+                state.opening = Some(self.begin());
+            }
+        }
+        true
     }
 
     /// The connection, with its number, if it is open.
@@ -256,6 +287,8 @@ impl Slot {
         if state.generation == generation {
             state.sender = None;
             self.is_open.store(false, Ordering::Relaxed);
+            // The endpoint may be gone: no call waits for it if there is another.
+            self.reach().redial_at.get_or_insert_with(Instant::now);
         }
     }
 
@@ -276,8 +309,10 @@ impl Slot {
 
     fn begin(self: &Arc<Self>) -> Opening {
         let (slot, (known, outcome)) = (Arc::clone(self), oneshot::channel());
+        self.reach().opening += 1;
+        let opening = EndOfOpening(Arc::clone(&self.reach));
         let task = tokio::spawn(async move {
-            let opened = slot.open().await;
+            let opened = slot.open(opening).await;
             // The receivers are gone if all callers have left.
             let _ = known.send(opened);
         });
@@ -287,10 +322,10 @@ impl Slot {
         }
     }
 
-    async fn open(&self) -> Opened {
+    async fn open(&self, opening: EndOfOpening) -> Opened {
         let opened = self.endpoint.open(Arc::clone(&self.calls)).await;
-        let down_until = opened.is_err().then(|| Instant::now() + DOWN);
-        *self.down_until.lock().unwrap_or_else(PoisonError::into_inner) = down_until;
+        self.reach().redial_at = opened.is_err().then(|| Instant::now() + DOWN);
+        drop(opening);
         let mut state = self.lock();
         state.opening = None;
         if let Ok(sender) = &opened {
@@ -299,6 +334,15 @@ impl Slot {
             self.is_open.store(true, Ordering::Relaxed);
         }
         opened
+    }
+}
+
+/// Counts a connection that is being opened until this is dropped, also with its runtime.
+struct EndOfOpening(Arc<Mutex<Reach>>);
+
+impl Drop for EndOfOpening {
+    fn drop(&mut self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).opening -= 1;
     }
 }
 
@@ -327,6 +371,7 @@ mod tests {
     use super::*;
     use crate::connection::Dial;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::task::JoinSet;
 
     fn pool(endpoints: u16, connections: usize) -> Pool {
         let endpoint =
@@ -354,9 +399,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_endpoint_that_is_avoided_or_down_comes_last() {
-        // Scenario: two endpoints of two connections each; the first is to be avoided; then the second is
-        // down, and a second later it is not; then both are to be avoided, the first one less. Expected: the second, however
-        // busy; the first; both evenly; the first.
+        // Scenario: two endpoints of two connections each; the first is to be avoided; then the second is down, and then it is
+        // not; then both are to be avoided, the first one less. Expected: the second, however busy; the first; both evenly; the
+        // first.
         let pool = pool(2, 2);
         let first = pool.slots.iter().position(|slot| slot.number == 0).unwrap();
         let avoid = Avoid(vec![0]);
@@ -364,11 +409,11 @@ mod tests {
         assert!(leases.iter().all(|lease| lease.slot.number == 1));
         drop(leases);
         let second = pool.slots.iter().find(|slot| slot.number == 1).unwrap();
-        *second.down_until.lock().unwrap() = Some(Instant::now() + DOWN);
+        second.reach().redial_at = Some(Instant::now() + DOWN);
         let leases: Vec<Lease<'_>> = (0..4).map(|_| pool.lease(&Avoid::default())).collect();
         assert!(leases.iter().all(|lease| lease.slot.number == 0) && counts(&pool)[first] == 2);
         drop(leases);
-        tokio::time::advance(DOWN).await;
+        second.reach().redial_at = None;
         for (avoid, expected) in [
             (Avoid::default(), [1, 1, 1, 1]),
             (Avoid(vec![0, 1]), [2, 0, 2, 0]),
@@ -396,9 +441,9 @@ mod tests {
 
     const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-    /// Endpoints with a connection each: those that are `None` never answer, the others count their dials and refuse or
+    /// Endpoints with this many connections each: those that are `None` never answer, the others count their dials and refuse or
     /// accept them.
-    fn pool_of(endpoints: &[Option<bool>]) -> (Pool, Vec<Arc<AtomicUsize>>) {
+    fn pool_of(endpoints: &[Option<bool>], connections: usize) -> (Pool, Vec<Arc<AtomicUsize>>) {
         let (mut made, mut dials) = (Vec::new(), Vec::new());
         for accepts in endpoints.iter().copied() {
             let count = Arc::new(AtomicUsize::new(0));
@@ -422,7 +467,7 @@ mod tests {
             });
             made.push(Endpoint::new("http://h:1", dial, &mut None, CONNECT_TIMEOUT).unwrap());
         }
-        (Pool::new(&made, 1), dials)
+        (Pool::new(&made, connections), dials)
     }
 
     fn head(_: &Endpoint) -> Request<()> {
@@ -433,7 +478,7 @@ mod tests {
     async fn an_endpoint_that_refuses_calls_is_better_than_one_that_is_gone() {
         // Scenario: the first endpoint is busy, and has just refused a call; the second one is gone. Expected: the call
         // goes to the first again, and the second is not dialled more than once in a second.
-        let (pool, dials) = pool_of(&[Some(true), Some(false)]);
+        let (pool, dials) = pool_of(&[Some(true), Some(false)], 1);
         let _busy = pool.call(&mut Avoid::default(), head).await.unwrap();
         for _ in 0..3 {
             let call = pool.call(&mut Avoid(vec![0]), head).await;
@@ -454,7 +499,7 @@ mod tests {
             tokio::spawn(async move { far.read_to_end(&mut Vec::new()).await });
             Ok(near)
         });
-        let (good, _) = pool_of(&[Some(true)]);
+        let (good, _) = pool_of(&[Some(true)], 1);
         let drains = Endpoint::new("http://h:1", drains, &mut None, CONNECT_TIMEOUT).unwrap();
         let good = Endpoint::clone(&good.slots[0].endpoint);
         let pool = Pool::new(&[drains, good], 1);
@@ -466,22 +511,61 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_endpoint_that_never_answers_keeps_no_call_from_the_others() {
-        // Scenario: an endpoint that takes no connection and refuses none, next to a good one; calls that wait for less
-        // than a connection may take, as long as the endpoint is dialled, and after that failed. Expected: only the first
-        // of them goes to it.
-        let (pool, dials) = pool_of(&[None, Some(true)]);
+        // Scenario: an endpoint that takes no connection and refuses none, next to a good one, with three connections to each;
+        // calls that wait for less than a connection may take, for as long as three dials. Expected: at most one of them goes
+        // to it; it is dialled again after each pause.
+        let (pool, dials) = pool_of(&[None, Some(true)], 3);
         let enough = Duration::from_millis(100);
-        let first = tokio::time::timeout(enough, pool.call(&mut Avoid::default(), head)).await;
-        assert!(first.is_err());
-        let mut held = Vec::new();
+        let (mut held, mut kept) = (0, Vec::new());
         let begin = Instant::now();
-        while begin.elapsed() < CONNECT_TIMEOUT + DOWN / 2 {
+        while begin.elapsed() < 3 * (CONNECT_TIMEOUT + DOWN) {
             let mut avoid = Avoid::default();
-            let call = tokio::time::timeout(enough, pool.call(&mut avoid, head));
-            held.push(call.await.unwrap().unwrap());
+            match tokio::time::timeout(enough, pool.call(&mut avoid, head)).await {
+                Ok(call) => kept.push(call.unwrap()),
+                Err(_) => held += 1,
+            }
             tokio::time::advance(enough).await;
         }
-        assert!(held.iter().all(|(lease, ..)| lease.slot.number == 1));
-        assert_eq!(dials[0].load(Ordering::Relaxed), 1);
+        assert!(kept.iter().all(|(lease, ..)| lease.slot.number == 1));
+        assert!(held <= 1, "{held}");
+        let dials = dials[0].load(Ordering::Relaxed);
+        assert!((3..=4).contains(&dials), "{dials}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_endpoint_that_is_lost_keeps_no_call_from_the_others() {
+        // Scenario: an endpoint whose three connections break, and that takes no other and refuses none, next to a good one.
+        // Expected: no call waits for it.
+        let (dials, servers) = (AtomicUsize::new(0), Arc::new(Mutex::new(JoinSet::new())));
+        let running = Arc::clone(&servers);
+        let lost = Dial::with(move || {
+            let running = Arc::clone(&running);
+            let is_lost = dials.fetch_add(1, Ordering::Relaxed) >= 3;
+            async move {
+                if is_lost {
+                    std::future::pending::<()>().await;
+                }
+                let (near, far) = tokio::io::duplex(1 << 16);
+                running.lock().unwrap().spawn(async move {
+                    let mut server = h2::server::handshake(far).await.unwrap();
+                    while server.accept().await.is_some() {}
+                });
+                Ok(near)
+            }
+        });
+        let lost = Endpoint::new("http://h:1", lost, &mut None, CONNECT_TIMEOUT).unwrap();
+        let (good, _) = pool_of(&[Some(true)], 1);
+        let good = Endpoint::clone(&good.slots[0].endpoint);
+        let pool = Pool::new(&[lost, good], 3);
+        pool.connect().await.unwrap();
+        servers.lock().unwrap().abort_all();
+        let enough = Duration::from_millis(100);
+        tokio::time::sleep(enough).await;
+        for _ in 0..200 {
+            let mut avoid = Avoid::default();
+            let call = tokio::time::timeout(enough, pool.call(&mut avoid, head)).await;
+            assert_eq!(call.expect("it waits").unwrap().0.slot.number, 1);
+            tokio::time::advance(enough).await;
+        }
     }
 }
