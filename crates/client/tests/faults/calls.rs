@@ -1,15 +1,16 @@
 //! Calls to a server that refuses, stalls, lies and cuts connections. Time is paused: waits are exact and
 //! take no real time.
 
-use crate::fake::{Fake, block, blocks};
+use crate::fake::{Fake, answer, block, blocks, indices};
 use futures_util::{FutureExt as _, TryStreamExt as _};
 use ringfetch_client::{
-    AdminClient, Backend, ByteRange, Client, Code, Error, ObjectInfo, ObjectPart, RetryPolicy,
+    AdminClient, Backend, ByteRange, Client, Code, Error, Metric, ObjectInfo, ObjectPart, RetryPolicy,
+    ScoreRequest,
 };
 use ringfetch_proto::v1 as wire;
 use std::pin::{Pin, pin};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::Barrier;
 use tokio::time::Instant;
@@ -360,6 +361,48 @@ async fn a_lying_server_gets_a_protocol_error() {
         assert!(matches!(error, Error::Protocol { .. }), "case {case}: {error:?}");
         assert_eq!(fake.calls(), 1);
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn fail_fast_reaches_the_server() {
+    // Scenario: blocks, scores and a stream's blocks, of a client and of the same with `fail_fast`. Expected: the server sees
+    // it in each of the latter's requests, and in no other.
+    let seen: Arc<Mutex<Vec<(&str, bool)>>> = Arc::default();
+    let note = || {
+        let seen = Arc::clone(&seen);
+        move |method, fail_fast| seen.lock().unwrap().push((method, fail_fast))
+    };
+    let (of_blocks, of_scores, of_stream) = (note(), note(), note());
+    let fake = Fake::new()
+        .on_blocks(move |_, request| {
+            of_blocks("blocks", request.get_ref().fail_fast);
+            async move { Ok(blocks(&request.get_ref().indices)) }
+        })
+        .on_scores(move |request| {
+            of_scores("scores", request.fail_fast);
+            Status::not_found("no vectors")
+        })
+        .on_stream(move |mut requests, answers| {
+            let of_stream = of_stream.clone();
+            async move {
+                while let Ok(Some(request)) = requests.message().await {
+                    if let Some(wire::fetch_stream_request::Request::Blocks(blocks)) = &request.request {
+                        of_stream("stream", blocks.fail_fast);
+                    }
+                    answers.send(Ok(answer(request.id, indices(&request)))).unwrap();
+                }
+            }
+        });
+    let client = fake.client();
+    for client in [&client, &client.with_fail_fast(true)] {
+        client.fetch_blocks("d", &[1]).await.unwrap();
+        let scores = ScoreRequest::new("d", Metric::Dot, 1);
+        client.score_vectors(scores).await.unwrap_err();
+        client.stream().fetch_blocks("d", &[1]).await.unwrap();
+    }
+    let expected =
+        [false, true].map(|fail_fast| ["blocks", "scores", "stream"].map(|method| (method, fail_fast)));
+    assert_eq!(*seen.lock().unwrap(), expected.concat());
 }
 
 #[tokio::test(start_paused = true)]

@@ -15,7 +15,7 @@ use wire::dataset_service_server::{DatasetService, DatasetServiceServer};
 use wire::fetch_service_server::{FetchService, FetchServiceServer};
 
 type Answers = Pin<Box<dyn Stream<Item = Result<wire::FetchStreamResponse, Status>> + Send>>;
-type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+pub(crate) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 type OnBlocks = dyn Fn(usize, Request<wire::FetchBlocksRequest>) -> BoxFuture<Result<wire::FetchBlocksResponse, Status>>
     + Send
     + Sync;
@@ -26,6 +26,7 @@ type OnStream = dyn Fn(
     + Send
     + Sync;
 type OnList = dyn Fn(wire::ListObjectsRequest) -> wire::ListObjectsResponse + Send + Sync;
+type OnScores = dyn Fn(wire::ScoreVectorsRequest) -> Status + Send + Sync;
 type OnDatasets = dyn Fn(wire::ListDatasetsRequest) -> wire::ListDatasetsResponse + Send + Sync;
 
 pub(crate) const BLOCK_BYTES: u32 = 8;
@@ -78,6 +79,7 @@ pub(crate) fn is_cancel(request: &wire::FetchStreamRequest) -> bool {
 pub(crate) struct Fake {
     on_blocks: Arc<OnBlocks>,
     on_stream: Arc<OnStream>,
+    on_scores: Arc<OnScores>,
     on_list: Arc<OnList>,
     on_datasets: Arc<OnDatasets>,
     calls: Arc<AtomicUsize>,
@@ -91,6 +93,7 @@ impl Fake {
         Self {
             on_blocks: Arc::new(|_, request| Box::pin(async move { Ok(blocks(&request.get_ref().indices)) })),
             on_stream: Arc::new(|_, _| Box::pin(async {})),
+            on_scores: Arc::new(|_| Status::unimplemented("no test asks for it")),
             on_list: Arc::new(|_| wire::ListObjectsResponse::default()),
             on_datasets: Arc::new(|_| wire::ListDatasetsResponse::default()),
             calls: Arc::default(),
@@ -131,6 +134,15 @@ impl Fake {
         self
     }
 
+    /// A ScoreVectors call fails with `f(request)`.
+    pub(crate) fn on_scores<F>(mut self, f: F) -> Self
+    where
+        F: Fn(wire::ScoreVectorsRequest) -> Status + Send + Sync + 'static,
+    {
+        self.on_scores = Arc::new(f);
+        self
+    }
+
     pub(crate) fn on_list<F>(mut self, f: F) -> Self
     where
         F: Fn(wire::ListObjectsRequest) -> wire::ListObjectsResponse + Send + Sync + 'static,
@@ -159,6 +171,14 @@ impl Fake {
 
     /// A client with these settings, whose connection number n (from 0) is refused if `refuse(n)`.
     pub(crate) fn client_with(&self, builder: Builder, refuse: fn(usize) -> bool) -> Client {
+        builder.connect_lazy_with(self.connector(refuse)).unwrap()
+    }
+
+    /// Opens connections to it; number n (from 0) is refused if `refuse(n)`.
+    pub(crate) fn connector(
+        &self,
+        refuse: fn(usize) -> bool,
+    ) -> impl Fn() -> BoxFuture<std::io::Result<DuplexStream>> + Send + Sync + use<> {
         let (accept, incoming) = mpsc::unbounded_channel::<std::io::Result<DuplexStream>>();
         let server = tonic::transport::Server::builder()
             .initial_stream_window_size(WINDOW_BYTES)
@@ -167,10 +187,10 @@ impl Fake {
             .serve_with_incoming(UnboundedReceiverStream::new(incoming));
         tokio::spawn(server);
         let (connections, may_connect) = (Arc::clone(&self.connections), Arc::clone(&self.may_connect));
-        let connector = move || {
+        move || {
             let (accept, n) = (accept.clone(), connections.fetch_add(1, Ordering::SeqCst));
             let may_connect = Arc::clone(&may_connect);
-            async move {
+            Box::pin(async move {
                 may_connect.acquire().await.unwrap().forget();
                 if refuse(n) {
                     return Err(std::io::ErrorKind::ConnectionRefused.into());
@@ -180,9 +200,8 @@ impl Fake {
                     .send(Ok(far))
                     .map_err(|_| std::io::ErrorKind::ConnectionRefused)?;
                 Ok(near)
-            }
-        };
-        builder.connect_lazy_with(connector).unwrap()
+            })
+        }
     }
 
     /// Serves on a socket until stopped; then its connections are closed too.
@@ -220,9 +239,9 @@ impl FetchService for Fake {
 
     async fn score_vectors(
         &self,
-        _: Request<wire::ScoreVectorsRequest>,
+        request: Request<wire::ScoreVectorsRequest>,
     ) -> Result<Response<wire::ScoreVectorsResponse>, Status> {
-        Err(Status::unimplemented("no test asks for it"))
+        Err((self.on_scores)(request.into_inner()))
     }
 
     async fn fetch_ranges(
