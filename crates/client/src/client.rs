@@ -10,7 +10,7 @@ use crate::items::{Blocks, Items};
 use crate::message::{Data, Encoded, frame};
 use crate::pool::Avoid;
 use crate::request::{Answer, ByteRange, ObjectPart, Request};
-use crate::retry::{Deadlines, Retries};
+use crate::retry::{Retries, Turn, by};
 use crate::scores::{ScoreRequest, Scores};
 use crate::stream::FetchStream;
 use crate::vectors::Vectors;
@@ -18,7 +18,6 @@ use bytes::Bytes;
 use futures_util::stream::{self, Stream, TryStreamExt as _};
 use prost::Message;
 use ringfetch_proto::v1 as wire;
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -288,8 +287,8 @@ impl Client {
         let mut avoid = Avoid::default();
         loop {
             let sent = retries.keep(&mut message);
-            let attempt = pin!(self.attempt(method, sent, retries.deadlines(), &mut avoid));
-            if let Some(answer) = retries.attempt(attempt).await? {
+            let outcome = self.attempt(method, sent, retries.turn(), &mut avoid).await;
+            if let Some(answer) = retries.settle(outcome).await? {
                 return Ok(answer);
             }
         }
@@ -299,23 +298,33 @@ impl Client {
         &self,
         method: &Method,
         message: Bytes,
-        (deadline, mut late): Deadlines,
+        mut turn: Turn,
         avoid: &mut Avoid,
     ) -> Result<Encoded, Error> {
         let _permit = match self.core.permits.try_acquire() {
             Ok(permit) => Ok(permit),
             Err(_) => {
-                late = deadline;
+                turn.late = turn.deadline;
                 // Never closed, so acquiring cannot fail.
-                self.core.permits.acquire().await
+                match by(turn.deadline, self.core.permits.acquire()).await {
+                    Some(permit) => permit,
+                    None => return Err(turn.unsent(Error::DeadlineExceeded)),
+                }
             }
         };
+        let late = turn.late;
         let head = |endpoint: &Endpoint| {
             let left = late.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             self.options.call(endpoint.uri(method), left)
         };
-        let (lease, response, body) = self.core.pool.call(avoid, head).await?;
-        let outcome = exchange(response, body, message, self.core.max_answer_bytes).await;
+        let Some(begun) = by(turn.deadline, self.core.pool.call(avoid, head)).await else {
+            let first = Error::unreachable("no connection within the call's timeout".to_owned());
+            return Err(turn.unsent(first));
+        };
+        let (lease, response, body) = begun?;
+        let exchange = exchange(response, body, message, self.core.max_answer_bytes);
+        let outcome = by(turn.deadline, exchange).await;
+        let outcome = outcome.unwrap_or(Err(Error::DeadlineExceeded));
         if let Err(error) = &outcome
             && error.is_retryable()
         {

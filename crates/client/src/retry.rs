@@ -3,7 +3,6 @@
 
 use crate::core::Core;
 use crate::error::Error;
-use std::pin::Pin;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
@@ -150,9 +149,30 @@ impl Tokens {
     }
 }
 
-/// The deadline of a call; and the same if part of its time has passed. What is sent at once has the whole timeout, so
-/// the clock need not be read.
-pub(crate) type Deadlines = (Option<Instant>, Option<Instant>);
+/// What an attempt has to know of its call.
+#[derive(Debug)]
+pub(crate) struct Turn {
+    pub(crate) deadline: Option<Instant>,
+    /// The same if part of its time has passed. What is sent at once has the whole timeout, so the clock need not be read.
+    pub(crate) late: Option<Instant>,
+    /// Why the attempt before failed.
+    before: Option<Error>,
+}
+
+impl Turn {
+    /// The error of a call whose deadline passes before this attempt is sent.
+    pub(crate) fn unsent(self, first: Error) -> Error {
+        self.before.unwrap_or(first)
+    }
+}
+
+/// The outcome of a future, unless the deadline passes before that.
+pub(crate) async fn by<T>(deadline: Option<Instant>, future: impl Future<Output = T>) -> Option<T> {
+    match deadline {
+        Some(deadline) => tokio::time::timeout_at(deadline, future).await.ok(),
+        None => Some(future.await),
+    }
+}
 
 /// The retries of one call.
 pub(crate) struct Retries<'a> {
@@ -162,6 +182,8 @@ pub(crate) struct Retries<'a> {
     /// Those of the policy, or fewer.
     pub(crate) attempts_max: u32,
     failures: u32,
+    /// Why the last attempt failed.
+    last: Option<Error>,
 }
 
 impl<'a> Retries<'a> {
@@ -172,12 +194,17 @@ impl<'a> Retries<'a> {
             deadline: timeout.and_then(|timeout| Instant::now().checked_add(timeout)),
             attempts_max: core.retry.attempts_max,
             failures: 0,
+            last: None,
         }
     }
 
-    /// Those of the next attempt.
-    pub(crate) fn deadlines(&self) -> Deadlines {
-        (self.deadline, self.deadline.filter(|_| self.failures > 0))
+    /// That of the next attempt.
+    pub(crate) fn turn(&mut self) -> Turn {
+        Turn {
+            deadline: self.deadline,
+            late: self.deadline.filter(|_| self.failures > 0),
+            before: self.last.take(),
+        }
     }
 
     /// The message to send; keeps a copy if there may be another attempt.
@@ -189,18 +216,9 @@ impl<'a> Retries<'a> {
         }
     }
 
-    /// Makes an attempt. Returns its answer, or `None` after the wait before the next attempt, or the error if there is
-    /// no further attempt.
-    pub(crate) async fn attempt<T>(
-        &mut self,
-        attempt: Pin<&mut impl Future<Output = Result<T, Error>>>,
-    ) -> Result<Option<T>, Error> {
-        let outcome = match self.deadline {
-            Some(deadline) => tokio::time::timeout_at(deadline, attempt)
-                .await
-                .unwrap_or(Err(Error::DeadlineExceeded)),
-            None => attempt.await,
-        };
+    /// Ends an attempt, which keeps its deadline. Returns its answer, or `None` after the wait before the next attempt, or the
+    /// error if there is no further attempt.
+    pub(crate) async fn settle<T>(&mut self, outcome: Result<T, Error>) -> Result<Option<T>, Error> {
         let error = match outcome {
             Ok(answer) => {
                 self.tokens.succeeded();
@@ -224,6 +242,7 @@ impl<'a> Retries<'a> {
         {
             return Err(error);
         }
+        self.last = Some(error);
         tokio::time::sleep(wait).await;
         Ok(None)
     }
@@ -296,17 +315,15 @@ mod tests {
         });
         let client = client.connect_lazy().unwrap();
         let mut retries = Retries::new(client.core(), Some(Duration::from_secs(10)));
-        let attempt = std::pin::pin!(async {
-            Err::<(), _>(Error::Status(Box::new(crate::StatusError {
-                code: crate::Code::Unavailable,
-                message: String::new(),
-                retry_after: Some(Duration::MAX),
-                field_violations: Vec::new(),
-                reason: String::new(),
-                metadata: std::collections::HashMap::new(),
-            })))
-        });
-        let error = retries.attempt(attempt).await.unwrap_err();
+        let error = Error::Status(Box::new(crate::StatusError {
+            code: crate::Code::Unavailable,
+            message: String::new(),
+            retry_after: Some(Duration::MAX),
+            field_violations: Vec::new(),
+            reason: String::new(),
+            metadata: std::collections::HashMap::new(),
+        }));
+        let error = retries.settle(Err::<(), _>(error)).await.unwrap_err();
         assert_eq!(error.retry_after(), Some(Duration::MAX));
     }
 }

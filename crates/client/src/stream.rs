@@ -12,7 +12,7 @@ use crate::items::{Blocks, Items};
 use crate::message::{Data, Incoming, StreamRequest};
 use crate::pool::Avoid;
 use crate::request::{Answer, ByteRange, ObjectPart, Request, RequestKind, other_kind};
-use crate::retry::{Deadlines, Retries};
+use crate::retry::{Retries, Turn, by};
 use crate::scores::{ScoreRequest, Scores};
 use crate::vectors::Vectors;
 use bytes::Bytes;
@@ -152,15 +152,13 @@ impl FetchStream {
     ) -> Result<T, Error> {
         let mut retries = Retries::new(&self.0.core, self.0.options.timeout());
         loop {
-            let (sent, deadlines) = (retries.keep(&mut request), retries.deadlines());
-            let attempt = pin!(async {
-                let answer = self.attempt(sent, deadlines).await?;
-                match answer.message.response {
-                    Some(response) => check(response, answer.data),
-                    None => Err(Error::protocol("an answer without content")),
-                }
+            let sent = retries.keep(&mut request);
+            let answer = self.attempt(sent, retries.turn()).await;
+            let outcome = answer.and_then(|answer| match answer.message.response {
+                Some(response) => check(response, answer.data),
+                None => Err(Error::protocol("an answer without content")),
             });
-            if let Some(answer) = retries.attempt(attempt).await? {
+            if let Some(answer) = retries.settle(outcome).await? {
                 return Ok(answer);
             }
         }
@@ -239,23 +237,26 @@ impl FetchStream {
     }
 
     /// Sends the request and waits for its answer.
-    async fn attempt(
-        &self,
-        request: StreamRequest,
-        (deadline, late): Deadlines,
-    ) -> Result<Box<StreamAnswer>, Error> {
+    async fn attempt(&self, request: StreamRequest, turn: Turn) -> Result<Box<StreamAnswer>, Error> {
         let (answer, answered) = oneshot::channel();
         let queued = QueuedRequest {
             answer,
             request,
-            deadline,
+            deadline: turn.deadline,
         };
-        let id = self.submit(queued, late)?;
+        let id = self.submit(queued, turn.late)?;
         let mut cancel = CancelOnDrop {
             shared: &self.0.shared,
             id: Some(id),
         };
-        let answer = answered.await;
+        let Some(answer) = by(turn.deadline, answered).await else {
+            let is_sent = self.0.shared.lock().pending.contains_key(&id);
+            return Err(if is_sent {
+                Error::DeadlineExceeded
+            } else {
+                turn.unsent(Error::DeadlineExceeded)
+            });
+        };
         cancel.id = None;
         // A sender is dropped without an answer only if the runtime that reads the stream is gone.
         answer.unwrap_or_else(|_| Err(Error::protocol("the task that reads the stream is gone")))

@@ -6,6 +6,7 @@
 )]
 
 mod calls;
+mod failover;
 mod fake;
 mod sockets;
 mod stream;
