@@ -324,13 +324,16 @@ impl Client {
         let (lease, response, body) = begun?;
         let exchange = exchange(response, body, message, self.core.max_answer_bytes);
         let outcome = by(turn.deadline, exchange).await;
-        let outcome = outcome.unwrap_or(Err(Error::DeadlineExceeded));
+        let outcome = outcome.unwrap_or_else(|| {
+            lease.slot.late();
+            Err(Error::DeadlineExceeded)
+        });
         if let Err(error) = &outcome
             && error.is_retryable()
         {
             avoid.add(&lease);
             // Also if its connection broke: otherwise it would be the least busy for the next call.
-            lease.refused(error.retry_after());
+            lease.slot.refused(error.retry_after());
         }
         outcome
     }

@@ -17,12 +17,13 @@ use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, BufReader};
 use tokio::net::{TcpStream, lookup_host};
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
+use tokio::time::Instant;
 
 /// 256 KiB frames: h2 writes a frame with one writev, and the default of 16 KiB costs the server 16 times as many
 /// (measured: 443k instead of 360k reads/s at 64 x 4 KiB a call, the largest single lever).
@@ -40,6 +41,8 @@ const TCP_KEEPALIVE: Duration = Duration::from_secs(60);
 /// How often a connection in use is pinged, and how long the peer may take to answer.
 const PING_EVERY: Duration = Duration::from_secs(30);
 const PONG_WITHIN: Duration = Duration::from_secs(10);
+/// How long a connection is doubted: until it is known whether the peer answers, with a second to spare.
+const DOUBT: Duration = Duration::from_secs(11);
 /// RFC 8305, section 5.
 const NEXT_ADDRESS_AFTER: Duration = Duration::from_millis(250);
 
@@ -69,12 +72,49 @@ impl Dial {
     }
 }
 
+/// A time until which something holds.
+#[derive(Debug, Default)]
+pub(crate) struct Until {
+    /// Whether there is one, as far as is known: a call reads this alone.
+    is_set: AtomicBool,
+    until: Mutex<Option<Instant>>,
+}
+
+impl Until {
+    /// Until this time, unless a later one is known.
+    pub(crate) fn set(&self, until: Instant) {
+        let mut known = self.until.lock().unwrap_or_else(PoisonError::into_inner);
+        *known = (*known).max(Some(until));
+        self.is_set.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn clear(&self) {
+        let mut known = self.until.lock().unwrap_or_else(PoisonError::into_inner);
+        *known = None;
+        self.is_set.store(false, Ordering::Relaxed);
+    }
+
+    pub(crate) fn holds(&self) -> bool {
+        if !self.is_set.load(Ordering::Relaxed) {
+            return false;
+        }
+        let known = self.until.lock().unwrap_or_else(PoisonError::into_inner);
+        let holds = known.is_some_and(|until| Instant::now() < until);
+        self.is_set.store(holds, Ordering::Relaxed);
+        holds
+    }
+}
+
 /// The calls on a connection.
 #[derive(Debug, Default)]
 pub(crate) struct Calls {
     open: AtomicUsize,
     /// Whether one has begun since the connection was last looked at.
     has_begun: AtomicBool,
+    /// Until when the peer may be silent, since it has not answered one in time.
+    doubted_until: Until,
+    /// Notified when the connection is to be looked at.
+    is_doubted: Notify,
 }
 
 impl Calls {
@@ -89,6 +129,21 @@ impl Calls {
 
     pub(crate) fn open(&self) -> usize {
         self.open.load(Ordering::Relaxed)
+    }
+
+    /// One has not been answered in time.
+    pub(crate) fn doubt(&self) {
+        self.doubted_until.set(Instant::now() + DOUBT);
+        self.is_doubted.notify_one();
+    }
+
+    /// The peer answers.
+    pub(crate) fn heard(&self) {
+        self.doubted_until.clear();
+    }
+
+    pub(crate) fn are_doubted(&self) -> bool {
+        self.doubted_until.holds()
     }
 
     /// Whether there are any, or have been since this was last asked.
@@ -322,10 +377,11 @@ where
 
 /// Signals and returns if the peer does not answer a ping in time. A connection is pinged after calls that have ended, too:
 /// if their deadlines are short, there is hardly ever one when it is looked at. An idle one is not: gRPC's servers close it.
+/// After a call that was not answered in time it is pinged at once.
 async fn watch(mut pings: h2::PingPong, calls: Arc<Calls>, silent: oneshot::Sender<()>) {
     loop {
-        tokio::time::sleep(PING_EVERY).await;
-        if !calls.were_any() {
+        let doubted = tokio::time::timeout(PING_EVERY, calls.is_doubted.notified()).await;
+        if !calls.were_any() && doubted.is_err() {
             continue;
         }
         let pong = pings.ping(h2::Ping::opaque());
@@ -334,6 +390,7 @@ async fn watch(mut pings: h2::PingPong, calls: Arc<Calls>, silent: oneshot::Send
             let _ = silent.send(());
             return;
         }
+        calls.heard();
     }
 }
 

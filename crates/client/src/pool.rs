@@ -1,9 +1,10 @@
 //! The connections: some to each endpoint, of which the least busy is chosen. An endpoint that cannot be reached gets no call
-//! until a connection to it is open again, if there is another one; one that refuses calls is skipped for a while.
+//! until a connection to it is open again, if there is another one; one that refuses calls, or may be silent, is skipped for a
+//! while.
 //! Invariants: a lease counts on its connection as long as it lives; a connection is opened once at a time, to the end
 //! whatever its callers do, and those that wait for it share the outcome.
 
-use crate::connection::{Calls, Endpoint};
+use crate::connection::{Calls, Endpoint, Until};
 use crate::error::Error;
 use bytes::Bytes;
 use futures_util::future::{FutureExt as _, Shared};
@@ -22,7 +23,7 @@ const DOWN: Duration = Duration::from_secs(1);
 
 /// A place for a connection.
 #[derive(Debug)]
-struct Slot {
+pub(crate) struct Slot {
     endpoint: Arc<Endpoint>,
     /// Number of the endpoint.
     number: usize,
@@ -32,35 +33,8 @@ struct Slot {
     /// Shared by the slots of the endpoint.
     reach: Arc<Mutex<Reach>>,
     /// Until when others are better, since it refused a call; likewise.
-    refuses_until: Arc<Refusal>,
+    refuses_until: Arc<Until>,
     state: Mutex<State>,
-}
-
-#[derive(Debug, Default)]
-struct Refusal {
-    /// Whether there is one, as far as is known: a call reads this alone.
-    is_set: AtomicBool,
-    until: Mutex<Option<Instant>>,
-}
-
-impl Refusal {
-    fn set(&self, until: Instant) {
-        let mut known = self.until.lock().unwrap_or_else(PoisonError::into_inner);
-        *known = (*known).max(Some(until));
-        self.is_set.store(true, Ordering::Relaxed);
-    }
-
-    fn holds(&self) -> bool {
-        if !self.is_set.load(Ordering::Relaxed) {
-            return false;
-        }
-        let until = *self.until.lock().unwrap_or_else(PoisonError::into_inner);
-        let holds = until.is_some_and(|until| Instant::now() < until);
-        if !holds {
-            self.is_set.store(false, Ordering::Relaxed);
-        }
-        holds
-    }
 }
 
 /// Whether an endpoint can be reached.
@@ -214,8 +188,8 @@ impl Pool {
     }
 
     /// The connection with the fewest leases; those of an unreachable endpoint come last, those to be avoided before them,
-    /// and those of one that refuses calls before these: it is always the least busy. Under contention it may only be close
-    /// to the fewest: the counts are read without a lock.
+    /// and those that may be silent, or whose endpoint refuses calls, before these: it is always the least busy. Under
+    /// contention it may only be close to the fewest: the counts are read without a lock.
     pub(crate) fn lease(&self, avoid: &Avoid) -> Lease<'_> {
         let count = self.slots.len();
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
@@ -223,7 +197,7 @@ impl Pool {
             (
                 slot.is_down(),
                 avoid.place(slot.number),
-                slot.refuses_until.holds(),
+                slot.refuses_until.holds() || slot.calls.are_doubted(),
                 slot.calls.open(),
             )
         };
@@ -273,6 +247,18 @@ impl Slot {
             }
         }
         true
+    }
+
+    /// A call on the connection got no answer in time. The answer may be slow, or the connection dead: others are better
+    /// until a ping is answered.
+    pub(crate) fn late(&self) {
+        self.calls.doubt();
+    }
+
+    /// The endpoint has refused a call, or broken the connection in one, with this hint of when to retry.
+    pub(crate) fn refused(&self, hint: Option<Duration>) {
+        let pause = hint.map_or(DOWN, |hint| hint.min(DOWN));
+        self.refuses_until.set(Instant::now() + pause);
     }
 
     /// The connection, with its number, if it is open.
@@ -331,6 +317,7 @@ impl Slot {
         if let Ok(sender) = &opened {
             state.generation += 1;
             state.sender = Some(sender.clone());
+            self.calls.heard();
             self.is_open.store(true, Ordering::Relaxed);
         }
         opened
@@ -349,15 +336,7 @@ impl Drop for EndOfOpening {
 /// The use of one connection, for a call or for a stream's life.
 #[derive(Debug)]
 pub(crate) struct Lease<'a> {
-    slot: &'a Arc<Slot>,
-}
-
-impl Lease<'_> {
-    /// Its endpoint has refused a call, or broken the connection in one, with this hint of when to retry.
-    pub(crate) fn refused(&self, hint: Option<Duration>) {
-        let pause = hint.map_or(DOWN, |hint| hint.min(DOWN));
-        self.slot.refuses_until.set(Instant::now() + pause);
-    }
+    pub(crate) slot: &'a Arc<Slot>,
 }
 
 impl Drop for Lease<'_> {

@@ -10,7 +10,7 @@ use crate::core::Core;
 use crate::error::Error;
 use crate::items::{Blocks, Items};
 use crate::message::{Data, Incoming, StreamRequest};
-use crate::pool::Avoid;
+use crate::pool::{Avoid, Slot};
 use crate::request::{Answer, ByteRange, ObjectPart, Request, RequestKind, other_kind};
 use crate::retry::{Retries, Turn, by};
 use crate::scores::{ScoreRequest, Scores};
@@ -75,6 +75,8 @@ struct State {
     pending: HashMap<u64, Waiting, BuildHasherDefault<OwnNumber>>,
     /// `None`: not connected yet.
     send_side: Option<SendStream<Bytes>>,
+    /// That of its connection, likewise.
+    slot: Option<Arc<Slot>>,
     /// Messages that cancel requests: sent together, since servers count small frames that wait as an attack.
     cancels: Vec<u8>,
     /// No request follows.
@@ -250,12 +252,12 @@ impl FetchStream {
             id: Some(id),
         };
         let Some(answer) = by(turn.deadline, answered).await else {
-            let is_sent = self.0.shared.lock().pending.contains_key(&id);
-            return Err(if is_sent {
-                Error::DeadlineExceeded
-            } else {
-                turn.unsent(Error::DeadlineExceeded)
-            });
+            let state = self.0.shared.lock();
+            if !state.pending.contains_key(&id) {
+                return Err(turn.unsent(Error::DeadlineExceeded));
+            }
+            state.slot.iter().for_each(|slot| slot.late());
+            return Err(Error::DeadlineExceeded);
         };
         cancel.id = None;
         // A sender is dropped without an answer only if the runtime that reads the stream is gone.
@@ -410,8 +412,9 @@ impl Shared {
     }
 
     /// Begins to send.
-    fn open(&self, stream: SendStream<Bytes>, max_in_flight: usize) {
+    fn open(&self, stream: SendStream<Bytes>, slot: &Arc<Slot>, max_in_flight: usize) {
         let mut state = self.lock();
+        state.slot = Some(Arc::clone(slot));
         state.send_side = Some(stream);
         let is_blocked = state.send_queued(max_in_flight);
         if state.has_ended {
@@ -503,7 +506,7 @@ async fn serve(core: &Core, options: &CallOptions, shared: &Shared) -> Error {
         Ok(begun) => begun,
         Err(error) => return error,
     };
-    shared.open(stream, core.max_in_flight);
+    shared.open(stream, lease.slot, core.max_in_flight);
     let mut answers = pin!(read_answers(core, response, shared));
     let ended = tokio::select! {
         biased;
@@ -517,7 +520,7 @@ async fn serve(core: &Core, options: &CallOptions, shared: &Shared) -> Error {
     });
     // Otherwise it would be the least busy for the next stream.
     if failure.is_retryable() && !is_due {
-        lease.refused(failure.retry_after());
+        lease.slot.refused(failure.retry_after());
     }
     failure
 }

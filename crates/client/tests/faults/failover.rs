@@ -1,7 +1,7 @@
 //! Several servers of which one is silent, slow, unreachable or overloaded. Time is paused.
 
-use crate::fake::{BoxFuture, Fake};
-use ringfetch_client::{Builder, Client, Code, Error};
+use crate::fake::{BoxFuture, Fake, blocks};
+use ringfetch_client::{Builder, Client, Code, Error, RetryPolicy};
 use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -14,12 +14,111 @@ use tonic_types::{ErrorDetails, StatusExt as _};
 
 type Dialled = BoxFuture<std::io::Result<DuplexStream>>;
 
+/// A client of two servers. The first connection is to the first one, the second to the other one, later ones to the first.
+fn of_two(
+    builder: Builder,
+    first: impl Fn() -> Dialled + Send + Sync + 'static,
+    other: impl Fn() -> Dialled + Send + Sync + 'static,
+) -> Client {
+    let dials = AtomicUsize::new(0);
+    let connector = move || match dials.fetch_add(1, Ordering::SeqCst) {
+        1 => other(),
+        _ => first(),
+    };
+    let builder = builder.endpoint("http://fake:2");
+    builder.connect_lazy_with(connector).unwrap()
+}
+
 fn builder() -> Builder {
     Client::builder("http://fake:1")
 }
 
 fn accepts(_: usize) -> bool {
     false
+}
+
+/// A peer that completes the handshake and then neither reads nor writes.
+fn silent() -> Dialled {
+    Box::pin(async {
+        let (near, far) = tokio::io::duplex(1 << 16);
+        tokio::spawn(async move {
+            let _connection = h2::server::handshake(far).await.unwrap();
+            std::future::pending::<()>().await;
+        });
+        Ok(near)
+    })
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_is_silent_fails_few_calls() {
+    // Scenario: a server that connects and then answers nothing, next to one that serves; 20 calls of 100 ms without retries,
+    // at once and in 20 s. Expected: at most three fail.
+    for pause in [Duration::ZERO, Duration::from_secs(1)] {
+        let settings = builder()
+            .retry(RetryPolicy::none())
+            .timeout(Duration::from_millis(100));
+        let client = of_two(settings, silent, Fake::new().connector(accepts));
+        let mut failed = 0;
+        for _ in 0..20 {
+            failed += usize::from(client.fetch_blocks("d", &[1]).await.is_err());
+            tokio::time::sleep(pause).await;
+        }
+        assert!(failed <= 3, "{pause:?}: {failed}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_is_silent_fails_few_requests_of_streams() {
+    // Scenario: as above, with a stream to the silent server, on which a request gets no answer in time; then 20 streams of a
+    // request each. Expected: none of these fails.
+    let settings = builder().timeout(Duration::from_millis(100));
+    let serves = Fake::new().on_stream(|mut requests, answers| async move {
+        while let Ok(Some(request)) = requests.message().await {
+            let answer = crate::fake::answer(request.id, crate::fake::indices(&request));
+            answers.send(Ok(answer)).unwrap();
+        }
+    });
+    let client = of_two(settings, silent, serves.connector(accepts));
+    let error = client.stream().fetch_blocks("d", &[1]).await.unwrap_err();
+    assert!(matches!(error, Error::DeadlineExceeded), "{error:?}");
+    for _ in 0..20 {
+        client.stream().fetch_blocks("d", &[1]).await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slow_answer_is_no_reason_to_avoid_a_server() {
+    // Scenario: the first call to one of two servers is not answered in time, and 10 ms later there are 20 more; the same with
+    // one server, and one more at once. Expected: they are spread over both; it is answered.
+    let slow = || {
+        Fake::new().on_blocks(|n, request| async move {
+            if n == 0 {
+                std::future::pending::<()>().await;
+            }
+            Ok(blocks(&request.get_ref().indices))
+        })
+    };
+    let late = async |client: &Client| {
+        let error = client.fetch_blocks("d", &[1]).await.unwrap_err();
+        assert!(matches!(error, Error::DeadlineExceeded), "{error:?}");
+    };
+    let settings = builder().timeout(Duration::from_millis(100));
+    let only = slow().client_with(settings.clone(), accepts);
+    late(&only).await;
+    only.fetch_blocks("d", &[1]).await.unwrap();
+
+    let (slow, other) = (slow(), Fake::new());
+    let client = of_two(settings, slow.connector(accepts), other.connector(accepts));
+    late(&client).await;
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    for _ in 0..20 {
+        client.fetch_blocks("d", &[1]).await.unwrap();
+    }
+    let calls = (slow.calls(), other.calls());
+    assert!(
+        (10..=12).contains(&calls.0) && calls.0 + calls.1 == 21,
+        "{calls:?}"
+    );
 }
 
 #[tokio::test(start_paused = true)]
