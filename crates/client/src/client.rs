@@ -288,7 +288,7 @@ impl Client {
         loop {
             let sent = retries.keep(&mut message);
             let outcome = self.attempt(method, sent, retries.turn(), &mut avoid).await;
-            if let Some(answer) = retries.settle(outcome).await? {
+            if let Some(answer) = retries.settle(outcome, self.core.pool.hint(&avoid)).await? {
                 return Ok(answer);
             }
         }
@@ -331,7 +331,7 @@ impl Client {
         if let Err(error) = &outcome
             && error.is_retryable()
         {
-            avoid.add(&lease);
+            avoid.add(&lease, error.retry_after());
             // Also if its connection broke: otherwise it would be the least busy for the next call.
             lease.slot.refused(error.retry_after());
         }

@@ -84,18 +84,28 @@ pub(crate) struct Pool {
 
 /// Endpoints that a call has tried in vain: they are tried last, and the one that was tried last after the others.
 #[derive(Debug, Default)]
-pub(crate) struct Avoid(Vec<usize>);
+pub(crate) struct Avoid(Vec<Tried>);
+
+#[derive(Debug)]
+struct Tried {
+    /// Of the endpoint.
+    number: usize,
+    at: Instant,
+    /// It asked not to be tried again before this has passed.
+    hint: Duration,
+}
 
 impl Avoid {
     /// Moves a lease's endpoint behind the others.
-    pub(crate) fn add(&mut self, lease: &Lease<'_>) {
-        self.0.retain(|number| *number != lease.slot.number);
-        self.0.push(lease.slot.number);
+    pub(crate) fn add(&mut self, lease: &Lease<'_>, hint: Option<Duration>) {
+        let (number, at, hint) = (lease.slot.number, Instant::now(), hint.unwrap_or_default());
+        self.0.retain(|tried| tried.number != number);
+        self.0.push(Tried { number, at, hint });
     }
 
     /// 0: it has not been tried.
     fn place(&self, number: usize) -> usize {
-        let position = self.0.iter().position(|tried| *tried == number);
+        let position = self.0.iter().position(|tried| tried.number == number);
         position.map_or(0, |position| position + 1)
     }
 }
@@ -179,11 +189,19 @@ impl Pool {
                 Ok((response, body)) => return Ok((lease, response, body)),
                 Err(error) => error,
             };
-            avoid.add(&lease);
+            avoid.add(&lease, None);
             tried += 1;
             if tried >= self.endpoints {
                 return Err(error);
             }
+        }
+    }
+
+    /// How long the endpoint that a call tries next asked it to wait.
+    pub(crate) fn hint(&self, avoid: &Avoid) -> Duration {
+        match avoid.0.first() {
+            Some(next) if avoid.0.len() >= self.endpoints => next.hint.saturating_sub(next.at.elapsed()),
+            Some(_) | None => Duration::ZERO,
         }
     }
 
@@ -358,6 +376,12 @@ mod tests {
         Pool::new(&(1..=endpoints).map(endpoint).collect::<Vec<_>>(), connections)
     }
 
+    /// To be avoided: these endpoints.
+    fn tried(numbers: &[usize]) -> Avoid {
+        let (at, hint) = (Instant::now(), Duration::ZERO);
+        Avoid(numbers.iter().map(|&number| Tried { number, at, hint }).collect())
+    }
+
     fn counts(pool: &Pool) -> Vec<usize> {
         pool.slots.iter().map(|slot| slot.calls.open()).collect()
     }
@@ -383,7 +407,7 @@ mod tests {
         // first.
         let pool = pool(2, 2);
         let first = pool.slots.iter().position(|slot| slot.number == 0).unwrap();
-        let avoid = Avoid(vec![0]);
+        let avoid = tried(&[0]);
         let leases: Vec<Lease<'_>> = (0..6).map(|_| pool.lease(&avoid)).collect();
         assert!(leases.iter().all(|lease| lease.slot.number == 1));
         drop(leases);
@@ -393,10 +417,7 @@ mod tests {
         assert!(leases.iter().all(|lease| lease.slot.number == 0) && counts(&pool)[first] == 2);
         drop(leases);
         second.reach().redial_at = None;
-        for (avoid, expected) in [
-            (Avoid::default(), [1, 1, 1, 1]),
-            (Avoid(vec![0, 1]), [2, 0, 2, 0]),
-        ] {
+        for (avoid, expected) in [(Avoid::default(), [1, 1, 1, 1]), (tried(&[0, 1]), [2, 0, 2, 0])] {
             let leases: Vec<Lease<'_>> = (0..4).map(|_| pool.lease(&avoid)).collect();
             assert_eq!(counts(&pool), expected);
             drop(leases);
@@ -408,11 +429,11 @@ mod tests {
         // Scenario: two endpoints that fail every attempt of a call; the first at once, so that it is never busy, and the
         // second has other calls. Expected: attempts alternate.
         let pool = pool(2, 1);
-        let _busy: Vec<Lease<'_>> = (0..3).map(|_| pool.lease(&Avoid(vec![0]))).collect();
+        let _busy: Vec<Lease<'_>> = (0..3).map(|_| pool.lease(&tried(&[0]))).collect();
         let mut avoid = Avoid::default();
         let mut attempt = || {
             let lease = pool.lease(&avoid);
-            avoid.add(&lease);
+            avoid.add(&lease, None);
             lease.slot.number
         };
         assert_eq!(std::array::from_fn(|_| attempt()), [0, 1, 0, 1, 0, 1]);
@@ -460,7 +481,7 @@ mod tests {
         let (pool, dials) = pool_of(&[Some(true), Some(false)], 1);
         let _busy = pool.call(&mut Avoid::default(), head).await.unwrap();
         for _ in 0..3 {
-            let call = pool.call(&mut Avoid(vec![0]), head).await;
+            let call = pool.call(&mut tried(&[0]), head).await;
             assert_eq!(call.unwrap().0.slot.number, 0);
         }
         assert_eq!(dials[1].load(Ordering::Relaxed), 1);

@@ -16,9 +16,9 @@ pub struct RetryPolicy {
     pub attempts_max: u32,
     /// Upper bound of the wait before the second attempt; it doubles with each further one.
     pub backoff_min: Duration,
-    /// Upper bound of every wait, apart from the server's hint.
+    /// Upper bound of every wait, apart from a server's hint.
     pub backoff_max: Duration,
-    /// If the server's hint is longer, the error is returned at once, with the hint in it.
+    /// If the hint of the server to try next is longer, the error is returned at once.
     pub hint_max: Duration,
 }
 
@@ -217,8 +217,12 @@ impl<'a> Retries<'a> {
     }
 
     /// Ends an attempt, which keeps its deadline. Returns its answer, or `None` after the wait before the next attempt, or the
-    /// error if there is no further attempt.
-    pub(crate) async fn settle<T>(&mut self, outcome: Result<T, Error>) -> Result<Option<T>, Error> {
+    /// error if there is no further attempt. `hint`: how long the server of that asked to wait.
+    pub(crate) async fn settle<T>(
+        &mut self,
+        outcome: Result<T, Error>,
+        hint: Duration,
+    ) -> Result<Option<T>, Error> {
         let error = match outcome {
             Ok(answer) => {
                 self.tokens.succeeded();
@@ -230,7 +234,6 @@ impl<'a> Retries<'a> {
             return Err(error);
         }
         self.failures += 1;
-        let hint = error.retry_after().unwrap_or_default();
         if self.failures >= self.attempts_max || hint > self.policy.hint_max {
             return Err(error);
         }
@@ -323,7 +326,10 @@ mod tests {
             reason: String::new(),
             metadata: std::collections::HashMap::new(),
         }));
-        let error = retries.settle(Err::<(), _>(error)).await.unwrap_err();
+        let error = retries
+            .settle(Err::<(), _>(error), Duration::MAX)
+            .await
+            .unwrap_err();
         assert_eq!(error.retry_after(), Some(Duration::MAX));
     }
 }

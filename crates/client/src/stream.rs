@@ -160,7 +160,8 @@ impl FetchStream {
                 Some(response) => check(response, answer.data),
                 None => Err(Error::protocol("an answer without content")),
             });
-            if let Some(answer) = retries.settle(outcome).await? {
+            let hint = outcome.as_ref().err().and_then(Error::retry_after);
+            if let Some(answer) = retries.settle(outcome, hint.unwrap_or_default()).await? {
                 return Ok(answer);
             }
         }

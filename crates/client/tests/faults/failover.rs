@@ -185,3 +185,46 @@ async fn the_reason_of_an_attempt_outlives_one_that_was_not_sent() {
     assert_eq!(error.code(), Some(Code::Unavailable), "{error:?}");
     assert_eq!(begin.elapsed().as_secs(), 3);
 }
+
+#[tokio::test(start_paused = true)]
+async fn the_hint_of_a_server_delays_no_attempt_at_another() {
+    // Scenario: a server that is overloaded for 400 ms, or for an hour, next to one that serves; then one that is overloaded
+    // for 100 ms. Expected: an answer within the backoff; then a third attempt, at the first, after its 400 ms.
+    let exhausted = |hint| {
+        let details = ErrorDetails::with_retry_info(Some(hint));
+        Status::with_error_details(tonic::Code::ResourceExhausted, "over a limit", details)
+    };
+    let hint = Duration::from_millis(400);
+    for hint in [hint, Duration::from_secs(3600)] {
+        let first = Fake::new().on_blocks(move |_, _| async move { Err(exhausted(hint)) });
+        let client = of_two(
+            builder(),
+            first.connector(accepts),
+            Fake::new().connector(accepts),
+        );
+        let begin = Instant::now();
+        client.fetch_blocks("d", &[1]).await.unwrap();
+        assert!(
+            begin.elapsed() <= Duration::from_millis(15),
+            "{:?}",
+            begin.elapsed()
+        );
+        assert_eq!(first.calls(), 1);
+    }
+    let first = Fake::new().on_blocks(move |n, request| async move {
+        if n == 0 {
+            return Err(exhausted(hint));
+        }
+        Ok(blocks(&request.get_ref().indices))
+    });
+    let other = Fake::new().on_blocks(move |_, _| async move { Err(exhausted(hint / 4)) });
+    let client = of_two(builder(), first.connector(accepts), other.connector(accepts));
+    let begin = Instant::now();
+    client.fetch_blocks("d", &[1]).await.unwrap();
+    assert_eq!((first.calls(), other.calls()), (2, 1));
+    let took = begin.elapsed();
+    assert!(
+        took >= hint && took <= hint + Duration::from_millis(35),
+        "{took:?}"
+    );
+}
