@@ -35,7 +35,7 @@
 //! [`Builder::endpoint`] adds servers with the same data: calls are spread over all of them, and a retry goes to another one
 //! than the attempt before. One that cannot be reached gets no call until a connection to it is open again; one that refuses
 //! calls, breaks connections or ends streams is passed over for up to a second; one that leaves a call unanswered, until it
-//! has answered a ping.
+//! has answered a ping. A stream stays with its server, and so do the retries of its requests.
 //!
 //! # TLS
 //! Servers at `https://` URLs need a certificate that the host's authorities vouch for, or those given to [`Builder::tls`],

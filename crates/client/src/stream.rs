@@ -37,10 +37,10 @@ static FETCH_STREAM: Method = Method::new("/ringfetch.v1.FetchService/FetchStrea
 /// own request. At most the builder's `max_in_flight` requests are in flight; further ones wait. When the
 /// last clone is dropped, the stream ends after the requests in flight have been answered.
 ///
-/// Requests are retried as calls are. A stream that broke stays broken: every request that was in flight and every
-/// later one gets [`Error::StreamBroken`]; open another with [`crate::Client::stream`]. That happens to every stream in
-/// the end: a server ends those on a connection of an hour (`timeouts.connection_age_ms`), and when it drains, with
-/// UNAVAILABLE, after it has answered what it has taken up.
+/// Requests are retried as calls are, but on this stream: where there are several servers, at the one that refused them. A
+/// stream that broke stays broken: every request that was in flight and every later one gets [`Error::StreamBroken`]; open
+/// another with [`crate::Client::stream`]. That happens to every stream in the end: a server ends those on a connection of an
+/// hour (`timeouts.connection_age_ms`), and when it drains, with UNAVAILABLE, after it has answered what it has taken up.
 #[derive(Debug, Clone)]
 pub struct FetchStream(Arc<Sending>);
 
@@ -161,6 +161,9 @@ impl FetchStream {
                 None => Err(Error::protocol("an answer without content")),
             });
             let hint = outcome.as_ref().err().and_then(Error::retry_after);
+            if outcome.as_ref().is_err_and(|error| error.is_retryable()) {
+                self.0.shared.refused(hint);
+            }
             if let Some(answer) = retries.settle(outcome, hint.unwrap_or_default()).await? {
                 return Ok(answer);
             }
@@ -424,6 +427,14 @@ impl Shared {
         drop(state);
         if is_blocked {
             self.is_blocked.notify_one();
+        }
+    }
+
+    /// The server has refused a request: new calls and streams go to others.
+    fn refused(&self, hint: Option<Duration>) {
+        let state = self.lock();
+        if state.broken.is_none() {
+            state.slot.iter().for_each(|slot| slot.refused(hint));
         }
     }
 

@@ -1,6 +1,7 @@
 //! Several servers of which one is silent, slow, unreachable or overloaded. Time is paused.
 
-use crate::fake::{BoxFuture, Fake, blocks};
+use crate::fake::{BoxFuture, Fake, answer, blocks, indices};
+use crate::stream::request_error;
 use ringfetch_client::{Builder, Client, Code, Error, RetryPolicy};
 use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -74,8 +75,7 @@ async fn a_server_that_is_silent_fails_few_requests_of_streams() {
     let settings = builder().timeout(Duration::from_millis(100));
     let serves = Fake::new().on_stream(|mut requests, answers| async move {
         while let Ok(Some(request)) = requests.message().await {
-            let answer = crate::fake::answer(request.id, crate::fake::indices(&request));
-            answers.send(Ok(answer)).unwrap();
+            answers.send(Ok(answer(request.id, indices(&request)))).unwrap();
         }
     });
     let client = of_two(settings, silent, serves.connector(accepts));
@@ -227,4 +227,27 @@ async fn the_hint_of_a_server_delays_no_attempt_at_another() {
         took >= hint && took <= hint + Duration::from_millis(35),
         "{took:?}"
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_refuses_a_request_of_a_stream_gets_the_next_call_last() {
+    // Scenario: a stream to the first of two servers, which refuses a request for a second; then four calls. Expected: all go
+    // to the other one.
+    let refuses = Fake::new().on_stream(|mut requests, answers| async move {
+        while let Ok(Some(request)) = requests.message().await {
+            let reply = request_error(request.id, Code::Unavailable, 1000);
+            answers.send(Ok(reply)).unwrap();
+        }
+    });
+    let other = Fake::new();
+    let settings = builder().retry(RetryPolicy::none());
+    let client = of_two(settings, refuses.connector(accepts), other.connector(accepts));
+    let stream = client.stream();
+    let error = stream.fetch_blocks("d", &[1]).await.unwrap_err();
+    assert_eq!(error.code(), Some(Code::Unavailable));
+    drop(stream);
+    for _ in 0..4 {
+        client.fetch_blocks("d", &[1]).await.unwrap();
+    }
+    assert_eq!((refuses.calls(), other.calls()), (0, 4));
 }

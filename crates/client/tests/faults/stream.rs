@@ -24,7 +24,7 @@ async fn send_all(stream: &FetchStream, count: u64) -> Vec<Result<bool, Error>> 
     futures_util::future::join_all(sends).await
 }
 
-fn request_error(id: u64, code: Code, retry_after_ms: u32) -> wire::FetchStreamResponse {
+pub(crate) fn request_error(id: u64, code: Code, retry_after_ms: u32) -> wire::FetchStreamResponse {
     let mut details = ErrorDetails::new();
     if retry_after_ms > 0 {
         details.set_retry_info(Some(Duration::from_millis(retry_after_ms.into())));
