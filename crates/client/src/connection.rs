@@ -30,13 +30,16 @@ use tokio::time::Instant;
 const FRAME_BYTES: u32 = 256 << 10;
 /// Room for a large answer without waiting for window updates; throughput is flat from 2 MiB on.
 const STREAM_WINDOW_BYTES: u32 = 4 << 20;
-/// Room for several answers at once.
-const CONNECTION_WINDOW_BYTES: u32 = 16 << 20;
+/// The most that HTTP/2 allows: each call's own window is the limit. A smaller one would be used up by calls whose answers
+/// nobody takes, and then no other call would get one.
+const CONNECTION_WINDOW_BYTES: u32 = (1 << 31) - 1;
 /// Bytes per read system call: h2 asks for 8 KiB, which is two small answers. Large frames bypass this
 /// buffer.
 const READ_BYTES: usize = 64 << 10;
 /// Most abandoned calls remembered, so that their late answers are not taken for a protocol error.
 const ABANDONED_CALLS_MAX: usize = 4096;
+/// Most frames to calls beyond these before the connection ends. h2's default of 1024 ends healthy ones.
+const LATE_FRAMES_MAX: usize = 1 << 20;
 const TCP_KEEPALIVE: Duration = Duration::from_secs(60);
 /// How often a connection in use is pinged, and how long the peer may take to answer.
 const PING_EVERY: Duration = Duration::from_secs(30);
@@ -339,6 +342,10 @@ where
         .initial_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .max_concurrent_reset_streams(ABANDONED_CALLS_MAX)
+        .max_local_error_reset_streams(Some(LATE_FRAMES_MAX))
+        // Otherwise small frames of late answers use up a budget, and the connection ends. Frames of others are bounded by the
+        // calls' windows.
+        .data_frame_budget(usize::MAX)
         .enable_push(false)
         // The settings raise it.
         .initial_max_send_streams(0)

@@ -8,5 +8,6 @@
 mod calls;
 mod failover;
 mod fake;
+mod kept;
 mod sockets;
 mod stream;
