@@ -20,6 +20,7 @@ use prost::Message;
 use ringfetch_proto::v1 as wire;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 use wire::fetch_stream_request::Request as WireRequest;
 use wire::fetch_stream_response::Response as WireAnswer;
@@ -298,20 +299,50 @@ impl Client {
         &self,
         method: &Method,
         message: Bytes,
+        turn: Turn,
+        avoid: &mut Avoid,
+    ) -> Result<Encoded, Error> {
+        match self.core.permits.try_acquire() {
+            Ok(_permit) => self.attempt_now(method, message, turn, avoid).await,
+            // Boxed, so that the future of a call is not enlarged by waiting.
+            Err(_) => Box::pin(self.attempt_in_turn(method, message, turn, avoid)).await,
+        }
+    }
+
+    /// As [`Self::attempt_now`], once fewer calls are in flight. In a task, which ends with this future: the semaphore hands over
+    /// to who has waited longest, and a caller may not poll (TRAPS 37).
+    async fn attempt_in_turn(
+        &self,
+        method: &Method,
+        message: Bytes,
         mut turn: Turn,
         avoid: &mut Avoid,
     ) -> Result<Encoded, Error> {
-        let _permit = match self.core.permits.try_acquire() {
-            Ok(permit) => Ok(permit),
-            Err(_) => {
-                turn.late = turn.deadline;
-                // Never closed, so acquiring cannot fail.
-                match by(turn.deadline, self.core.permits.acquire()).await {
-                    Some(permit) => permit,
-                    None => return Err(turn.unsent(Error::DeadlineExceeded)),
-                }
-            }
+        let (client, method, mut tried) = (self.clone(), method.clone(), std::mem::take(avoid));
+        let mut task = JoinSet::new();
+        task.spawn(async move {
+            turn.late = turn.deadline;
+            // Never closed, so acquiring cannot fail.
+            let outcome = match by(turn.deadline, client.core.permits.acquire()).await {
+                Some(_permit) => client.attempt_now(&method, message, turn, &mut tried).await,
+                None => Err(turn.unsent(Error::DeadlineExceeded)),
+            };
+            (outcome, tried)
+        });
+        let Some(Ok((outcome, tried))) = task.join_next().await else {
+            return Err(Error::protocol("the task that makes the call is gone"));
         };
+        *avoid = tried;
+        outcome
+    }
+
+    async fn attempt_now(
+        &self,
+        method: &Method,
+        message: Bytes,
+        turn: Turn,
+        avoid: &mut Avoid,
+    ) -> Result<Encoded, Error> {
         let late = turn.late;
         let head = |endpoint: &Endpoint| {
             let left = late.map(|deadline| deadline.saturating_duration_since(Instant::now()));

@@ -156,6 +156,7 @@ impl Calls {
 }
 
 /// A method's path, parsed once.
+#[derive(Clone)]
 pub(crate) struct Method {
     path: &'static str,
     parsed: OnceLock<PathAndQuery>,

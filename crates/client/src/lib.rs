@@ -45,8 +45,9 @@
 //! Items are slices of the buffers that their answer arrived in: nothing is copied but the few items that arrived in two.
 //! A slice kept alive keeps its whole buffer, up to 256 KiB: copy what you keep.
 //!
-//! A call whose future is kept without being polled buffers up to 4 MiB of its answer, and a connection at most 2 GiB. It delays
-//! no other call, but counts towards [`Builder::max_in_flight`] until it is polled to its end or dropped.
+//! A call whose future is kept without being polled buffers up to 4 MiB of its answer (all of it, if the call had to wait for its
+//! turn), and a connection at most 2 GiB. It delays no other call, but if it was sent at once, it counts towards
+//! [`Builder::max_in_flight`] until it is polled to its end or dropped.
 //!
 //! # Features
 //! `serde` makes the server's status and its datasets' descriptions serializable.

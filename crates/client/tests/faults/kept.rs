@@ -1,15 +1,16 @@
 //! Calls that are polled once and then kept, as a slow branch of `select!` keeps them, and calls that are given up.
 
-use crate::fake::Fake;
+use crate::fake::{Fake, block, blocks};
 use futures_util::FutureExt as _;
 use futures_util::future::join_all;
 use ringfetch_client::{Client, Error};
 use ringfetch_proto::v1 as wire;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, Semaphore, mpsc};
 
 fn builder() -> ringfetch_client::Builder {
     Client::builder("http://fake:1")
@@ -41,6 +42,62 @@ async fn answers_that_nobody_takes_hold_up_no_other_call() {
     assert_eq!(other.expect("the call hangs").unwrap().len(), 64);
     assert!(join_all(kept).await.iter().all(Result::is_ok));
     assert_eq!(fake.connections(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_is_kept_while_it_waits_for_its_turn_holds_up_no_other() {
+    // Scenario: one call may be in flight, and the server answers it late; a second waits for its turn, whose caller does not
+    // poll it any more, then a third. Expected: all are answered, the third without the second being polled.
+    let may_answer = Arc::new(Semaphore::new(0));
+    let gate = Arc::clone(&may_answer);
+    let fake = Fake::new().on_blocks(move |_, request| {
+        let gate = Arc::clone(&gate);
+        async move {
+            drop(gate.acquire().await.unwrap());
+            Ok(blocks(&request.get_ref().indices))
+        }
+    });
+    let client = fake.client_with(builder().max_in_flight(1).timeout(None), |_| false);
+    let mut first = pin!(client.fetch_blocks("d", &[1]));
+    let mut kept = pin!(client.fetch_blocks("d", &[2]));
+    let mut third = pin!(client.fetch_blocks("d", &[3]));
+    for waiting in [&mut first, &mut kept] {
+        assert!(tokio::time::timeout(STILL, waiting.as_mut()).await.is_err());
+    }
+    assert!(tokio::time::timeout(STILL, third.as_mut()).await.is_err());
+    may_answer.add_permits(1);
+    first.await.unwrap();
+    let third = tokio::time::timeout(LONG, third)
+        .await
+        .expect("the third call hangs");
+    assert_eq!(third.unwrap().get(0).unwrap(), block(3)[..]);
+    assert_eq!(kept.await.unwrap().get(0).unwrap(), block(2)[..]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_is_given_up_while_it_waits_for_its_turn_is_not_sent() {
+    // Scenario: one call may be in flight, and the server answers none until two others, which waited, have given up: one by
+    // its timeout, one whose caller left. Expected: DeadlineExceeded for the former; neither reaches the server.
+    let may_answer = Arc::new(Semaphore::new(0));
+    let gate = Arc::clone(&may_answer);
+    let fake = Fake::new().on_blocks(move |_, request| {
+        let gate = Arc::clone(&gate);
+        async move {
+            drop(gate.acquire().await.unwrap());
+            Ok(blocks(&request.get_ref().indices))
+        }
+    });
+    let client = fake.client_with(builder().max_in_flight(1).timeout(None), |_| false);
+    let mut first = pin!(client.fetch_blocks("d", &[1]));
+    assert!(tokio::time::timeout(STILL, first.as_mut()).await.is_err());
+    let late = client.with_timeout(STILL).fetch_blocks("d", &[2]).await;
+    assert!(matches!(late, Err(Error::DeadlineExceeded)), "{late:?}");
+    let left = tokio::time::timeout(STILL, client.fetch_blocks("d", &[3]));
+    assert!(left.await.is_err());
+    may_answer.add_permits(1);
+    first.await.unwrap();
+    client.fetch_blocks("d", &[4]).await.unwrap();
+    assert_eq!(fake.calls(), 2);
 }
 
 const DATA: u8 = 0;
