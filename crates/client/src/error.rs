@@ -38,7 +38,8 @@ pub enum Error {
         /// What is wrong with it.
         problem: String,
     },
-    /// The stream ended before this request was answered. Open a new one; the request may be sent again.
+    /// The stream ended before this request was answered. Open a new one; the request may be sent again on it if
+    /// [`Error::is_retryable`]. Code, hint and fields are those of the cause.
     #[error("the stream broke: {cause}")]
     #[non_exhaustive]
     StreamBroken {
@@ -93,10 +94,8 @@ impl Error {
         match self {
             Self::Status(status) => Some(status.code),
             Self::DeadlineExceeded => Some(Code::DeadlineExceeded),
-            Self::Transport { .. }
-            | Self::Protocol { .. }
-            | Self::StreamBroken { .. }
-            | Self::Invalid { .. } => None,
+            Self::StreamBroken { cause } => cause.code(),
+            Self::Transport { .. } | Self::Protocol { .. } | Self::Invalid { .. } => None,
         }
     }
 
@@ -104,10 +103,10 @@ impl Error {
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Status(status) => status.retry_after,
+            Self::StreamBroken { cause } => cause.retry_after(),
             Self::Transport { .. }
             | Self::DeadlineExceeded
             | Self::Protocol { .. }
-            | Self::StreamBroken { .. }
             | Self::Invalid { .. } => None,
         }
     }
@@ -116,15 +115,16 @@ impl Error {
     pub fn field_violations(&self) -> &[FieldViolation] {
         match self {
             Self::Status(status) => &status.field_violations,
+            Self::StreamBroken { cause } => cause.field_violations(),
             Self::Transport { .. }
             | Self::DeadlineExceeded
             | Self::Protocol { .. }
-            | Self::StreamBroken { .. }
             | Self::Invalid { .. } => &[],
         }
     }
 
-    /// Whether the same request may succeed if sent again; see the crate's documentation.
+    /// Whether the same request may succeed if sent again, after `StreamBroken` on another stream; see the crate's
+    /// documentation.
     pub fn is_retryable(&self) -> bool {
         match self {
             Self::Status(status) => {
@@ -132,10 +132,8 @@ impl Error {
                     || (status.code == Code::ResourceExhausted && status.retry_after.is_some())
             }
             Self::Transport { .. } => true,
-            Self::DeadlineExceeded
-            | Self::Protocol { .. }
-            | Self::StreamBroken { .. }
-            | Self::Invalid { .. } => false,
+            Self::StreamBroken { cause } => cause.is_retryable(),
+            Self::DeadlineExceeded | Self::Protocol { .. } | Self::Invalid { .. } => false,
         }
     }
 

@@ -230,7 +230,9 @@ impl<'a> Retries<'a> {
             }
             Err(error) => error,
         };
-        if !error.is_retryable() || !self.tokens.failed() {
+        // A broken stream stays broken.
+        let is_final = matches!(error, Error::StreamBroken { .. }) || !error.is_retryable();
+        if is_final || !self.tokens.failed() {
             return Err(error);
         }
         self.failures += 1;

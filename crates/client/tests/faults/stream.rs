@@ -95,7 +95,8 @@ async fn a_refused_request_is_tried_again_and_leaves_the_others_alone() {
 #[tokio::test(start_paused = true)]
 async fn when_the_stream_breaks_everything_pending_fails() {
     // Scenario: the server takes five requests, answers one and ends the stream: with a status, and cleanly.
-    // Expected: one answer, four StreamBroken with the cause; a later request fails at once, without a timeout.
+    // Expected: one answer, four StreamBroken with the cause, which may be sent again on another stream; a later request
+    // fails at once, without a timeout.
     for status in [Some(tonic::Status::unavailable("draining")), None] {
         let has_status = status.is_some();
         let fake = Fake::new().on_stream(move |mut requests, answers| {
@@ -121,10 +122,9 @@ async fn when_the_stream_breaks_everything_pending_fails() {
             .collect();
         assert_eq!(broken.len(), 4);
         for error in broken {
-            let Error::StreamBroken { cause, .. } = error else {
-                panic!("{error:?}")
-            };
-            assert_eq!(cause.code(), has_status.then_some(Code::Unavailable), "{cause:?}");
+            assert!(matches!(error, Error::StreamBroken { .. }), "{error:?}");
+            assert!(error.is_retryable(), "{error:?}");
+            assert_eq!(error.code(), has_status.then_some(Code::Unavailable), "{error:?}");
         }
         assert!(stream.is_broken());
         let error = stream.fetch_blocks("d", &[1]).await.unwrap_err();
@@ -166,6 +166,7 @@ async fn a_lying_stream_is_broken_off() {
         let stream = fake.client().stream();
         let outcome = send_all(&stream, 1).await.remove(0).unwrap_err();
         assert_eq!(stream.is_broken(), breaks, "case {case}");
+        assert!(!outcome.is_retryable(), "case {case}: {outcome:?}");
         if let Error::StreamBroken { cause, .. } = &outcome {
             assert!(
                 breaks && matches!(**cause, Error::Protocol { .. }),
