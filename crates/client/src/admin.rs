@@ -1,6 +1,5 @@
 //! Operates a daemon through its admin listener.
 
-use crate::builder::Builder;
 use crate::client::Client;
 use crate::error::Error;
 use crate::status::{Backend, FromWire, Reloaded, Status, Switched};
@@ -15,15 +14,6 @@ pub struct AdminClient {
 }
 
 impl AdminClient {
-    /// A client of the admin listener at `http://HOST:PORT`, with [`Builder`]'s defaults. It connects on its
-    /// first call.
-    ///
-    /// # Errors
-    /// `Invalid` if this is not such a URL.
-    pub fn connect_lazy(url: impl Into<String>) -> Result<Self, Error> {
-        Builder::new(url).connect_lazy().map(Self::from)
-    }
-
     /// State, backend and why, memory, shards, rates.
     ///
     /// # Errors

@@ -72,16 +72,6 @@ pub struct RetryBudget {
     pub per_success: f64,
 }
 
-impl RetryBudget {
-    /// No limit except each call's own.
-    pub fn unlimited() -> Self {
-        Self {
-            tokens_max: 0,
-            ..Self::default()
-        }
-    }
-}
-
 impl Default for RetryBudget {
     /// 1000 tokens, 0.1 per success: 500 retries in a burst, and a tenth of the successes.
     fn default() -> Self {
@@ -295,7 +285,11 @@ mod tests {
         assert!(tokens.failed() && !tokens.failed());
         (0..10_000).for_each(|_| tokens.succeeded());
         assert_eq!(burst(), 4);
-        let unlimited = Tokens::new(RetryBudget::unlimited()).unwrap();
+        let unlimited = Tokens::new(RetryBudget {
+            tokens_max: 0,
+            ..budget
+        })
+        .unwrap();
         assert!((0..10_000).all(|_| unlimited.failed()));
         for wrong in [
             RetryBudget {

@@ -113,32 +113,23 @@ impl Vectors {
     /// rounded. `None` if the vector could not be read ([`Items::get`] says why) or the request had no vector
     /// `i`.
     pub fn as_f32(&self, i: usize) -> Option<Vec<f32>> {
-        let mut out = Vec::new();
-        self.extend_f32(i, &mut out).then_some(out)
-    }
-
-    /// Appends vector `i` to `out` as [`Self::as_f32`] would return it; false if there is none.
-    pub fn extend_f32(&self, i: usize, out: &mut Vec<f32>) -> bool {
-        let Ok(bytes) = self.items.get(i) else {
-            return false;
-        };
-        match self.dtype {
-            Dtype::F32 => extend(out, &bytes, f32::from_le_bytes),
-            Dtype::F16 => extend(out, &bytes, |b| half::f16::from_le_bytes(b).to_f32()),
-            Dtype::Bf16 => extend(out, &bytes, |b| half::bf16::from_le_bytes(b).to_f32()),
+        let bytes = self.items.get(i).ok()?;
+        Some(match self.dtype {
+            Dtype::F32 => floats(&bytes, f32::from_le_bytes),
+            Dtype::F16 => floats(&bytes, |b| half::f16::from_le_bytes(b).to_f32()),
+            Dtype::Bf16 => floats(&bytes, |b| half::bf16::from_le_bytes(b).to_f32()),
             #[expect(clippy::cast_possible_truncation, reason = "documented: rounded")]
-            Dtype::F64 => extend(out, &bytes, |b| f64::from_le_bytes(b) as f32),
-            Dtype::U8 => extend(out, &bytes, |[b]| f32::from(b)),
-            Dtype::I8 => extend(out, &bytes, |b| f32::from(i8::from_le_bytes(b))),
+            Dtype::F64 => floats(&bytes, |b| f64::from_le_bytes(b) as f32),
+            Dtype::U8 => floats(&bytes, |[b]| f32::from(b)),
+            Dtype::I8 => floats(&bytes, |b| f32::from(i8::from_le_bytes(b))),
             #[expect(clippy::cast_precision_loss, reason = "documented: rounded beyond 2^24")]
-            Dtype::I32 => extend(out, &bytes, |b| i32::from_le_bytes(b) as f32),
-        }
-        true
+            Dtype::I32 => floats(&bytes, |b| i32::from_le_bytes(b) as f32),
+        })
     }
 }
 
-fn extend<const N: usize>(out: &mut Vec<f32>, bytes: &[u8], element: impl Fn([u8; N]) -> f32) {
-    out.extend(bytes.as_chunks().0.iter().map(|bytes| element(*bytes)));
+fn floats<const N: usize>(bytes: &[u8], element: impl Fn([u8; N]) -> f32) -> Vec<f32> {
+    bytes.as_chunks().0.iter().map(|bytes| element(*bytes)).collect()
 }
 
 impl Deref for Vectors {
