@@ -3,9 +3,12 @@
 Deliberately absent: pooling, pipelining and retries. The Rust crate has them; this is the smallest thing that is right.
 """
 
+import hashlib
 import importlib
-import os
+import importlib.metadata
+import ipaddress
 import sys
+import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,8 +17,7 @@ import numpy as np
 
 HERE = Path(__file__).resolve().parent
 PROTO = HERE.parents[1] / "proto"
-BUILD = HERE / "build"
-PROTO_FILES = ("fetch", "dataset", "admin")
+PROTO_FILES = ("fetch", "dataset")
 
 # A response is one contiguous field of megabytes. Frames of 256 KiB in place of HTTP/2's 16 KiB are the largest single
 # lever there is on the server's side: it writes once a frame.
@@ -23,29 +25,45 @@ CHANNEL_OPTIONS = (
     ("grpc.http2.max_frame_size", 256 << 10),
     ("grpc.http2.lookahead_bytes", 4 << 20),
     ("grpc.max_receive_message_length", 256 << 20),
-    ("grpc.max_send_message_length", 4 << 20),
 )
 
 
 def _stubs():
-    """Generates the stubs into build/ where they are missing or older than proto/, and imports them."""
-    sources = [PROTO / "ringfetch" / "v1" / f"{name}.proto" for name in PROTO_FILES]
-    made = BUILD / "ringfetch" / "v1" / f"{PROTO_FILES[-1]}_pb2_grpc.py"
-    if not made.exists() or made.stat().st_mtime < max(source.stat().st_mtime for source in sources):
-        from grpc_tools import protoc
-
-        os.makedirs(BUILD, exist_ok=True)
-        # google/protobuf/any.proto comes with grpcio-tools, the stubs of google/rpc with googleapis-common-protos.
-        paths = [f"--proto_path={path}" for path in (PROTO, Path(protoc.__file__).parent / "_proto")]
-        arguments = ["protoc", *paths, f"--python_out={BUILD}", f"--grpc_python_out={BUILD}"]
-        if protoc.main(arguments + [str(source) for source in sources]) != 0:
-            raise RuntimeError(f"protoc could not compile {PROTO}: see its messages above")
-    if str(BUILD) not in sys.path:
-        sys.path.insert(0, str(BUILD))
+    """Imports the stubs of this contract by this version of grpcio-tools; makes them if there are none."""
+    sources = sorted(PROTO.rglob("*.proto"))
+    digest = hashlib.sha256(importlib.metadata.version("grpcio-tools").encode())
+    for source in sources:
+        digest.update(source.read_bytes())
+    build = HERE / f"build-{digest.hexdigest()[:16]}"
+    if not build.is_dir():
+        _make_stubs(build)
+    if str(build) not in sys.path:
+        sys.path.insert(0, str(build))
     module = importlib.import_module
     return {
         f"{name}{suffix}": module(f"ringfetch.v1.{name}{suffix}") for name in PROTO_FILES for suffix in ("_pb2", "_pb2_grpc")
     }
+
+
+def _make_stubs(build):
+    """Makes the directory at once and whole: other processes may be making it, and this one may end in between."""
+    from grpc_tools import protoc
+
+    with tempfile.TemporaryDirectory(prefix="build-", dir=HERE) as scratch:
+        made = Path(scratch, "stubs")
+        made.mkdir()
+        # google/protobuf/any.proto comes with grpcio-tools, the stubs of google/rpc with googleapis-common-protos.
+        paths = [f"--proto_path={path}" for path in (PROTO, Path(protoc.__file__).parent / "_proto")]
+        arguments = ["protoc", *paths, f"--python_out={made}", f"--grpc_python_out={made}"]
+        sources = [str(PROTO / "ringfetch" / "v1" / f"{name}.proto") for name in PROTO_FILES]
+        if protoc.main(arguments + sources) != 0:
+            raise RuntimeError(f"protoc could not compile {PROTO}: see its messages above")
+        try:
+            made.rename(build)
+        except OSError:
+            # Another process was faster.
+            if not build.is_dir():
+                raise
 
 
 _made = _stubs()
@@ -102,15 +120,29 @@ class _Bearer(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientIntercepto
     intercept_unary_unary = intercept_unary_stream = intercept_stream_stream = _with_token
 
 
+def _is_loopback(address: str) -> bool:
+    """Whether HOST:PORT is of this host alone."""
+    host = (address.rpartition(":")[0] or address).strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 class Client:
     """One channel to one daemon. Use it as a context manager, or call `close`.
 
     `token` is sent with every call. `ca` is the PEM (bytes) of the authorities that the server's certificate is checked
-    against, and `own` the pair (key, certificates) of the client's; with either the channel uses TLS.
+    against, and `own` the pair (key, certificates) of the client's; with either, or with `tls`, the channel uses TLS. Without
+    `ca` the authorities are gRPC's own list of public ones. Raises ValueError for a token that would leave the host in plaintext.
     """
 
-    def __init__(self, address: str, token: str = "", ca: bytes | None = None, own: tuple[bytes, bytes] = (None, None)):
-        if ca is None and own == (None, None):
+    def __init__(self, address: str, token: str = "", ca: bytes | None = None, own: tuple[bytes, bytes] = (None, None),
+                 tls: bool = False):
+        tls = tls or ca is not None or own != (None, None)
+        if token and not tls and not _is_loopback(address):
+            raise ValueError(f"{address}: a token needs TLS, except to a loopback address: use ca=..., or tls=True")
+        if not tls:
             self.channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
         else:
             credentials = grpc.ssl_channel_credentials(ca, *own)

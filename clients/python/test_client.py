@@ -4,12 +4,17 @@
 """
 
 import argparse
+import os
 import random
 import re
+import shutil
+import subprocess
 import sys
+import tempfile
 import unittest
 import urllib.request
 from concurrent import futures
+from pathlib import Path
 
 import grpc
 import numpy as np
@@ -17,6 +22,7 @@ import pattern
 from google.rpc import error_details_pb2, status_pb2
 from ringfetch_client import Client, dataset_pb2, fetch_pb2
 
+HERE = Path(__file__).resolve().parent
 SEED = 42
 BLOCK_BYTES = 4096
 BLOCKS = (128 << 20) // BLOCK_BYTES
@@ -24,6 +30,21 @@ DIM = 128
 VECTORS = 65_536
 # google.rpc.Code
 INVALID_ARGUMENT, NOT_FOUND, OUT_OF_RANGE = 3, 5, 11
+
+KILLED_WHILE_WRITING = """
+import os
+from pathlib import Path
+from grpc_tools import protoc
+
+def killed(arguments, compile=protoc.main):
+    compile(arguments)
+    made = next(argument.partition("=")[2] for argument in arguments if argument.startswith("--python_out="))
+    next(Path(made).rglob("fetch_pb2.py")).write_text("")
+    os._exit(9)
+
+protoc.main = killed
+import ringfetch_client
+"""
 
 address = "127.0.0.1:7410"
 http_address = "127.0.0.1:7411"
@@ -52,6 +73,86 @@ class Token(unittest.TestCase):
                 with self.assertRaises(grpc.RpcError):
                     call()
         self.assertEqual(sent, [(name, "Bearer secret") for name in ("FetchVectors", "ReadObject", "FetchStream")])
+
+
+    def test_a_token_goes_over_plaintext_to_loopback_only(self):
+        # Scenario: addresses with a token, and without TLS. Expectation: only this host's own are accepted.
+        for local in ("127.0.0.1:7410", "127.8.8.8:7410", "localhost:7410", "[::1]:7410"):
+            Client(local, token="secret").close()
+        for remote in ("10.0.0.1:7410", "db1:7410", "[2001:db8::1]:7410", "127.0.0.1.example.org:7410", "dns:///localhost:7410"):
+            with self.assertRaises(ValueError) as raised:
+                Client(remote, token="secret")
+            self.assertNotIn("secret", str(raised.exception))
+            Client(remote).close()
+            Client(remote, token="secret", tls=True).close()
+
+    def test_tls_needs_no_authority_of_ones_own(self):
+        # Scenario: a server whose certificate one of gRPC's default authorities vouches for. Expectation: `tls` reaches it.
+        with tempfile.TemporaryDirectory() as scratch:
+            key, certificate = Path(scratch, "key.pem"), Path(scratch, "certificate.pem")
+            request = ("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+                       "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost")
+            subprocess.run(["openssl", *request, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+            server = grpc.server(futures.ThreadPoolExecutor(1))
+            pair = [(key.read_bytes(), certificate.read_bytes())]
+            port = server.add_secure_port("localhost:0", grpc.ssl_server_credentials(pair))
+            server.start()
+            self.addCleanup(server.stop, None)
+            # gRPC reads this once in a process.
+            environment = {**os.environ, "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": str(certificate)}
+            connect = f"from ringfetch_client import Client; Client('localhost:{port}', tls=True).wait_until_ready()"
+            subprocess.run([sys.executable, "-c", connect], check=True, cwd=HERE, env=environment)
+
+
+class Requests(unittest.TestCase):
+    def test_a_long_request_is_left_to_the_server_to_refuse(self):
+        # Scenario: a request of 5 MiB, to a server that answers no method. Expectation: it is the server that refuses it.
+        server = grpc.server(futures.ThreadPoolExecutor(1))
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        self.addCleanup(server.stop, None)
+        with Client(f"127.0.0.1:{port}") as client, self.assertRaises(grpc.RpcError) as raised:
+            client.channel.unary_unary("/x.Y/Z")(bytes(5 << 20), timeout=30)
+        self.assertEqual(raised.exception.code(), grpc.StatusCode.UNIMPLEMENTED, raised.exception.details())
+
+
+class Stubs(unittest.TestCase):
+    def setUp(self):
+        # A copy of what the client is made of, without stubs.
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.home = Path(scratch.name, "clients/python")
+        self.proto = Path(scratch.name, "proto")
+        self.home.mkdir(parents=True)
+        shutil.copy(HERE / "ringfetch_client.py", self.home)
+        shutil.copytree(HERE.parents[1] / "proto", self.proto)
+
+    def run_python(self, program):
+        return subprocess.run([sys.executable, "-c", program], check=False, cwd=self.home).returncode
+
+    def test_many_processes_can_make_them_at_once(self):
+        # Scenario: four processes without stubs. Expectation: all can use them, and they are there once.
+        program = [sys.executable, "-c", "import ringfetch_client"]
+        processes = [subprocess.Popen(program, cwd=self.home) for _ in range(4)]
+        self.assertEqual([process.wait() for process in processes], [0] * 4)
+        self.assertEqual(len(list(self.home.glob("build*"))), 1)
+
+    def test_what_a_killed_process_has_left_is_not_used(self):
+        # Scenario: a process ends while it writes a stub. Expectation: the next one makes its own.
+        self.assertEqual(self.run_python(KILLED_WHILE_WRITING), 9)
+        self.assertEqual(self.run_python("import ringfetch_client"), 0)
+
+    def test_those_of_another_contract_are_not_used(self):
+        # Scenario: the contract gets a field, in a file that is older than the stubs. Expectation: new stubs, with the field.
+        self.assertEqual(self.run_python("import ringfetch_client"), 0)
+        fetch = self.proto / "ringfetch/v1/fetch.proto"
+        text = fetch.read_text()
+        changed = text.replace("message FetchBlocksRequest {", "message FetchBlocksRequest {\n  bool is_new = 999;")
+        self.assertNotEqual(changed, text)
+        fetch.write_text(changed)
+        os.utime(fetch, (0, 0))
+        use = "import ringfetch_client; ringfetch_client.fetch_pb2.FetchBlocksRequest(is_new=True)"
+        self.assertEqual(self.run_python(use), 0)
 
 
 class DemoDaemon(unittest.TestCase):
