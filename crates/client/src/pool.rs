@@ -1,8 +1,7 @@
 //! The connections: some to each endpoint, of which the least busy is chosen. An endpoint that cannot be reached gets no call
-//! until a connection to it is open again, if there is another one; one that refuses calls, or may be silent, is skipped for a
-//! while.
-//! Invariants: a lease counts on its connection as long as it lives; a connection is opened once at a time, to the end
-//! whatever its callers do, and those that wait for it share the outcome.
+//! until a connection to it is open again, if there is another one; one that refuses calls, and a connection that may be
+//! silent, are skipped for a while. Invariants: a lease counts on its connection as long as it lives; a connection is opened
+//! once at a time, to the end whatever its callers do, and those that wait for it share the outcome.
 
 use crate::connection::{Calls, Endpoint, Until};
 use crate::error::Error;

@@ -240,7 +240,7 @@ fn a_server_that_says_nothing_is_named() {
     let silent = listener.local_addr().unwrap();
     let error = failure(Some(silent), "--timeout 100ms datasets", 1);
     assert!(
-        error.contains(&format!("no answer from http://{silent} within --timeout"))
+        error.contains(&format!("cannot reach http://{silent} (no connection within"))
             && error.contains("--grpc"),
         "{error}"
     );
