@@ -12,8 +12,15 @@ use tokio::time::{Instant, sleep};
 /// A client of the daemon's data port.
 pub(crate) fn client(global: &Global) -> Result<Client, Failure> {
     // Each call has its own limit. One for all would end a listing whose every page is refused once, by a rate.
-    let client = builder(global, &global.grpc)?.retry_budget(RetryBudget::unlimited());
+    let client = builder(global, &global.grpc)?.retry_budget(no_budget());
     client.connect_lazy().map_err(grpc_failure(global))
+}
+
+/// Retries of one command cannot multiply an overload.
+fn no_budget() -> RetryBudget {
+    let mut budget = RetryBudget::default();
+    budget.tokens_max = 0;
+    budget
 }
 
 /// A client of the daemon's data port that waits for the rates of its principal as long as the daemon says. `--timeout` bounds
@@ -32,7 +39,7 @@ impl PatientClient {
         // What comes with a hint is retried here instead, since a wait there takes its time from the attempt.
         retry.hint_max = Duration::ZERO;
         let builder = builder(global, &global.grpc)?.retry(retry);
-        let client = builder.retry_budget(RetryBudget::unlimited()).connect_lazy();
+        let client = builder.retry_budget(no_budget()).connect_lazy();
         Ok(Self {
             client: client.map_err(grpc_failure(global))?,
             attempts_max: retry.attempts_max,
