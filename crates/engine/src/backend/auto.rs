@@ -151,10 +151,8 @@ pub(crate) unsafe fn copy_trusted(
     length: u32,
 ) -> Result<u32, i32> {
     // SAFETY: as the caller promises.
-    let copied = unsafe { copy(file, offset, destination, length, true) }.ok_or(libc::EAGAIN)?;
-    let last = file.length_bytes().saturating_sub(1);
-    let is_end_resident = trusted(file, last, 1, Tick::now()) && !fills::is_filling(file.pages, last, 1);
-    kept_of_copy(file, offset, copied, is_end_resident)
+    let copied = unsafe { copy(file, offset, destination, length, true) };
+    kept(file, offset, copied)
 }
 
 /// Copies bytes that were found resident, without waiting for any that are still on their way.
@@ -171,8 +169,16 @@ pub(crate) unsafe fn copy_resident(
     length: u32,
 ) -> Result<u32, i32> {
     // SAFETY: as the caller promises.
-    let copied = unsafe { copy(file, offset, destination, length, false) }.ok_or(libc::EAGAIN)?;
-    kept_of_copy(file, offset, copied, false)
+    let copied = unsafe { copy(file, offset, destination, length, false) };
+    kept(file, offset, copied)
+}
+
+/// How many of the copied bytes belong to the file, without a system call if its last page is trusted.
+fn kept(file: &OpenFile, offset: u64, copied: Option<u32>) -> Result<u32, i32> {
+    let copied = copied.ok_or(libc::EAGAIN)?;
+    let last = file.length_bytes().saturating_sub(1);
+    let is_end_resident = trusted(file, last, 1, Tick::now()) && !fills::is_filling(file.pages, last, 1);
+    kept_of_copy(file, offset, copied, is_end_resident)
 }
 
 impl Backend for AutoBackend {
