@@ -16,13 +16,14 @@ use super::lengths::Lengths;
 use super::ready::Ready;
 use super::{Attempt, Backend, Completion, ReadSource};
 use crate::dataset::OpenFile;
+use crate::sync::lock;
 use io_uring::{cqueue, opcode, types};
 use std::cell::{Cell, OnceCell};
 use std::future::Future;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::pin::Pin;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::task::{Context, Poll, Wake, Waker};
 use tokio::runtime::RuntimeMetrics;
 use tokio_uring::{InFlightOneshot, OneshotOutputTransform, UnsubmittedOneshot};
@@ -79,6 +80,8 @@ impl RingRuntime {
     }
 
     fn with_builder(ring: &io_uring::Builder, entries: u32) -> io::Result<Self> {
+        static FINDING: Mutex<()> = Mutex::new(());
+        let _alone = lock(&FINDING);
         let mut builder = tokio_uring::builder();
         builder.entries(entries.next_power_of_two()).uring_builder(ring);
         let runtime = tokio_uring::Runtime::new(&builder)?;
@@ -148,13 +151,20 @@ impl RingHandle {
 /// The descriptor of the ring of this thread's runtime, which tokio-uring does not expose (TRAPS 6).
 ///
 /// To find it among the process's rings, an operation is left in the submission queue: only its own ring has
-/// one entry to submit.
+/// one entry to submit. So may one that serves, where the kernel lets other threads submit (without SINGLE_ISSUER): hardly
+/// each time. One thread at a time looks.
 async fn own_ring() -> Option<RawFd> {
-    let operation = UnsubmittedOneshot::new((), NopTransform, opcode::Nop::new().build()).submit();
-    let found = rings().find(|ring| enter(*ring, 1) == 1);
-    // Submitted by now, or by the runtime when the thread parks.
-    operation.await;
-    found
+    let mut found: Vec<RawFd> = rings().collect();
+    for _ in 0..3 {
+        let operation = UnsubmittedOneshot::new((), NopTransform, opcode::Nop::new().build()).submit();
+        found.retain(|ring| enter(*ring, 1) == 1);
+        // Submitted by now, or by the runtime when the thread parks.
+        operation.await;
+    }
+    match found[..] {
+        [own] => Some(own),
+        _ => None,
+    }
 }
 
 /// Descriptors of this process that are rings.

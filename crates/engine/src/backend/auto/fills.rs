@@ -48,6 +48,11 @@ impl Fills {
         }
     }
 
+    #[cfg(test)]
+    pub(super) fn are_over(&self) -> bool {
+        self.count == 0
+    }
+
     /// Records that a slot's read fills the page cache.
     pub(super) fn begin(&mut self, slot: u32, pages: u64, offset: u64, length: u32) {
         let Some(place) = self.slots.get_mut(slot as usize) else {

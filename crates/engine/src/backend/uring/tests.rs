@@ -103,8 +103,13 @@ fn a_read_that_was_left_is_made_on_a_thread_that_does_not_park() {
 }
 
 /// Descriptors of this process.
+/// Those of epoll, of which a runtime has several.
 fn descriptors() -> usize {
-    std::fs::read_dir("/proc/self/fd").expect("procfs").count()
+    let descriptors = std::fs::read_dir("/proc/self/fd").expect("procfs").flatten();
+    let targets = descriptors.filter_map(|entry| std::fs::read_link(entry.path()).ok());
+    targets
+        .filter(|target| target.as_os_str() == "anon_inode:[eventpoll]")
+        .count()
 }
 
 /// The kernel refuses the best flags (here TASKRUN_FLAG without COOP_TASKRUN, in place of flags that it does not know), for 100
@@ -121,6 +126,28 @@ fn flags_that_the_kernel_does_not_know_leave_no_descriptors() {
         assert!(runtime.expect("a ring").ring.is_some());
     }
     assert!(descriptors() < before + 100, "{before} before");
+}
+
+/// Threads create and drop rings to which the kernel lets any thread submit, as all are before Linux 6.0. Each finds one, and no
+/// two the same.
+#[test]
+#[ignore = "needs io_uring"]
+fn every_runtime_finds_its_own_ring_among_those_that_take_all_submissions() {
+    let in_use = Mutex::new(std::collections::HashSet::new());
+    std::thread::scope(|scope| {
+        for _ in 0..16 {
+            scope.spawn(|| {
+                let builder = builder_of(&[|_| {}]).expect("a ring");
+                for _ in 0..20 {
+                    let runtime = RingRuntime::with_builder(&builder, 8).expect("a ring");
+                    let ring = runtime.ring.expect("its descriptor");
+                    assert!(lock(&in_use).insert(ring), "two have ring {ring}");
+                    std::thread::yield_now();
+                    assert!(lock(&in_use).remove(&ring));
+                }
+            });
+        }
+    });
 }
 
 /// Sixteen threads create and drop rings at the same time. Each finds its own descriptor, however numbers
