@@ -266,7 +266,6 @@ fn a_stopped_run_leaves_no_half_file() {
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
 }
 
-/// The kernel takes no length from 2^63 on for one; it must not fill the disk first.
 #[test]
 fn what_killed_runs_left_is_removed_and_nothing_else() {
     // Scenario: partial files of a run that was killed and of one that writes, and other names; then files are written while
@@ -295,6 +294,7 @@ fn what_killed_runs_left_is_removed_and_nothing_else() {
     });
 }
 
+/// The kernel takes no length from 2^63 on for one; it must not fill the disk first.
 #[test]
 fn a_file_longer_than_any_is_refused_before_a_byte_is_written() {
     let directory = tempfile::tempdir().unwrap();

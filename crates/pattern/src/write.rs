@@ -120,9 +120,13 @@ pub fn write_objects(
 pub fn remove_partial_files(directory: &Path) {
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         let path = entry.path();
-        // Its writer holds the lock.
-        if is_partial(&path) && File::open(&path).is_ok_and(|file| file.try_lock().is_ok()) {
+        // Its writer holds the lock. Held until it is removed, so that one who has just made it does not get it meanwhile.
+        if is_partial(&path)
+            && let Ok(file) = File::open(&path)
+            && file.try_lock().is_ok()
+        {
             let _removed = fs::remove_file(path);
+            drop(file);
         }
     }
 }
