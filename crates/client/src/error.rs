@@ -27,8 +27,9 @@ pub enum Error {
         /// Whether a request was sent: then the server may have received it, and done what it asks for.
         sent: bool,
     },
-    /// The call's timeout passed on the client's side. Whether the server did the reads is unknown. A call that still waits
-    /// for a connection then fails with `Transport`, or as its last attempt did.
+    /// The call's timeout passed on the client's side, while it waited for its turn (`Builder::max_in_flight`) or for its answer;
+    /// then whether the server did the reads is unknown. A call that still waits for a connection then fails with `Transport`,
+    /// or as its last attempt did.
     #[error("no answer within the timeout; raise it, or send less at once")]
     DeadlineExceeded,
     /// The answer contradicts the wire contract: a faulty server, or one of another version.

@@ -41,6 +41,8 @@ pub(crate) struct Slot {
 struct Reach {
     /// When to dial it again: the last dial failed, or a connection broke and none has been opened since.
     redial_at: Option<Instant>,
+    /// Whether the last dial failed.
+    has_failed: bool,
     /// Connections that are being opened.
     opening: usize,
 }
@@ -80,6 +82,21 @@ pub(crate) struct Pool {
     /// Where the next search begins, so that equally busy connections take turns.
     turn: AtomicUsize,
 }
+
+/// How likely a call has to wait for a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Wait {
+    /// It is open, or was never dialled.
+    No,
+    /// It broke, or is being dialled: the endpoint may be there.
+    Perhaps,
+    /// The last dial failed.
+    Long,
+}
+
+/// What a call prefers, the least first: how likely it waits for a connection, how often it has tried the endpoint, whether
+/// that refuses calls or the connection may be silent, and its leases.
+type Rank = (Wait, usize, bool, usize);
 
 /// Endpoints that a call has tried in vain: they are tried last, and the one that was tried last after the others.
 #[derive(Debug, Default)]
@@ -198,10 +215,11 @@ impl Pool {
 
     /// How long the endpoint that a call tries next asked it to wait.
     pub(crate) fn hint(&self, avoid: &Avoid) -> Duration {
-        match avoid.0.first() {
-            Some(next) if avoid.0.len() >= self.endpoints => next.hint.saturating_sub(next.at.elapsed()),
-            Some(_) | None => Duration::ZERO,
-        }
+        let next = self.slots.iter().min_by_key(|slot| slot.rank(avoid));
+        let tried = next.and_then(|slot| avoid.0.iter().find(|tried| tried.number == slot.number));
+        tried.map_or(Duration::ZERO, |tried| {
+            tried.hint.saturating_sub(tried.at.elapsed())
+        })
     }
 
     /// The connection with the fewest leases; those of an unreachable endpoint come last, those to be avoided before them,
@@ -210,22 +228,14 @@ impl Pool {
     pub(crate) fn lease(&self, avoid: &Avoid) -> Lease<'_> {
         let count = self.slots.len();
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
-        let rank = |slot: &Arc<Slot>| {
-            (
-                slot.is_down(),
-                avoid.place(slot.number),
-                slot.refuses_until.holds() || slot.calls.are_doubted(),
-                slot.calls.open(),
-            )
-        };
         let mut best = &self.slots[turn % count];
-        let mut best_rank = rank(best);
+        let mut best_rank = best.rank(avoid);
         for step in 1..count {
-            if best_rank == (false, 0, false, 0) {
+            if best_rank == (Wait::No, 0, false, 0) {
                 break;
             }
             let slot = &self.slots[turn.wrapping_add(step) % count];
-            let slot_rank = rank(slot);
+            let slot_rank = slot.rank(avoid);
             if slot_rank < best_rank {
                 (best, best_rank) = (slot, slot_rank);
             }
@@ -244,18 +254,33 @@ impl Slot {
         self.reach.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether a call would have to wait for an endpoint that may not be there: it is being dialled, or the last dial failed.
-    /// It is dialled again if that is due, so that no call has to wait for that.
-    fn is_down(self: &Arc<Self>) -> bool {
+    fn rank(self: &Arc<Self>, avoid: &Avoid) -> Rank {
+        (
+            self.wait(),
+            avoid.place(self.number),
+            self.refuses_until.holds() || self.calls.are_doubted(),
+            self.calls.open(),
+        )
+    }
+
+    /// Whether a call would have to wait for an endpoint that may not be there. It is dialled again if that is due, so that no
+    /// call has to wait for that.
+    fn wait(self: &Arc<Self>) -> Wait {
         if self.is_open.load(Ordering::Relaxed) {
-            return false;
+            return Wait::No;
         }
-        let is_due = {
+        let (wait, is_due) = {
             let reach = self.reach();
-            let Some(redial_at) = reach.redial_at else {
-                return reach.opening > 0;
+            let wait = if reach.has_failed {
+                Wait::Long
+            } else {
+                Wait::Perhaps
             };
-            reach.opening == 0 && redial_at <= Instant::now()
+            match reach.redial_at {
+                Some(redial_at) => (wait, reach.opening == 0 && redial_at <= Instant::now()),
+                None if reach.opening > 0 => (wait, false),
+                None => (Wait::No, false),
+            }
         };
         if is_due {
             let mut state = self.lock();
@@ -263,7 +288,7 @@ impl Slot {
                 state.opening = Some(self.begin());
             }
         }
-        true
+        wait
     }
 
     /// A call on the connection got no answer in time. The answer may be slow, or the connection dead: others are better
@@ -327,7 +352,11 @@ impl Slot {
 
     async fn open(&self, opening: EndOfOpening) -> Opened {
         let opened = self.endpoint.open(Arc::clone(&self.calls)).await;
-        self.reach().redial_at = opened.is_err().then(|| Instant::now() + DOWN);
+        {
+            let mut reach = self.reach();
+            reach.has_failed = opened.is_err();
+            reach.redial_at = reach.has_failed.then(|| Instant::now() + DOWN);
+        }
         drop(opening);
         let mut state = self.lock();
         state.opening = None;
@@ -412,6 +441,7 @@ mod tests {
         drop(leases);
         let second = pool.slots.iter().find(|slot| slot.number == 1).unwrap();
         second.reach().redial_at = Some(Instant::now() + DOWN);
+        second.reach().has_failed = true;
         let leases: Vec<Lease<'_>> = (0..4).map(|_| pool.lease(&Avoid::default())).collect();
         assert!(leases.iter().all(|lease| lease.slot.number == 0) && counts(&pool)[first] == 2);
         drop(leases);
@@ -531,15 +561,13 @@ mod tests {
         assert!((3..=4).contains(&dials), "{dials}");
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn an_endpoint_that_is_lost_keeps_no_call_from_the_others() {
-        // Scenario: an endpoint whose three connections break, and that takes no other and refuses none, next to a good one.
-        // Expected: no call waits for it.
+    /// An endpoint that takes so many connections and then neither takes nor refuses any; ends those that it has.
+    fn breakable(most: usize) -> (Endpoint, Arc<Mutex<JoinSet<()>>>) {
         let (dials, servers) = (AtomicUsize::new(0), Arc::new(Mutex::new(JoinSet::new())));
         let running = Arc::clone(&servers);
-        let lost = Dial::with(move || {
+        let dial = Dial::with(move || {
             let running = Arc::clone(&running);
-            let is_lost = dials.fetch_add(1, Ordering::Relaxed) >= 3;
+            let is_lost = dials.fetch_add(1, Ordering::Relaxed) >= most;
             async move {
                 if is_lost {
                     std::future::pending::<()>().await;
@@ -552,7 +580,39 @@ mod tests {
                 Ok(near)
             }
         });
-        let lost = Endpoint::new("http://h:1", lost, &mut None, CONNECT_TIMEOUT).unwrap();
+        let endpoint = Endpoint::new("http://h:1", dial, &mut None, CONNECT_TIMEOUT).unwrap();
+        (endpoint, servers)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_endpoint_whose_connection_ends_is_better_than_one_that_cannot_be_reached() {
+        // Scenario: an endpoint that takes no connection and refuses none, next to one whose connection ends, as each does within
+        // hours, and that takes another one. Expected: no call waits for the first.
+        let (good, servers) = breakable(usize::MAX);
+        let (gone, _) = pool_of(&[None], 1);
+        let gone = Endpoint::clone(&gone.slots[0].endpoint);
+        let pool = Pool::new(&[gone, good], 1);
+        let enough = Duration::from_millis(100);
+        for dialled in [CONNECT_TIMEOUT, DOWN] {
+            pool.connect().await.unwrap();
+            tokio::time::sleep(dialled).await;
+            servers.lock().unwrap().abort_all();
+            tokio::task::yield_now().await;
+            let mut kept = Vec::new();
+            for _ in 0..20 {
+                let mut avoid = Avoid::default();
+                let call = tokio::time::timeout(enough, pool.call(&mut avoid, head)).await;
+                kept.push(call.expect("it waits").unwrap());
+            }
+            assert!(kept.iter().all(|(lease, ..)| lease.slot.number == 1));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_endpoint_that_is_lost_keeps_no_call_from_the_others() {
+        // Scenario: an endpoint whose three connections break, and that takes no other and refuses none, next to a good one.
+        // Expected: no call waits for it.
+        let (lost, servers) = breakable(3);
         let (good, _) = pool_of(&[Some(true)], 1);
         let good = Endpoint::clone(&good.slots[0].endpoint);
         let pool = Pool::new(&[lost, good], 3);

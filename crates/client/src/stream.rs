@@ -257,6 +257,10 @@ impl FetchStream {
         };
         let Some(answer) = by(turn.deadline, answered).await else {
             let state = self.0.shared.lock();
+            if state.send_side.is_none() {
+                let first = Error::unreachable("no connection within the request's timeout".to_owned());
+                return Err(turn.unsent(first));
+            }
             if !state.pending.contains_key(&id) {
                 return Err(turn.unsent(Error::DeadlineExceeded));
             }

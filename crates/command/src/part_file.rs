@@ -58,9 +58,11 @@ impl PartFile {
         let wanted = still_wanted()?;
         let file = name.make_in(directory, |path| new.open(path))?;
         drop(wanted);
-        if let Some(mode) = mode {
-            // What the umask took.
-            file.as_file().set_permissions(Permissions::from_mode(mode))?;
+        if let Some(mode) = mode
+            && file.as_file().metadata()?.permissions().mode() & 0o777 != mode
+        {
+            // What the umask took. File systems that give all files to one user may refuse that to others.
+            let _kept = file.as_file().set_permissions(Permissions::from_mode(mode));
         }
         Ok(Self {
             target: Target::Named(file),

@@ -30,7 +30,7 @@ const CHECKED_BYTES: usize = 16;
 /// If an arrival waits longer than this to be sent, the rate cannot be held: as ACT's `max-lag-sec`, whose default is 10
 /// (aerospike/act, README.md, 1e61500).
 const LATE_MAX: Duration = Duration::from_secs(10);
-/// How the note of a step begins that ended because of it.
+/// In the note of a step that ended because of it.
 pub(crate) const GIVEN_UP: &str = "given up: a read waited longer than 10 s to be sent";
 
 /// A read to make; for items, `offset` is the item's number.

@@ -141,6 +141,10 @@ async fn a_server_that_cannot_be_reached_is_not_reported_as_a_slow_one() {
         assert!(matches!(error, Error::Transport { sent: false, .. }), "{error:?}");
         assert!(error.to_string().contains(text), "{error}");
         second.unwrap_err();
+        // A stream breaks with its connection.
+        let error = client.stream().fetch_blocks("d", &[1]).await.unwrap_err();
+        assert_ne!(error.code(), Some(Code::DeadlineExceeded), "{error:?}");
+        assert!(error.to_string().contains("no connection"), "{error}");
     }
 }
 
@@ -227,6 +231,34 @@ async fn the_hint_of_a_server_delays_no_attempt_at_another() {
         took >= hint && took <= hint + Duration::from_millis(35),
         "{took:?}"
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_hint_of_the_only_server_in_reach_is_kept() {
+    // Scenario: a server that is overloaded once for 400 ms, or for an hour, next to one that takes no connection, and next to
+    // one that refuses each. Expected: an answer after 400 ms; the refusal at once.
+    let never: fn() -> Dialled = || Box::pin(std::future::pending());
+    let refuses: fn() -> Dialled = || Box::pin(async { Err(std::io::ErrorKind::ConnectionRefused.into()) });
+    for other in [never, refuses] {
+        for (hint, calls) in [(Duration::from_millis(400), 2), (Duration::from_secs(3600), 1)] {
+            let first = Fake::new().on_blocks(move |n, request| async move {
+                if n == 2 {
+                    let details = ErrorDetails::with_retry_info(Some(hint));
+                    let code = tonic::Code::ResourceExhausted;
+                    return Err(Status::with_error_details(code, "over a limit", details));
+                }
+                Ok(blocks(&request.get_ref().indices))
+            });
+            let client = of_two(builder(), first.connector(accepts), other);
+            // Dials the other one, too.
+            client.fetch_blocks("d", &[1]).await.unwrap();
+            client.fetch_blocks("d", &[1]).await.unwrap();
+            let begin = Instant::now();
+            let outcome = client.fetch_blocks("d", &[1]).await;
+            assert_eq!(first.calls(), calls + 2, "{outcome:?}");
+            assert_eq!(outcome.is_ok(), begin.elapsed() >= hint, "{outcome:?}");
+        }
+    }
 }
 
 #[tokio::test(start_paused = true)]

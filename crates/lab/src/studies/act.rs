@@ -127,7 +127,7 @@ impl Search {
 /// Whether the rate was not given up, and the limits were met: reads that were never sent count as slower than each.
 fn passes(sample: &Sample) -> bool {
     let note = sample.note.as_deref();
-    let given_up = note.is_some_and(|note| note.starts_with(GIVEN_UP));
+    let given_up = note.is_some_and(|note| note.contains(GIVEN_UP));
     let share = |bits: usize| sample.over.and_then(|over| over.get(bits).copied());
     let kept = |(bits, limit): &(usize, f64)| share(*bits).is_some_and(|share| share < *limit);
     !given_up && LIMITS.iter().all(kept)
