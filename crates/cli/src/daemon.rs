@@ -74,9 +74,19 @@ impl PatientClient {
         }
     }
 
-    /// [`Client::fetch`].
+    /// As [`Client::fetch`], but waits for an item that cannot be read for now, too.
     pub(crate) async fn fetch(&self, request: Request) -> Result<Answer, Error> {
-        self.call(|client| client.fetch(request.clone())).await
+        match self.fetch_whole(&request).await {
+            // Asked again: which items fail.
+            Err(error) if is_final(&error) => self.call(|client| client.fetch(request.clone())).await,
+            answer => answer,
+        }
+    }
+
+    /// As [`Client::fetch`], of all items or none. The error of an item has a hint then, if it may pass.
+    pub(crate) async fn fetch_whole(&self, request: &Request) -> Result<Answer, Error> {
+        self.call(|client| async { client.with_fail_fast(true).fetch(request.clone()).await })
+            .await
     }
 }
 
@@ -111,16 +121,16 @@ pub(crate) fn builders(global: &Global) -> Result<impl Fn(&str) -> Builder + use
     })
 }
 
-/// Whether one response may not hold what was asked for, the whole request or an item of it: what is refused only now
-/// comes with a hint of when to retry.
-pub(crate) fn is_too_large(answer: &Result<Answer, Error>) -> bool {
-    match answer {
-        Ok(answer) => {
-            let mut errors = answer.items().errors().iter();
-            errors.any(|error| error.code == Code::ResourceExhausted)
-        }
-        Err(error) => error.code() == Some(Code::ResourceExhausted) && error.retry_after().is_none(),
-    }
+/// Whether one response may not hold what was asked for, of [`PatientClient::fetch_whole`]: what is refused only now comes
+/// with a hint of when to retry.
+pub(crate) fn is_too_large(error: &Error) -> bool {
+    error.code() == Some(Code::ResourceExhausted) && error.retry_after().is_none()
+}
+
+/// Whether the server refused what it would refuse again.
+pub(crate) fn is_final(error: &Error) -> bool {
+    let is_late = error.code() == Some(Code::DeadlineExceeded);
+    matches!(error, Error::Status(_)) && !is_late && !error.is_retryable()
 }
 
 /// Whether a rate of the principal is used up, which passes.
@@ -129,8 +139,8 @@ fn is_rate(error: &Error) -> bool {
 }
 
 /// Whether a request has more items than `limits.items_per_request`.
-pub(crate) fn has_too_many_items(answer: &Result<Answer, Error>) -> bool {
-    matches!(answer, Err(Error::Status(status)) if status.reason == "TOO_MANY_ITEMS")
+pub(crate) fn has_too_many_items(error: &Error) -> bool {
+    matches!(error, Error::Status(status) if status.reason == "TOO_MANY_ITEMS")
 }
 
 /// Reports a failed call to the data port.

@@ -9,7 +9,7 @@ use crate::outcome::Failure;
 use crate::sink::{Sink, print_json};
 use crate::stop::StopSignals;
 use bytes::Bytes;
-use ringfetch_client::{ByteRange, Code, Dtype, ItemError, Items, ObjectPart, Request};
+use ringfetch_client::{Answer, ByteRange, Code, Dtype, ItemError, Items, ObjectPart, Request};
 use serde_json::{Value, json};
 use std::io::Write as _;
 
@@ -39,14 +39,20 @@ async fn fetch(global: &Global, get: &Get, mut printer: Printer) -> Result<(), F
     let failed = grpc_failure(global);
     match get {
         Get::Block { dataset, indices, .. } => {
-            let call = client.call(|client| client.fetch_blocks(dataset, indices));
-            let blocks = call.await.map_err(failed)?;
-            printer.items("block", indices, &blocks, None)?;
+            let answer = client.fetch(Request::blocks(dataset, &**indices)).await;
+            printer.items("block", indices, answer.map_err(failed)?.items(), None)?;
         }
         Get::Vector { dataset, ids, .. } => {
-            let call = client.call(|client| client.fetch_vectors(dataset, ids));
-            let vectors = call.await.map_err(failed)?;
-            printer.items("vector", ids, &vectors, Some((vectors.dtype(), vectors.dim())))?;
+            let answer = client
+                .fetch(Request::vectors(dataset, &**ids))
+                .await
+                .map_err(failed)?;
+            let shape = if let Answer::Vectors(vectors) = &answer {
+                Some((vectors.dtype(), vectors.dim()))
+            } else {
+                None
+            };
+            printer.items("vector", ids, answer.items(), shape)?;
         }
         Get::Range {
             dataset,
@@ -137,23 +143,22 @@ async fn fetch_range(
                 Request::objects(dataset, [wanted])
             }
         };
-        let answer = client.fetch(wanted).await;
-        if part_bytes > PART_BYTES_MIN && is_too_large(&answer) {
-            (part_bytes, is_rest) = (part_bytes / 2, false);
-            continue;
-        }
-        let answer = answer.map_err(grpc_failure(global))?;
-        let items = answer.items();
-        let bytes = match items.get(0) {
-            Ok(bytes) => bytes,
-            Err(error) if error.code == Code::OutOfRange && length.is_none() && !is_rest => {
+        let answer = match client.fetch_whole(&wanted).await {
+            Ok(answer) => answer,
+            Err(error) if part_bytes > PART_BYTES_MIN && is_too_large(&error) => {
+                (part_bytes, is_rest) = (part_bytes / 2, false);
+                continue;
+            }
+            Err(error) if error.code() == Some(Code::OutOfRange) && length.is_none() && !is_rest => {
                 is_rest = true;
                 continue;
             }
-            Err(error) => {
-                return Err(Failure::Failed(format!("{}: {}", error.label(), error.message)));
-            }
+            Err(error) => return Err(grpc_failure(global)(error)),
         };
+        let items = answer.items();
+        let bytes = items
+            .get(0)
+            .map_err(|error| Failure::Failed(format!("{}: {}", error.label(), error.message)))?;
         // Of the object, or of the dataset.
         items
             .etags()

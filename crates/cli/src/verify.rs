@@ -3,7 +3,7 @@
 //! compared is one version: of the dataset, or of each object.
 
 use crate::args::{Global, Verify};
-use crate::daemon::{PatientClient, grpc_failure, has_too_many_items, is_too_large};
+use crate::daemon::{PatientClient, grpc_failure, has_too_many_items, is_final, is_too_large};
 use crate::expected::{Mismatch, check_elements, check_stream};
 use crate::outcome::Failure;
 use crate::quantity::{grouped, size};
@@ -142,18 +142,20 @@ async fn request_max(
     let mut max = RequestMax { bytes, items };
     'again: loop {
         for request in longest(max) {
-            let answer = client.fetch(request).await;
-            if max.items > 1 && has_too_many_items(&answer) {
+            let Err(error) = client.fetch_whole(&request).await else {
+                continue;
+            };
+            if max.items > 1 && has_too_many_items(&error) {
                 max.items /= 2;
                 continue 'again;
             }
-            if max.bytes > IN_FLIGHT_BYTES_MIN && is_too_large(&answer) {
+            if max.bytes > IN_FLIGHT_BYTES_MIN && is_too_large(&error) {
                 max.bytes /= 2;
                 continue 'again;
             }
-            // What is too large at the least is reported with its number, by the request for it.
-            if !is_too_large(&answer) {
-                answer?;
+            // What else is refused is reported with its number, by the request for it.
+            if !is_final(&error) {
+                return Err(error);
             }
         }
         max.bytes /= REQUESTS_IN_FLIGHT as u64;
@@ -284,8 +286,8 @@ async fn objects(
     let bar = progress::bytes(lengths.sum());
     let mut answers = stream::iter(requests)
         .map(|parts| async move {
-            let items = client.call(|client| client.fetch_objects(name, &parts)).await?;
-            Ok::<_, Error>((parts, items))
+            let answer = client.fetch(Request::objects(name, &*parts)).await?;
+            Ok::<_, Error>((parts, answer))
         })
         .buffered(REQUESTS_IN_FLIGHT);
     let mut checked = Checked {
@@ -295,7 +297,8 @@ async fn objects(
     };
     // Of the object whose parts come now.
     let mut version = String::new();
-    while let Some((parts, items)) = answers.try_next().await? {
+    while let Some((parts, answer)) = answers.try_next().await? {
+        let items = answer.items();
         for ((part, etag), item) in parts.iter().zip(items.etags()).zip(items.iter()) {
             if part.offset == 0 {
                 version.clone_from(etag);

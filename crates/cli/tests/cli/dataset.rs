@@ -135,6 +135,37 @@ fn verify_waits_for_a_rate() {
 }
 
 #[test]
+fn an_item_that_cannot_be_read_for_now_is_requested_again() {
+    // Scenario: the first two reads have an item that cannot be read: UNAVAILABLE, then RESOURCE_EXHAUSTED. Expected: every
+    // item is checked and a long object is got, with two requests more than of a server that can read it; so the requests
+    // have their usual length.
+    let reads = |failing: bool, args: &str| {
+        let before = if failing { 0 } else { 2 };
+        let flaw = Flaw::unreadable_at_first(before);
+        let output = ringfetch(Some(start(flaw)), args);
+        assert!(output.status.success(), "{args}: {output:?}");
+        (flaw.reads() - before, output.stdout)
+    };
+    for args in [
+        "dataset verify blocks --all",
+        "dataset verify vectors --all",
+        "dataset verify objects --all",
+        "get object objects long --format raw",
+        "get range blocks 0 5000 --format raw",
+        "get block blocks 3",
+        "get vector vectors 3 4",
+    ] {
+        let (usual, result) = reads(false, args);
+        let again = reads(true, args);
+        assert!(
+            again == (usual + 2, result),
+            "{args}: {} reads, usually {usual}",
+            again.0
+        );
+    }
+}
+
+#[test]
 fn a_dataset_without_objects_is_not_called_right() {
     // Scenario: a directory of objects that is empty; objects are expected. Expected: a failure that says so; one that names
     // the first that is missing.

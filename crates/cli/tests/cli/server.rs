@@ -38,6 +38,8 @@ pub(crate) struct Flaw {
     overloaded_for: Option<Duration>,
     /// Every other read is refused for a rate, the first one, too, with this hint; how many there were.
     refused_for: Option<(Duration, &'static AtomicUsize)>,
+    /// The first two reads have an item that cannot be read for now; how many there were.
+    unreadable_at_first: Option<&'static AtomicUsize>,
     /// Of data, in one response.
     response_bytes_max: usize,
     /// Of one request.
@@ -53,6 +55,7 @@ impl Flaw {
         overloaded: false,
         overloaded_for: None,
         refused_for: None,
+        unreadable_at_first: None,
         response_bytes_max: 3 << 20,
         items_max: usize::MAX,
         objects: OBJECTS,
@@ -100,10 +103,19 @@ impl Flaw {
         }
     }
 
-    /// How many reads there were of one whose reads are refused for a time.
+    /// With so many reads before, of which the first two are those that fail.
+    pub(crate) fn unreadable_at_first(reads: usize) -> Self {
+        Self {
+            unreadable_at_first: Some(Box::leak(Box::new(AtomicUsize::new(reads)))),
+            ..Self::NONE
+        }
+    }
+
+    /// How many reads there were of one that counts them.
     pub(crate) fn reads(self) -> usize {
-        self.refused_for
-            .map_or(0, |(_, reads)| reads.load(Ordering::Relaxed))
+        let reads = self.refused_for.map(|(_, reads)| reads);
+        let reads = reads.or(self.unreadable_at_first);
+        reads.map_or(0, |reads| reads.load(Ordering::Relaxed))
     }
 
     pub(crate) fn of_few_items(items_max: usize) -> Self {
@@ -258,7 +270,7 @@ impl Server {
         Ok(bytes)
     }
 
-    fn batch(self, items: impl Iterator<Item = Item>) -> Result<Batch, Status> {
+    fn batch(self, fail_fast: bool, items: impl Iterator<Item = Item>) -> Result<Batch, Status> {
         if self.0.overloaded {
             let (code, message) = (Code::ResourceExhausted, "over a limit");
             return Err(match self.0.overloaded_for {
@@ -274,7 +286,17 @@ impl Server {
             let code = Code::ResourceExhausted;
             return Err(Status::with_error_details(code, "over a rate", details));
         }
-        let items: Vec<Item> = items.collect();
+        let mut items: Vec<Item> = items.collect();
+        if let (Some(reads), Some(last)) = (self.0.unreadable_at_first, items.last_mut())
+            && let Some(code) =
+                [Code::Unavailable, Code::ResourceExhausted].get(reads.fetch_add(1, Ordering::Relaxed))
+        {
+            *last = Err((*code, "for now".to_owned()));
+            if fail_fast {
+                let details = ErrorDetails::with_retry_info(Some(Duration::from_millis(1)));
+                return Err(Status::with_error_details(*code, "for now", details));
+            }
+        }
         if items.len() > self.0.items_max {
             let details = ErrorDetails::with_error_info("TOO_MANY_ITEMS", "ringfetch", []);
             let message = format!("{} items, at most {}", items.len(), self.0.items_max);
@@ -292,11 +314,15 @@ impl Server {
                 length if length > max => Err(too_large(length)),
                 _ => Ok(bytes),
             });
-            let bytes = fits.unwrap_or_else(|(code, message)| {
-                let code = code.into();
-                errors.push(wire::ItemError { item, code, message });
-                Vec::new()
-            });
+            let bytes = match fits {
+                Ok(bytes) => bytes,
+                Err((code, message)) if fail_fast => return Err(Status::new(code, message)),
+                Err((code, message)) => {
+                    let code = code.into();
+                    errors.push(wire::ItemError { item, code, message });
+                    Vec::new()
+                }
+            };
             lengths.push(u32::try_from(bytes.len()).unwrap());
             data.extend(bytes);
         }
@@ -392,7 +418,10 @@ service! {
 impl Server {
     fn fetch_blocks(self, request: wire::FetchBlocksRequest) -> Result<wire::FetchBlocksResponse, Status> {
         self.check(&request.if_match)?;
-        let (lengths, errors, data) = self.batch(request.indices.iter().map(|index| self.block(*index)))?;
+        let (lengths, errors, data) = self.batch(
+            request.fail_fast,
+            request.indices.iter().map(|index| self.block(*index)),
+        )?;
         let (block_bytes, data) = (512, data.into());
         Ok(wire::FetchBlocksResponse {
             block_bytes,
@@ -405,7 +434,8 @@ impl Server {
 
     fn fetch_vectors(self, request: wire::FetchVectorsRequest) -> Result<wire::FetchVectorsResponse, Status> {
         self.check(&request.if_match)?;
-        let (lengths, errors, data) = self.batch(request.ids.iter().map(|id| Self::vector(*id)))?;
+        let (lengths, errors, data) =
+            self.batch(request.fail_fast, request.ids.iter().map(|id| Self::vector(*id)))?;
         let (dim, dtype, data) = (24, wire::Dtype::F16.into(), data.into());
         Ok(wire::FetchVectorsResponse {
             dim,
@@ -433,8 +463,10 @@ impl Server {
         }
         self.check(&request.if_match)?;
         let ranges = request.offsets.iter().zip(&request.lengths);
-        let (lengths, errors, data) =
-            self.batch(ranges.map(|(offset, length)| self.range(*offset, *length)))?;
+        let (lengths, errors, data) = self.batch(
+            request.fail_fast,
+            ranges.map(|(offset, length)| self.range(*offset, *length)),
+        )?;
         let data = data.into();
         Ok(wire::FetchRangesResponse {
             lengths,
@@ -449,7 +481,8 @@ impl Server {
         let object = |(item, name): (usize, &String)| {
             Self::object(name, at(&request.offsets, item), at(&request.lengths, item))
         };
-        let (lengths, errors, data) = self.batch(request.names.iter().enumerate().map(object))?;
+        let (lengths, errors, data) =
+            self.batch(request.fail_fast, request.names.iter().enumerate().map(object))?;
         let version = |item| self.version(at(&request.offsets, item) > 0);
         let (etags, data) = ((0..request.names.len()).map(version).collect(), data.into());
         Ok(wire::FetchObjectsResponse {
@@ -465,7 +498,7 @@ impl Server {
         let query = request.queries.first();
         let query = query.filter(|query| query.vector.len() == 24);
         let query = query.ok_or_else(|| Status::invalid_argument("queries[0].vector: not 24 elements"))?;
-        let (_, errors, _) = self.batch(query.ids.iter().map(|id| Self::vector(*id)))?;
+        let (_, errors, _) = self.batch(request.fail_fast, query.ids.iter().map(|id| Self::vector(*id)))?;
         let mut ids = query.ids.clone();
         ids.sort_unstable_by(|one, other| other.cmp(one));
         ids.retain(|id| *id < VECTORS);
