@@ -208,7 +208,8 @@ pub(crate) struct Out {
     /// hex, and raw with --out.
     #[arg(long, value_enum, conflicts_with = "json")]
     pub(crate) format: Option<Format>,
-    /// Write to this file instead of stdout.
+    /// Write to this file instead of stdout. A range or object that fails midway then leaves it as it was; a pipe has got its
+    /// beginning.
     #[arg(long, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
 }

@@ -1,5 +1,6 @@
-//! `ringfetch get`: a few items, for people and pipes. Raw and npy output is all or nothing; hex, text and
-//! JSON show what could be read and report the rest.
+//! `ringfetch get`: a few items, for people and pipes. Of several items raw and npy output is all or nothing; hex, text and
+//! JSON show what could be read and report the rest. A long range or object comes in parts: with `--out` all of it or
+//! nothing, but a pipe has got the parts before the one that fails.
 
 use crate::args::{Format, Get, Global, Out};
 use crate::daemon::{PatientClient, grpc_failure, is_too_large};
@@ -65,10 +66,14 @@ async fn fetch(global: &Global, get: &Get, mut printer: Printer) -> Result<(), F
                 let call = client.call(|client| client.get_dataset(dataset));
                 let end = call.await.map_err(failed)?.length_bytes;
                 if offset.saturating_add(*length) > end {
-                    let most = end.saturating_sub(*offset);
-                    return Err(Failure::Failed(format!(
-                        "offset {offset} + length {length} ends past the end of {dataset}, at {end}: ask for at most {most} bytes"
-                    )));
+                    let problem = match end.saturating_sub(*offset) {
+                        0 => format!("offset {offset} is past the end of {dataset}: there are {end} bytes"),
+                        most => format!(
+                            "offset {offset} + length {length} ends past the end of {dataset}, at {end}: ask for at most {most} \
+                             bytes"
+                        ),
+                    };
+                    return Err(Failure::Failed(problem));
                 }
             }
             let source = Source {

@@ -15,10 +15,7 @@ pub enum ReadError {
         count: u64,
     },
     /// A byte range that ends past the end.
-    #[error(
-        "offset {offset} + length {length} ends past the end: there are {end} bytes, so ask for at most {}",
-        .end.saturating_sub(*.offset)
-    )]
+    #[error("{}", past_the_end(*.offset, *.length, *.end))]
     RangeOutOfRange {
         /// First requested byte.
         offset: u64,
@@ -124,6 +121,17 @@ pub enum ReadError {
     /// The shard of this batch failed; the daemon's log says why.
     #[error("the engine failed while it had this read")]
     ShardFailed,
+}
+
+/// The message for a range that ends past the end. One that begins there has no length that would do, and its length may be
+/// one that nobody sent.
+fn past_the_end(offset: u64, length: u64, end: u64) -> String {
+    match end.saturating_sub(offset) {
+        0 => format!("offset {offset} is past the end: there are {end} bytes, counted from 0"),
+        most => format!(
+            "offset {offset} + length {length} ends past the end: there are {end} bytes, so ask for at most {most}"
+        ),
+    }
 }
 
 /// The longest response that a caller may have.

@@ -207,6 +207,11 @@ fn what_cannot_be_read_is_named_once_and_fails() {
     assert_eq!(String::from_utf8(output.stdout).unwrap().lines().count(), 33);
     let raw = ringfetch(Some(server), "get block blocks 1 1000 --format raw");
     assert!(raw.stdout.is_empty());
+    let error = failure(Some(server), "get range blocks 512000 3MiB", 1);
+    assert_eq!(
+        error,
+        "ringfetch: offset 512000 is past the end of blocks: there are 512000 bytes\n"
+    );
     assert!(failure(Some(server), "get object objects nothing", 1).contains("NOT_FOUND: there is no object"));
     assert!(failure(Some(server), "dataset verify nowhere", 1).contains("there is no dataset \"nowhere\""));
     let nobody = std::net::TcpListener::bind("127.0.0.1:0")

@@ -314,8 +314,14 @@ async fn a_bad_item_is_told_alike_by_both_transports() {
                 (2, Code::InvalidArgument, "overflows 64 bits"),
                 (3, Code::InvalidArgument, "length is 0: ask for at least one byte"),
                 (4, Code::ResourceExhausted, "fetch it in ranges"),
-                (5, Code::OutOfRange, "past the end"),
+                (5, Code::OutOfRange, "there are 1228800 bytes, counted from 0"),
             ],
+        );
+        assert!(
+            answer
+                .errors
+                .iter()
+                .all(|error| !error.message.contains("at most 0"))
         );
         let slugs = [
             "range-out-of-range",
@@ -400,6 +406,12 @@ async fn a_bad_item_is_told_alike_by_both_transports() {
             assert_eq!(
                 (status.code(), &found.field_violations[0].field[..]),
                 (code, field)
+            );
+            // Nor a length that was not sent.
+            let remedy = status.message();
+            assert!(
+                !remedy.contains("at most 0") && !remedy.contains("offset 2 + length"),
+                "{remedy}"
             );
             let on_stream = wire::on_stream(1, Request::Objects(request));
             let mut answers = wire::stream(&mut fetch, [on_stream]).await;
