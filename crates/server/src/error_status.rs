@@ -188,6 +188,9 @@ pub fn of_fetch(error: &FetchError) -> ErrorStatus {
         FetchError::TooManyItems { .. } => {
             (Code::ResourceExhausted, Http::PAYLOAD_TOO_LARGE, "too-many-items")
         }
+        FetchError::VectorTooLong { .. } => {
+            (Code::ResourceExhausted, Http::PAYLOAD_TOO_LARGE, "item-too-large")
+        }
         FetchError::TooManyRequests { own, .. } | FetchError::RequestMemory { own, .. } => {
             return overloaded(*own);
         }
@@ -228,7 +231,8 @@ pub fn field_of(error: &FetchError) -> Option<&str> {
         FetchError::Item { .. } | FetchError::Read(_) => {
             matches!(error.read_error(), Some(ReadError::VersionMismatch { .. })).then_some("if_match")
         }
-        FetchError::TooManyRequests { .. }
+        FetchError::VectorTooLong { .. }
+        | FetchError::TooManyRequests { .. }
         | FetchError::PrincipalRequests { .. }
         | FetchError::RequestMemory { .. }
         | FetchError::ListingsBusy { .. }

@@ -101,6 +101,7 @@ impl Rejection {
             | FetchError::WrongKind { .. }
             | FetchError::EmptyBatch { .. }
             | FetchError::ListsDiffer { .. }
+            | FetchError::VectorTooLong { .. }
             | FetchError::Malformed { .. }
             | FetchError::ListingFailed { .. }
             | FetchError::Changed

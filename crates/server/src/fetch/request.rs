@@ -125,6 +125,14 @@ pub enum FetchError {
         /// The limit.
         max: u32,
     },
+    /// Vectors too long to be scored.
+    #[error("a vector has {length} bytes, and one can be scored that has at most {max}: raise that limit")]
+    VectorTooLong {
+        /// The vectors' length.
+        length: u64,
+        /// The largest possible length.
+        max: ResponseMax,
+    },
     /// More requests in flight than allowed.
     #[error(
         "overloaded: {} (limits.requests_in_flight is {max}); retry after a moment",

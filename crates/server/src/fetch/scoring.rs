@@ -147,7 +147,7 @@ impl Fetcher {
         let (bytes, length) = (work.read_bytes(dataset), work.vector_bytes as u64);
         let max = self.response_max(limits, context.connection.as_ref());
         if bytes > 0 && length > max.bytes {
-            return Err(ReadError::ItemTooLarge { length, max }.into());
+            return Err(FetchError::VectorTooLong { length, max });
         }
         // Charges what is read, although the response is small.
         let charged = Self::charge_bytes(context, bytes)?;
@@ -392,7 +392,7 @@ impl<'a> Work<'a> {
     /// The error of a request that ends with this vector.
     fn failed(&self, id: u64, error: ReadError) -> FetchError {
         record::note(|facts| facts.add_failed(1));
-        if self.ids.len() == 1 {
+        if self.candidates.len() == 1 {
             return error.into();
         }
         FetchError::Item {

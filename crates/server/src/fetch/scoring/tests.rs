@@ -310,11 +310,32 @@ async fn the_item_that_ends_a_request_is_named() {
             &[9, 4, 8],
             "vector 8: vector 8 is out of range: the dataset has 8 (vector 0 to 7)",
         ),
+        // Several items, although of one vector.
+        (
+            &[9, 9],
+            "vector 9: vector 9 is out of range: the dataset has 8 (vector 0 to 7)",
+        ),
     ] {
         let scoring = scoring(&[(&query[..], ids)], 1);
         let scored = rig.fetcher.score("v", "", &scoring, &context).await;
         assert_eq!(scored.unwrap_err().to_string(), named);
     }
+}
+
+#[tokio::test]
+async fn a_vector_too_long_to_be_scored_is_told_which_limit_to_raise() {
+    // There is no other way to score it: neither fewer candidates nor ranges help.
+    let rig = rig(&[vec![1.0; 1100]]);
+    let limits = Limits {
+        response_bytes: 4096,
+        ..Limits::default()
+    };
+    let opened = rig.fetcher.open("v", RequiredKind::Vectors, None).unwrap();
+    let (query, context) = (vec![1.0; 1100], RequestContext::default());
+    let one = scoring(&[(&query, &[0])], 1);
+    let refused = rig.fetcher.score_within(&limits, &opened, &one, &context).await;
+    let wanted = "a vector has 4400 bytes, and one can be scored that has at most 4096 bytes (limits.response_bytes): raise that limit";
+    assert_eq!(refused.unwrap_err().to_string(), wanted);
 }
 
 #[tokio::test]
