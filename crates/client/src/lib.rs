@@ -37,6 +37,10 @@
 //! calls, breaks connections or ends streams is passed over for up to a second; one that leaves a call unanswered, until it
 //! has answered a ping. A stream stays with its server, and so do the retries of its requests.
 //!
+//! An etag belongs to the server that sent it: another one with copies of the same files has other etags, and answers
+//! [`Request::if_match`] with FAILED_PRECONDITION, which is not retried. Read one version with requests on one
+//! [`FetchStream`], the etag from its first answer, or with a client of one server.
+//!
 //! # TLS
 //! Servers at `https://` URLs need a certificate that the host's authorities vouch for, or those given to [`Builder::tls`],
 //! with the client's own certificate if they ask for one. [`Builder::token`] sends a bearer token with every call.

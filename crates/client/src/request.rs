@@ -36,7 +36,7 @@ pub struct ObjectPart {
     pub offset: u64,
     /// Bytes, at least 1; `None`: to the object's end.
     pub length: Option<u64>,
-    /// The required version, as in [`Items::etags`]; empty: any.
+    /// The required version, as in [`Items::etags`], of the same server; empty: any.
     pub if_match: String,
 }
 
@@ -117,7 +117,7 @@ impl Request {
     }
 
     /// Requires this version of the dataset, as in an answer's [`Items::etag`]; FAILED_PRECONDITION if it is
-    /// another. Objects have a version each: [`ObjectPart::if_match`].
+    /// another, which it is at any other server. Objects have a version each: [`ObjectPart::if_match`].
     #[must_use]
     pub fn if_match(mut self, etag: impl Into<String>) -> Self {
         self.if_match = etag.into();
