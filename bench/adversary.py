@@ -37,6 +37,8 @@ TAIL_SECONDS = 1.0
 # one CPU from the daemon by scheduling alone (header flood: p99 20 to 40 ms, at 19: 6 to 10 ms).
 ATTACKERS_NICE = "19"
 BLOCK_BYTES = 4096
+# Of the data, by which clients check what they get.
+SEED = 1
 # Reads of the device by another process: what they do to the reader is not the daemon's doing.
 DEVICE_READS = ["fio", "--name=device", "--readonly", "--rw=randread", "--bs=4k", "--ioengine=io_uring", "--direct=1",
                 "--iodepth=64", "--norandommap=1", "--time_based=1"]
@@ -75,8 +77,8 @@ class Bench:
         # Not queried from a daemon that is under attack.
         blocks = (self.options.size << 20) // BLOCK_BYTES
         return [str(part) for part in (
-            ADVERSARY, *addresses, "--dataset", dataset, "--blocks", blocks, "--block-bytes", BLOCK_BYTES, "--from", source,
-            "--seconds", seconds, *arguments)]
+            ADVERSARY, *addresses, "--dataset", dataset, "--blocks", blocks, "--block-bytes", BLOCK_BYTES, "--seed", SEED,
+            "--from", source, "--seconds", seconds, *arguments)]
 
     def victim(self, daemon, seconds):
         return json.loads(run(undisturbed(self.command(daemon, seconds, VICTIM, "victim", "--pid", daemon.process.pid))))
@@ -292,15 +294,6 @@ def command_line(options):
     return " ".join(words)
 
 
-def make_data(path, mib):
-    block = os.urandom(1 << 20)
-    with open(path, "wb") as file:
-        for index in range(mib):
-            # Each MiB begins with its number, so that blocks of different MiB differ.
-            file.write(index.to_bytes(8, "little") + block[8:])
-        os.fsync(file.fileno())
-
-
 def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=10, help="a run (default: 10)")
@@ -340,7 +333,7 @@ def main():
     cases = chosen(options.cases)
     if not options.no_build:
         say("building the release binaries")
-        run(["cargo", "build", "--release", "-p", "ringfetch-server", "-p", "ringfetch-adversary",
+        run(["cargo", "build", "--release", "-p", "ringfetch-server", "-p", "ringfetch-cli", "-p", "ringfetch-adversary",
              "-p", "ringfetch-slowdisk", "--bins"], cwd=ringfetch.ROOT)
     # 10,000 connections, in the daemon too.
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -352,7 +345,7 @@ def main():
     rows, begun = [], time.monotonic()
     with tempfile.TemporaryDirectory(dir=options.directory or ringfetch.TARGET.parent, prefix="adversary-") as directory:
         bench = Bench(options, pathlib.Path(directory))
-        make_data(bench.data, options.size)
+        run([ringfetch.RINGFETCH, "dataset", "make", "blocks", bench.data, "--size", f"{options.size}MiB", "--seed", SEED])
         facts = machine.facts(bench.data)
         if facts["load_at_start"] > 0.5:
             say(f"note: load average {facts['load_at_start']:.1f}: others use this machine, and the figures will show it")

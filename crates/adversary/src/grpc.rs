@@ -9,7 +9,7 @@ use h2::client::SendRequest;
 use http::{HeaderMap, HeaderValue, Request};
 use prost::Message as _;
 use ringfetch_client::Code;
-use ringfetch_proto::v1::FetchBlocksRequest;
+use ringfetch_proto::v1::{FetchBlocksRequest, FetchBlocksResponse};
 use std::io;
 use std::time::Duration;
 use tokio::task::JoinHandle;
@@ -165,6 +165,12 @@ pub(crate) fn how(error: &h2::Error) -> String {
     } else {
         error.to_string()
     }
+}
+
+/// The bytes in the only message of an answer; none if there is no such message.
+pub(crate) fn blocks_of(answer: &[u8]) -> Bytes {
+    let message = answer.get(5..).unwrap_or_default();
+    FetchBlocksResponse::decode(message).map_or_else(|_| Bytes::new(), |blocks| blocks.data)
 }
 
 /// A request for these blocks.

@@ -43,6 +43,9 @@ struct DaemonArguments {
     /// How long each is.
     #[arg(long, global = true, default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..))]
     block_bytes: u32,
+    /// Seed of the pattern (`ringfetch dataset make`) that its blocks have. Without it only the lengths of answers are checked.
+    #[arg(long, global = true)]
+    seed: Option<u64>,
     /// Bearer token of gRPC calls.
     #[arg(long, global = true)]
     token: Option<String>,
@@ -89,11 +92,13 @@ async fn run(arguments: Arguments) -> anyhow::Result<serde_json::Value> {
         dataset,
         blocks,
         block_bytes,
+        seed,
         token,
         seconds,
     } = arguments.daemon;
     let target = Target {
         from,
+        seed,
         token,
         ..Target::new(grpc, http, admin, &dataset, blocks, block_bytes)?
     };

@@ -35,7 +35,7 @@ pub struct Counts {
     pub bytes_received: u64,
     /// HTTP/2 frames of floods.
     pub frames_sent: u64,
-    /// Answers that differ from the first one to the same request.
+    /// Answers with wrong bytes, as far as a case checks them.
     pub answers_wrong: u64,
     /// Time to a refusal, milliseconds.
     pub refusal_p99_ms: f64,

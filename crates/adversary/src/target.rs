@@ -26,6 +26,8 @@ pub struct Target {
     pub blocks: u64,
     /// How long each is.
     pub block_bytes: u32,
+    /// The seed of the pattern (`ringfetch dataset make`) that its blocks have; `None`: only the lengths of answers are checked.
+    pub seed: Option<u64>,
     /// The bearer token of gRPC calls.
     pub token: Option<String>,
 }
@@ -60,6 +62,7 @@ impl Target {
             dataset,
             blocks,
             block_bytes,
+            seed: None,
             token: None,
         })
     }
@@ -108,6 +111,15 @@ impl Target {
             .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
         stream.set_nodelay(true)?;
         Ok(stream)
+    }
+
+    /// Whether these are the bytes of a block.
+    pub(crate) fn is_block(&self, index: u64, bytes: &[u8]) -> bool {
+        let offset = index.wrapping_mul(self.block_bytes.into());
+        u32::try_from(bytes.len()) == Ok(self.block_bytes)
+            && self
+                .seed
+                .is_none_or(|seed| ringfetch_pattern::first_difference(seed, offset, bytes).is_none())
     }
 
     pub(crate) fn block_path(&self, index: u64) -> String {

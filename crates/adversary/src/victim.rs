@@ -22,6 +22,7 @@ const PROBE_EVERY: Duration = Duration::from_millis(100);
 const SAMPLE_EVERY: Duration = Duration::from_millis(50);
 /// After a failure, so that the victim does not flood a daemon that refuses everything.
 const AFTER_FAILURE: Duration = Duration::from_millis(5);
+const WRONG: &str = "wrong bytes";
 
 /// What the reader speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -36,7 +37,7 @@ pub enum Protocol {
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Figures {
-    /// Complete answers of the right size.
+    /// Answers with the right bytes (right lengths, if the target's pattern is not known).
     pub ok: u64,
     /// Refusals by gRPC code or HTTP status.
     pub refused: BTreeMap<String, u64>,
@@ -139,16 +140,17 @@ impl Victim {
             else {
                 return Ok(measured.figures_of_closed_loop(begun.elapsed()));
             };
+            let after = begun.elapsed();
             let end = match answer {
                 Ok(blocks) => match blocks.iter().next() {
-                    Some(Ok(bytes)) if wanted(bytes.len(), self.target.block_bytes) => End::Ok,
-                    Some(Ok(_)) | None => End::Failed("an answer of the wrong length".to_owned()),
+                    Some(Ok(bytes)) if self.target.is_block(block, &bytes) => End::Ok,
+                    Some(Ok(_)) | None => End::Failed(WRONG.to_owned()),
                     Some(Err(error)) => End::Failed(error.to_string()),
                 },
                 Err(error) if error.code().is_some() => End::Refused(error.label().to_owned()),
                 Err(error) => End::Failed(error.label().to_owned()),
             };
-            if !measured.end(end, begun.elapsed()) {
+            if !measured.end(end, after) {
                 hold.pause(AFTER_FAILURE).await;
             }
         }
@@ -159,9 +161,9 @@ impl Victim {
         let mut measured = Measured::new();
         let mut connection = None;
         loop {
-            let path = self.target.block_path(random.u64(..self.target.blocks));
+            let block = random.u64(..self.target.blocks);
             let begun = Instant::now();
-            let asked = self.get(&mut connection, &path, Some(self.target.block_bytes));
+            let asked = self.get(&mut connection, Some(block));
             let Some(end) = hold.unless_ended(asked).await else {
                 return measured.figures_of_closed_loop(begun.elapsed());
             };
@@ -173,15 +175,12 @@ impl Victim {
 
     async fn newcomer(&self, hold: &Hold) -> Figures {
         let mut random = fastrand::Rng::with_seed(8);
-        let block_bytes = Some(self.target.block_bytes);
-        self.again(hold, NEWCOMER_EVERY, block_bytes, || {
-            self.target.block_path(random.u64(..self.target.blocks))
-        })
-        .await
+        let mut block = || Some(random.u64(..self.target.blocks));
+        self.again(hold, NEWCOMER_EVERY, &mut block).await
     }
 
     async fn livez(&self, hold: &Hold) -> Figures {
-        self.again(hold, PROBE_EVERY, None, || "/livez".to_owned()).await
+        self.again(hold, PROBE_EVERY, &mut || None).await
     }
 
     /// GETs at fixed times, each on a new connection; a late one delays only its successors.
@@ -189,33 +188,33 @@ impl Victim {
         &self,
         hold: &Hold,
         every: Duration,
-        length: Option<u32>,
-        mut path: impl FnMut() -> String,
+        block: &mut (dyn FnMut() -> Option<u64> + Send),
     ) -> Figures {
         let mut measured = Measured::new();
         let mut ticks = tokio::time::interval(every);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
-            let path = path();
+            let block = block();
             if hold.unless_ended(ticks.tick()).await.is_none() {
                 return measured.figures(Duration::ZERO);
             }
             let begun = Instant::now();
-            match hold.unless_ended(self.get(&mut None, &path, length)).await {
+            match hold.unless_ended(self.get(&mut None, block)).await {
                 None => return measured.figures(begun.elapsed()),
                 Some(end) => measured.end(end, begun.elapsed()),
             };
         }
     }
 
-    /// One GET on the connection, or on a new one, within the timeout.
-    async fn get(&self, connection: &mut Option<TcpStream>, path: &str, length: Option<u32>) -> End {
+    /// One GET of a block or of /livez, on the connection or on a new one, within the timeout.
+    async fn get(&self, connection: &mut Option<TcpStream>, block: Option<u64>) -> End {
+        let path = block.map_or_else(|| "/livez".to_owned(), |block| self.target.block_path(block));
         let run = async {
             let mut stream = match connection.take() {
                 Some(stream) => stream,
                 None => self.target.connect(self.target.http).await?,
             };
-            let answer = http1::get(&mut stream, path).await?;
+            let answer = http1::get(&mut stream, &path).await?;
             Ok::<_, io::Error>((stream, answer))
         };
         match tokio::time::timeout(TIMEOUT, run).await {
@@ -224,8 +223,8 @@ impl Victim {
             Ok(Ok((stream, answer))) => {
                 *connection = Some(stream);
                 match answer.status {
-                    200 if length.is_none_or(|length| wanted(answer.body.len(), length)) => End::Ok,
-                    200 => End::Failed("an answer of the wrong length".to_owned()),
+                    200 if block.is_none_or(|block| self.target.is_block(block, &answer.body)) => End::Ok,
+                    200 => End::Failed(WRONG.to_owned()),
                     status => End::Refused(format!("HTTP {status}")),
                 }
             }
@@ -242,10 +241,6 @@ impl Victim {
         }
         most
     }
-}
-
-fn wanted(length: usize, block_bytes: u32) -> bool {
-    u32::try_from(length) == Ok(block_bytes)
 }
 
 pub(crate) enum End {

@@ -1,12 +1,12 @@
 //! Many callers that ask for the same block at the same moment.
 
 use super::each;
-use crate::grpc::{Connection, Ended, fetch_blocks};
+use crate::grpc::{Connection, Ended, blocks_of, fetch_blocks};
 use crate::hold::Hold;
 use crate::tally::Tally;
 use crate::target::Target;
 use std::io;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
@@ -38,28 +38,28 @@ pub async fn run(target: &Target, options: &Options, hold: &Hold, tally: &Tally)
     }
     let connections = Arc::new(connections);
     let start = Arc::new(Barrier::new(connections.len()));
-    let first_answer = Arc::new(OnceLock::<Vec<u8>>::new());
     let message = Arc::new(fetch_blocks(target, [options.block]));
+    let target = Arc::new(target.clone());
     each(connections.len(), |number| {
         let connection = Arc::clone(&connections[number]);
         // The first ones take the remainder.
         let callers =
             options.callers / connections.len() + usize::from(number < options.callers % connections.len());
         let (start, hold, tally) = (Arc::clone(&start), hold.clone(), tally.clone());
-        let (message, first_answer) = (Arc::clone(&message), Arc::clone(&first_answer));
+        let (message, target, block) = (Arc::clone(&message), Arc::clone(&target), options.block);
         async move {
             start.wait().await;
             let mut calls = JoinSet::new();
             for _ in 0..callers {
                 let (connection, message) = (Arc::clone(&connection), Arc::clone(&message));
-                let (tally, first_answer) = (tally.clone(), Arc::clone(&first_answer));
+                let (target, tally) = (Arc::clone(&target), tally.clone());
                 calls.spawn(async move {
                     tally.change(|counts| counts.calls += 1);
                     let begun = Instant::now();
                     let ended = connection.call(&message).await;
                     let after = begun.elapsed();
                     if let Ended::Answered(data) = &ended
-                        && first_answer.get_or_init(|| data.clone()) != data
+                        && !target.is_block(block, &blocks_of(data))
                     {
                         tally.change(|counts| counts.answers_wrong += 1);
                     }

@@ -91,7 +91,7 @@ async fn a_herd_on_one_cold_block_is_one_read_a_shard() {
         let (source, mountpoint) = (directory.path().join("source"), directory.path().join("disk"));
         std::fs::create_dir_all(&source).unwrap();
         std::fs::create_dir_all(&mountpoint).unwrap();
-        std::fs::write(source.join("blocks.bin"), vec![7; 1024 * 4096]).unwrap();
+        ringfetch_pattern::write_blocks(&source.join("blocks.bin"), 9, 1024 * 4096, &mut |_| true).unwrap();
         let disk = slowdisk::SlowDisk::mount(&source, &mountpoint, &slowdisk::Parameters::default()).unwrap();
         let path = format!("path: {}", disk.path().join("blocks.bin").display());
         let setup =
@@ -100,7 +100,8 @@ async fn a_herd_on_one_cold_block_is_one_read_a_shard() {
         disk.reset();
         disk.hold();
         let tally = Tally::default();
-        let target = target(&daemon, "127.0.0.2");
+        let mut target = target(&daemon, "127.0.0.2");
+        target.seed = Some(9);
         let options = cases::herd::Options {
             callers: 1000,
             connections: 50,
