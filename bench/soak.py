@@ -5,6 +5,7 @@
     bench/soak.py --seed 7 --minutes 20               the same schedule again
     bench/soak.py --only kill,truncate --minutes 2    only these (--list names all)
     bench/soak.py --smoke                             every fault once, about a minute
+    bench/soak.py --smoke --need fuse,openssl         and end with 1 if a fault that needs these is left out
 
 Each answer must be right, byte for byte, or an error that a fault of the moment explains. Faults come one to three at a time;
 after each phase the clients stop, and memory, descriptors, threads and mappings must be what they were. Ends with 1 where an
@@ -13,6 +14,7 @@ libfaketime, openssl) is left out and named.
 """
 
 import argparse
+import collections
 import contextlib
 import csv
 import http.client
@@ -41,6 +43,8 @@ from soak_access import Certificates
 from soak_daemon import FAKETIME, Cgroup, Daemon, Starved, memory_bound, total, waited_ns
 
 SAMPLE_SECONDS, PROBE_SECONDS = 0.5, 0.1
+# How long a SIGHUP may take to be followed.
+HANG_UP_SECONDS = 5
 # Longest time for a phase's resources to be released: idle threads of a pool take ten seconds, closed connections a moment.
 SETTLE_SECONDS = 20
 WARM_UP_SECONDS, SMOKE_WARM_UP_SECONDS = 1.0, 0.3
@@ -95,7 +99,9 @@ class Soak:
         self.judge = soak_load.Judge(self.faults, self.note)
         self.ended, self.paused, self.restarting = threading.Event(), threading.Event(), threading.Lock()
         self.begun, self.phase, self.phases, self.samples, self.probes, self.events = time.monotonic(), None, [], [], [], []
-        self.baseline, self.counters, self.cut_off = None, {}, False
+        self.baseline, self.counters = None, {}
+        # What each fault did: without that it proves nothing.
+        self.effects = collections.Counter()
         plain = ["blocks", "odd", "split", "on-mmap", "on-pread", "on-auto", "npy", "fvecs", "u8bin", "ballast"]
         clients = [("grpc", "grpc", plain, 0.004, None), ("stream", "stream", plain, 0.02, None), ("http", "http", plain, 0.006, None),
                    ("new-grpc", "grpc", plain, 0.05, 1), ("new-http", "http", plain, 0.05, 1),
@@ -153,15 +159,27 @@ class Soak:
             self.judge.violation("mistake accepted", what)
         elif status not in (3, 9):
             self._admin_failed("Reload of a mistake", status, text, begun)
+        return status in (3, 9)
+
+    def _reloads(self):
+        """Reloads that have succeeded; None: the daemon does not say."""
+        with contextlib.suppress(OSError, http.client.HTTPException, RunFailed):
+            return total(self.daemon.metrics(), "ringfetch_config_reloads_total", 'result="ok"')
+        return None
 
     def hang_up(self):
-        """Sends SIGHUP, and waits until the daemon has handled it, or has ended."""
-        with contextlib.suppress(OSError, http.client.HTTPException, RunFailed, ProcessLookupError):
-            before = total(self.daemon.metrics(), "ringfetch_config_reloads_total")
-            self.daemon.process.send_signal(signal.SIGHUP)
-            until = time.monotonic() + 5
-            while time.monotonic() < until and total(self.daemon.metrics(), "ringfetch_config_reloads_total") <= before:
-                time.sleep(0.02)
+        """Sends SIGHUP, after which the daemon must reload its configuration, which is valid. False: it did not."""
+        begun, before = time.monotonic(), self._reloads()
+        self.daemon.process.send_signal(signal.SIGHUP)
+        while before is None or (self._reloads() or 0) <= before:
+            if time.monotonic() > begun + HANG_UP_SECONDS:
+                codes = {"CONNECT", "BROKEN", "HANG", "HANG-NEW", "UNAVAILABLE", "INVALID_ARGUMENT", "FAILED_PRECONDITION", "INTERNAL",
+                         "DEADLINE_EXCEEDED"}
+                self.judge.error("SIGHUP", types.SimpleNamespace(name="admin"), codes, begun, time.monotonic(),
+                                 f"not reloaded after {HANG_UP_SECONDS} s")
+                return False
+            time.sleep(0.02)
+        return True
 
     def restart(self, fault, how=None, with_tls=None, **options):
         """Ends the daemon by SIGKILL, or by SIGTERM if `how` says so, and starts it again."""
@@ -366,6 +384,10 @@ class Soak:
             if counted < items:
                 self.judge.violation("metrics", f"{dataset}: clients got {items} items, ringfetch_reads_total has {counted:.0f}")
 
+    def idle_faults(self):
+        """Faults of the phases so far that did nothing."""
+        return sorted({name for phase, _ in self.phases for name in phase.faults if not self.effects[name]})
+
     def log_lines(self):
         """Log lines that must not occur."""
         found = []
@@ -389,6 +411,8 @@ class Soak:
                 f"({counts['items']:,} items right{f', {broken} VIOLATIONS' if broken else ''})")
             self.run_phase(phase)
         self.phase = soak_faults.Phase(-1, (), 0)
+        for name in self.idle_faults():
+            self.judge.violation("defect of the soak", f"the fault {name} did nothing")
         self.pause()
         self.ended.set()
         time.sleep(2 * SAMPLE_SECONDS)
@@ -421,6 +445,7 @@ def parse(arguments=None):
     parser.add_argument("--minutes", type=float, default=20, help="about so long (default: 20)")
     parser.add_argument("--only", help="names of faults with commas between them (default: all)")
     parser.add_argument("--smoke", action="store_true", help="every fault once, in about a minute, with a fixed seed")
+    parser.add_argument("--need", default="", help="what this machine must have, with commas between: fuse, cgroup, faketime, openssl")
     parser.add_argument("--daemon", type=pathlib.Path, default=ringfetch.RINGFETCHD, help="default: the release build")
     parser.add_argument("--directory", type=pathlib.Path, help="for the data; on a disk (default: target/)")
     parser.add_argument("--out", type=pathlib.Path, help="for the report (default: target/soak)")
@@ -429,6 +454,9 @@ def parse(arguments=None):
     options = parser.parse_args(arguments)
     if options.minutes <= 0:
         parser.error("--minutes: more than 0")
+    needs = {need for fault in soak_faults.FAULTS.values() for need in fault.needs}
+    if options.need and not set(options.need.split(",")) <= needs:
+        parser.error(f"--need: there are {', '.join(sorted(needs))}")
     options.names = options.only.split(",") if options.only else sorted(soak_faults.FAULTS)
     unknown = [name for name in options.names if name not in soak_faults.FAULTS]
     if unknown:
@@ -464,6 +492,9 @@ def main():
     if not options.daemon.exists():
         sys.exit(f"there is no {options.daemon}: cargo build --release, or --daemon PATH")
     missing = lacking(options)
+    needed = [what for need, what in missing.items() if need in options.need.split(",")]
+    if needed:
+        sys.exit(f"this machine lacks {', '.join(needed)}")
     for need, what in missing.items():
         left_out = [name for name in options.names if need in soak_faults.FAULTS[name].needs]
         if left_out:

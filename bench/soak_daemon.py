@@ -30,7 +30,7 @@ DEADLINE_MS = 3000
 # Below the kernel's ephemeral ports, so that no client ever gets a port of a killed daemon.
 PORTS = range(20_000, 30_000)
 CGROUPS = pathlib.Path("/sys/fs/cgroup/memory")
-FAKETIME = pathlib.Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
+FAKETIME = pathlib.Path(f"/usr/lib/{os.uname().machine}-linux-gnu/faketime/libfaketime.so.1")
 
 
 def memory_bound(connections, with_tls):
@@ -280,5 +280,7 @@ class Daemon:
 
 
 def total(metrics, name, *labels):
-    """The sum of a metric's series that have all these labels."""
+    """The sum of a metric's series that have all these labels; LookupError for a metric that the daemon does not have."""
+    if all(found != name for found, _ in metrics):
+        raise LookupError(f"/metrics has no {name}")
     return sum(value for (found, text), value in metrics.items() if found == name and all(label in text for label in labels))

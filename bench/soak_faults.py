@@ -80,7 +80,7 @@ def flip(soak, chance, until):
     while sleep(until, chance.uniform(0.05, 0.8)):
         backend = chance.choice(sorted(BACKENDS))
         dataset = chance.choice([None, None, "npy", "swap", "objects", *(["slow"] if soak.disk else [])])
-        soak.admin_call("SetBackend", field(1, BACKENDS[backend]) + (field(2, dataset) if dataset else b""))
+        soak.effects["flip"] += soak.admin_call("SetBackend", field(1, BACKENDS[backend]) + (field(2, dataset) if dataset else b""))
 
 
 @fault("cold")
@@ -93,6 +93,7 @@ def cold(soak, chance, until):
                     file = os.open(os.path.join(folder, name), os.O_RDONLY)
                     os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
                     os.close(file)
+                    soak.effects["cold"] += 1
 
 
 @fault("reload")
@@ -111,9 +112,9 @@ def reload(soak, chance, until):
             config["datasets"] = [dataset for dataset in config["datasets"] if dataset["name"] != "extra"] + extra
             if goes_on and chance.random() < 0.3:
                 soak.daemon.write_config()
-                soak.hang_up()
+                soak.effects["reload"] += soak.hang_up()
             else:
-                soak.reload()
+                soak.effects["reload"] += soak.reload()
 
 
 def mistakes(config):
@@ -134,12 +135,18 @@ def mistakes(config):
 @fault("bad-reload")
 def bad_reload(soak, chance, until):
     """Checks that configurations with a mistake are refused and change nothing."""
-    daemon = soak.daemon
+    soak.effects["bad-reload"] += refuse_mistakes(soak, chance, until)
+
+
+def refuse_mistakes(soak, chance, until):
+    """How many configurations with a mistake were refused."""
+    daemon, refused = soak.daemon, 0
     while sleep(until, chance.uniform(0.1, 1.0)):
         with daemon.config_lock:
             bad = chance.choice(mistakes(daemon.config))
-            soak.reload_mistake(json.dumps(bad)[-300:], bad)
+            refused += soak.reload_mistake(json.dumps(bad)[-300:], bad)
             soak.reload()
+    return refused
 
 
 @fault("replace")
@@ -150,11 +157,13 @@ def replace(soak, chance, until):
         if chance.random() < 0.1:
             with daemon.config_lock, swap.history.change(swap.history.newest + 1):
                 swap.write(swap.history.now)
+                soak.effects["replace"] += 1
                 # Until a reload succeeds, the old version may be answered.
                 soak.reload_until(until + RELOAD_SECONDS)
             continue
         name = chance.choice(list(objects.objects))
         history = objects.objects[name]
+        soak.effects["replace"] += 1
         if history.now is not None and chance.random() < 0.4:
             with history.change(None):
                 os.remove(os.path.join(objects.directory, name))
@@ -172,6 +181,7 @@ def truncate(soak, chance, until):
         cut.cut_at = chance.randrange(cut.length) if chance.random() < 0.7 else chance.randrange(cut.count) * cut.item_bytes
         cut.cut_until = float("inf")
         os.truncate(cut.paths[0], cut.cut_at)
+        soak.effects["truncate"] += 1
         sleep(until, until - time.monotonic())
         with cut.history.change(cut.history.newest + 1):
             cut.write(cut.history.now)
@@ -182,6 +192,7 @@ def truncate(soak, chance, until):
 @fault("eio", needs=("fuse",))
 def eio(soak, chance, until):
     """Fails reads of the slow disk."""
+    before = soak.disk.ask("report")["reads"]["failed"]
     with soak.faults.window("eio", {"DATA_LOSS", "BROKEN"}, {"slow", "slow-objects"}, after_s=1.0), \
             soak.faults.window("eio", {"INVALID_ARGUMENT", "FAILED_PRECONDITION"}, {"admin"}, after_s=1.0):
         while True:
@@ -193,14 +204,17 @@ def eio(soak, chance, until):
                 break
         soak.disk.ask("set error-probability 0")
         soak.disk.ask("set error-ranges 0+0")
+    soak.effects["eio"] += soak.disk.ask("report")["reads"]["failed"] - before
 
 
 @fault("short", needs=("fuse",))
 def short(soak, chance, until):
     """Makes direct reads of the slow disk return half of the requested bytes."""
+    before = soak.disk.ask("report")["reads"]["short"]
     soak.disk.ask(f"set short-probability {chance.choice([0.1, 0.25, 0.4])}")
     sleep(until, until - time.monotonic())
     soak.disk.ask("set short-probability 0")
+    soak.effects["short"] += soak.disk.ask("report")["reads"]["short"] - before
 
 
 @fault("delay", needs=("fuse",))
@@ -215,6 +229,7 @@ def delay(soak, chance, until):
     with soak.faults.window("delay", {"DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "BROKEN", "UNAVAILABLE"},
                             {"slow", "slow-objects"} if apart else None, after_s=DEADLINE_S + MARGIN_S):
         while True:
+            soak.effects["delay"] += 1
             if chance.random() < 0.4:
                 soak.disk.ask("hold")
                 more = sleep(until, chance.uniform(0.5, 4.5))
@@ -268,6 +283,7 @@ def vanish(soak, chance, until):
                 head = f"GET /v1/datasets/blocks/bytes HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {soak.daemon.principals.attacker}\r\n"
                 raw.sendall(head.encode() + chance.choice([b"", b"\r\n"]))
                 kept.append(raw)
+                soak.effects["vanish"] += 1
             elif way == "silent":
                 kept.append(socket.create_connection(soak.daemon.addresses[chance.choice(["grpc", "http"])], 5, (ATTACKER, 0)))
             else:
@@ -280,6 +296,7 @@ def vanish(soak, chance, until):
                         connection.socket.shutdown(socket.SHUT_WR)
                 elif way == "cancel":
                     connection.cancel(stream)
+                soak.effects["vanish"] += 1
                 if way == "reset" or chance.random() < 0.3:
                     time.sleep(chance.choice([0, 0.001, 0.01]))
                     _reset(connection)
@@ -303,6 +320,7 @@ def slow_readers(soak, chance, until):
                 reader = _attack(soak, window_bytes=chance.choice([0, 1, 1 << 14, 1 << 22]))
                 for _ in range(chance.randint(1, 8)):
                     reader.start(FETCH + "FetchBlocks", _big_request(soak), DEADLINE_S)
+                    soak.effects["slow-readers"] += 1
                 readers.append(reader)
             else:
                 reader = chance.choice(readers)
@@ -330,6 +348,7 @@ def emfile(soak, chance, until):
                 _, hard = resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE)
                 limit = sample["descriptors"] + chance.choice([0, 0, 1, 3])
                 resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE, (limit, hard))
+                soak.effects["emfile"] += 1
                 sleep(until, chance.uniform(0.5, 3.0))
                 resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE, (hard, hard))
             sleep(until, chance.uniform(0.2, 1.0))
@@ -355,7 +374,7 @@ def memory(soak, chance, until):
                         if soak_wire.parse(message).get(15, [b"\1"])[0].strip(b"\0"):
                             soak.judge.violation("wrong bytes", "ballast that is not zero")
     soak.cgroup.limit(-1)
-    soak.tell(f"the cgroup was at its limit {soak.cgroup.failures() - before} times")
+    soak.effects["memory"] += soak.cgroup.failures() - before
 
 
 @fault("kill", restarts=True)
@@ -363,6 +382,7 @@ def kill(soak, chance, until):
     """SIGKILL under load, and a start."""
     sleep(until, chance.uniform(0.5, 3))
     soak.restart("kill")
+    soak.effects["kill"] += 1
     sleep(until, until - time.monotonic())
 
 
@@ -371,6 +391,7 @@ def term(soak, chance, until):
     """SIGTERM: it drains, exits with 0, and is started again."""
     sleep(until, chance.uniform(0.5, 3))
     soak.restart("term")
+    soak.effects["term"] += 1
     sleep(until, until - time.monotonic())
 
 
@@ -384,6 +405,7 @@ def stopped(soak, chance, until):
                 time.sleep(chance.uniform(3.2, 4))
             finally:
                 soak.daemon.process.send_signal(signal.SIGCONT)
+            soak.effects["stopped"] += 1
 
 
 @fault("clock", restarts=True, needs=("faketime",))
@@ -398,6 +420,7 @@ def clock(soak, chance, until):
     jumps = ["+0", "+3600", "+86400"] if soak.daemon.with_tls else ["+3600", "-7200", "+86400", "+315360000", "-315360000"]
     while sleep(until, chance.uniform(0.5, 2.0)):
         offset.write_text(chance.choice(jumps))
+        soak.effects["clock"] += 1
     offset.write_text("+0")
     soak.restart("clock")
 
@@ -407,7 +430,8 @@ def log_full(soak, chance, until):
     """The log's disk is full."""
     with open("/dev/full", "wb") as full:
         soak.restart("log-full", stderr=full)
-        bad_reload(soak, chance, until)
+        # Each is logged.
+        soak.effects["log-full"] += refuse_mistakes(soak, chance, until)
         soak.restart("log-full")
 
 
@@ -419,7 +443,7 @@ def log_stall(soak, chance, until):
         fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 4096)
         with os.fdopen(write, "wb") as pipe:
             soak.restart("log-stall", stderr=pipe)
-        bad_reload(soak, chance, until)
+        soak.effects["log-stall"] += refuse_mistakes(soak, chance, until)
         soak.restart("log-stall")
     finally:
         os.close(read)
@@ -447,6 +471,7 @@ def certificates(soak, chance, until):
                     made.make("server")
                     # If the reload fails (a failing disk), the old certificate may stay for now.
                     reloaded = soak.reload()
+                    soak.effects["certificates"] += reloaded
                     with contextlib.suppress(OSError, ssl.SSLError):
                         if reloaded and soak.daemon.presented_certificate() != made.server_certificate():
                             soak.judge.violation("certificate", "the new one is not shown after a reload")
@@ -456,7 +481,7 @@ def certificates(soak, chance, until):
                 with contextlib.suppress(OSError, ssl.SSLError):
                     shown = soak.daemon.presented_certificate()
                 made.path("server.pem").write_text(bad)
-                soak.reload_mistake(f"a certificate file of {bad[:40]!r}")
+                soak.effects["certificates"] += soak.reload_mistake(f"a certificate file of {bad[:40]!r}")
                 with contextlib.suppress(OSError, ssl.SSLError):
                     if shown and soak.daemon.presented_certificate() != shown:
                         soak.judge.violation("certificate", "another one is shown after a refused reload")
@@ -488,7 +513,7 @@ def rotate(soak, chance, until, kind):
         with daemon.config_lock:
             if chance.random() < 0.3:
                 principals.write(chance.choice(principals.mistakes()))
-                soak.reload_mistake("a file of principals")
+                soak.effects[fault] += soak.reload_mistake("a file of principals")
                 principals.write()
                 soak.reload_until(until + RELOAD_SECONDS)
                 continue
@@ -506,6 +531,7 @@ def rotate(soak, chance, until, kind):
                 known = soak.reload_until(until + RELOAD_SECONDS)
                 principals.use(new)
                 soak.tell(f"{fault}: {old.value} is out, {new.value} in")
+                soak.effects[fault] += known
                 if known:
                     refused_and_let_in(soak, old, new)
                 else:

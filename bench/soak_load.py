@@ -175,7 +175,7 @@ class GrpcClient:
                 raise Malformed(f"offset {message.get(3)} after {len(data)} bytes")
             data += message.get(15, [b""])[0]
         if status:
-            return Answer(GRPC_CODES.get(status, str(status)), text=text)
+            return Answer(GRPC_CODES.get(status, str(status)), [data], text=text)
         if head.get(2, [0])[0] != len(data):
             raise Malformed(f"an object of {head.get(2)} bytes brought {len(data)}")
         return Answer("OK", [data])
@@ -383,8 +383,12 @@ class Judge:
         if ask.condition and self._is_by_condition(where, ask, answer, begun, ended):
             return
         if answer.code != "OK":
-            expected = ask.how == "whole" and answer.code == "NOT_FOUND" and None in dataset.possible(ask.items[0], begun, ended)
-            if not expected:
+            possible = dataset.possible(ask.items[0], begun, ended) if ask.how == "whole" else []
+            # What came of an object before the error.
+            for found in answer.items:
+                if not any(version is not None and dataset.object(ask.items[0], version).startswith(found) for version in possible):
+                    self.violation("wrong bytes", f"{where} {dataset.name} {ask.items[0]}: {len(found)} bytes before {answer.code}")
+            if not (answer.code == "NOT_FOUND" and None in possible):
                 self.error(where, dataset, {answer.code}, begun, ended, f"{ask.how}: {answer.text}")
             return
         if ask.how == "score":
@@ -414,17 +418,21 @@ class Judge:
         return False
 
     def _learn(self, where, ask, etag, versions):
-        """Records that an ETag came with the bytes of one of these versions; over HTTP it is quoted."""
-        if not etag.startswith('"') or not single(ask):
+        """Records that an ETag came with the bytes of one of these versions. Over HTTP it is quoted, and of a resource; over gRPC it
+        is the dataset's."""
+        of_resource = etag.startswith('"')
+        if not etag or (of_resource and not single(ask)):
             return
+        of = resource(ask) if of_resource else ask.dataset.name
         with self.lock:
-            known = self.versions[resource(ask)]
+            known = self.versions[of]
             before = known.get(etag)
             if before is None and len(versions) == 1:
                 known[etag] = versions[0]
-                self.known[ask.dataset.name, ask.how].append((resource(ask), etag))
+                if of_resource:
+                    self.known[ask.dataset.name, ask.how].append((of, etag))
         if before is not None and before not in versions:
-            self.violation("condition", f"{where} {resource(ask)}: {etag} of version {before} came with {versions}")
+            self.violation("condition", f"{where} {of}: {etag} of version {before} came with {versions}")
 
     def _good(self, dataset, count, length, begun, has_read=True):
         with self.lock:

@@ -57,11 +57,11 @@ class Report:
         for kind, what in INVARIANTS:
             count = counts[kind]
             lines.append(f"| no {what} | {count} | {'holds' if not count else '**does not hold**'} |")
-        lines += ["", "| fault | phases | errors that it explains |", "|---|--:|---|"]
+        lines += ["", "| fault | phases | what it did, times | errors that it explains |", "|---|--:|--:|---|"]
         times = collections.Counter(name for phase, _ in soak.phases for name in phase.faults)
         for name in sorted(times):
             explained = sorted((code, count) for (fault, code), count in soak.judge.explained.items() if fault == name)
-            lines.append(f"| {name} | {times[name]} | {', '.join(f'{code} {count:,}' for code, count in explained) or 'none'} |")
+            lines.append(f"| {name} | {times[name]} | {soak.effects[name]:,} | {', '.join(f'{code} {count:,}' for code, count in explained) or 'none'} |")
         seen = collections.Counter()
         for at, kind, what in soak.judge.violations:
             seen[kind] += 1

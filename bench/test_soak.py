@@ -6,6 +6,7 @@ import io
 import os
 import pathlib
 import random
+import re
 import shutil
 import socket
 import ssl
@@ -15,6 +16,7 @@ import threading
 import time
 import types
 import unittest
+import unittest.mock
 import xml.dom.minidom
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
@@ -226,6 +228,23 @@ class Judgement(unittest.TestCase):
         with self.objects.objects[self.last].change(None):
             self.assertEqual(self.judged(ask, Answer("OK", ["NOT_FOUND"])), [])
 
+    def test_what_comes_of_an_object_before_an_error_is_compared(self):
+        name, whole = self.last, self.objects.object(self.last, 0)
+        with self.judge.faults.window("eio", {"DATA_LOSS"}):
+            ask = Ask(self.objects, "whole", [name])
+            self.assertEqual(self.judged(ask, Answer("DATA_LOSS", [whole[:100]])), [])
+            self.assertEqual(self.judged(ask, Answer("DATA_LOSS", [bytes(100)])), ["wrong bytes"])
+
+    def test_a_version_over_grpc_is_of_one_content(self):
+        ask = Ask(self.blocks, "blocks", [3, 4])
+        old, new = (self.blocks.items(version, 3, 2) for version in (0, 1))
+        self.assertEqual(self.judged(ask, Answer("OK", [old[:4096], old[4096:]], "a")), [])
+        with self.blocks.history.change(1):
+            pass
+        time.sleep(0.001)
+        self.assertEqual(self.judged(ask, Answer("OK", [new[:4096], new[4096:]], "b")), [])
+        self.assertEqual(self.judged(ask, Answer("OK", [new[:4096], new[4096:]], "a")), ["condition"])
+
     def test_scores_are_held_against_the_formula(self):
         vectors = soak_data.Vectors(1, "u8bin", "/nonexistent", 50, 8, "u8bin")
         weights = soak_load.query(vectors)
@@ -252,6 +271,46 @@ class Machine(unittest.TestCase):
         self.assertEqual(starved.share({"1": 2 * 10**9, "2": 10**8, "3": 10**12}), 0.5)
         self.assertIn(str(threading.get_native_id()), soak_daemon.waited_ns(os.getpid()))
         self.assertEqual(soak_daemon.Starved().share({}), 0)
+
+
+    def test_a_metric_that_does_not_exist_is_not_0(self):
+        metrics = {("reads_total", 'result="ok"'): 2.0, ("reads_total", 'result="error"'): 1.0}
+        self.assertEqual((soak_daemon.total(metrics, "reads_total"), soak_daemon.total(metrics, "reads_total", 'result="ok"')), (3, 2))
+        with self.assertRaises(LookupError):
+            soak_daemon.total(metrics, "read_total")
+
+    def test_the_bound_of_memory_is_the_documented_one(self):
+        text = (pathlib.Path(soak.__file__).parents[1] / "docs" / "OPERATIONS.md").read_text()
+        fixed, times, each, with_tls = map(int, re.search(
+            r"(\d+) MiB \+ engine\.memory_budget \+ (\d+) x limits\.request_memory \+ (\d+) KiB x connections \(with TLS: (\d+) KiB\)",
+            text).groups())
+        sums = (fixed << 20) + soak_daemon.BUDGET_BYTES + times * soak_daemon.REQUEST_MEMORY_BYTES
+        self.assertEqual([soak_daemon.memory_bound(1000, tls) for tls in (False, True)],
+                         [sums + 1000 * (kib << 10) for kib in (each, with_tls)])
+
+    def signalled(self, counts, window=None):
+        """Violations of a SIGHUP to a daemon whose reloads are counted like this."""
+        judge = Judge(soak_data.Faults())
+        metrics = iter([*counts, *[counts[-1]] * 10_000])
+        name = "ringfetch_config_reloads_total"
+        daemon = types.SimpleNamespace(process=types.SimpleNamespace(send_signal=lambda _: None),
+                                       metrics=lambda: {(name, 'result="ok"'): next(metrics), (name, 'result="error"'): time.monotonic()})
+        run = types.SimpleNamespace(daemon=daemon, judge=judge)
+        run._reloads = lambda: soak.Soak._reloads(run)
+        with unittest.mock.patch("soak.HANG_UP_SECONDS", 0.1), judge.faults.window(*window) if window else contextlib.nullcontext():
+            followed = soak.Soak.hang_up(run)
+        return followed, [kind for _, kind, _ in judge.violations]
+
+    def test_a_signal_that_is_lost_or_refused_is_a_violation(self):
+        # Scenario: the daemon reloads at the third look; never, or refuses; never, while it is restarted.
+        self.assertEqual(self.signalled([4, 4, 5]), (True, []))
+        self.assertEqual(self.signalled([4]), (False, ["unexplained error"]))
+        self.assertEqual(self.signalled([4], ("kill", soak_faults.GONE)), (False, []))
+
+    def test_a_fault_that_did_nothing_is_named(self):
+        phases = [(soak_faults.Phase(0, ("kill", "flip"), 3), {}), (soak_faults.Phase(1, ("vanish",), 3), {})]
+        run = types.SimpleNamespace(phases=phases, effects=collections.Counter(kill=1, vanish=0))
+        self.assertEqual(soak.Soak.idle_faults(run), ["flip", "vanish"])
 
 
 class Credentials(unittest.TestCase):
@@ -354,7 +413,7 @@ class Reporting(unittest.TestCase):
         samples = [dict(zip(soak_report.COLUMNS, (0.5 * n, 0, "kill+flip", 1 << 24, 1 << 25, 40, 9, 0.25, 0.75, n, 2 * n, n), strict=True))
                    for n in range(9)]
         run = types.SimpleNamespace(judge=judge, phases=[(phase, {})], samples=samples, probes=[(1, 0.001)], begun=0.0, at=lambda: 5.0,
-                                    daemon=types.SimpleNamespace(lives=2))
+                                    daemon=types.SimpleNamespace(lives=2), effects=collections.Counter(kill=1, flip=2))
         return soak_report.Report(run, [phase], FACTS, {}, failure)
 
     def test_a_good_run_holds_and_each_kind_of_violation_is_named(self):
