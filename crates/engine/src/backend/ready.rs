@@ -1,8 +1,8 @@
 //! Which slots of a ring's backend have finished: one bit each, set by the wakers of its operations on any
 //! thread.
 //!
-//! Invariant: a later [`Ready::take`] returns each slot that was set, once, and the task of the last
-//! [`Ready::register`] is woken for it. `loom/waking.rs` checks this over all interleavings.
+//! Invariant: a later [`Ready::poll`] reports each slot that was set, once, and the task of the last one is
+//! woken for it. `loom/waking.rs` checks this over all interleavings.
 
 #[cfg(all(loom, test))]
 use loom::sync::{
@@ -15,7 +15,7 @@ use std::sync::{
     Mutex,
     atomic::{AtomicBool, AtomicU64, Ordering},
 };
-use std::task::Waker;
+use std::task::{Context, Waker};
 
 /// See the module.
 pub(crate) struct Ready {
@@ -53,7 +53,7 @@ impl Ready {
         }
     }
 
-    /// Makes the next [`Self::take`] return true without a slot.
+    /// Makes the next [`Self::poll`] return true without a slot.
     pub(crate) fn mark(&self) {
         self.any.store(true, Ordering::Release);
     }
@@ -67,22 +67,28 @@ impl Ready {
         }
     }
 
-    /// Whether any slot was set since the last call; if so, [`Self::take_word`] returns which.
+    /// Whether any slot was set since the last call.
     #[inline]
     pub(crate) fn take(&self) -> bool {
         self.any.swap(false, Ordering::AcqRel)
     }
 
-    /// Number of words of slots.
-    pub(crate) fn words(&self) -> usize {
-        self.words.len()
-    }
-
-    /// Takes the slots of a word that were set: bit 3 of word 1 is slot 67.
+    /// Whether any slot was set since the last call; if so, calls `finished` with each. The task is woken for later ones.
     #[inline]
-    pub(crate) fn take_word(&self, word: usize) -> u64 {
-        self.words
-            .get(word)
-            .map_or(0, |bits| bits.swap(0, Ordering::Acquire))
+    pub(crate) fn poll(&self, cx: &Context<'_>, mut finished: impl FnMut(u32)) -> bool {
+        self.register(cx.waker());
+        if !self.take() {
+            return false;
+        }
+        let mut first = 0;
+        for word in &self.words {
+            let mut bits = word.swap(0, Ordering::Acquire);
+            while bits != 0 {
+                finished(first + bits.trailing_zeros());
+                bits &= bits - 1;
+            }
+            first += 64;
+        }
+        true
     }
 }

@@ -296,6 +296,9 @@ impl OneshotOutputTransform for ResultTransform {
 
 type Operation = InFlightOneshot<Arc<OpenFile>, ResultTransform>;
 
+/// The slot of a read that has ended, its file, offset and bytes.
+type Unchecked = (u32, Arc<OpenFile>, u64, u32);
+
 /// Reads through one ring.
 pub(crate) struct UringBackend {
     ring: Option<RawFd>,
@@ -309,8 +312,8 @@ pub(crate) struct UringBackend {
     files: FileTable,
     /// Completions found while their read was being started.
     early: Vec<Completion>,
-    /// Slots of reads that have ended, and which of their bytes belong to the file is to be checked.
-    unchecked: Vec<(u32, Arc<OpenFile>, u64, u32)>,
+    /// Reads that have ended, and which of their bytes belong to the file is to be checked.
+    unchecked: Vec<Unchecked>,
     lengths: Lengths,
 }
 
@@ -378,19 +381,25 @@ impl UringBackend {
     }
 
     /// Polls one operation; stores its waker if it is pending. A read that has ended may be added to `unchecked` instead.
-    fn poll_slot(&mut self, slot: u32) -> Option<Completion> {
-        let operation = self.operations.get_mut(slot as usize)?;
-        let waker = self.wakers.get(slot as usize)?;
+    fn poll_slot(
+        slot: u32,
+        operations: &mut [Option<Operation>],
+        wakers: &[Waker],
+        in_flight: &mut u32,
+        unchecked: &mut Vec<Unchecked>,
+    ) -> Option<Completion> {
+        let operation = operations.get_mut(slot as usize)?;
+        let waker = wakers.get(slot as usize)?;
         let polled = Pin::new(operation.as_mut()?).poll(&mut Context::from_waker(waker));
         match polled {
             Poll::Pending => None,
             Poll::Ready(ended) => {
                 *operation = None;
-                self.in_flight = self.in_flight.saturating_sub(1);
+                *in_flight = in_flight.saturating_sub(1);
                 match ended {
                     Ended::Result(result) => Some(Completion { slot, result }),
                     Ended::Unchecked { file, offset, bytes } => {
-                        self.unchecked.push((slot, file, offset, bytes));
+                        unchecked.push((slot, file, offset, bytes));
                         None
                     }
                 }
@@ -484,7 +493,13 @@ impl Backend for UringBackend {
         }
         // It cannot have finished, since nothing was submitted: the first poll only stores the waker. But a
         // full submission queue may have been flushed; then mark it as the waker would have.
-        let finished = self.poll_slot(slot);
+        let finished = Self::poll_slot(
+            slot,
+            &mut self.operations,
+            &self.wakers,
+            &mut self.in_flight,
+            &mut self.unchecked,
+        );
         self.early.extend(finished);
         if !(self.early.is_empty() && self.unchecked.is_empty()) {
             self.ready.mark();
@@ -531,26 +546,25 @@ impl Backend for UringBackend {
     }
 
     fn poll_completions(&mut self, cx: &mut Context<'_>, finished: &mut Vec<Completion>) -> Poll<()> {
-        self.ready.register(cx.waker());
         if self.unsubmitted > 0 {
             // For example, the kernel had no memory for requests. With nothing in flight nothing else would
             // wake the task.
             cx.waker().wake_by_ref();
         }
-        if !self.ready.take() {
+        let before = finished.len();
+        let any = self.ready.poll(cx, |slot| {
+            finished.extend(Self::poll_slot(
+                slot,
+                &mut self.operations,
+                &self.wakers,
+                &mut self.in_flight,
+                &mut self.unchecked,
+            ));
+        });
+        if !any {
             return Poll::Pending;
         }
-        let before = finished.len();
         finished.append(&mut self.early);
-        for word in 0..self.ready.words() {
-            let mut bits = self.ready.take_word(word);
-            while bits != 0 {
-                let bit = bits.trailing_zeros();
-                bits &= bits - 1;
-                let slot = u32::try_from(word).unwrap_or(0) * 64 + bit;
-                finished.extend(self.poll_slot(slot));
-            }
-        }
         if !self.unchecked.is_empty() {
             self.check_lengths(finished);
         }
