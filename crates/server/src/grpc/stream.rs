@@ -502,14 +502,15 @@ where
     Fut: Future<Output = Result<EncodedMessage, Status>> + Send + 'static,
 {
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<FrameParts>, Infallible>>> {
-        if let Some(next) = self.next.take() {
-            return Poll::Ready(Some(Ok(Frame::data(next.into_frame()))));
-        }
         if self.trailers_sent {
             return Poll::Ready(None);
         }
         self.poll_interruptions(cx);
         let mut frame = FrameBuffer::default();
+        if let Some(next) = self.next.take() {
+            // Anything fits into an empty frame.
+            let _always_ok = frame.push(next);
+        }
         let mut turn = BodyTurn {
             cancels: CANCELS_AT_ONCE,
             is_pending: false,
@@ -549,7 +550,7 @@ where
     }
 
     fn is_end(&self) -> bool {
-        self.trailers_sent && self.next.is_none()
+        self.trailers_sent
     }
 
     fn end_at_deadline(&mut self) {

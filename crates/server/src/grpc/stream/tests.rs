@@ -55,6 +55,14 @@ fn stream_that_charges(
     deadline: Option<Instant>,
     hold: ChargeMemory,
 ) -> Stream<impl http_body::Body<Data = FrameParts, Error = Infallible> + Unpin> {
+    stream_of(2, deadline, hold)
+}
+
+fn stream_of(
+    requests_in_flight: usize,
+    deadline: Option<Instant>,
+    hold: ChargeMemory,
+) -> Stream<impl http_body::Body<Data = FrameParts, Error = Infallible> + Unpin> {
     let (pieces, received) = mpsc::unbounded_channel::<Result<Bytes, ()>>();
     let received = futures_util::stream::unfold(received, |mut received| async move {
         let piece = received.recv().await?;
@@ -82,7 +90,7 @@ fn stream_that_charges(
     let body = body(
         incoming,
         StreamLimits {
-            requests_in_flight: 2,
+            requests_in_flight,
             message_bytes: 2000,
             deadline,
         },
@@ -269,6 +277,25 @@ async fn answers_come_in_the_order_of_completion() {
     assert_eq!(stream.answer(), (1, Bytes::from_static(b"one")));
     assert_eq!(stream.end().code(), Code::Ok);
     assert_eq!(*stream.ended.lock().unwrap(), [Code::Ok]);
+}
+
+#[tokio::test]
+async fn answers_that_are_ready_together_share_as_few_frames_as_they_can() {
+    // Scenario: 32 answers of 4 KiB are ready, of which 15 fit into a frame. Expectation: the one that does not fit begins
+    // the next frame, so that there are three.
+    const DATA: &[u8] = &[7; 4096];
+    let mut stream = stream_of(32, None, Box::new(|_bytes| Ok(())));
+    (1..=32).for_each(|id| stream.request(id));
+    assert!(stream.poll().is_none());
+    (1..=32).for_each(|id| stream.begun.answer(id, DATA));
+    let mut answers = Vec::new();
+    while let Some(frame) = stream.poll() {
+        let mut frame = frame.into_data().unwrap();
+        stream.received.push(frame.copy_to_bytes(frame.remaining()));
+        let messages = std::iter::from_fn(|| stream.received.next().unwrap());
+        answers.push(messages.count());
+    }
+    assert_eq!(answers, [15, 15, 2]);
 }
 
 #[tokio::test]
