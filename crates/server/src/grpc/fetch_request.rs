@@ -185,15 +185,32 @@ impl<M: UnaryRequest> Decoded<M> {
     /// # Errors
     /// As `decode`.
     pub(super) fn of(bytes: Bytes) -> Result<Self, Status> {
+        Self::of_part(&bytes).map_err(|status| refused(&bytes, status))
+    }
+
+    /// Decodes a part of a message, and records nothing.
+    ///
+    /// # Errors
+    /// As `decode`.
+    pub(super) fn of_part(bytes: &[u8]) -> Result<Self, Status> {
         let is_small = bytes.len() <= SPARE_BYTES_MAX;
         let spare = if is_small {
             M::spares().with_borrow_mut(Vec::pop)
         } else {
             None
         };
-        let message = decode_into(spare.unwrap_or_default(), &bytes);
-        let message = message.map_err(|status| refused(&bytes, status))?;
+        let message = decode_into(spare.unwrap_or_default(), bytes)?;
         Ok(Self { message, is_small })
+    }
+}
+
+/// A message that was decoded otherwise, whose memory is not kept.
+impl<M: UnaryRequest> From<M> for Decoded<M> {
+    fn from(message: M) -> Self {
+        Self {
+            message,
+            is_small: false,
+        }
     }
 }
 

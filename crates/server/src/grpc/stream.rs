@@ -16,7 +16,7 @@ mod in_flight;
 
 use super::deadline_body::{DeadlineBody, LongResponse};
 use super::encode::{EncodedMessage, FrameBuffer};
-use super::fetch_request::UnaryRequest;
+use super::fetch_request::{Decoded, UnaryRequest};
 use super::frame::FrameDecoder;
 use super::read_object::trailers_of;
 use super::service::{Shared, decode, items_of, trailers_ok};
@@ -46,6 +46,7 @@ use tonic::{Code, Status};
 
 /// Fields of a request that are read before it is decoded.
 const ID_TAG: u32 = 1;
+const DEADLINE_TAG: u32 = 6;
 const CANCEL_TAG: u32 = 7;
 
 /// Cancels handled by one poll. Each scans the requests in flight.
@@ -113,16 +114,16 @@ pub(super) fn respond(
         Err(error) => Err(error),
     };
     // A refused request is not decoded, which would take the very memory that was refused.
-    let request = match &checked {
-        Ok(_charge) => decode::<v1::FetchStreamRequest>(&bytes)?,
-        Err(_refused) => v1::FetchStreamRequest::default(),
+    let call = match &checked {
+        Ok(_charge) => Call::of(&header, &bytes)?,
+        Err(_refused) => Call::Nothing,
     };
     let refused_dataset = if checked.is_err() {
         dataset_of(&bytes)
     } else {
         None
     };
-    let own = match request.deadline_ms {
+    let own = match header.deadline_ms {
         0 => None,
         after_ms => arrived.checked_add(Duration::from_millis(after_ms.into())),
     };
@@ -139,14 +140,13 @@ pub(super) fn respond(
             Ok(charge) => charge,
             Err(error) => return failed(id, &error, "request"),
         };
-        match &request.request {
-            Some(OneOf::Blocks(call)) => answer(&shared.fetcher, id, call, context, charge).await,
-            Some(OneOf::Vectors(call)) => answer(&shared.fetcher, id, call, context, charge).await,
-            Some(OneOf::Ranges(call)) => answer(&shared.fetcher, id, call, context, charge).await,
-            Some(OneOf::Objects(call)) => answer(&shared.fetcher, id, call, context, charge).await,
-            Some(OneOf::Scores(call)) => answer(&shared.fetcher, id, call, context, charge).await,
-            // Cancels are handled before this point (`MessageHeader`).
-            Some(OneOf::Cancel(_)) | None => failed(id, &nothing_asked(), "request"),
+        match &call {
+            Call::Blocks(call) => answer(&shared.fetcher, id, &**call, context, charge).await,
+            Call::Vectors(call) => answer(&shared.fetcher, id, &**call, context, charge).await,
+            Call::Ranges(call) => answer(&shared.fetcher, id, &**call, context, charge).await,
+            Call::Objects(call) => answer(&shared.fetcher, id, &**call, context, charge).await,
+            Call::Scores(call) => answer(&shared.fetcher, id, &**call, context, charge).await,
+            Call::Nothing => failed(id, &nothing_asked(), "request"),
         }
     };
     Ok(record::part(
@@ -157,6 +157,52 @@ pub(super) fn respond(
         call_deadline,
         answer,
     ))
+}
+
+/// What a message requests.
+enum Call {
+    Blocks(Decoded<v1::FetchBlocksRequest>),
+    Vectors(Decoded<v1::FetchVectorsRequest>),
+    Ranges(Decoded<v1::FetchRangesRequest>),
+    Objects(Decoded<v1::FetchObjectsRequest>),
+    Scores(Decoded<v1::ScoreVectorsRequest>),
+    Nothing,
+}
+
+impl Call {
+    /// Decodes a message. A request that is alone in it, as clients send them, is decoded into a spare message.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT: it is not a request.
+    fn of(header: &MessageHeader, message: &[u8]) -> Result<Self, Status> {
+        if let Some((tag, start, end)) = header.only_call
+            && let Some(call) = message.get(start..end)
+            && let Ok(call) = Self::of_part(tag, call)
+        {
+            return Ok(call);
+        }
+        // Also where the request cannot be decoded: the error then names the field of the whole message.
+        Ok(match decode::<v1::FetchStreamRequest>(message)?.request {
+            Some(OneOf::Blocks(call)) => Self::Blocks(call.into()),
+            Some(OneOf::Vectors(call)) => Self::Vectors(call.into()),
+            Some(OneOf::Ranges(call)) => Self::Ranges(call.into()),
+            Some(OneOf::Objects(call)) => Self::Objects(call.into()),
+            Some(OneOf::Scores(call)) => Self::Scores(call.into()),
+            // Cancels are handled before this point (`MessageHeader`).
+            Some(OneOf::Cancel(_)) | None => Self::Nothing,
+        })
+    }
+
+    fn of_part(tag: u32, call: &[u8]) -> Result<Self, Status> {
+        match tag {
+            v1::FetchBlocksRequest::STREAM_TAG => Decoded::of_part(call).map(Self::Blocks),
+            v1::FetchVectorsRequest::STREAM_TAG => Decoded::of_part(call).map(Self::Vectors),
+            v1::FetchRangesRequest::STREAM_TAG => Decoded::of_part(call).map(Self::Ranges),
+            v1::FetchObjectsRequest::STREAM_TAG => Decoded::of_part(call).map(Self::Objects),
+            v1::ScoreVectorsRequest::STREAM_TAG => Decoded::of_part(call).map(Self::Scores),
+            _ => Ok(Self::Nothing),
+        }
+    }
 }
 
 /// The dataset that a request of a stream names.
@@ -202,6 +248,10 @@ struct MessageHeader {
     is_cancel: bool,
     /// That of the stream if nothing is requested.
     method: GrpcMethod,
+    /// 0: none.
+    deadline_ms: u32,
+    /// The tag of the request, and where it begins and ends, if the message has one and otherwise only the fields above.
+    only_call: Option<(u32, usize, usize)>,
 }
 
 impl MessageHeader {
@@ -210,11 +260,21 @@ impl MessageHeader {
             id: 0,
             is_cancel: false,
             method: GrpcMethod::FetchStream,
+            deadline_ms: 0,
+            only_call: None,
         };
-        visit(message, |tag, field| {
+        let mut others = 0;
+        let is_known = visit(message, |tag, field| {
             let method = match (tag, field) {
                 (ID_TAG, FieldValue::Number(number)) => {
                     header.id = number;
+                    return;
+                }
+                (DEADLINE_TAG, FieldValue::Number(number)) => {
+                    // As prost decodes a uint32.
+                    #[expect(clippy::cast_possible_truncation, reason = "protobuf takes the lower half")]
+                    let number = number as u32;
+                    header.deadline_ms = number;
                     return;
                 }
                 (CANCEL_TAG, FieldValue::Bytes(_)) => GrpcMethod::FetchStream,
@@ -223,12 +283,18 @@ impl MessageHeader {
                 (v1::FetchRangesRequest::STREAM_TAG, FieldValue::Bytes(_)) => GrpcMethod::FetchRanges,
                 (v1::FetchObjectsRequest::STREAM_TAG, FieldValue::Bytes(_)) => GrpcMethod::FetchObjects,
                 (v1::ScoreVectorsRequest::STREAM_TAG, FieldValue::Bytes(_)) => GrpcMethod::ScoreVectors,
-                _ => return,
+                _ => {
+                    others += 1;
+                    return;
+                }
             };
             // The last field of a oneof wins.
             header.is_cancel = tag == CANCEL_TAG;
             header.method = method;
+            others += usize::from(header.only_call.is_some());
+            header.only_call = field.range_in(message).map(|(start, end)| (tag, start, end));
         });
+        header.only_call = header.only_call.filter(|_| is_known && others == 0);
         header
     }
 }

@@ -64,34 +64,47 @@ pub(super) enum FieldValue<'a> {
     Bytes(&'a [u8]),
 }
 
-/// Calls `each` for every field of a message that is a varint or has a length.
-pub(super) fn visit<'a>(mut message: &'a [u8], mut each: impl FnMut(u32, FieldValue<'a>)) {
-    while let Ok((tag, wire_type)) = decode_key(&mut message) {
+impl FieldValue<'_> {
+    /// Where the bytes of a field begin and end in the message that it is from.
+    pub(super) fn range_in(self, message: &[u8]) -> Option<(usize, usize)> {
+        let Self::Bytes(bytes) = self else { return None };
+        let start = bytes.as_ptr().addr().checked_sub(message.as_ptr().addr())?;
+        Some((start, start + bytes.len()))
+    }
+}
+
+/// Calls `each` for every field of a message that is a varint or has a length. Returns whether it has no others, and no
+/// invalid bytes, after which there are no calls.
+pub(super) fn visit<'a>(mut message: &'a [u8], mut each: impl FnMut(u32, FieldValue<'a>)) -> bool {
+    let mut are_all = true;
+    while !message.is_empty() {
+        let Ok((tag, wire_type)) = decode_key(&mut message) else {
+            return false;
+        };
         match wire_type {
             WireType::Varint => match decode_varint(&mut message) {
                 Ok(number) => each(tag, FieldValue::Number(number)),
-                Err(_) => return,
+                Err(_) => return false,
             },
             WireType::LengthDelimited => {
                 let length = decode_varint(&mut message)
                     .ok()
                     .and_then(|length| usize::try_from(length).ok());
                 let Some((field, rest)) = length.and_then(|length| message.split_at_checked(length)) else {
-                    return;
+                    return false;
                 };
                 each(tag, FieldValue::Bytes(field));
                 message = rest;
             }
             WireType::ThirtyTwoBit | WireType::SixtyFourBit | WireType::StartGroup | WireType::EndGroup => {
                 if skip_field(wire_type, tag, &mut message, DecodeContext::default()).is_err() {
-                    return;
+                    return false;
                 }
+                are_all = false;
             }
         }
-        if message.is_empty() {
-            return;
-        }
     }
+    are_all
 }
 
 #[cfg(test)]

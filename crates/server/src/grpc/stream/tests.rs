@@ -463,6 +463,123 @@ fn a_request_that_asks_for_nothing_is_answered() {
     );
 }
 
+/// Id, deadline and request of a message, or why it is none.
+fn requested(message: &[u8]) -> Result<String, String> {
+    let header = MessageHeader::of(message);
+    let call = Call::of(&header, message).map_err(|status| status.message().to_owned())?;
+    let request = match &call {
+        Call::Blocks(call) => Some(OneOf::Blocks((**call).clone())),
+        Call::Vectors(call) => Some(OneOf::Vectors((**call).clone())),
+        Call::Ranges(call) => Some(OneOf::Ranges((**call).clone())),
+        Call::Objects(call) => Some(OneOf::Objects((**call).clone())),
+        Call::Scores(call) => Some(OneOf::Scores((**call).clone())),
+        Call::Nothing if header.is_cancel => Some(OneOf::Cancel(v1::Cancel {})),
+        Call::Nothing => None,
+    };
+    let (id, deadline_ms) = (header.id, header.deadline_ms);
+    Ok(format!(
+        "{:?}",
+        v1::FetchStreamRequest {
+            id,
+            deadline_ms,
+            request
+        }
+    ))
+}
+
+fn requested_by_prost(message: &[u8]) -> Result<String, String> {
+    let request = decode::<v1::FetchStreamRequest>(message);
+    let request = request.map_err(|status| status.message().to_owned())?;
+    Ok(format!("{request:?}"))
+}
+
+#[test]
+fn messages_are_decoded_as_prost_does() {
+    // Scenario: a message with a request of each kind; sent twice, before one of another kind, and with unknown fields; cut
+    // short anywhere, and with any byte changed. Expectation: id, deadline, request and error are those that prost finds; a
+    // request that is alone in its message is decoded into a spare one.
+    let (dataset, if_match) = ("data".to_owned(), "v".to_owned());
+    let (names, numbers) = (vec!["a".to_owned()], vec![1, 300]);
+    let ranges = v1::FetchRangesRequest {
+        dataset: dataset.clone(),
+        offsets: numbers.clone(),
+        lengths: numbers.clone(),
+        fail_fast: true,
+        if_match: if_match.clone(),
+    };
+    let objects = v1::FetchObjectsRequest {
+        dataset: dataset.clone(),
+        names,
+        offsets: numbers.clone(),
+        lengths: numbers.clone(),
+        ..Default::default()
+    };
+    let query = v1::ScoreQuery {
+        vector: vec![1.0],
+        ids: numbers.clone(),
+    };
+    let scores = v1::ScoreVectorsRequest {
+        dataset: dataset.clone(),
+        queries: vec![query],
+        threshold: Some(0.5),
+        ..Default::default()
+    };
+    let blocks = v1::FetchBlocksRequest {
+        dataset: dataset.clone(),
+        indices: numbers.clone(),
+        fail_fast: false,
+        if_match,
+    };
+    let vectors = v1::FetchVectorsRequest {
+        dataset,
+        ids: numbers,
+        ..Default::default()
+    };
+    let encoded = |request| {
+        let (id, deadline_ms) = (7, 1000);
+        let request = Some(request);
+        v1::FetchStreamRequest {
+            id,
+            deadline_ms,
+            request,
+        }
+        .encode_to_vec()
+    };
+    let mut messages = vec![Vec::new(), encoded(OneOf::Cancel(v1::Cancel {}))];
+    for request in [
+        OneOf::Blocks(blocks.clone()),
+        OneOf::Vectors(vectors),
+        OneOf::Ranges(ranges),
+        OneOf::Objects(objects),
+        OneOf::Scores(scores),
+    ] {
+        let message = encoded(request);
+        assert!(MessageHeader::of(&message).only_call.is_some());
+        let other = encoded(OneOf::Blocks(blocks.clone()));
+        // A varint and 32 bits of field 99.
+        let (varint, bits) = ([0x98, 6, 1], [0x9d, 6, 1, 2, 3, 4]);
+        for unknown in [&varint[..], &bits] {
+            messages.extend([[&message, unknown].concat(), [unknown, &message].concat()]);
+        }
+        messages.extend([[&message[..], &message].concat(), [&message[..], &other].concat()]);
+        messages.push(message);
+    }
+    for message in &mut messages {
+        for end in 0..=message.len() {
+            let part = &message[..end];
+            assert_eq!(requested(part), requested_by_prost(part), "{part:?}");
+        }
+        for place in 0..message.len() {
+            let before = message[place];
+            for change in 1..=255 {
+                message[place] = before ^ change;
+                assert_eq!(requested(message), requested_by_prost(message), "{message:?}");
+            }
+            message[place] = before;
+        }
+    }
+}
+
 #[test]
 fn a_refusal_that_passes_says_when_to_come_back() {
     // Overload inside a stream: RESOURCE_EXHAUSTED with google.rpc.RetryInfo, as in a unary call.
