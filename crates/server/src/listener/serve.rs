@@ -265,6 +265,8 @@ impl PortServer {
             .initial_stream_window_size(stream_window)
             .initial_connection_window_size(connection_window)
             .adaptive_window(false)
+            // gRPC has no Date.
+            .auto_date_header(!self.http2_only)
             .max_concurrent_streams(self.connection_limits.streams())
             .max_pending_accept_reset_streams(self.unseen_cancellations_max())
             .max_send_buf_size(SEND_BUFFER_BYTES);

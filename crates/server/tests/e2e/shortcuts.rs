@@ -1,8 +1,9 @@
 //! The fast path responds exactly as the router does.
 
 use crate::daemon::Setup;
-use crate::data::everything;
-use crate::wire::Answer;
+use crate::data::{everything, plain_blocks};
+use crate::wire::{Answer, Narrow};
+use bytes::Bytes;
 use http::Method;
 
 /// A response without what depends on the time or the requested path.
@@ -97,6 +98,26 @@ async fn both_ways_give_the_same_answer() {
         // The request for the tag counts, too.
         let tags = u64::from(operation == "GetBlock");
         assert_eq!(counted, resources * 10 * 3 * 2 + tags, "{operation}");
+    }
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn only_http_tells_the_date() {
+    // Scenario: a call, and a GET over both protocols of HTTP. Expectation: only the GETs' responses have a Date, which gRPC does
+    // not use.
+    let (setup, _) = plain_blocks(Setup::new("pread"), 16);
+    let daemon = setup.start();
+    let headers = [("content-type", "application/grpc"), ("te", "trailers")];
+    let path = "/ringfetch.v1.FetchService/FetchBlocks";
+    let mut narrow = Narrow::connect(daemon.grpc, 65_535).await;
+    let head = narrow.ask(path, &headers, Bytes::from_static(&[0; 5])).await.head;
+    assert_eq!(head.status, 200);
+    assert!(!head.headers.contains_key("date"), "{head:?}");
+    for http in [daemon.http_client(), daemon.http2_client(daemon.http)] {
+        let answer = http.get("/v1/datasets/blocks/blocks/3").await;
+        assert_eq!(answer.status, 200);
+        assert!(answer.headers.contains_key("date") && answer.header("content-length") == "4096");
     }
     daemon.stop().await;
 }
