@@ -65,6 +65,7 @@ pub(crate) use dispatch::TextBytes;
 pub use frame_parts::FrameParts;
 pub use hosts::AllowedHosts;
 pub use response_future::ResponseFuture;
+pub(crate) use response_future::cleared;
 
 /// TCP keepalive: idle time before the first probe.
 const TCP_KEEPALIVE: Duration = Duration::from_secs(60);

@@ -16,7 +16,7 @@ use crate::error_status;
 use crate::fetch::{FetchError, Fetcher, RequestContext, RequestMemory, timeout_at, within};
 use crate::http::refusal;
 use crate::lifecycle::Lifecycle;
-use crate::listener::{AnswerBody, FastPath, FrameParts, RequestBody, ResponseFuture};
+use crate::listener::{AnswerBody, FastPath, FrameParts, RequestBody, ResponseFuture, cleared};
 use crate::record::note_dataset;
 use crate::rpc_metrics::{CallTimer, GrpcMethod, RpcMetrics};
 use axum::body::Body;
@@ -37,9 +37,6 @@ use tonic_types::{ErrorDetails, StatusExt as _};
 
 /// The service's name: the first part of its methods' paths.
 pub(super) const NAME: &str = "ringfetch.v1.FetchService";
-
-/// Largest header map of a request that is reused for its response.
-const KEPT_HEADERS_MAX: usize = 24;
 
 /// FetchService as a tower service for the paths `/ringfetch.v1.FetchService/{method}`.
 #[derive(Debug, Clone)]
@@ -141,16 +138,12 @@ impl FetchService {
         started: Instant,
     ) -> ResponseFuture {
         let (parts, body) = request.into_parts();
-        let mut headers = parts.headers;
+        let headers = parts.headers;
         let deadline = metadata::check_encoding(&headers).and_then(|()| deadline_of(&headers, started));
-        if headers.capacity() > KEPT_HEADERS_MAX {
-            headers = HeaderMap::new();
-        }
-        headers.clear();
         let call = GrpcRequest {
             service: self.clone(),
             body,
-            headers,
+            headers: cleared(headers),
             deadline,
             connection,
             started,

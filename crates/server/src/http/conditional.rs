@@ -6,6 +6,7 @@
 use super::problem::Problem;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, header};
+use smallvec::SmallVec;
 use std::fmt::{self, Display, Write as _};
 
 /// The result of the preconditions.
@@ -26,17 +27,23 @@ pub(super) struct ETag(HeaderValue);
 impl ETag {
     /// From the unquoted tag. Characters that a tag may not contain are left out.
     pub(super) fn new(opaque: impl Display) -> Self {
-        let mut quoted = Quoted(Vec::with_capacity(TAG_BYTES));
+        let mut quoted = Quoted(SmallVec::new());
         quoted.0.push(b'"');
         // Writing to memory cannot fail.
         let _always_ok = write!(quoted, "{opaque}");
         quoted.0.push(b'"');
-        let value = HeaderValue::from_maybe_shared(Bytes::from(quoted.0));
+        // At its exact length: without a copy, spare capacity takes a second allocation.
+        let value = HeaderValue::from_maybe_shared(Bytes::copy_from_slice(&quoted.0));
         Self(value.unwrap_or(HeaderValue::from_static("\"\"")))
     }
 
     pub(super) fn value(&self) -> HeaderValue {
         self.0.clone()
+    }
+
+    /// As `value`, without another reference, which would take an allocation.
+    pub(super) fn into_value(self) -> HeaderValue {
+        self.0
     }
 
     fn bytes(&self) -> &[u8] {
@@ -48,7 +55,7 @@ impl ETag {
 const TAG_BYTES: usize = 96;
 
 /// Text, filtered to the characters that a tag may have.
-struct Quoted(Vec<u8>);
+struct Quoted(SmallVec<[u8; TAG_BYTES]>);
 
 impl fmt::Write for Quoted {
     fn write_str(&mut self, text: &str) -> fmt::Result {

@@ -86,7 +86,7 @@ impl FastPath for ReadFastPath {
         let (shared, connection) = (Arc::clone(&self.shared), Arc::clone(connection));
         ResponseFuture::new(async move {
             let arrival = Instant::now();
-            let (parts, _no_body) = request.into_parts();
+            let (mut parts, _no_body) = request.into_parts();
             let (path, connection) = (parts.uri.path(), Some(connection));
             let target = Target::of(path);
             let Shared { fetcher, rpc } = &*shared;
@@ -97,20 +97,29 @@ impl FastPath for ReadFastPath {
                     operation: HttpOperation::GetBlock,
                     dataset,
                     item,
-                }) => items::block(fetcher, dataset, item, &parts, connection).await,
+                }) => {
+                    let (method, headers) = (&parts.method, &mut parts.headers);
+                    items::block(fetcher, dataset, item, method, headers, connection).await
+                }
                 Some(Target {
                     operation: HttpOperation::GetVector,
                     dataset,
                     item,
-                }) => items::vector(fetcher, dataset, item, &parts, connection).await,
-                Some(Target { dataset, .. }) => objects::bytes(fetcher, dataset, &parts, connection).await,
+                }) => {
+                    let (method, headers) = (&parts.method, &mut parts.headers);
+                    items::vector(fetcher, dataset, item, method, headers, connection).await
+                }
+                Some(Target { dataset, .. }) => objects::bytes(fetcher, dataset, &parts, connection)
+                    .await
+                    .map(|response| response.map(AnswerBody::Routed)),
                 None => Err(problem::no_such_path().await),
             };
             let matched = routes::ROUTES.iter().find(|route| route.operation == operation);
             let matched = matched.map(|Route { pattern, .. }| *pattern);
-            let response = problem::render(result.into_response(), path, matched, &parts.method);
+            let response = result.unwrap_or_else(|problem| problem.into_response().map(AnswerBody::Routed));
+            let response = problem::render(response, path, matched, &parts.method);
             counted.end(response.status());
-            response.map(AnswerBody::Routed)
+            response
         })
     }
 }

@@ -9,6 +9,7 @@ use super::representation::precondition_failed;
 use super::text_body::{PIECE_BYTES_MAX, TextBody, held_at_a_time};
 use crate::caller::Connection;
 use crate::fetch::{DatasetHandle, Dtype, Fetcher, Items, Kind, RequestContext, RequiredKind};
+use crate::listener::{AnswerBody, cleared};
 use crate::record::note_dataset;
 use axum::Extension;
 use axum::body::Body;
@@ -16,7 +17,6 @@ use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use bytes::{Buf as _, Bytes};
 use half::{bf16, f16};
-use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use ringfetch_engine::error::ReadError;
 use serde::Serialize;
@@ -44,19 +44,29 @@ pub(super) async fn get_block(
     PathParams((name, index)): PathParams<(String, String)>,
     request: Request,
 ) -> Result<Response, Problem> {
-    let (parts, _no_body) = request.into_parts();
+    let (mut parts, _no_body) = request.into_parts();
     let connection = Connection::of(&parts.extensions);
-    block(&app.fetcher, &name, &index, &parts, connection).await
+    let answer = block(
+        &app.fetcher,
+        &name,
+        &index,
+        &parts.method,
+        &mut parts.headers,
+        connection,
+    )
+    .await;
+    answer.map(|answer| answer.map(Body::from))
 }
 
-/// The response to a request for a block.
+/// The response to a request for a block, in the memory of the request's headers.
 pub(super) async fn block(
     fetcher: &Fetcher,
     name: &str,
     index: &str,
-    parts: &Parts,
+    method: &Method,
+    headers: &mut HeaderMap,
     connection: Option<Arc<Connection>>,
-) -> Result<Response, Problem> {
+) -> Result<http::Response<AnswerBody>, Problem> {
     note_dataset(name);
     let index = number("index", index)?;
     let dataset = fetcher.open(name, RequiredKind::Blocks, connection.as_ref())?;
@@ -67,12 +77,13 @@ pub(super) async fn block(
         return Err(not_there("block", index, count));
     }
     let etag = ETag::new(format_args!("{}-block-{index}", dataset.etag()));
-    let head = match conditional_head(parts, &etag, &dataset)? {
+    let head = match conditional_head(headers, etag, &dataset)? {
         Ok(head) => head,
-        Err(not_modified) => return Ok(not_modified),
+        Err(not_modified) => return Ok(not_modified.map(AnswerBody::Routed)),
     };
-    if parts.method == Method::HEAD {
-        return Ok(head_only(head, ResponseFormat::Octets, Some(block_bytes)));
+    if method == Method::HEAD {
+        let answer = head_only(head, ResponseFormat::Octets, Some(block_bytes));
+        return Ok(answer.map(AnswerBody::Routed));
     }
     let data = fetch_one(fetcher, &dataset, Items::Blocks(&[index]), "index", connection).await?;
     Ok(octets(head, data))
@@ -100,19 +111,29 @@ pub(super) async fn get_vector(
     PathParams((name, id)): PathParams<(String, String)>,
     request: Request,
 ) -> Result<Response, Problem> {
-    let (parts, _no_body) = request.into_parts();
+    let (mut parts, _no_body) = request.into_parts();
     let connection = Connection::of(&parts.extensions);
-    vector(&app.fetcher, &name, &id, &parts, connection).await
+    let answer = vector(
+        &app.fetcher,
+        &name,
+        &id,
+        &parts.method,
+        &mut parts.headers,
+        connection,
+    )
+    .await;
+    answer.map(|answer| answer.map(Body::from))
 }
 
-/// The response to a request for a vector.
+/// The response to a request for a vector, in the memory of the request's headers.
 pub(super) async fn vector(
     fetcher: &Fetcher,
     name: &str,
     id: &str,
-    parts: &Parts,
+    method: &Method,
+    headers: &mut HeaderMap,
     connection: Option<Arc<Connection>>,
-) -> Result<Response, Problem> {
+) -> Result<http::Response<AnswerBody>, Problem> {
     note_dataset(name);
     let id = number("id", id)?;
     let dataset = fetcher.open(name, RequiredKind::Vectors, connection.as_ref())?;
@@ -126,23 +147,25 @@ pub(super) async fn vector(
     else {
         return Err(not_there("vector", id, 0));
     };
-    let form = preferred(&parts.headers)?;
+    let form = preferred(headers)?;
     if id >= count {
         return Err(not_there("vector", id, count));
     }
     // A strong tag identifies one representation, and a vector has two.
     let suffix = if form == ResponseFormat::Json { "-json" } else { "" };
     let etag = ETag::new(format_args!("{}-vector-{id}{suffix}", dataset.etag()));
-    let mut head = match conditional_head(parts, &etag, &dataset)? {
+    let mut head = match conditional_head(headers, etag, &dataset)? {
         Ok(head) => head,
-        Err(not_modified) => return Ok(vary_by_accept(not_modified)),
+        Err(not_modified) => return Ok(vary_by_accept(not_modified.map(AnswerBody::Routed))),
     };
     head.insert(RINGFETCH_DIM, HeaderValue::from(dim));
     head.insert(RINGFETCH_DTYPE, HeaderValue::from_static(dtype.as_str()));
-    if parts.method == Method::HEAD {
+    if method == Method::HEAD {
         // The length of the JSON form is unknown without a read.
         let length = (form == ResponseFormat::Octets).then_some(vector_bytes);
-        return Ok(vary_by_accept(head_only(head, form, length)));
+        return Ok(vary_by_accept(
+            head_only(head, form, length).map(AnswerBody::Routed),
+        ));
     }
     let data = fetch_one(fetcher, &dataset, Items::Vectors(&[id]), "id", connection).await?;
     let response = match form {
@@ -155,7 +178,8 @@ pub(super) async fn vector(
             let text_bytes = numbers.is_ended.then_some(first.len() as u64);
             let charged = Extension(held_at_a_time(text_bytes));
             let text = TextBody::new(std::iter::once(first).chain(numbers), text_bytes);
-            (StatusCode::OK, head, charged, Body::new(text)).into_response()
+            let answer = (StatusCode::OK, head, charged, Body::new(text)).into_response();
+            answer.map(AnswerBody::Routed)
         }
     };
     Ok(vary_by_accept(response))
@@ -178,20 +202,23 @@ fn not_there(what: &'static str, index: u64, count: u64) -> Problem {
     Problem::from(ReadError::IndexOutOfRange { what, index, count }).with_field(field)
 }
 
-/// The head of the response, or (inner error) the complete response if a precondition decides it.
+/// The head of the response, or (inner error) the complete response if a precondition decides it. Takes the request's
+/// headers.
 fn conditional_head(
-    parts: &Parts,
-    etag: &ETag,
+    headers: &mut HeaderMap,
+    etag: ETag,
     dataset: &DatasetHandle,
 ) -> Result<Result<HeaderMap, Response>, Problem> {
-    // Enough for all headers of a block.
-    let mut head = HeaderMap::with_capacity(4);
-    head.insert(header::ETAG, etag.value());
-    match evaluate_part(&parts.headers, etag, || Some(ETag::new(dataset.etag())))? {
-        Precondition::Holds => Ok(Ok(head)),
-        Precondition::NotModified => Ok(Err((StatusCode::NOT_MODIFIED, head).into_response())),
-        Precondition::Failed => Err(precondition_failed(etag)),
+    let precondition = evaluate_part(headers, &etag, || Some(ETag::new(dataset.etag())))?;
+    if precondition == Precondition::Failed {
+        return Err(precondition_failed(&etag));
     }
+    let mut head = cleared(std::mem::take(headers));
+    head.insert(header::ETAG, etag.into_value());
+    Ok(match precondition {
+        Precondition::NotModified => Err((StatusCode::NOT_MODIFIED, head).into_response()),
+        Precondition::Holds | Precondition::Failed => Ok(head),
+    })
 }
 
 fn head_only(mut head: HeaderMap, form: ResponseFormat, length: Option<u32>) -> Response {
@@ -223,14 +250,14 @@ async fn fetch_one(
     Ok(answered.fetched.data)
 }
 
-fn octets(mut head: HeaderMap, data: Bytes) -> Response {
+fn octets(mut head: HeaderMap, data: Bytes) -> http::Response<AnswerBody> {
     head.insert(header::CONTENT_TYPE, ResponseFormat::Octets.media_type());
-    let mut response = Response::new(Body::from(data));
+    let mut response = http::Response::new(AnswerBody::whole(data));
     *response.headers_mut() = head;
     response
 }
 
-fn vary_by_accept(mut response: Response) -> Response {
+fn vary_by_accept<B>(mut response: http::Response<B>) -> http::Response<B> {
     response
         .headers_mut()
         .insert(header::VARY, HeaderValue::from_static("Accept"));

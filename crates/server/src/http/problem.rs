@@ -186,12 +186,17 @@ impl IntoResponse for Problem {
 
 /// Writes the body of a response with a problem, and of axum's own errors. `matched` is the route's pattern,
 /// if the path has one.
-pub(super) fn render(mut response: Response, path: &str, matched: Option<&str>, method: &Method) -> Response {
+pub(super) fn render<B: From<Body>>(
+    mut response: http::Response<B>,
+    path: &str,
+    matched: Option<&str>,
+    method: &Method,
+) -> http::Response<B> {
     if let Some(problem) = response.extensions_mut().remove::<Problem>() {
-        return problem.into_answer(path);
+        return problem.into_answer(path).map(B::from);
     }
     if response.status() == StatusCode::METHOD_NOT_ALLOWED {
-        return method_not_allowed(matched, method).into_answer(path);
+        return method_not_allowed(matched, method).into_answer(path).map(B::from);
     }
     response
 }

@@ -311,10 +311,30 @@ impl Default for AnswerBody {
     }
 }
 
+impl AnswerBody {
+    /// These bytes, in one frame if there are any.
+    pub(crate) fn whole(bytes: Bytes) -> Self {
+        Self::Whole {
+            data: (!bytes.is_empty()).then(|| bytes.into()),
+            trailers: None,
+        }
+    }
+}
+
+impl From<axum::body::Body> for AnswerBody {
+    fn from(body: axum::body::Body) -> Self {
+        Self::Routed(body)
+    }
+}
+
 impl From<AnswerBody> for axum::body::Body {
     fn from(body: AnswerBody) -> Self {
         match body {
             AnswerBody::Routed(body) => body,
+            // Its length is known, unlike that of mapped frames.
+            AnswerBody::Whole { data, trailers: None } => data.map_or_else(Self::empty, |mut data| {
+                Self::from(data.copy_to_bytes(data.remaining()))
+            }),
             body @ (AnswerBody::Whole { .. } | AnswerBody::Framed(_)) => Self::new(body.map_frame(|frame| {
                 frame.map_data(|mut parts: FrameParts| parts.copy_to_bytes(parts.remaining()))
             })),

@@ -463,13 +463,14 @@ fn no_memory(is_call: bool, refused: Refused) -> Response<AnswerBody> {
     response
 }
 
-/// Sets Content-Length if the length is known, as the router does.
+/// Sets the Content-Length of an empty response, as the router does. hyper sets others, and that of an empty one over HTTP/1
+/// alone.
 fn with_length(mut response: Response<AnswerBody>) -> Response<AnswerBody> {
-    if let Some(length) = response.body().size_hint().exact() {
+    if response.body().size_hint().exact() == Some(0) {
         response
             .headers_mut()
             .entry(header::CONTENT_LENGTH)
-            .or_insert_with(|| HeaderValue::from(length));
+            .or_insert(HeaderValue::from_static("0"));
     }
     response
 }

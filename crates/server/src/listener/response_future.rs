@@ -6,7 +6,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
-use http::Response;
+use http::{HeaderMap, Response};
 use tokio_util::sync::ReusableBoxFuture;
 
 use super::bodies::AnswerBody;
@@ -25,6 +25,18 @@ thread_local! {
 /// A boxed future of a response; its box is reused (see the module).
 #[derive(Debug)]
 pub struct ResponseFuture(Option<Boxed>);
+
+/// Largest header map of a request that is reused for its response.
+const KEPT_HEADERS_MAX: usize = 24;
+
+/// A request's header map as memory for its response's, unless it is large.
+pub(crate) fn cleared(mut headers: HeaderMap) -> HeaderMap {
+    if headers.capacity() > KEPT_HEADERS_MAX {
+        return HeaderMap::new();
+    }
+    headers.clear();
+    headers
+}
 
 impl ResponseFuture {
     /// Boxes a future.
