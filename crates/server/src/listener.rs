@@ -6,6 +6,7 @@
 
 mod bind;
 mod bodies;
+mod client_frames;
 mod close;
 mod coalesce;
 mod connection_limits;
@@ -82,8 +83,8 @@ const BODIES_WINDOW_BYTES: u32 = 256 << 10;
 /// one and fall short by 174,330 bytes; half the connection's window, 1 MiB, allows six such streams.
 const STREAM_WINDOW_BYTES: u32 = 16 << 10;
 const MESSAGES_WINDOW_BYTES: u32 = 2 << 20;
-/// Longest list of headers, decoded (RFC 9113 6.5.2). Up to about twice that gets 431; beyond it h2 ends the connection rather than
-/// buffer what it needs to keep the compression's state (`framed_read.rs`), and has no other setting for it.
+/// Longest list of headers, decoded (RFC 9113 6.5.2). h2 answers up to four times that with 431, since it has to decode it to keep the
+/// compression's state, and ends the connection beyond; `client_frames` does above twice that as sent.
 const HEADER_LIST_BYTES: u32 = 16 << 10;
 /// Pause after an `accept` that failed for lack of descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -397,7 +398,8 @@ impl Listener {
             Progress::new(is_late)
                 .with_peer(peer)
                 .with_metrics(self.server.rpc.clone())
-                .with_kept(connection_limits.kept()),
+                .with_kept(connection_limits.kept())
+                .with_stream_window(self.server.windows().0),
         );
         let caller = CallerKey::of(peer);
         let permit = match self

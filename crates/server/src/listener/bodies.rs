@@ -57,6 +57,8 @@ impl Drop for RequestBody {
             && !body.is_end_stream()
         {
             self.exchange.leave_unread(body);
+        } else {
+            self.exchange.mark_read();
         }
     }
 }
@@ -79,10 +81,14 @@ impl Body for RequestBody {
             Poll::Ready(Some(Ok(frame))) => {
                 this.exchange.received(frame.data_ref().map_or(0, Bytes::len));
                 if body.is_end_stream() {
+                    this.exchange.mark_read();
                     this.exchange.mark_whole();
                 }
             }
-            Poll::Ready(None) => this.exchange.mark_whole(),
+            Poll::Ready(None) => {
+                this.exchange.mark_read();
+                this.exchange.mark_whole();
+            }
             // hyper reports the end of the body next, which is none: the request is not whole, and the connection
             // closes.
             Poll::Ready(Some(Err(error))) => {

@@ -7,16 +7,19 @@
 //! A turn is bounded too: a connection that sends megabytes, or receives requests without pause, yields to
 //! the core's other connections. There are no timers: nothing is held back beyond the poll that wrote it.
 
+use super::core_turns;
 use super::progress::Progress;
-use hyper::rt::{Read, ReadBufCursor, Write};
+use hyper::rt::{Read, ReadBuf, ReadBufCursor, Write};
 use ringfetch_engine::cores::{give_way, submit_left};
 use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
 
 /// Larger writes are not buffered: the copy would cost more than the write it saves.
 const COPIED_BYTES_MAX: usize = 20 << 10;
@@ -31,7 +34,14 @@ const TURN_BYTES_MAX: usize = 144 << 10;
 /// Most bytes received in one turn. Processing requests is expensive: tokio lets a task read 128 times before
 /// it yields, and eight connections that sent only header fields, thousands of them, blocked a core for 30 ms
 /// per round.
-const TURN_RECEIVED_BYTES_MAX: u64 = 8 << 10;
+const TURN_RECEIVED_BYTES_MAX: usize = 8 << 10;
+
+/// Least. While several callers share the core, a connection whose turn took long receives half as much in the next ones: 8 KiB of
+/// requests whose 490 fields are each a reference of one byte took 1 to 2 ms.
+const TURN_RECEIVED_BYTES_MIN: usize = 256;
+
+/// A longer turn is long: twice a caller's part of a round of `core_turns`.
+const LONG_TURN: Duration = Duration::from_micros(100);
 
 /// Most slices in one write, the same bound as in h2 and hyper.
 const PIECES_MAX: usize = 64;
@@ -54,8 +64,9 @@ struct WriteBuffer<T> {
     turn_bytes: usize,
     /// Counts received bytes.
     progress: Arc<Progress>,
-    /// Received bytes when this turn began.
+    /// Bytes that hyper had got when this turn began, and how many it may get in a turn.
     received_before: u64,
+    receives: usize,
 }
 
 impl<T: Write + Unpin> WriteBuffer<T> {
@@ -106,7 +117,31 @@ impl<T: Write + Unpin> WriteBuffer<T> {
 
     fn begin_turn(&mut self) {
         self.turn_bytes = 0;
-        self.received_before = self.progress.read_bytes();
+        self.received_before = self.progress.plain_bytes();
+    }
+
+    /// Bytes that hyper has got in this turn.
+    fn received(&self) -> usize {
+        let received = self.progress.plain_bytes().saturating_sub(self.received_before);
+        usize::try_from(received).unwrap_or(usize::MAX)
+    }
+
+    /// Adapts what is received in a turn to the time that this one took on a shared core.
+    fn end_turn(&mut self, begun: Option<Instant>) {
+        let Some(begun) = begun else {
+            self.receives = TURN_RECEIVED_BYTES_MAX;
+            return;
+        };
+        let received = self.received();
+        if received == 0 {
+            return;
+        }
+        let is_long = begun.elapsed() > LONG_TURN;
+        if is_long && received >= self.receives / 2 {
+            self.receives = (self.receives / 2).max(TURN_RECEIVED_BYTES_MIN);
+        } else if !is_long && received >= self.receives {
+            self.receives = (self.receives * 2).min(TURN_RECEIVED_BYTES_MAX);
+        }
     }
 
     fn gather<'a>(&mut self, pieces: impl Iterator<Item = &'a [u8]>) {
@@ -132,7 +167,8 @@ impl<T: Read + Write + Unpin> CoalescingIo<T> {
             bytes: Vec::new(),
             written: 0,
             turn_bytes: 0,
-            received_before: progress.read_bytes(),
+            received_before: progress.plain_bytes(),
+            receives: TURN_RECEIVED_BYTES_MAX,
             progress,
         }));
         (
@@ -179,12 +215,14 @@ impl<T: Write + Unpin> Flusher<T> {
         std::future::poll_fn(|cx| {
             submit_left();
             self.gathered.borrow_mut().begin_turn();
+            let begun = core_turns::is_shared().then(Instant::now);
             if !self.ended.get()
                 && let Poll::Ready(result) = connection.as_mut().poll(cx)
             {
                 self.ended.set(true);
                 outcome = result;
             }
+            self.gathered.borrow_mut().end_turn(begun);
             let drained = ready!(self.gathered.borrow_mut().poll_drain(cx));
             if self.ended.get() {
                 return Poll::Ready(());
@@ -207,18 +245,24 @@ impl<T: Read + Write + Unpin> Read for CoalescingIo<T> {
     fn poll_read(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-        buffer: ReadBufCursor<'_>,
+        mut buffer: ReadBufCursor<'_>,
     ) -> Poll<io::Result<()>> {
         let gathered = &mut *self.0.borrow_mut();
-        let received = gathered.progress.read_bytes();
-        if received.saturating_sub(gathered.received_before) >= TURN_RECEIVED_BYTES_MAX
-            || gathered.progress.must_wait()
-        {
+        let most = gathered.receives.saturating_sub(gathered.received());
+        if most == 0 || gathered.progress.must_wait() {
             // The socket may have more bytes and would not wake the task.
             give_way(cx);
             return Poll::Pending;
         }
-        Pin::new(&mut gathered.io).poll_read(cx, buffer)
+        if gathered.receives == TURN_RECEIVED_BYTES_MAX {
+            return Pin::new(&mut gathered.io).poll_read(cx, buffer);
+        }
+        let mut part = [MaybeUninit::uninit(); TURN_RECEIVED_BYTES_MAX / 2];
+        let most = most.min(buffer.remaining()).min(part.len());
+        let mut part = ReadBuf::uninit(part.get_mut(..most).unwrap_or_default());
+        ready!(Pin::new(&mut gathered.io).poll_read(cx, part.unfilled()))?;
+        buffer.put_slice(part.filled());
+        Poll::Ready(Ok(()))
     }
 }
 
@@ -276,6 +320,40 @@ mod tests {
         got: Rc<RefCell<Vec<Vec<u8>>>>,
         /// Each read returns 1 KiB.
         progress: Arc<Progress>,
+    }
+
+    /// A socket that has these bytes.
+    struct Filled {
+        bytes: VecDeque<u8>,
+        progress: Arc<Progress>,
+    }
+
+    impl Read for Filled {
+        fn poll_read(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            mut buffer: ReadBufCursor<'_>,
+        ) -> Poll<io::Result<()>> {
+            let count = buffer.remaining().min(self.bytes.len());
+            let part: Vec<u8> = self.bytes.drain(..count).collect();
+            buffer.put_slice(&part);
+            self.progress.read(&part);
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    impl Write for Filled {
+        fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+            Poll::Ready(Ok(bytes.len()))
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
     }
 
     impl Read for Scripted {
@@ -393,7 +471,7 @@ mod tests {
     /// The output of a task that is polled only when it is woken.
     async fn woken<T: 'static>(task: impl Future<Output = T> + 'static) -> T {
         let local = tokio::task::LocalSet::new();
-        let task = tokio::time::timeout(std::time::Duration::from_secs(1), local.spawn_local(task));
+        let task = tokio::time::timeout(Duration::from_secs(1), local.spawn_local(task));
         let done = local.run_until(task).await.expect("it is woken");
         done.expect("no panic")
     }
@@ -415,7 +493,7 @@ mod tests {
             assert!(matches!(buffered, Poll::Ready(Ok(6))));
             Poll::<io::Result<()>>::Pending
         }));
-        let ended = tokio::time::timeout(std::time::Duration::from_secs(1), drain.drive(connection)).await;
+        let ended = tokio::time::timeout(Duration::from_secs(1), drain.drive(connection)).await;
         let ended = ended.expect("it ends");
         assert_eq!(ended.unwrap_err().kind(), io::ErrorKind::BrokenPipe);
     }
@@ -489,7 +567,7 @@ mod tests {
             if counting.get() == 10 {
                 drop(closed.take());
             }
-            let mut buffer = hyper::rt::ReadBuf::new(&mut []);
+            let mut buffer = ReadBuf::new(&mut []);
             Pin::new(&mut io).poll_read(cx, buffer.unfilled())
         }));
         let ended = woken(async move { drain.drive(connection.as_mut()).await }).await;
@@ -513,7 +591,7 @@ mod tests {
         let connection = std::pin::pin!(std::future::poll_fn(move |cx| {
             while reads < reads_max {
                 let mut bytes = [0; 8];
-                let mut buffer = hyper::rt::ReadBuf::new(&mut bytes);
+                let mut buffer = ReadBuf::new(&mut bytes);
                 ready!(Pin::new(&mut io).poll_read(cx, buffer.unfilled()))?;
                 reads += 1;
             }
@@ -532,5 +610,76 @@ mod tests {
             () = other => {}
         }
         assert_eq!(others.get(), 9);
+    }
+
+    #[test]
+    fn who_takes_long_on_a_shared_core_receives_less_in_a_turn() {
+        // Scenario: turns in which all is received that may be: long ones on a core with several callers, then quick ones, then
+        // long ones on a core of its own. Expectation: half as much each time, but some; twice as much each time, up to all; all.
+        let progress: Arc<Progress> = Arc::default();
+        let socket = Scripted::default();
+        let (io, _drain) = CoalescingIo::new(socket, Arc::clone(&progress));
+        let gathered = &mut *io.0.borrow_mut();
+        let mut turn = |begun: Option<Instant>| {
+            gathered.begin_turn();
+            progress.read(&vec![0; gathered.receives]);
+            gathered.end_turn(begun);
+            gathered.receives
+        };
+        let now = Instant::now();
+        // Whatever time the test takes, none has passed since then.
+        let (long, quick) = (now - LONG_TURN * 2, now + Duration::from_secs(3600));
+        let received: Vec<_> = (0..7).map(|_| turn(Some(long))).collect();
+        assert_eq!(received, [4096, 2048, 1024, 512, 256, 256, 256]);
+        let received: Vec<_> = (0..6).map(|_| turn(Some(quick))).collect();
+        assert_eq!(received, [512, 1024, 2048, 4096, 8192, 8192]);
+        turn(Some(long));
+        assert_eq!(turn(None), TURN_RECEIVED_BYTES_MAX);
+    }
+
+    #[tokio::test]
+    async fn what_a_turn_may_receive_is_received() {
+        // Scenario: a connection that may receive 256 bytes in a turn reads from a socket that has a mebibyte. Expectation: it gets
+        // them in order, and no more in any turn.
+        const BYTES: usize = 1 << 20;
+        let sent: Vec<u8> = (0..251).cycle().take(BYTES).collect();
+        let progress: Arc<Progress> = Arc::default();
+        let socket = Filled {
+            bytes: sent.clone().into(),
+            progress: Arc::clone(&progress),
+        };
+        let (mut io, drain) = CoalescingIo::new(socket, progress);
+        io.0.borrow_mut().receives = TURN_RECEIVED_BYTES_MIN;
+        let (mut got, turns) = (Vec::new(), Rc::new(RefCell::new(Vec::new())));
+        let lengths = Rc::clone(&turns);
+        let got = std::pin::pin!(async {
+            let connection = std::pin::pin!(std::future::poll_fn(|cx| {
+                io.0.borrow_mut().receives = TURN_RECEIVED_BYTES_MIN;
+                let before = got.len();
+                while got.len() < BYTES {
+                    let mut bytes = [0; 1000];
+                    let mut buffer = ReadBuf::new(&mut bytes);
+                    let read = Pin::new(&mut io).poll_read(cx, buffer.unfilled());
+                    got.extend_from_slice(buffer.filled());
+                    if read.is_pending() {
+                        lengths.borrow_mut().push(got.len() - before);
+                        return Poll::Pending;
+                    }
+                }
+                Poll::Ready(io::Result::Ok(()))
+            }));
+            drain.drive(connection).await.unwrap();
+            got
+        });
+        let local = tokio::task::LocalSet::new();
+        let got = local.run_until(got).await;
+        assert!(got == sent);
+        assert!(
+            turns
+                .borrow()
+                .iter()
+                .all(|bytes| *bytes == TURN_RECEIVED_BYTES_MIN)
+        );
+        assert_eq!(turns.borrow().len(), BYTES / TURN_RECEIVED_BYTES_MIN - 1);
     }
 }

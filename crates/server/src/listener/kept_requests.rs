@@ -22,6 +22,8 @@ const FREE_SLOTS: usize = 4;
 #[derive(Debug, Default)]
 pub(super) struct Slots {
     own: AtomicUsize,
+    /// For buffers that h2 may keep for the bodies of requests.
+    buffers: AtomicUsize,
     /// Those of them that were counted when the connection was closed for them.
     closing: AtomicUsize,
     /// Those of all connections. `None` only in tests.
@@ -32,25 +34,34 @@ impl Slots {
     pub(super) fn new(all: &Arc<KeptRequests>) -> Self {
         Self {
             own: AtomicUsize::default(),
+            buffers: AtomicUsize::default(),
             closing: AtomicUsize::default(),
             all: Some(Arc::clone(all)),
         }
     }
 
     pub(super) fn count(&self) -> usize {
-        self.own.load(Ordering::Relaxed)
+        self.own.load(Ordering::Relaxed) + self.buffers.load(Ordering::Relaxed)
     }
 
     /// Counts slots for so many open requests, if there are none for them yet. Returns whether a search is due. Only the
     /// connection's own task may call it.
     pub(super) fn grow(&self, open: usize) -> bool {
-        let before = self.count();
+        let before = self.own.load(Ordering::Relaxed);
         if open <= before.max(FREE_SLOTS) {
             return false;
         }
         let slots = open.next_power_of_two();
         self.own.store(slots, Ordering::Relaxed);
         self.all.as_ref().is_some_and(|all| all.add(slots - before))
+    }
+
+    /// Counts so many for buffers, instead of those before. Returns whether a search is due. Only on the connection's core.
+    pub(super) fn set_buffers(&self, slots: usize) -> bool {
+        let before = self.buffers.swap(slots, Ordering::Relaxed);
+        let Some(all) = &self.all else { return false };
+        all.remove(before.saturating_sub(slots));
+        slots > before && all.add(slots - before)
     }
 
     /// Its connection is closed for them.

@@ -7,7 +7,7 @@
 mod exchange;
 
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -36,10 +36,8 @@ const NO_PREFACE: usize = usize::MAX;
 /// While draining, the time for an incomplete head to arrive.
 const HEAD_GRACE: Duration = Duration::from_secs(1);
 
-/// Head of an HTTP/2 frame (RFC 9113 4.1). Clients send a small message in a frame of its own.
-const FRAME_HEAD_BYTES: usize = 9;
 /// The shortest message of a client: a cancel, of 5 bytes that begin each message and two fields of 2.
-const MESSAGE_BYTES_MIN: usize = 9;
+pub(super) const MESSAGE_BYTES_MIN: usize = 9;
 /// Bytes that one request explains, besides the body that was read: its head, and a window of unread body.
 const EXPLAINED_PER_REQUEST: u64 = BODY_WINDOW_BYTES as u64 + HEADER_LIST_BYTES as u64;
 /// Bytes sent that explain one received byte: a window update or an acknowledgement is 13 or 17 bytes, and
@@ -49,6 +47,11 @@ const SENT_PER_EXPLAINED: u64 = 16;
 const UNEXPLAINED_BYTES_MAX: i64 = MESSAGES_WINDOW_BYTES as i64 + (1 << 20);
 /// Unexplained bytes allowed per second: pings, settings, priorities.
 const UNEXPLAINED_BYTES_PER_S: u128 = 256 << 10;
+
+/// Blocks of a connection after which it is looked again how many it may keep: 256 KiB at least.
+const BLOCKS_STEP: u32 = 64;
+/// Slots (2.6 KiB) of the buffer that a block may keep, of up to 16 KiB: see `client_frames`.
+const SLOTS_PER_BLOCK: usize = 6;
 
 /// The counters of a connection, shared by its socket, its requests and `timeouts`.
 #[derive(Debug, Default)]
@@ -67,6 +70,17 @@ pub(super) struct Progress {
     is_unreceived: AtomicBool,
     /// How much of the preface the client has sent: all of it with HTTP/2.
     preface_bytes: AtomicUsize,
+    /// Bytes that hyper got, decrypted if there is TLS.
+    plain_bytes: AtomicU64,
+    /// Lists of headers that have begun, and the one that has not ended, if one has not: see `client_frames`.
+    lists: AtomicU32,
+    open_list: AtomicU32,
+    /// Blocks with small and with tiny frames so far, and how many of all there were at the last look.
+    blocks: [AtomicU32; 2],
+    seen_blocks: AtomicU32,
+    /// The window of each request's body, once the client has acknowledged it.
+    stream_window: u32,
+    is_acknowledged: AtomicBool,
     /// Baseline of unexplained bytes: see [`Self::floods`].
     flood_base: AtomicI64,
     /// Exchanges started.
@@ -139,6 +153,14 @@ fn add(counter: &AtomicU64, bytes: usize) {
     counter.fetch_add(u64::try_from(bytes).unwrap_or(u64::MAX), Ordering::Relaxed);
 }
 
+/// Adds to a counter that only one task changes.
+fn set_more(counter: &AtomicU64, more: u64) {
+    counter.store(
+        counter.load(Ordering::Relaxed).wrapping_add(more),
+        Ordering::Relaxed,
+    );
+}
+
 fn subtract(counter: &AtomicU64, bytes: usize) {
     counter.fetch_sub(u64::try_from(bytes).unwrap_or(u64::MAX), Ordering::Relaxed);
 }
@@ -176,6 +198,14 @@ impl Progress {
         }
     }
 
+    /// Sets the window of each request's body.
+    pub(super) fn with_stream_window(self, bytes: u32) -> Self {
+        Self {
+            stream_window: bytes,
+            ..self
+        }
+    }
+
     /// Its client's address.
     pub(super) fn peer(&self) -> Option<IpAddr> {
         self.peer
@@ -191,17 +221,116 @@ impl Progress {
         add(&self.read_bytes, bytes);
     }
 
-    /// Recognizes HTTP/2 by the first bytes that hyper gets, in whatever pieces, as hyper does: clients need not negotiate
-    /// it (ALPN), nor keep to what they negotiated.
-    pub(super) fn recognize(&self, bytes: &[u8]) {
+    /// Counts what hyper gets, and recognizes HTTP/2 by its first bytes, in whatever pieces, as hyper does: clients need not
+    /// negotiate it (ALPN), nor keep to what they negotiated. Returns what belongs to frames of HTTP/2.
+    pub(super) fn recognize<'a>(&self, bytes: &'a [u8]) -> &'a [u8] {
+        set_more(&self.plain_bytes, bytes.len() as u64);
         let before = self.preface_bytes.load(Ordering::Relaxed);
-        let Some(rest @ [_, ..]) = PREFACE.get(before..) else {
-            return;
+        let Some(rest) = PREFACE.get(before..) else {
+            return &[];
         };
-        let count = rest.len().min(bytes.len());
-        let is_preface = rest.get(..count) == bytes.get(..count);
-        let after = if is_preface { before + count } else { NO_PREFACE };
-        self.preface_bytes.store(after, Ordering::Relaxed);
+        let (part, frames) = bytes.split_at(rest.len().min(bytes.len()));
+        if !part.is_empty() {
+            let is_preface = rest.starts_with(part);
+            let after = if is_preface {
+                before + part.len()
+            } else {
+                NO_PREFACE
+            };
+            self.preface_bytes.store(after, Ordering::Relaxed);
+        }
+        if self.is_http2() { frames } else { &[] }
+    }
+
+    /// Bytes that hyper got.
+    pub(super) fn plain_bytes(&self) -> u64 {
+        self.plain_bytes.load(Ordering::Relaxed)
+    }
+
+    /// A list of headers begins.
+    pub(super) fn begin_list(&self) {
+        let list = self.lists.load(Ordering::Relaxed).wrapping_add(1).max(1);
+        self.lists.store(list, Ordering::Relaxed);
+    }
+
+    /// Whether the list that began last is still to end.
+    pub(super) fn set_list_is_open(&self, is_open: bool) {
+        let list = if is_open {
+            self.lists.load(Ordering::Relaxed)
+        } else {
+            0
+        };
+        self.open_list.store(list, Ordering::Relaxed);
+    }
+
+    /// The list of headers that is incomplete, if one is.
+    pub(super) fn open_list(&self) -> Option<u32> {
+        Some(self.open_list.load(Ordering::Relaxed)).filter(|list| *list > 0)
+    }
+
+    /// A list of headers is longer than any that is served.
+    pub(super) fn is_too_long(&self) {
+        self.decide(CloseDecision::Close(CloseReason::Flood));
+    }
+
+    /// The client has acknowledged the settings.
+    pub(super) fn set_acknowledged(&self) {
+        self.is_acknowledged.store(true, Ordering::Relaxed);
+    }
+
+    /// h2 may keep buffers for more blocks of received bytes, with small and with tiny frames.
+    pub(super) fn keeps_blocks(&self, more: [u32; 2]) {
+        for (blocks, more) in self.blocks.iter().zip(more) {
+            blocks.store(
+                blocks.load(Ordering::Relaxed).wrapping_add(more),
+                Ordering::Relaxed,
+            );
+        }
+    }
+
+    pub(super) fn blocks(&self) -> [u32; 2] {
+        self.blocks
+            .each_ref()
+            .map(|blocks| blocks.load(Ordering::Relaxed))
+    }
+
+    /// Unread bytes that each request's body may have.
+    fn window(&self) -> u32 {
+        if self.is_acknowledged.load(Ordering::Relaxed) {
+            self.stream_window
+        } else {
+            // The protocol's own.
+            self.stream_window.max(BODY_WINDOW_BYTES)
+        }
+    }
+
+    /// Counts the buffers that h2 may keep for unread bodies, if many more have come since it was last called. Returns whether
+    /// connections keep so much that some have to be closed.
+    pub(super) fn buffers_too_much(&self) -> bool {
+        let [small, tiny] = self.blocks();
+        let seen = self.seen_blocks.load(Ordering::Relaxed);
+        small.wrapping_add(tiny).wrapping_sub(seen) >= BLOCKS_STEP && self.count_buffers()
+    }
+
+    /// The same in any case.
+    pub(super) fn count_buffers(&self) -> bool {
+        let all @ [small, tiny] = self.blocks();
+        self.seen_blocks
+            .store(small.wrapping_add(tiny), Ordering::Relaxed);
+        // Since the bytes that some body has not read came, at most. A body has a frame for each message, at most.
+        let (mut kept, mut unread) = ([0_u32, 0], 0_usize);
+        self.each_exchange(|exchange, _| {
+            if let Some(marks) = exchange.unread_since() {
+                unread += 1;
+                for ((kept, now), mark) in kept.iter_mut().zip(all).zip(marks) {
+                    *kept = now.wrapping_sub(mark).max(*kept);
+                }
+            }
+        });
+        let [small, tiny] = kept;
+        let messages = self.window() as usize / MESSAGE_BYTES_MIN;
+        let blocks = (small as usize).min(unread.saturating_mul(messages)) + tiny as usize;
+        self.slots.set_buffers(blocks * SLOTS_PER_BLOCK)
     }
 
     /// Records the outcome of a write.
@@ -230,6 +359,7 @@ impl Progress {
         });
         drop(exchanges);
         if is_whole {
+            exchange.mark_read();
             exchange.mark_whole();
         }
         exchange

@@ -169,6 +169,9 @@ impl PortServer {
                         if let Poll::Ready(ended) = driven.as_mut().poll(cx) {
                             return Poll::Ready(Next::Ended(ended));
                         }
+                        if progress.buffers_too_much() {
+                            self.connection_limits.reclaim_kept(true);
+                        }
                         if let Poll::Ready(event) = progress.poll_event(cx, &mut seen) {
                             return Poll::Ready(Next::Event(event));
                         }
@@ -242,14 +245,21 @@ impl PortServer {
         self.connection_limits.streams().max(UNSEEN_CANCELLATIONS) as usize
     }
 
-    fn protocol(&self) -> auto::Builder<LocalExecutor> {
-        let mut builder = auto::Builder::new(LocalExecutor);
-        let (stream_window, connection_window) = if self.http2_only {
-            builder = builder.http2_only();
+    /// HTTP/2's windows of a request's body, and of all bodies of a connection.
+    pub(super) fn windows(&self) -> (u32, u32) {
+        if self.http2_only {
             (STREAM_WINDOW_BYTES, MESSAGES_WINDOW_BYTES)
         } else {
             (BODY_WINDOW_BYTES, BODIES_WINDOW_BYTES)
-        };
+        }
+    }
+
+    fn protocol(&self) -> auto::Builder<LocalExecutor> {
+        let mut builder = auto::Builder::new(LocalExecutor);
+        if self.http2_only {
+            builder = builder.http2_only();
+        }
+        let (stream_window, connection_window) = self.windows();
         builder
             .http1()
             .keep_alive(true)

@@ -42,6 +42,8 @@ pub(super) struct TimeoutTracker {
     age_permille: u32,
     greeted: Option<Instant>,
     head: Option<Instant>,
+    /// HTTP/2's list of headers that is incomplete, and since when.
+    list: Option<(u32, Instant)>,
     /// When the connection became idle, and the number of its requests by then.
     idle: Option<(Instant, u64)>,
     send: StallDetector,
@@ -71,6 +73,7 @@ impl TimeoutTracker {
             age_permille: 900 + spread,
             greeted: None,
             head: None,
+            list: None,
             idle: None,
             send: StallDetector::default(),
             cancelled: 0,
@@ -113,6 +116,13 @@ impl TimeoutTracker {
             look.decision
                 .get_or_insert(CloseDecision::Close(CloseReason::Send));
         }
+        if self.list_is_late(now, times, progress) {
+            look.decision
+                .get_or_insert(CloseDecision::Close(CloseReason::Head));
+        }
+        if progress.is_http2() {
+            progress.count_buffers();
+        }
         let waits = match self.leaving {
             Some((since, reason)) => self.leave(now, since, reason, times, progress),
             None if is_over(now - self.opened, times.connection_age * self.age_permille / 1000) => {
@@ -132,6 +142,16 @@ impl TimeoutTracker {
             self.leaving = Some((now, reason));
         }
         look
+    }
+
+    /// Whether a list of headers has been incomplete for too long, whatever else is open: h2 keeps it, up to 48 KiB.
+    fn list_is_late(&mut self, now: Instant, times: &Timeouts, progress: &Progress) -> bool {
+        let open = progress.open_list();
+        if self.list.map(|(list, _)| list) != open {
+            self.list = open.map(|list| (list, now));
+        }
+        self.list
+            .is_some_and(|(_, since)| is_over(now - since, times.head))
     }
 
     fn flood(&mut self, tick: Duration, progress: &Progress) -> Option<CloseDecision> {
@@ -204,7 +224,7 @@ impl TimeoutTracker {
             return None;
         }
         let (since, _) = *self.idle.get_or_insert((now, begun));
-        // With HTTP/2 these bytes may be pings; an incomplete head is closed with the idle connection.
+        // With HTTP/2 these bytes may be pings; an incomplete list of headers is looked for above.
         if !progress.is_http2() && progress.head_bytes() > 0 {
             let begins = *self.head.get_or_insert(now);
             if is_over(now - begins, times.head) {

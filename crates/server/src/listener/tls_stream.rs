@@ -17,6 +17,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::server::TlsStream;
 
+use super::client_frames::ClientFrames;
 use super::close::CloseReason;
 use super::connection_table::ConnectionTable;
 use super::progress::{ConnectionEvent, Progress, SeenEvents};
@@ -30,7 +31,13 @@ const HANDSHAKE_MAX: Duration = Duration::from_secs(60);
 
 /// A connection's stream. Counters count the bytes on the socket, encrypted if there is TLS.
 #[derive(Debug)]
-pub(super) enum Stream {
+pub(super) struct Stream {
+    transport: Transport,
+    frames: ClientFrames,
+}
+
+#[derive(Debug)]
+enum Transport {
     Plain(Socket),
     Tls(Box<TlsStream<MovableSocket>>),
 }
@@ -46,27 +53,31 @@ pub(super) enum AcceptedStream {
 impl AcceptedStream {
     /// Registers the socket with the calling thread's runtime.
     pub(super) fn arrive(self, progress: &Arc<Progress>) -> io::Result<Stream> {
-        match self {
+        let transport = match self {
             Self::Plain(stream) => {
                 let stream = TcpStream::from_std(stream)?;
-                Ok(Stream::Plain(Socket::new(stream, Arc::clone(progress))))
+                Transport::Plain(Socket::new(stream, Arc::clone(progress)))
             }
             Self::Tls(mut stream) => {
                 stream.get_mut().0.arrive(progress)?;
-                Ok(Stream::Tls(stream))
+                Transport::Tls(stream)
             }
-        }
+        };
+        Ok(Stream {
+            transport,
+            frames: ClientFrames::default(),
+        })
     }
 }
 
 impl Stream {
     /// Ready once the peer has sent something, or is gone.
     pub(super) fn poll_read_ready(&self, cx: &mut Context<'_>) -> Poll<()> {
-        let socket = match self {
-            Self::Plain(socket) => Some(socket),
+        let socket = match &self.transport {
+            Transport::Plain(socket) => Some(socket),
             // The first request may have come with the end of the handshake.
-            Self::Tls(stream) if !stream.get_ref().1.wants_read() => None,
-            Self::Tls(stream) => stream.get_ref().0.here().ok(),
+            Transport::Tls(stream) if !stream.get_ref().1.wants_read() => None,
+            Transport::Tls(stream) => stream.get_ref().0.here().ok(),
         };
         socket.map_or(Poll::Ready(()), |socket| socket.poll_read_ready(cx))
     }
@@ -74,7 +85,7 @@ impl Stream {
     /// Call it before dropping a connection: sends TLS close_notify as far as the socket accepts it now, so
     /// that clients do not see a truncation.
     pub(super) fn say_goodbye(&mut self) {
-        if let Self::Tls(stream) = self {
+        if let Transport::Tls(stream) = &mut self.transport {
             let (socket, session) = stream.get_mut();
             session.send_close_notify();
             if let Ok(socket) = socket.here() {
@@ -86,9 +97,9 @@ impl Stream {
 
     /// Notes whether the peer has not received all that was written.
     pub(super) fn note_unreceived(&self) {
-        let socket = match self {
-            Self::Plain(socket) => Some(socket),
-            Self::Tls(stream) => stream.get_ref().0.here().ok(),
+        let socket = match &self.transport {
+            Transport::Plain(socket) => Some(socket),
+            Transport::Tls(stream) => stream.get_ref().0.here().ok(),
         };
         socket.map(Socket::unreceived_bytes);
     }
@@ -98,9 +109,9 @@ impl Stream {
     /// # Cancel safety
     /// Dropping the future closes the socket at once.
     pub(super) async fn close(self, mut patience: Patience) -> Option<CloseReason> {
-        match self {
-            Self::Plain(socket) => socket.close(patience).await,
-            Self::Tls(mut stream) => {
+        match self.transport {
+            Transport::Plain(socket) => socket.close(patience).await,
+            Transport::Tls(mut stream) => {
                 loop {
                     if let Some(end) = patience.ends(stream.get_ref().0.here().ok()?) {
                         return end.fault();
@@ -126,27 +137,29 @@ impl AsyncRead for Stream {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
-        let socket = match self.get_mut() {
-            Self::Plain(socket) => {
+        let Self { transport, frames } = self.get_mut();
+        let socket = match transport {
+            Transport::Plain(socket) => {
                 ready!(Pin::new(&mut *socket).poll_read(cx, buffer))?;
                 socket
             }
-            Self::Tls(stream) => {
+            Transport::Tls(stream) => {
                 ready!(Pin::new(&mut *stream).poll_read(cx, buffer))?;
                 stream.get_ref().0.here()?
             }
         };
         let read = buffer.filled().get(before..).unwrap_or_default();
-        socket.progress().recognize(read);
+        let progress = socket.progress();
+        frames.follow(progress.recognize(read), progress);
         Poll::Ready(Ok(()))
     }
 }
 
 impl AsyncWrite for Stream {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Self::Plain(socket) => Pin::new(socket).poll_write(cx, bytes),
-            Self::Tls(stream) => Pin::new(stream).poll_write(cx, bytes),
+        match &mut self.get_mut().transport {
+            Transport::Plain(socket) => Pin::new(socket).poll_write(cx, bytes),
+            Transport::Tls(stream) => Pin::new(stream).poll_write(cx, bytes),
         }
     }
 
@@ -155,9 +168,9 @@ impl AsyncWrite for Stream {
         cx: &mut Context<'_>,
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Self::Plain(socket) => Pin::new(socket).poll_write_vectored(cx, slices),
-            Self::Tls(stream) => Pin::new(stream).poll_write_vectored(cx, slices),
+        match &mut self.get_mut().transport {
+            Transport::Plain(socket) => Pin::new(socket).poll_write_vectored(cx, slices),
+            Transport::Tls(stream) => Pin::new(stream).poll_write_vectored(cx, slices),
         }
     }
 
@@ -166,16 +179,16 @@ impl AsyncWrite for Stream {
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(socket) => Pin::new(socket).poll_flush(cx),
-            Self::Tls(stream) => Pin::new(stream).poll_flush(cx),
+        match &mut self.get_mut().transport {
+            Transport::Plain(socket) => Pin::new(socket).poll_flush(cx),
+            Transport::Tls(stream) => Pin::new(stream).poll_flush(cx),
         }
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(socket) => Pin::new(socket).poll_shutdown(cx),
-            Self::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
+        match &mut self.get_mut().transport {
+            Transport::Plain(socket) => Pin::new(socket).poll_shutdown(cx),
+            Transport::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
         }
     }
 }

@@ -295,3 +295,61 @@ async fn calls_may_be_cancelled_before_the_core_has_looked_at_them() {
     daemon.assert_serves("blocks").await;
     daemon.stop().await;
 }
+
+/// The head of a gRPC call.
+pub(crate) fn call(method: &str) -> Vec<u8> {
+    let content_type = [&[0x0f, 0x10, 16], &b"application/grpc"[..]].concat();
+    [
+        post(&format!("/ringfetch.v1.FetchService/{method}")),
+        content_type,
+    ]
+    .concat()
+}
+
+#[tokio::test]
+async fn lists_of_headers_that_never_end_or_are_too_long_end_their_connection() {
+    // Scenario: a list of headers that is longer than any that is served, refused as such; one of more than 32 KiB; one that does not
+    // end, beside an open stream. Expectation: the first one's connection goes on; the others are closed, for reasons that are counted.
+    let (setup, _) = plain_blocks(Setup::new(any_backend()), 1);
+    let daemon = setup.set("timeouts.head_ms", "300").start();
+    let (headers, ping, goaway, continuation) = (1, 6, 7, 9);
+    let end_headers = 4;
+    let field = [&[0, 1, b'a', 127, 73], &[b'x'; 200][..]].concat();
+    let long = [call("FetchStream"), field.repeat(100)].concat();
+    let (first, second) = long.split_at(16 << 10);
+    let mut stream = TcpStream::connect(daemon.grpc).await.unwrap();
+    let refused = [
+        [PREFACE, SETTINGS].concat(),
+        frame(headers, 0, 1, first),
+        frame(continuation, end_headers, 1, second),
+        frame(ping, 0, 0, b"are they"),
+    ];
+    stream.write_all(&refused.concat()).await.unwrap();
+    loop {
+        let (kind, flags, payload) = next_frame(&mut stream).await;
+        assert_ne!(kind, goaway, "{}", String::from_utf8_lossy(&payload));
+        if (kind, flags) == (ping, 1) {
+            break;
+        }
+    }
+    // Whole fields in each frame: h2 gives up on one that it cannot decode.
+    let fields = field.repeat(75);
+    let too_long = [
+        frame(headers, 0, 3, &[call("FetchStream"), fields.clone()].concat()),
+        frame(continuation, 0, 3, &fields),
+        frame(continuation, 0, 3, &fields),
+    ];
+    stream.write_all(&too_long.concat()).await.unwrap();
+    daemon.has_closed("grpc", "flood").await;
+
+    let mut stream = TcpStream::connect(daemon.grpc).await.unwrap();
+    let endless = [
+        [PREFACE, SETTINGS].concat(),
+        frame(headers, end_headers, 1, &call("FetchStream")),
+        frame(headers, 0, 3, &call("FetchStream")),
+    ];
+    stream.write_all(&endless.concat()).await.unwrap();
+    daemon.has_closed("grpc", "head").await;
+    daemon.assert_serves("blocks").await;
+    daemon.stop().await;
+}

@@ -8,8 +8,9 @@ use hyper::body::Incoming;
 use ringfetch_engine::share::{Charge, Refused, Share};
 use slab::Slab;
 
-use super::{FRAME_HEAD_BYTES, KEPT_EXCHANGES, MESSAGE_BYTES_MIN, Progress, add, subtract};
+use super::{KEPT_EXCHANGES, MESSAGE_BYTES_MIN, Progress, add, subtract};
 use crate::caller::Connection;
+use crate::listener::client_frames::FRAME_HEAD_BYTES;
 use crate::record::Record;
 use crate::rpc_metrics::{Collected, Outcome};
 
@@ -43,6 +44,11 @@ pub(in crate::listener) struct Exchange {
     /// The service waits for more of the request's body.
     wants_body: AtomicBool,
     received_bytes: AtomicU64,
+    /// Some of the body may be unread: what came after the first marks, once so many bytes are read as its window has, after the
+    /// second ones.
+    has_unread: AtomicBool,
+    marks: [[AtomicU32; 2]; 2],
+    marked_bytes: AtomicU64,
     sent_bytes: AtomicU64,
     owed_bytes: AtomicU64,
     /// Its body has stalled: there will be no response.
@@ -60,7 +66,11 @@ pub(in crate::listener) struct Exchange {
 impl Exchange {
     /// An exchange that its connection stores under `key`.
     pub(super) fn new(progress: Arc<Progress>, key: usize, record: Option<Arc<Record>>) -> Arc<Self> {
+        let marks = progress.blocks();
         Arc::new(Self {
+            has_unread: AtomicBool::new(true),
+            marks: [marks.map(AtomicU32::new), marks.map(AtomicU32::new)],
+            marked_bytes: AtomicU64::new(0),
             progress,
             key,
             is_whole: AtomicBool::new(false),
@@ -212,11 +222,39 @@ impl Exchange {
             FRAME_HEAD_BYTES
         };
         add(&self.progress.body_bytes, bytes + head);
+        let read = self.received_bytes() - self.marked_bytes.load(Ordering::Relaxed);
+        if read >= u64::from(self.progress.window()) {
+            self.mark(false);
+        }
+    }
+
+    /// Marks the body as read to its end, or dropped.
+    pub(in crate::listener) fn mark_read(&self) {
+        self.has_unread.store(false, Ordering::Relaxed);
+    }
+
+    /// Blocks of its connection ([`Progress::keeps_blocks`]) before those that have unread bytes of the body, if any may have.
+    pub(super) fn unread_since(&self) -> Option<[u32; 2]> {
+        let [since, _] = &self.marks;
+        let has_unread = self.has_unread.load(Ordering::Relaxed);
+        has_unread.then(|| since.each_ref().map(|mark| mark.load(Ordering::Relaxed)))
+    }
+
+    /// Marks the present: with `all_is_read`, nothing that came before is unread.
+    fn mark(&self, all_is_read: bool) {
+        let [since, next] = &self.marks;
+        for ((since, next), now) in since.iter().zip(next).zip(self.progress.blocks()) {
+            let before = next.load(Ordering::Relaxed);
+            since.store(if all_is_read { now } else { before }, Ordering::Relaxed);
+            next.store(now, Ordering::Relaxed);
+        }
+        self.marked_bytes.store(self.received_bytes(), Ordering::Relaxed);
     }
 
     /// Notes that the service waits for more of the body.
     pub(in crate::listener) fn await_body(&self, cx: &Context<'_>) {
         self.wants_body.store(true, Ordering::Relaxed);
+        self.mark(true);
         if self.has_answer.load(Ordering::Relaxed) {
             return;
         }

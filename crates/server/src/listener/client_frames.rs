@@ -1,0 +1,226 @@
+//! Follows the heads of a client's HTTP/2 frames (RFC 9113 4.1), for what h2 keeps of them and does not bound.
+//!
+//! - h2 keeps the payload of a DATA frame that nobody has read as a part of the buffer it was received in, of 8 KiB or more. Each
+//!   small frame may keep such a buffer, if what is received between them is read: 16,384 frames of one byte fit into a stream's
+//!   window, and kept 134 MiB. Trailers that nobody has read are kept decoded: up to 46 KiB from 500 bytes.
+//! - h2 collects what it cannot decode yet of a list of headers: up to 115 KiB, in frames that never end.
+
+use super::HEADER_LIST_BYTES;
+use super::progress::Progress;
+
+/// Head of a frame.
+pub(super) const FRAME_HEAD_BYTES: usize = 9;
+
+const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const SETTINGS: u8 = 4;
+const CONTINUATION: u8 = 9;
+const ACK: u8 = 1;
+const END_HEADERS: u8 = 4;
+const PADDED: u8 = 8;
+/// Most padding, and the byte that says how much.
+const PADDING_BYTES_MAX: usize = 256;
+
+/// Longest list of headers as sent. h2 decodes up to four times [`HEADER_LIST_BYTES`]; what is longer than that on the wire is too
+/// long decoded, too, but for a perverse choice of codes.
+const HEADER_BLOCK_BYTES_MAX: usize = 2 * HEADER_LIST_BYTES as usize;
+
+/// A DATA frame that is smaller may keep more memory than its stream's window accounts for.
+const SMALL_BYTES: usize = 256;
+/// No message is shorter: see [`super::progress::MESSAGE_BYTES_MIN`].
+const TINY_BYTES: usize = super::progress::MESSAGE_BYTES_MIN;
+/// Received bytes of which h2 keeps at most one buffer, of up to 16 KiB: a frame that does not fit into the rest of one begins
+/// another.
+const BLOCK_SHIFT: u32 = 12;
+/// Blocks of as much memory as unread trailers take.
+const TRAILERS_BLOCKS: u32 = 3;
+
+/// Where a client is in its frames. Nothing is copied but the head that is incomplete.
+#[derive(Debug, Default)]
+pub(super) struct ClientFrames {
+    head: [u8; FRAME_HEAD_BYTES],
+    head_bytes: u8,
+    /// The frame is one of a list of headers: of those that end it, of any other.
+    list: ListState,
+    /// Bytes of the frame that are still to come.
+    left: u32,
+    /// Bytes of the list of headers so far.
+    list_bytes: u32,
+    /// The highest stream that was opened.
+    last_stream: u32,
+    received: u64,
+    /// The last block with a small frame, and with a tiny one, counted from 1.
+    small_block: u64,
+    tiny_block: u64,
+}
+
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+enum ListState {
+    /// Between lists.
+    #[default]
+    None,
+    Open,
+    /// In the last frame of one.
+    Ends,
+}
+
+impl ClientFrames {
+    /// Follows what h2 gets next, after the preface.
+    pub(super) fn follow(&mut self, mut bytes: &[u8], progress: &Progress) {
+        let was_open = self.list != ListState::None;
+        while !bytes.is_empty() {
+            if self.left == 0 {
+                let Some(rest) = self.next_head(bytes, progress) else {
+                    break;
+                };
+                bytes = rest;
+            }
+            let passed = bytes.len().min(self.left as usize);
+            bytes = bytes.get(passed..).unwrap_or_default();
+            self.left -= u32::try_from(passed).unwrap_or(self.left);
+            self.received += passed as u64;
+            if self.left == 0 && self.list == ListState::Ends {
+                self.list = ListState::None;
+            }
+        }
+        if was_open || self.list != ListState::None {
+            progress.set_list_is_open(self.list != ListState::None);
+        }
+    }
+
+    /// Completes a frame's head; returns what follows it, if it is complete.
+    fn next_head<'a>(&mut self, bytes: &'a [u8], progress: &Progress) -> Option<&'a [u8]> {
+        let have = usize::from(self.head_bytes);
+        let taken = bytes.len().min(FRAME_HEAD_BYTES - have);
+        let (part, rest) = bytes.split_at_checked(taken)?;
+        self.head.get_mut(have..have + taken)?.copy_from_slice(part);
+        self.received += taken as u64;
+        self.head_bytes = u8::try_from(have + taken).unwrap_or_default();
+        if have + taken < FRAME_HEAD_BYTES {
+            return None;
+        }
+        self.head_bytes = 0;
+        let [l0, l1, l2, kind, flags, s0, s1, s2, s3] = self.head;
+        self.left = u32::from_be_bytes([0, l0, l1, l2]);
+        let stream = u32::from_be_bytes([s0 & 0x7f, s1, s2, s3]);
+        match kind {
+            DATA => self.data(flags, progress),
+            HEADERS => {
+                self.list_bytes = 0;
+                progress.begin_list();
+                if stream > self.last_stream {
+                    self.last_stream = stream;
+                } else {
+                    progress.keeps_blocks([0, TRAILERS_BLOCKS]);
+                }
+                self.of_list(flags, progress);
+            }
+            CONTINUATION => self.of_list(flags, progress),
+            SETTINGS if flags & ACK != 0 => progress.set_acknowledged(),
+            _ => {}
+        }
+        Some(rest)
+    }
+
+    fn data(&mut self, flags: u8, progress: &Progress) {
+        let padding = if flags & PADDED == 0 { 0 } else { PADDING_BYTES_MAX };
+        let least = (self.left as usize).saturating_sub(padding);
+        // h2 counts empty ones.
+        if self.left == 0 || least >= SMALL_BYTES {
+            return;
+        }
+        let block = (self.received >> BLOCK_SHIFT) + 1;
+        if least < TINY_BYTES {
+            if std::mem::replace(&mut self.tiny_block, block) != block {
+                progress.keeps_blocks([0, 1]);
+            }
+        } else if std::mem::replace(&mut self.small_block, block) != block {
+            progress.keeps_blocks([1, 0]);
+        }
+    }
+
+    fn of_list(&mut self, flags: u8, progress: &Progress) {
+        self.list = if flags & END_HEADERS == 0 {
+            ListState::Open
+        } else {
+            ListState::Ends
+        };
+        self.list_bytes = self.list_bytes.saturating_add(self.left);
+        if self.list_bytes as usize > HEADER_BLOCK_BYTES_MAX {
+            progress.is_too_long();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::listener::progress::PREFACE;
+
+    fn frame(kind: u8, flags: u8, stream: u32, bytes: usize) -> Vec<u8> {
+        let length = u32::try_from(bytes).unwrap().to_be_bytes();
+        let head = [&length[1..], &[kind, flags], &stream.to_be_bytes()].concat();
+        // No frame begins like this.
+        [head, vec![0xff; bytes]].concat()
+    }
+
+    /// The blocks that are counted, whether a list is open, and whether one was too long, in whatever pieces the frames come.
+    fn followed(frames: &[Vec<u8>]) -> ([u32; 2], bool, bool) {
+        let bytes = [PREFACE.to_vec(), frames.concat()].concat();
+        let outcomes = [1, 2, 7, 9, 10, 1000, bytes.len()].map(|piece| {
+            let (progress, mut follows) = (Progress::default(), ClientFrames::default());
+            for part in bytes.chunks(piece) {
+                follows.follow(progress.recognize(part), &progress);
+            }
+            (
+                progress.blocks(),
+                progress.open_list().is_some(),
+                progress.is_closing(),
+            )
+        });
+        assert!(
+            outcomes.iter().all(|outcome| *outcome == outcomes[0]),
+            "{outcomes:?}"
+        );
+        outcomes[0]
+    }
+
+    #[test]
+    fn a_block_with_small_frames_is_counted_once() {
+        // Scenario: messages of 22 bytes in frames of their own, those of a call, large ones, empty ones, and padded ones; single bytes
+        // between frames of 8 KiB. Expectation: the small ones count by 4 KiB in which they came, the large and empty ones not at all,
+        // single bytes apart.
+        let open = frame(HEADERS, END_HEADERS, 1, 100);
+        let messages = vec![frame(DATA, 0, 1, 22); 1000];
+        let blocks = u32::try_from((31 * 1000 + 109) / 4096 + 1).unwrap();
+        assert_eq!(
+            followed(&[vec![open.clone()], messages].concat()),
+            ([blocks, 0], false, false)
+        );
+        let large = vec![frame(DATA, 0, 1, 256); 1000];
+        assert_eq!(followed(&[vec![open], large].concat()), ([0, 0], false, false));
+        assert_eq!(followed(&vec![frame(DATA, 0, 1, 0); 1000]).0, [0, 0]);
+        assert_eq!(followed(&[frame(DATA, PADDED, 1, 300)]).0, [1, 0]);
+        let pinned = [frame(DATA, 0, 1, 1), frame(DATA, 0, 3, 8192)];
+        assert_eq!(followed(&vec![pinned.concat(); 100]), ([0, 100], false, false));
+    }
+
+    #[test]
+    fn lists_of_headers_end_and_are_bounded() {
+        // Scenario: lists in one frame and in several, one that does not end, ones of 32 KiB and of more; trailers. Expectation: only
+        // the one that does not end is open, only the longer one is too long; trailers count as blocks.
+        let whole = frame(HEADERS, END_HEADERS, 1, 100);
+        let begun = frame(HEADERS, 0, 3, 16 << 10);
+        let more = |flags| frame(CONTINUATION, flags, 3, 16 << 10);
+        assert_eq!(followed(std::slice::from_ref(&whole)), ([0, 0], false, false));
+        assert_eq!(followed(&[whole.clone(), begun.clone()]), ([0, 0], true, false));
+        let ended = [whole.clone(), begun.clone(), more(END_HEADERS)];
+        assert_eq!(followed(&ended), ([0, 0], false, false));
+        let half = [begun.clone(), more(END_HEADERS)[..5000].to_vec()];
+        assert_eq!(followed(&half), ([0, 0], true, false));
+        let long = [begun, more(0), frame(CONTINUATION, END_HEADERS, 3, 1)];
+        assert_eq!(followed(&long), ([0, 0], false, true));
+        let trailers = [whole.clone(), frame(DATA, 0, 1, 300), whole];
+        assert_eq!(followed(&trailers).0, [0, TRAILERS_BLOCKS]);
+    }
+}
