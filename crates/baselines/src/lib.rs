@@ -1,5 +1,5 @@
 //! Raw reads that studies compare the engine with: Linux AIO and bare io_uring, polled or not, behind one
-//! safe trait; and getrusage(2) for this process. Baselines only: the daemon never reads through this crate.
+//! safe trait. Baselines only: the daemon never reads through this crate.
 //!
 //! Invariant: a queue owns file and buffer of each read in flight, and returns the buffer when the kernel is
 //! done with it. A dropped queue waits for its reads; if it cannot, it leaks their buffers.
@@ -8,12 +8,10 @@
 mod aio;
 mod buffer;
 mod ring;
-mod usage;
 
 pub use aio::AioQueue;
 pub use buffer::Buffer;
 pub use ring::{RingOptions, RingQueue};
-pub use usage::{Usage, usage};
 
 use std::fs::File;
 use std::io;
@@ -234,17 +232,5 @@ mod tests {
             .and_then(|()| queue.wait(&mut finished))
             .and_then(|()| finished.remove(0).result.map(drop));
         assert!(failed.is_err());
-    }
-
-    #[test]
-    fn cpu_time_only_grows() {
-        // Scenario: usage before and after some work. Expected: user time has grown, nothing has shrunk.
-        let before = usage();
-        let mut sum = 0u64;
-        while usage().user <= before.user {
-            sum = std::hint::black_box(sum.wrapping_add(1));
-        }
-        let after = usage();
-        assert!(after.user > before.user && after.system >= before.system);
     }
 }

@@ -10,11 +10,11 @@ use crate::sample::{Counts, Sample};
 use crate::served::Served;
 use crate::setup::{Amount, Heat, Reads, Setup, Shape};
 use crate::walk::Walk;
-use ringfetch_baselines::{Usage, usage};
 use ringfetch_command::quantity::approximate;
 use ringfetch_pace::{Alarm, Arrivals, Gate, Pacer, Ramp};
 use ringfetch_pattern as pattern;
 use rustix::fs::OFlags;
+use rustix::time::{ClockId, clock_gettime};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -51,7 +51,7 @@ pub(crate) struct Job {
     pub(crate) material: Arc<Material>,
     walk: Walk,
     opened: Vec<Arc<File>>,
-    begun: OnceLock<(Instant, Usage)>,
+    begun: OnceLock<(Instant, Duration)>,
     /// CPU time of the daemon that makes the reads, when it began; `None`: unknown.
     daemon: OnceLock<Option<Duration>>,
     /// Of an open loop; set when the step begins.
@@ -66,7 +66,7 @@ pub(crate) struct Job {
 #[derive(Debug)]
 struct Totals {
     counts: Counts,
-    end: Option<(Instant, Usage)>,
+    end: Option<(Instant, Duration)>,
     own_memory_bytes: u64,
     note: Option<String>,
     problem: Option<String>,
@@ -161,7 +161,7 @@ impl Job {
                 let pacer = pacer.ended_by(Arc::clone(&self.stop));
                 let _first = self.pacer.set(Arc::new(pacer));
             }
-            (Instant::now(), usage())
+            (Instant::now(), own_cpu())
         });
     }
 
@@ -320,7 +320,7 @@ impl Job {
         }
         let nothing = || "nothing was read".to_owned();
         let ((begun, used), (end, used_then)) = self.begun.get().zip(totals.end).ok_or_else(nothing)?;
-        let mut cpu = (used_then.user + used_then.system).saturating_sub(used.user + used.system);
+        let mut cpu = used_then.saturating_sub(*used);
         if let Some(before) = self.daemon.get() {
             let both = before.zip(self.daemon_cpu());
             if both.is_none() && self.served().is_some_and(Served::has_process) {
@@ -410,7 +410,7 @@ impl Lane {
 
 impl Drop for Lane {
     fn drop(&mut self) {
-        let end = (Instant::now(), usage());
+        let end = (Instant::now(), own_cpu());
         let mut totals = self.job.totals();
         totals.counts.add(&self.counts);
         if totals.end.is_none() {
@@ -422,6 +422,11 @@ impl Drop for Lane {
             totals.end = Some(end);
         }
     }
+}
+
+/// CPU time of this process so far: all threads, including those of its rings.
+fn own_cpu() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::ProcessCPUTime)).unwrap_or_default()
 }
 
 fn difference(seed: u64, offset: u64, data: &[u8], whole: bool) -> Option<usize> {

@@ -35,7 +35,7 @@ pub struct Sample {
     pub max_us: f64,
     /// Reads in flight on average, by Little's law.
     pub depth_achieved: f64,
-    /// CPU time of this process per read, user and system (getrusage(2)).
+    /// CPU time of this process per read, user and system (CLOCK_PROCESS_CPUTIME_ID of clock_gettime(2)).
     pub cpu_us_per_read: f64,
     /// Bytes that the device read, as a share of the bytes requested, or of the pages that these lie in where reads go
     /// through the page cache. `None`: there are no device counters.
