@@ -51,7 +51,7 @@ impl Tree {
 /// A server's storage: an nvme disk with dm-crypt and LVM on its second partition, a mirror of two SATA disks, two loop
 /// devices.
 pub fn storage() -> Tree {
-    let tree = Tree::new(&[("sys/module/nvme/parameters/poll_queues", "0\n")]);
+    let tree = Tree::new(&[]);
     let queue = |device: &str, files: &[(&str, &str)]| {
         for (name, text) in files {
             tree.write(&format!("sys/devices/{device}/queue/{name}"), text);

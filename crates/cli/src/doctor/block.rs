@@ -3,7 +3,6 @@
 use super::Needs;
 use super::finding::{Check, Finding, checks};
 use super::host::chosen;
-use ringfetch_host::View;
 use ringfetch_host::block::{Device, Layer};
 use ringfetch_host::cgroup::Cgroup;
 
@@ -18,8 +17,6 @@ checks! {
     READ_AHEAD = "device.read_ahead",
         "buffered random reads also fetch up to this much more; direct reads and mappings do not";
     MAX_SECTORS = "device.max_sectors", "longer reads are split by the kernel, and each part takes a tag";
-    POLL = "device.poll_queues",
-        "polled completions (IORING_SETUP_IOPOLL) need queues of their own; the engine does not need polling";
     IO_LIMIT = "device.io_limit", "a limit of the control group throttles reads before the device sees them";
 }
 
@@ -52,7 +49,6 @@ fn shown(device: &Device) -> String {
 
 /// `direct`: whether the engine reads this path past the page cache.
 pub(super) fn checks(
-    view: &View,
     group: &Cgroup,
     device: &Device,
     partition: Option<&str>,
@@ -67,7 +63,6 @@ pub(super) fn checks(
     ];
     checks.extend(read_ahead(device, direct));
     checks.extend(max_sectors(device));
-    checks.push(poll(view, device));
     checks.push(io_limit(group, device));
     checks
 }
@@ -189,23 +184,6 @@ fn max_sectors(device: &Device) -> Option<Finding> {
     Some(MAX_SECTORS.note_with(found, remedy))
 }
 
-fn poll(view: &View, device: &Device) -> Finding {
-    if device.disks().iter().all(|disk| disk.poll_queues) {
-        return POLL.ok("there are some");
-    }
-    let named = |prefix: &str| device.disks().iter().any(|disk| disk.name.starts_with(prefix));
-    let modules = [("nvme", "nvme"), ("vd", "virtio_blk")];
-    let Some((_, module)) = modules.into_iter().find(|(prefix, _)| named(prefix)) else {
-        return POLL.ok("none: its driver has no such queues");
-    };
-    let count = view.text(format!("sys/module/{module}/parameters/poll_queues"));
-    let count = count.unwrap_or_else(|| "unknown".to_owned());
-    POLL.note_with(
-        format!("none ({module}.poll_queues is {count})"),
-        format!("only for polling: boot with {module}.poll_queues=N"),
-    )
-}
-
 fn io_limit(group: &Cgroup, device: &Device) -> Finding {
     let limits = |number: &str| device.all().iter().any(|layer| layer.number == number);
     let Some(found) = group.reads.iter().find(|limit| limits(&limit.device)) else {
@@ -267,22 +245,16 @@ mod tests {
 
     #[test]
     fn a_good_nvme_has_nothing_to_fix() {
-        // Scheduler none, 1023 tags, no poll queues, in a group with a limit on another device.
+        // Scheduler none, 1023 tags, in a group with a limit on another device.
         let tree = storage();
         let (device, partition) = at(&tree, 259, 1);
         let (group, partition) = (limited("8:0"), partition.as_deref());
-        let checks = checks(&tree.view(), &group, &device, partition, true, needs(4));
+        let checks = checks(&group, &device, partition, true, needs(4));
         let not_ok: Vec<_> = checks
             .iter()
             .filter(|finding| finding.verdict != Verdict::Ok)
             .collect();
-        let [poll] = not_ok[..] else { panic!("{not_ok:?}") };
-        assert_eq!(poll.name(), "device.poll_queues");
-        let remedy = poll.remedy.as_deref().expect("remedy");
-        assert!(
-            remedy.contains("nvme.poll_queues=") && poll.found.contains("is 0"),
-            "{poll:?}"
-        );
+        assert!(not_ok.is_empty(), "{not_ok:?}");
         // 1023 tags: 1023 - 63 = 960, of which each of 4 rings may use all of its 128, and each of 16 rings 60; all
         // of it where each ring is on a CPU with a queue of its own.
         assert!(tags(&device, needs(4), false).found.contains("at most 128"));

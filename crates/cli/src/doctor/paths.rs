@@ -211,7 +211,7 @@ impl Opened {
         match self.device(view, mount) {
             Some((device, partition)) => {
                 let (partition, direct) = (partition.as_deref(), self.direct.direct);
-                checks.extend(block::checks(view, group, &device, partition, direct, needs));
+                checks.extend(block::checks(group, &device, partition, direct, needs));
             }
             // Memory, layered and network file systems have none, as the file system's check says.
             None if has_a_device => checks.push(block::not_found()),
