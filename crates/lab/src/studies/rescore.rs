@@ -68,7 +68,10 @@ fn material(args: &Rescore, clients: &Clients, progress: Progress<'_>) -> Result
     if found != vector(0, &centres()) {
         return Err(foreign(&path));
     }
-    let command = format!("python3 bench/candidates.py {}", word(&path));
+    let command = format!(
+        "python3 bench/candidates.py {} (in the sources, and in a release's tarball)",
+        word(&path)
+    );
     let questions = Questions::read(&path.with_extension("candidates"), args.vectors, &command)?;
     let has = |over: &&u32| !questions.head.oversampling.contains(&(**over as usize));
     if let Some(over) = args.oversampling.iter().find(has) {

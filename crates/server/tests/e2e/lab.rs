@@ -402,6 +402,7 @@ async fn rescored(strategies: &[&str]) {
     let rescore = "rescore --path DIR --vectors 1000 --buffered";
     let missing = bed.refused(rescore, "--path").await;
     assert!(missing.contains("python3 bench/candidates.py "), "{missing}");
+    assert!(missing.contains("in a release's tarball"), "{missing}");
     candidates(&bed.path(file), 0.0);
     bed.serve("vectors", file).await;
     let asking = format!("{rescore} --server SERVER --dataset data --only");
