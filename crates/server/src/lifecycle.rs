@@ -270,6 +270,33 @@ impl ShutdownSignals {
     }
 }
 
+/// Ends the process on SIGTERM or SIGINT from now on, with a shell's exit code for it: 143 or 130. As process 1 of a container it
+/// would otherwise ignore them, and could only be killed.
+///
+/// # Errors
+/// Errors of the kernel.
+pub fn end_on_signal() -> std::io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .build()?;
+    let mut signals = {
+        let _inside = runtime.enter();
+        ShutdownSignals::install()?
+    };
+    let watch = async move {
+        let code = if signals.next().await == "SIGINT" {
+            130
+        } else {
+            143
+        };
+        std::process::exit(code);
+    };
+    std::thread::Builder::new()
+        .name("rf-signals".to_owned())
+        .spawn(move || runtime.block_on(watch))?;
+    Ok(())
+}
+
 /// A start that takes longer is logged again and again, with the step that it is at.
 const LONG_START: Duration = Duration::from_secs(5);
 /// The service manager is asked for this much time, each time: a few of these messages may be late.

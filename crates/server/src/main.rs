@@ -71,7 +71,7 @@ fn main() -> ExitCode {
         Command::CheckConfig { open } => check_config::run(&cli.inputs(), open),
         Command::PrintConfig => print_config(&cli.inputs()),
         Command::Healthcheck => check_health(&cli.inputs()),
-        Command::MakeDemo => demo::prepare(&cli.demo_dir).map_err(Into::into),
+        Command::MakeDemo => make_demo(&cli.demo_dir),
         Command::Completions { shell } => print(&manual::completions(shell)),
         Command::Man { directory } => manual::write_pages(&directory),
     };
@@ -83,6 +83,12 @@ fn main() -> ExitCode {
             ExitCode::from(exit_code(&error))
         }
     }
+}
+
+/// A signal leaves a part that the next run removes.
+fn make_demo(directory: &Path) -> anyhow::Result<()> {
+    lifecycle::end_on_signal().context("catching signals")?;
+    Ok(demo::prepare(directory)?)
 }
 
 /// Distinguishes mistakes in the configuration, problems of the host, and failures.

@@ -2,6 +2,8 @@
 
 use std::process::{Command, Output};
 
+use rustix::process::{Pid, Signal, kill_process};
+
 use crate::{documented, manifest};
 
 /// Runs the daemon's binary in an empty directory without this process's RINGFETCH variables.
@@ -181,6 +183,28 @@ fn the_demo_can_be_made_without_serving_it() {
     assert!(path.join("vectors.npy").is_file() && path.join("objects").is_dir());
     assert!(!path.join(".ringfetch-demo-partial").exists());
     assert_eq!(make(), first);
+}
+
+#[test]
+fn a_demo_that_is_ended_while_it_is_made_is_made_anew() {
+    // Scenario: SIGTERM and SIGINT as soon as `make-demo` has begun. Expectation: it ends itself, by an exit code, which the
+    // kernel's default action would not do as process 1; nothing is where a daemon would serve it, and the next run makes all.
+    let directory = tempfile::tempdir().unwrap();
+    for (signal, code) in [(Signal::TERM, 143), (Signal::INT, 130)] {
+        let demo = directory.path().join(code.to_string());
+        let arguments = ["make-demo", "--demo-dir", demo.to_str().unwrap()];
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ringfetchd"));
+        let mut making = command.args(arguments).spawn().unwrap();
+        while !demo.join(".ringfetch-demo-partial/blocks.bin").exists() {
+            assert_eq!(making.try_wait().unwrap(), None);
+            std::thread::yield_now();
+        }
+        kill_process(Pid::from_child(&making), signal).unwrap();
+        assert_eq!(making.wait().unwrap().code(), Some(code));
+        assert!(!demo.join("blocks.bin").exists());
+        assert_eq!(ringfetchd(&arguments).status.code(), Some(0));
+        assert!(demo.join("blocks.bin").is_file() && demo.join(".ringfetch-demo-complete").exists());
+    }
 }
 
 #[test]
