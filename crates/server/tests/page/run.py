@@ -318,7 +318,7 @@ return Promise.all(["points", "numbers", "draw"].map((name) => import(`/page/${n
     uptime_ms, started_unix_ms: 1, memory: { in_use_bytes: 0 }, datasets: [],
     totals: { reads_total: reads, read_bytes_total: reads * 4096, read_errors_total: 0, rejected_total: 0 },
     read_duration: { buckets: [{ le_us: 10, count: 0 }, { le_us: 20, count: reads * 0.99 }, { count: reads }] },
-    shards: [{ shard: 0, in_flight: 3, queued: 0, device_reads_total: reads, submissions_total: reads / 4,
+    shards: [{ shard: 0, in_flight: 3, stalled: 2, queued: 0, device_reads_total: reads, submissions_total: reads / 4,
                depth_seen: { sum: reads * 7, count: reads } }],
     ...changed,
   });
@@ -327,7 +327,7 @@ return Promise.all(["points", "numbers", "draw"].map((name) => import(`/page/${n
   const idle = points.between(old, answer(3000, 500), 0);
   const line = (spans) => draw.segments(spans.map(([since, time]) => ({ since, time })), (one) => one.time).length;
   return [
-    [point.reads, 1000], [point.bytes, 4096000], [point.depth, 7], [point.inFlight, 3],
+    [point.reads, 1000], [point.bytes, 4096000], [point.depth, 7], [point.inFlight, 3], [point.stalled, 2],
     [point.shards.get(0).submissions, 250], [Math.round(point.p50 * 100), 1505], [point.p99, 20],
     [String(point.p999), "Infinity"], [text.duration(point.p999), "over\u00a010\u00a0s"],
     [idle.reads, 0], [idle.p50, null], [idle.depth, null],

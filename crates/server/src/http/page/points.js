@@ -49,6 +49,7 @@ export const between = (before, after, since, time) => {
     depth: mean(seen(before), seen(after)),
     inFlight: total(after.shards, (shard) => shard.in_flight),
     queued: total(after.shards, (shard) => shard.queued),
+    stalled: total(after.shards, (shard) => shard.stalled),
     memory: after.memory.in_use_bytes,
     p50: percentile(0.5),
     p99: percentile(0.99),

@@ -11,6 +11,7 @@ export const FIGURES = [
   ["Mean depth", (point) => point.depth, amount],
   ["Reads in flight", (point) => point.inFlight, amount],
   ["Reads queued", (point) => point.queued, amount],
+  ["Reads stalled", (point) => point.stalled, amount],
   ["Reads that failed", (point) => point.errors, aSecond],
   ["Requests refused", (point) => point.rejected, aSecond],
   ["Answer memory", (point) => point.memory, bytes],
