@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pathlib
+import re
 import resource
 import signal
 import socket
@@ -63,17 +64,47 @@ def free_port():
         return probe.getsockname()[1]
 
 
+def until(condition, what, seconds=60):
+    """The first true result of `condition`, which is asked until then."""
+    deadline = time.monotonic() + seconds
+    while not (answer := condition()):
+        if time.monotonic() > deadline:
+            raise RunFailed(f"not within {seconds} s: {what}")
+        time.sleep(0.05)
+    return answer
+
+
+def metrics(text):
+    """The series of a page of metrics: {'name{labels}': value}."""
+    series = re.findall(r"^([a-z_]+(?:\{.*\})?) (\S+)$", text, re.MULTILINE)
+    return {name: float(value) for name, value in series}
+
+
+def total(series, name, *labels):
+    """The sum of a metric's series that have all these labels."""
+    mine = (key for key in series if key.partition("{")[0] == name)
+    return sum(series[key] for key in mine if all(label in key for label in labels))
+
+
 class Server:
     """A server process for one run. Subclasses define how it is started (`start`), and when it is ready (`is_ready`) unless
     that is when something accepts connections on its `port`."""
 
     process = None
+    start_seconds = 60
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.wait()
 
     def launch(self, command, log_path, **options):
         self.log_path = pathlib.Path(log_path)
         with open(log_path, "w") as log, starting(command[0]):
             self.process = subprocess.Popen([str(part) for part in command], stdout=log, stderr=log, **options)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + self.start_seconds
         try:
             while not self.is_ready():
                 if self.process.poll() is not None or time.monotonic() > deadline:
@@ -96,15 +127,15 @@ class Server:
         """Its own figures of a run, in addition to the driver's."""
         return {}
 
-    def stop(self):
-        """Sends SIGTERM, and waits until it has ended."""
-        self.process.send_signal(signal.SIGTERM)
+    def stop(self, how=signal.SIGTERM):
+        """Sends a signal, waits until it has ended, and returns its exit code."""
+        self.process.send_signal(how)
         try:
             return self.process.wait(timeout=30)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-            raise RunFailed(f"process {self.process.pid} did not end on SIGTERM") from None
+            raise RunFailed(f"process {self.process.pid} did not end on {how.name}") from None
 
     def pids(self):
         """The process and its children: nginx and others work in children."""

@@ -14,7 +14,7 @@ import time
 import urllib.request
 
 import link
-from processes import RunFailed, Server, on_cpu_seconds, run
+from processes import RunFailed, Server, metrics, on_cpu_seconds, run, total
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TARGET = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).absolute() / "release"
@@ -152,8 +152,7 @@ class Daemon(Server):
         return int(re.search(rf"{field}:\s+(\d+) kB", text).group(1)) / 1024
 
     def _metric(self, name):
-        page = self._get("/metrics").decode()
-        return sum(float(line.split()[-1]) for line in page.splitlines() if re.match(rf"{name}[ {{]", line))
+        return total(metrics(self._get("/metrics").decode()), name)
 
     def reads(self):
         """Reads answered since its start."""

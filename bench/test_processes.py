@@ -40,6 +40,19 @@ class Starts(unittest.TestCase):
                     start([program])
 
 
+class Watching(unittest.TestCase):
+    def test_until_returns_the_first_true_answer_or_says_what_did_not_happen(self):
+        answers = iter([None, 0, 7, 8])
+        self.assertEqual(processes.until(lambda: next(answers), "an answer"), 7)
+        with self.assertRaisesRegex(processes.RunFailed, "^not within 0 s: the moon$"):
+            processes.until(lambda: False, "the moon", 0)
+
+    def test_total_adds_the_series_of_one_name_with_these_labels(self):
+        page = '# HELP a_total A.\na_total{x="1",y="2"} 1\na_total{x="2"} 2\na_total_more{x="1"} 4\nb 8\n'
+        series = processes.metrics(page)
+        self.assertEqual([processes.total(series, *of) for of in (["a_total"], ["a_total", 'x="1"'], ["b"], ["c"])], [3, 1, 8, 0])
+
+
 class Ends(unittest.TestCase):
     def test_a_signal_ends_a_server_that_is_not_ready(self):
         # SIGTERM and SIGINT while a server is awaited: both end the program, and no process is left.

@@ -8,29 +8,21 @@ import os
 import pathlib
 import re
 import signal
-import socket
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "bench"))
+from processes import Server, free_port, until
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TARGET = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
 PROFILE = os.environ.get("RINGFETCH_PROFILE", "release")
 DAEMON, CLI = (TARGET / PROFILE / name for name in ("ringfetchd", "ringfetch"))
-START_TIMEOUT_S = 60
-
-
-def until(condition, what, timeout_s=START_TIMEOUT_S):
-    """The first true result of `condition`, which is polled until the deadline."""
-    deadline = time.monotonic() + timeout_s
-    while not (answer := condition()):
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{what}: not within {timeout_s} s")
-        time.sleep(0.1)
-    return answer
 
 
 def get(url, body=None):
@@ -44,38 +36,10 @@ def get(url, body=None):
         return error.code, error.read()
 
 
-class Process:
-    """A program with its log in a file, ended by SIGTERM."""
-
-    def __init__(self, log, *command):
-        self.log = log
-        with open(log, "wb") as out:
-            self.process = subprocess.Popen([str(word) for word in command], stdin=subprocess.DEVNULL, stdout=out,
-                                            stderr=subprocess.STDOUT)
-
-    def text(self):
-        return self.log.read_text(errors="replace")
-
-    def alive(self):
-        if self.process.poll() is not None:
-            raise RuntimeError(f"{self.log.stem} ended with {self.process.returncode}:\n{self.text()[-4000:]}")
-        return True
-
-    def stop(self):
-        if self.process.poll() is None:
-            self.process.terminate()
-            try:
-                self.process.wait(30)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
-        return self.process.returncode
-
-
 TOKEN = "reader's"
 
 
-class Daemon(Process):
+class Daemon(Server):
     """ringfetchd with one backend. It must not fall back: the test would measure another backend than it says."""
 
     def __init__(self, scratch, name, backend):
@@ -91,14 +55,12 @@ class Daemon(Process):
                 {"name": "blocks", "kind": "blocks", "path": str(data / "blocks.bin"), "block_bytes": "4KiB"},
                 {"name": "vectors", "kind": "vectors", "path": str(data / "vectors.npy")}]}))
         self.name, self.backend = name, backend
-        super().__init__(scratch / f"{name}.log", DAEMON, "--config", self.config)
-        self.ports = until(self._ports, f"{name} listens")
+        self.addresses = scratch / f"{name}.addresses"
+        self.launch([DAEMON, "--config", self.config, "--addresses-file", self.addresses], scratch / f"{name}.log")
+        self.ports = json.loads(self.addresses.read_text())
 
-    def _ports(self):
-        self.alive()
-        events = [json.loads(line) for line in self.text().splitlines() if line.startswith("{") and line.endswith("}")]
-        ports = {event["transport"]: event["address"] for event in events if event.get("message") == "listening"}
-        return ports if {"grpc", "http", "admin"} <= ports.keys() else None
+    def is_ready(self):
+        return self.addresses.exists()
 
     def url(self, transport):
         return f"http://{self.ports[transport]}"
@@ -109,7 +71,7 @@ class Daemon(Process):
         config["engine"]["backend"] = backend
         self.config.write_text(json.dumps(config))
         self.process.send_signal(signal.SIGHUP)
-        until(lambda: self.alive() and self._runs(backend), f"{self.name} runs on {backend}")
+        until(lambda: self._runs(backend), f"{self.name} runs on {backend}")
         self.backend = backend
 
     def _runs(self, backend):
@@ -117,12 +79,20 @@ class Daemon(Process):
 
     def load(self, dataset, *options):
         """Starts `ringfetch load` with every byte checked."""
-        log = self.log.with_name(f"{self.name}-load-{time.monotonic_ns()}.log")
-        return Process(log, CLI, "--grpc", self.url("grpc"), "load", "--dataset", dataset, "--http", self.url("http"),
-                       "--verify", *options)
+        load = Load()
+        load.launch([CLI, "--grpc", self.url("grpc"), "load", "--dataset", dataset, "--http", self.url("http"), "--verify", *options],
+                    self.log_path.with_name(f"{self.name}-load-{time.monotonic_ns()}.log"))
+        return load
 
 
-class Prometheus(Process):
+class Load(Server):
+    """`ringfetch load`, which ends by itself."""
+
+    def is_ready(self):
+        return True
+
+
+class Prometheus(Server):
     """Prometheus as configured by deploy/prometheus/prometheus.yml, except for targets, paths and intervals."""
 
     def __init__(self, scratch, daemons, interval="1s"):
@@ -134,20 +104,16 @@ class Prometheus(Process):
             raise RuntimeError("deploy/prometheus/prometheus.yml has no target ringfetchd:7411: fix rig.py")
         text = text.replace("/etc/prometheus/", f"{ROOT}/deploy/prometheus/")
         text = re.sub(r"_interval: \S+", f"_interval: {interval}", text)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            address = f"127.0.0.1:{probe.getsockname()[1]}"
+        address = f"127.0.0.1:{free_port()}"
         # Itself too, as installations do: another program with `up` and `process_*`.
         text += f'  - job_name: prometheus\n    static_configs: [{{targets: ["{address}"]}}]\n'
         config = scratch / "prometheus.yml"
         config.write_text(text)
         self.url = f"http://{address}"
-        super().__init__(scratch / "prometheus.log", "prometheus", f"--config.file={config}",
-                         f"--storage.tsdb.path={scratch}/tsdb", f"--web.listen-address={address}")
-        until(self._ready, "Prometheus is ready")
+        self.launch(["prometheus", f"--config.file={config}", f"--storage.tsdb.path={scratch}/tsdb",
+                     f"--web.listen-address={address}"], scratch / "prometheus.log")
 
-    def _ready(self):
-        self.alive()
+    def is_ready(self):
         with contextlib.suppress(OSError):
             return get(f"{self.url}/-/ready")[0] == 200
         return False

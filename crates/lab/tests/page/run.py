@@ -16,9 +16,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "server/tests/page"))
+sys.path.extend([str(Path(__file__).parents[3] / "server/tests/page"), str(Path(__file__).parents[4] / "bench")])
 from browser import Browser
-from served import Process, eventually
+from processes import Server
 
 ELEMENTS, VECTORS, LIMIT = 768, 1000, 5
 # What needs no io_uring and no direct I/O.
@@ -45,16 +45,21 @@ def candidates(directory):
     path.with_suffix(".candidates").write_bytes(json.dumps(head).encode() + b"\n" + body)
 
 
-def daemon_of(binary, directory):
-    """A daemon that serves a small file; it writes its addresses when it is ready."""
-    data, config, addresses = (directory / name for name in ("data", "ringfetchd.yaml", "addresses.json"))
-    data.write_bytes(bytes(4 << 20))
-    dataset = {"name": "data", "kind": "blocks", "path": str(data), "block_bytes": "4KiB"}
-    listen = {"listen": "127.0.0.1:0"}
-    settings = {"grpc": listen, "http": listen, "admin": listen, "engine": {"backend": "pread"}, "datasets": [dataset]}
-    # JSON is YAML.
-    config.write_text(json.dumps(settings), encoding="utf-8")
-    return Process([binary, "--config", config, "--addresses-file", addresses], directory / "ringfetchd.log"), addresses
+class Daemon(Server):
+    """Serves a small file; it writes its addresses when it is ready."""
+
+    def __init__(self, binary, directory):
+        data, config, self.addresses = (directory / name for name in ("data", "ringfetchd.yaml", "addresses.json"))
+        data.write_bytes(bytes(4 << 20))
+        dataset = {"name": "data", "kind": "blocks", "path": str(data), "block_bytes": "4KiB"}
+        listen = {"listen": "127.0.0.1:0"}
+        settings = {"grpc": listen, "http": listen, "admin": listen, "engine": {"backend": "pread"}, "datasets": [dataset]}
+        # JSON is YAML.
+        config.write_text(json.dumps(settings), encoding="utf-8")
+        self.launch([binary, "--config", config, "--addresses-file", self.addresses], directory / "ringfetchd.log")
+
+    def is_ready(self):
+        return self.addresses.exists()
 
 
 def run(ringfetch, *words):
@@ -80,11 +85,8 @@ def reports(arguments, directory):
     candidates(directory)
     for study in ("strategies", "block-size", "objects", "act", "rescore"):
         yield study, measured(ringfetch, directory, study)
-    daemon, addresses = daemon_of(arguments.daemon.resolve(), directory)
-    with daemon:
-        eventually("the daemon is ready or ends", lambda: addresses.exists() or daemon.child.poll() is not None)
-        assert addresses.exists(), daemon.log()
-        at = {name: f"http://{address}" for name, address in json.loads(addresses.read_text()).items()}
+    with Daemon(arguments.daemon.resolve(), directory) as daemon:
+        at = {name: f"http://{address}" for name, address in json.loads(daemon.addresses.read_text()).items()}
         yield "flip", measured(ringfetch, directory, "flip", ["--server", at["grpc"], "--admin", at["admin"]])
     file, out = directory / "calibrated", directory / "out-calibrate"
     file.write_bytes(random.Random(7).randbytes(16 << 20))

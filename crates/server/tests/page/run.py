@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from browser import Browser
-from served import Daemon, Load, eventually, forbid_io_uring, total
+from served import Daemon, Load, forbid_io_uring, total, until
 
 INSPECT = (Path(__file__).parent / "inspect.js").read_text(encoding="utf-8")
 BACKENDS = ["uring", "mmap"]
@@ -92,7 +92,7 @@ def agrees_with_the_metrics(browser, daemon):
         )
         return len(shown) >= 9
 
-    eventually("the page shows eight more seconds", observe)
+    until(observe, "the page shows eight more seconds")
     ended, after = daemon.metrics()
     # The first was there before.
     seconds = [[value(text) for text in texts] for texts in list(shown.values())[1:]]
@@ -183,9 +183,9 @@ def is_accessible(browser):
     assert re.search(r"reads a second\. Latency: .*Queue depth: ", spoken), spoken
     # Throttled: over several seconds of new figures it says nothing new.
     seen = {browser.text("#about"): spoken}
-    eventually(
-        "figures of four more seconds",
+    until(
         lambda: seen.setdefault(browser.text("#about"), browser.text("#announcement")) and len(seen) >= 5,
+        "figures of four more seconds",
     )
     assert len(set(seen.values())) <= 2, seen
 
@@ -212,8 +212,8 @@ def is_usable_by_keyboard(browser, daemon):
                 "new MutationObserver(() => window.nows.push(now.textContent)).observe(now, { childList: true })")  # fmt: skip
     browser.key("Enter")
     before = daemon.polls()
-    eventually("it goes on", lambda: daemon.polls() > before and browser.text("#state") == "Serving")
-    nows = eventually("figures after the pause", lambda: browser.run("return window.nows.length > 1 && window.nows"))
+    until(lambda: daemon.polls() > before and browser.text("#state") == "Serving", "it goes on")
+    nows = until(lambda: browser.run("return window.nows.length > 1 && window.nows"), "figures after the pause")
     assert nows[0] == "\u2013" and value(nows[1]) > 0, nows
 
 
@@ -234,7 +234,7 @@ def rests_while_hidden(browser, daemon):
     browser.command("DELETE", "/window")
     browser.command("POST", "/window", {"handle": own})
     before = daemon.polls()
-    eventually("it goes on", lambda: daemon.polls() > before)
+    until(lambda: daemon.polls() > before, "it goes on")
 
 
 def moves_less_when_asked(browser):
@@ -243,7 +243,7 @@ def moves_less_when_asked(browser):
 
     def still():
         first = (browser.text("#about"), inspect(browser, "paths"))
-        eventually("another second", lambda: browser.text("#about") != first[0])
+        until(lambda: browser.text("#about") != first[0], "another second")
         return inspect(browser, "paths") == first[1]
 
     steps = [still() for _ in range(6)]
@@ -254,7 +254,7 @@ def moves_less_when_asked(browser):
 def says_that_the_daemon_is_gone(browser, daemon, again):
     """A daemon that stops is told, once to ears; when it is back, so are the figures, from 0."""
     daemon.stop()
-    eventually("it says so", lambda: browser.text("#state") == "Not answering")
+    until(lambda: browser.text("#state") == "Not answering", "it says so")
     about = browser.text("#about")
     assert re.search(r"since \d\d:\d\d:\d\d\. Next try in \d+ s\. Figures are of \d\d:", about), about
     assert "does not answer" in browser.text("#alarm") and "Not answering" in browser.run("return document.title")
@@ -266,26 +266,26 @@ def says_that_the_daemon_is_gone(browser, daemon, again):
     assert re.search(r"since \d\d:\d\d:\d\d\. Figures are of \d\d:", about), about
     title, state, button, about = browser.run(pressed)
     assert (title, state, button) == ("Connecting \u00b7 Ringfetch", "Connecting", "Pause"), (title, state, button)
-    eventually("it says so again", lambda: "Not answering" in browser.run("return document.title"))
-    eventually("it asks less often", lambda: "Next try in 4 s" in browser.text("#about"))
+    until(lambda: "Not answering" in browser.run("return document.title"), "it says so again")
+    until(lambda: "Next try in 4 s" in browser.text("#about"), "it asks less often")
     lowest = inspect(browser, "contrasts")[0]
     assert lowest[0] >= TEXT_CONTRAST_MIN, lowest
     with again() as new:
-        eventually("it is back", lambda: browser.text("#state") == "Serving")
-        eventually(
-            "counters are those of the new process",
+        until(lambda: browser.text("#state") == "Serving", "it is back")
+        until(
             lambda: all(row[5] == "0" for row in inspect(browser, "rows", "datasets")),
+            "counters are those of the new process",
         )
         assert browser.text("#alarm") == ""
-        assert figure(browser, "IOPS") in ("0/s", "\u2013") or eventually(
-            "a rate of 0", lambda: figure(browser, "IOPS") == "0/s"
+        assert figure(browser, "IOPS") in ("0/s", "\u2013") or until(
+            lambda: figure(browser, "IOPS") == "0/s", "a rate of 0"
         )
         # One that hangs is gone too, after five seconds.
-        new.child.send_signal(signal.SIGSTOP)
-        eventually("it says that there is no answer", lambda: "has not answered since" in browser.text("#about"))
+        new.process.send_signal(signal.SIGSTOP)
+        until(lambda: "has not answered since" in browser.text("#about"), "it says that there is no answer")
         assert browser.text("#state") == "Not answering"
-        new.child.send_signal(signal.SIGCONT)
-        eventually("it goes on", lambda: browser.text("#state") == "Serving")
+        new.process.send_signal(signal.SIGCONT)
+        until(lambda: browser.text("#state") == "Serving", "it goes on")
         new.stop()
 
 
@@ -296,7 +296,7 @@ def tells_of_a_fallback(arguments, directory):
         Browser(arguments.chromedriver, arguments.chromium) as browser,
     ):
         browser.open(daemon.url)
-        eventually("it shows its state", lambda: browser.text("#state") == "Serving")
+        until(lambda: browser.text("#state") == "Serving", "it shows its state")
         assert browser.text("#backend") == "mmap"
         assert browser.run("return document.querySelector('#fallback').checkVisibility()")
         assert browser.text("#fallback") == "instead of uring, which was asked for"
@@ -345,7 +345,7 @@ return Promise.all(["points", "numbers", "draw"].map((name) => import(`/page/${n
 def bears_slow_answers(browser):
     """Where an answer takes 4 s, the figures are those of that time, and the line goes on."""
     shown = "return [document.getElementById('about').textContent, document.querySelector('#chart-reads .curve-a').getAttribute('d')]"
-    eventually("a line", lambda: browser.run(shown)[1].count("L") > 1)
+    until(lambda: browser.run(shown)[1].count("L") > 1, "a line")
     slow = {"offline": False, "latency": 4000, "downloadThroughput": -1, "uploadThroughput": -1}
     browser.cdp("Network.emulateNetworkConditions", **slow)
     seen = [browser.run(shown)]
@@ -357,7 +357,7 @@ def bears_slow_answers(browser):
         ups = [int(re.search(r" up (\d+)\s", about)[1]) for about, _ in seen[-2:]]
         return ups[-1] - ups[0] >= 3
 
-    eventually("a slow answer", answered)
+    until(answered, "a slow answer")
     browser.cdp("Network.emulateNetworkConditions", **{**slow, "latency": 0})
     (_, before), (_, after) = seen[-2:]
     assert after != before and after.count("M") == 1, f"the line does not go on: {before!r}, {after!r}"
@@ -404,7 +404,7 @@ def screenshots(browser, directory, backend):
         browser.size(*size)
         browser.prefer(prefers_color_scheme=theme)
         before = inspect(browser, "paths")
-        eventually("it is drawn in this size", lambda before=before: inspect(browser, "paths") != before)
+        until(lambda before=before: inspect(browser, "paths") != before, "it is drawn in this size")
         browser.screenshot(directory / f"{backend}-{form}-{theme}.png")
         browser.screenshot(directory / f"{backend}-{form}-{theme}-top.png", whole=False)
 
@@ -424,7 +424,7 @@ def shows(backend, arguments, directory, whole):
             browser.open(daemon.url)
             browser.run("window.shifts = []; new PerformanceObserver((list) => window.shifts.push(...list.getEntries()"
                         ".map((e) => e.value))).observe({ type: 'layout-shift', buffered: true })")  # fmt: skip
-            eventually("figures under load", lambda: figure_is_positive(browser))
+            until(lambda: figure_is_positive(browser), "figures under load")
             early = browser.run("return window.shifts.length")
             shows_what_is_served(browser, daemon, backend)
             say(f"datasets, backend, reason and shards are there; Chromium {browser.version}")
