@@ -8,7 +8,7 @@
 //! completely (not resident, truncated, a file system that always waits, a kernel that does not tell what is resident) goes to a
 //! shard, which determines the cause. A file of which hardly anything was resident lately is tried once in 16 reads.
 
-use crate::backend::auto::{copy_resident, copy_trusted};
+use crate::backend::auto::copy_at_once;
 use crate::backend::residency::{
     Residency, ResidencyHistories, Tick, ask, is_known_resident, missed, pread_no_wait, trusted,
 };
@@ -77,12 +77,23 @@ impl CoreReads {
         }
         let file = batch.file(segment.file).ok_or(Residency::Ask)?;
         let mut state = self.lock();
-        let copy = state.way(backend, file, segment)?;
+        let known = state.residency(backend, file, segment);
+        if !matches!(known, Residency::Trusted | Residency::Resident) {
+            return Err(known);
+        }
         // The usual path reports the refusal.
         let mut buffer = arena.reserve(length.into(), share).map_err(|_| Residency::Ask)?;
         let place = buffer.place(0, length as usize);
         // SAFETY: the buffer is ours alone, `place` has checked the length, and the call has ended when it returns.
-        let is_whole = unsafe { copy(file, segment.offset, place, length) } == Ok(length);
+        let copied = unsafe {
+            if backend == BackendKind::Mmap {
+                pread_no_wait(file, segment.offset, place, length)
+            } else {
+                let is_trusted = known == Residency::Trusted;
+                copy_at_once(file, segment.offset, place, length, is_trusted)
+            }
+        };
+        let is_whole = copied == Ok(length);
         if backend == BackendKind::Mmap {
             state.learn(file, is_whole);
         } else if !is_whole {
@@ -116,33 +127,33 @@ impl CoreReads {
     }
 }
 
-/// Copies bytes without waiting for the device.
-type Copy = unsafe fn(&OpenFile, u64, *mut u8, u32) -> Result<u32, i32>;
-
 impl State {
-    /// How to copy a segment, or what is known about its bytes.
-    fn way(&mut self, backend: BackendKind, file: &OpenFile, segment: &Segment) -> Result<Copy, Residency> {
+    /// What is known about the residency of a segment's bytes, after a query if it is worth one.
+    fn residency(&mut self, backend: BackendKind, file: &OpenFile, segment: &Segment) -> Residency {
         let (offset, length) = (segment.offset, segment.length);
-        if backend == BackendKind::Auto && trusted(file, offset, length, Tick::now()) {
-            return Ok(copy_trusted);
+        let is_auto = backend == BackendKind::Auto;
+        if is_auto && trusted(file, offset, length, Tick::now()) {
+            return Residency::Trusted;
         }
-        let history = self.histories.of(file.id).ok_or(Residency::Ask)?;
+        let Some(history) = self.histories.of(file.id) else {
+            return Residency::Ask;
+        };
         if history.guess() == Residency::Cold {
-            return Err(Residency::Cold);
+            return Residency::Cold;
         }
-        if backend == BackendKind::Mmap {
-            if is_known_resident(file, offset, length) {
-                return Ok(pread_no_wait);
-            }
-            history.learn(false);
-            return Err(Residency::Missing);
-        }
-        let resident = ask(file, offset, length, Tick::now(), &mut 1);
-        history.learn(resident);
-        if resident {
-            Ok(copy_resident)
+        let resident = if is_auto {
+            ask(file, offset, length, Tick::now(), &mut 1)
         } else {
-            Err(Residency::Missing)
+            is_known_resident(file, offset, length)
+        };
+        // With `mmap` a hit counts once it is copied.
+        if is_auto || !resident {
+            history.learn(resident);
+        }
+        if resident {
+            Residency::Resident
+        } else {
+            Residency::Missing
         }
     }
 

@@ -168,12 +168,7 @@ async fn run_commands(mut commands: mpsc::UnboundedReceiver<CoreCommand>, ring: 
 async fn on_backend(backend: UringBackend, plan: RingConfig, shard: UnplacedShard, alarm: Alarm) {
     let UnplacedShard { inbox, metrics } = shard;
     let counted = Arc::clone(&metrics);
-    let shard = Shard::new(
-        AutoBackend::new(backend, plan.queue_depth),
-        inbox,
-        counted,
-        plan.eager_flush_reads,
-    );
+    let shard = Shard::new(AutoBackend::new(backend), inbox, counted, plan.eager_flush_reads);
     supervise(shard, metrics, alarm).await;
 }
 

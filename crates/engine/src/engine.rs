@@ -339,7 +339,7 @@ impl Engine {
             dataset,
             origin: account.map(|account| (account.caller(), account.id())),
             weight: account.map_or(1, |account| account.weight().get()),
-            objects,
+            objects: (!objects.is_empty()).then(|| Arc::new(objects)),
             items,
             errors,
             plan,

@@ -8,7 +8,7 @@ use crate::backend::residency::Residency;
 use crate::batch::{Fetched, Item, file_of};
 use crate::buffer::PooledBuffer;
 use crate::config::BackendKind;
-use crate::dataset::{Dataset, OpenFile};
+use crate::dataset::{Dataset, HeldFile, OpenFile};
 use crate::error::{ItemError, ReadError};
 use crate::metrics::RESULT_ABANDONED;
 use crate::plan::{Piece, Place, Plan, PlannedRead};
@@ -42,7 +42,8 @@ pub(crate) struct PlannedBatch {
     pub(crate) origin: Option<(u64, u64)>,
     /// The caller's weight among others.
     pub(crate) weight: u32,
-    pub(crate) objects: Vec<Arc<OpenFile>>,
+    /// As of the batch; `None` if it reads the files of the dataset.
+    pub(crate) objects: Option<Arc<Vec<Arc<OpenFile>>>>,
     pub(crate) items: SmallVec<[Item; 1]>,
     pub(crate) errors: Vec<ItemError>,
     pub(crate) plan: Plan,
@@ -104,7 +105,7 @@ impl PlannedBatch {
 
     /// The attempt at a read, starting at its byte `from`.
     pub(crate) fn attempt(&self, slot: u32, read: &PlannedRead, from: u32) -> Option<Attempt> {
-        let file = Arc::clone(file_of(&self.dataset, &self.objects, read.file)?);
+        let file = self.held_file(read)?;
         let (buffer, place) = self.memory_of(read)?;
         let length = read.length - from;
         let destination = buffer.place(place as usize + from as usize, length as usize);
@@ -122,7 +123,7 @@ impl PlannedBatch {
 
     /// What the start of an attempt must be aligned to, in the file and in memory.
     pub(crate) fn restart_alignment(&self, read: &PlannedRead) -> u32 {
-        let file = file_of(&self.dataset, &self.objects, read.file).filter(|_| read.direct);
+        let file = self.file(read).filter(|_| read.direct);
         read.alignment.max(file.map_or(1, |file| file.memory_alignment()))
     }
 
@@ -134,18 +135,32 @@ impl PlannedBatch {
     pub(crate) fn file_ends_by(&self, read: &PlannedRead, reached: u32, waits: bool) -> Result<bool, i32> {
         let offset = read.offset + u64::from(reached);
         // Without a file no attempt is made.
-        file_of(&self.dataset, &self.objects, read.file).map_or(Ok(true), |file| file.ends_by(offset, waits))
+        self.file(read)
+            .map_or(Ok(true), |file| file.ends_by(offset, waits))
     }
 
     /// `OpenFile::id` of a read's file; `None` is a defect of the planner.
     pub(crate) fn file_id(&self, read: &PlannedRead) -> Option<u64> {
-        file_of(&self.dataset, &self.objects, read.file).map(|file| file.id)
+        self.file(read).map(|file| file.id)
     }
 
     /// The disk that a read is made from: [`Dataset::disk_of`].
     pub(crate) fn disk_of(&self, read: &PlannedRead) -> Option<u64> {
-        let file = file_of(&self.dataset, &self.objects, read.file)?;
-        Some(self.dataset.disk_of(file))
+        Some(self.dataset.disk_of(self.file(read)?))
+    }
+
+    fn file(&self, read: &PlannedRead) -> Option<&Arc<OpenFile>> {
+        let objects = self.objects.as_deref().map_or(&[][..], Vec::as_slice);
+        file_of(&self.dataset, objects, read.file)
+    }
+
+    /// As [`Self::file`], held by what this batch has for itself.
+    fn held_file(&self, read: &PlannedRead) -> Option<HeldFile> {
+        let index = read.file as usize;
+        match &self.objects {
+            Some(objects) => HeldFile::of(objects, |objects| Some(objects.get(index)?)),
+            None => HeldFile::of(&self.dataset, |dataset| Some(dataset.files().get(index)?)),
+        }
     }
 
     fn memory_of(&self, read: &PlannedRead) -> Option<(&PooledBuffer, u32)> {
@@ -230,8 +245,7 @@ impl PlannedBatch {
     /// page, as under a mapping. Worked, alignment 512: a piece of 400 bytes at 700 in a read at 4096 becomes
     /// a buffered read of 400 bytes from 4796.
     pub(crate) fn split_pieces(&mut self, read: &PlannedRead) -> usize {
-        let memory_alignment =
-            file_of(&self.dataset, &self.objects, read.file).map_or(1, |file| file.memory_alignment());
+        let memory_alignment = self.file(read).map_or(1, |file| file.memory_alignment());
         let plan = &mut self.plan;
         let pieces = read.first_piece as usize..(read.first_piece + read.pieces) as usize;
         let singles: Vec<Piece> = plan.pieces.get(pieces).unwrap_or_default().to_vec();

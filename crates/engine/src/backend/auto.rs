@@ -6,13 +6,11 @@
 //! queried and is not resident is read through the page cache, so that it is resident the next time: a partly warm
 //! file warms up as under a mapping; of a cold file one read in 16 fills the cache, which is enough for what is
 //! read often.
-//! Invariant: no copy waits for the device, since it would stop a network thread. A page that is still being read
-//! counts as resident. So bytes are copied from the mapping only if their region was completely resident some seconds
-//! ago, the thread has not faulted since, and no ring fills the page cache there (`fills`). Others are copied by
-//! preadv2(2) with RWF_NOWAIT, which never waits; where the file system cannot (tmpfs, FUSE), from the mapping if
-//! mincore(2) says that each page is up to date. What is not copied goes to the ring.
-
-mod fills;
+//! Invariant: no copy waits for the device, since it would stop a network thread, except for a page that was evicted
+//! within seconds of being found resident (ADR 0009). A page that is still being read counts as resident. So bytes are
+//! copied from the mapping only if their region was completely resident some seconds ago and the thread has not faulted
+//! since. Others are copied by preadv2(2) with RWF_NOWAIT, which never waits; where the file system cannot (tmpfs,
+//! FUSE), from the mapping if mincore(2) says that each page is up to date. What is not copied goes to the ring.
 
 use super::mmap::{MmapBackend, copy_mapped, is_up_to_date, kept_of_copy};
 use super::residency::{
@@ -21,7 +19,6 @@ use super::residency::{
 use super::uring::UringBackend;
 use super::{Attempt, Backend, Completion, ReadSource};
 use crate::dataset::OpenFile;
-use fills::Fills;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
@@ -38,13 +35,11 @@ pub(crate) struct AutoBackend {
     region_queries: u32,
     /// The time of this launch.
     now: Tick,
-    fills: Fills,
 }
 
 impl AutoBackend {
-    pub(crate) fn new(ring: UringBackend, queue_depth: u32) -> Self {
+    pub(crate) fn new(ring: UringBackend) -> Self {
         Self {
-            fills: Fills::new(ring.slots(queue_depth)),
             ring,
             copies: MmapBackend::copying(|attempt| {
                 let is_trusted = attempt.residency == Residency::Trusted;
@@ -94,16 +89,6 @@ impl AutoBackend {
             Residency::Missing
         }
     }
-
-    /// Starts an attempt on the ring, and records if it fills the page cache.
-    fn start_on_ring(&mut self, attempt: Attempt) -> ReadSource {
-        let is_direct = attempt.direct && attempt.file.direct_fd().is_some();
-        if !is_direct {
-            self.fills
-                .begin(attempt.slot, attempt.file.pages, attempt.offset, attempt.length);
-        }
-        self.ring.start(attempt)
-    }
 }
 
 /// Copies bytes, of which those before the end of the file count, if that does not wait for the device, as far as is known.
@@ -118,12 +103,10 @@ unsafe fn copy(
     is_trusted: bool,
 ) -> Option<u32> {
     if is_trusted {
-        if !fills::is_filling(file.pages, offset, length) {
-            // SAFETY: as the caller promises.
-            let copied = unsafe { copy_mapped(file, offset, destination, length) };
-            if copied.is_some() {
-                return copied;
-            }
+        // SAFETY: as the caller promises.
+        let copied = unsafe { copy_mapped(file, offset, destination, length) };
+        if copied.is_some() {
+            return copied;
         }
         // They may have been evicted since, and preadv2 would start a read, which waits if the device's queue is full.
         if !is_known_resident(file, offset, length) {
@@ -145,48 +128,26 @@ unsafe fn copy(
     }
 }
 
-/// Copies bytes of trusted regions; waits for the device only if they were evicted meanwhile.
+/// Copies bytes that were found resident, without waiting for any that are still on their way. `is_trusted`: of trusted
+/// regions; then it waits for the device only if they were evicted meanwhile.
 ///
 /// # Errors
 /// errno of statx; EAGAIN: they cannot be copied without waiting.
 ///
 /// # Safety
 /// `destination` has `length` bytes, which nobody else touches.
-pub(crate) unsafe fn copy_trusted(
+pub(crate) unsafe fn copy_at_once(
     file: &OpenFile,
     offset: u64,
     destination: *mut u8,
     length: u32,
+    is_trusted: bool,
 ) -> Result<u32, i32> {
     // SAFETY: as the caller promises.
-    let copied = unsafe { copy(file, offset, destination, length, true) };
-    kept(file, offset, copied)
-}
-
-/// Copies bytes that were found resident, without waiting for any that are still on their way.
-///
-/// # Errors
-/// As [`copy_trusted`].
-///
-/// # Safety
-/// As [`copy_trusted`].
-pub(crate) unsafe fn copy_resident(
-    file: &OpenFile,
-    offset: u64,
-    destination: *mut u8,
-    length: u32,
-) -> Result<u32, i32> {
-    // SAFETY: as the caller promises.
-    let copied = unsafe { copy(file, offset, destination, length, false) };
-    kept(file, offset, copied)
-}
-
-/// How many of the copied bytes belong to the file, without a system call if its last page is trusted.
-fn kept(file: &OpenFile, offset: u64, copied: Option<u32>) -> Result<u32, i32> {
-    let copied = copied.ok_or(libc::EAGAIN)?;
+    let copied = unsafe { copy(file, offset, destination, length, is_trusted) }.ok_or(libc::EAGAIN)?;
+    // Without a system call if the last page is trusted.
     let last = file.length_bytes().saturating_sub(1);
-    let is_end_resident = trusted(file, last, 1, Tick::now()) && !fills::is_filling(file.pages, last, 1);
-    kept_of_copy(file, offset, copied, is_end_resident)
+    kept_of_copy(file, offset, copied, trusted(file, last, 1, Tick::now()))
 }
 
 impl Backend for AutoBackend {
@@ -219,7 +180,7 @@ impl Backend for AutoBackend {
                 Residency::Cold | Residency::Ask => {}
             }
         }
-        self.start_on_ring(attempt)
+        self.ring.start(attempt)
     }
 
     fn flush(&mut self) -> u32 {
@@ -231,17 +192,13 @@ impl Backend for AutoBackend {
         let copied = self.copies.poll_completions(cx, finished);
         while let Some(attempt) = self.copies.take_uncopied() {
             missed(&attempt.file, attempt.offset, attempt.length);
-            self.start_on_ring(Attempt {
+            self.ring.start(Attempt {
                 direct: false,
                 ..attempt
             });
         }
-        let from_ring = finished.len();
         // Wakes the task for what was started above, so that it is flushed.
         let read = self.ring.poll_completions(cx, finished);
-        for finished in finished.get(from_ring..).unwrap_or_default() {
-            self.fills.end(finished.slot);
-        }
         if copied.is_ready() { copied } else { read }
     }
 
@@ -256,14 +213,13 @@ impl Backend for AutoBackend {
 
 #[cfg(test)]
 mod tests {
-    use super::super::mmap::major_faults;
     use super::super::residency::{resident, trust};
     use super::super::trait_suite::WAIT;
     use super::*;
     use crate::backend::uring::RingRuntime;
     use crate::config::DirectIo;
-    use crate::dataset::OpenFile;
     use crate::dataset::tests::file_on_disk;
+    use crate::dataset::{HeldFile, OpenFile};
     use rustix::fs::{Advice, fadvise};
     use slowdisk::{Parameters, SlowDisk};
     use std::task::Waker;
@@ -284,7 +240,7 @@ mod tests {
     fn page(file: &Arc<OpenFile>, slot: u32, offset: u64, destination: *mut u8) -> Attempt {
         Attempt {
             slot,
-            file: Arc::clone(file),
+            file: HeldFile::from(file),
             direct: true,
             may_copy: true,
             residency: Residency::Ask,
@@ -309,7 +265,7 @@ mod tests {
         let (_file, open) = evicted_from(16 << 20);
         let ring = RingRuntime::new(128).unwrap();
         ring.block_on(async {
-            let mut backend = AutoBackend::new(ring.handle().backend(128), 128);
+            let mut backend = AutoBackend::new(ring.handle().backend(128));
             trust(&open);
             let mut memory = vec![0_u8; 128 * PAGE as usize];
             let mut offsets: Vec<u64> = (0..99).map(|number| number * u64::from(PAGE)).collect();
@@ -345,68 +301,6 @@ mod tests {
         assert!(memory.iter().take(count * PAGE as usize).all(|byte| *byte == 7));
     }
 
-    /// Regions are trusted, and a shard is reading their pages through another open file. Expectation: the pages are read
-    /// without a fault, resident or not; one that was missing ends the trust in its region. (The question alone starts its
-    /// read, which a quick disk may end before the answer: so several are tried.)
-    #[test]
-    #[ignore = "needs io_uring"]
-    fn where_the_cache_is_being_filled_nothing_waits() {
-        let missing: Vec<u64> = (9..16).map(|region| (region << 21) + (1 << 20)).collect();
-        let (file, open) = evicted_from(16 << 20);
-        let again = OpenFile::open(file.path(), DirectIo::Off).unwrap();
-        let ring = RingRuntime::new(8).unwrap();
-        ring.block_on(async {
-            let mut backend = AutoBackend::new(ring.handle().backend(8), 8);
-            let mut other = Fills::new(8);
-            for (slot, offset) in (0..).zip([0].iter().chain(&missing)) {
-                other.begin(slot, again.pages, *offset, PAGE);
-            }
-            trust(&open);
-            let mut memory = vec![0_u8; 8 * PAGE as usize];
-            let faults = major_faults();
-            for (number, offset) in (0..8).zip([0].iter().chain(&missing)) {
-                let destination = memory[number * PAGE as usize..].as_mut_ptr();
-                backend.start(page(&open, u32::try_from(number).unwrap(), *offset, destination));
-            }
-            finish(&mut backend, &memory, 8).await;
-            assert_eq!(major_faults(), faults);
-            // Of the same tick, so that this thread counts its faults no more.
-            let now = backend.now;
-            assert!(trusted(&open, 0, PAGE, now));
-            assert!(!missing.iter().all(|missed| trusted(&open, *missed, PAGE, now)));
-            drop(other);
-            assert!(backend.fills.are_over());
-        });
-    }
-
-    /// Reads through the page cache and past it, for `uring`. Expectation: the first is recorded until it is reported.
-    #[test]
-    #[ignore = "needs io_uring"]
-    fn what_another_backend_reads_through_the_cache_is_recorded() {
-        let (file, open) = evicted_from(0);
-        let again = OpenFile::open(file.path(), DirectIo::Off).unwrap();
-        let ring = RingRuntime::new(8).unwrap();
-        ring.block_on(async {
-            let mut backend = AutoBackend::new(ring.handle().backend(8), 8);
-            let mut memory = vec![0_u8; 3 * PAGE as usize];
-            let start = memory.as_ptr().align_offset(PAGE as usize);
-            for (slot, offset) in [(0, 1 << 20), (1, 8 << 20)] {
-                let destination = memory[start + slot as usize * PAGE as usize..].as_mut_ptr();
-                let attempt = Attempt {
-                    may_copy: false,
-                    direct: slot == 1,
-                    ..page(&open, slot, offset, destination)
-                };
-                backend.start(attempt);
-            }
-            let is_filling = |offset| fills::is_filling(again.pages, offset, PAGE);
-            assert!(is_filling(1 << 20));
-            assert_eq!(is_filling(8 << 20), open.direct_fd().is_none());
-            finish(&mut backend, &memory[start..], 2).await;
-            assert!(!is_filling(1 << 20) && !is_filling(8 << 20));
-        });
-    }
-
     /// A file cannot be mapped, its disk answers nothing, and a page that is missing was trusted. Expectation: the thread does
     /// not wait for it; once the disk answers, the page is read.
     #[test]
@@ -423,7 +317,7 @@ mod tests {
         let reader = std::thread::spawn(move || {
             let ring = RingRuntime::new(8).unwrap();
             ring.block_on(async {
-                let mut backend = AutoBackend::new(ring.handle().backend(8), 8);
+                let mut backend = AutoBackend::new(ring.handle().backend(8));
                 trust(&open);
                 let mut memory = vec![0_u8; PAGE as usize];
                 backend.start(page(&open, 0, 8 * u64::from(PAGE), memory.as_mut_ptr()));
@@ -447,7 +341,7 @@ mod tests {
         let (file, open) = evicted_from(0);
         let ring = RingRuntime::new(8).unwrap();
         let found = ring.block_on(async {
-            let mut backend = AutoBackend::new(ring.handle().backend(8), 8);
+            let mut backend = AutoBackend::new(ring.handle().backend(8));
             let mut memory = vec![0_u8; 2 * PAGE as usize];
             let start = memory.as_ptr().align_offset(PAGE as usize);
             let mut read = async |backend: &mut AutoBackend, offset: u64| {

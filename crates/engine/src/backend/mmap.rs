@@ -18,13 +18,12 @@ use super::lengths::Lengths;
 use super::map::Mapping;
 use super::pread::pread_attempt;
 use super::{Attempt, Backend, Completion, ReadSource};
-use crate::dataset::{OpenFile, bytes_before};
+use crate::dataset::{HeldFile, OpenFile, bytes_before};
 use crate::shard::TURN_COPY_BYTES;
 use announce::Announcer;
 use announce_policy::AnnouncePolicy;
 pub(super) use announce_policy::major_faults;
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
@@ -75,7 +74,7 @@ struct FinishedCopy {
 enum CopyOutcome {
     /// Must be checked against the file's length.
     Copied {
-        file: Arc<OpenFile>,
+        file: HeldFile,
         offset: u64,
         length: u32,
     },

@@ -1,7 +1,7 @@
 //! A backend makes one attempt at a read: fill this memory from that place. It may return short. Continuation,
 //! end-of-file rules, errno mapping and metrics are in `shard`, once for all backends.
 
-use crate::dataset::OpenFile;
+use crate::dataset::{HeldFile, OpenFile};
 use crate::shard::IN_FLIGHT_BYTES_MAX;
 use residency::Residency;
 use std::sync::Arc;
@@ -16,8 +16,8 @@ use std::task::{Context, Poll};
 pub(crate) struct Attempt {
     /// Chosen by the shard, below its queue depth, and returned in [`Completion`]. Unique among attempts in flight.
     pub(crate) slot: u32,
-    /// What to read from. The attempt owns a reference, so the descriptor cannot be closed and reused under it.
-    pub(crate) file: Arc<OpenFile>,
+    /// What to read from. The attempt holds it, so the descriptor cannot be closed and reused under it.
+    pub(crate) file: HeldFile,
     /// Whether to bypass the page cache. Offset, length and memory are then aligned as the file requires.
     pub(crate) direct: bool,
     /// Whether backend `auto` may copy it from the page cache instead.

@@ -162,14 +162,14 @@ struct Cachestat {
 
 /// Whether bytes may be copied from a mapping without a query: their regions were completely resident a few seconds ago.
 pub(crate) fn trusted(file: &OpenFile, offset: u64, length: u32, now: Tick) -> bool {
-    regions::trusts(file.id, offset, length, now)
+    regions::trusts(file.pages, offset, length, now)
 }
 
 /// Queries whether every page of the bytes is in the page cache; false if unknown. Also queries the whole
 /// region (20 to 50 us) where that is worth it and `region_queries` are left.
 pub(crate) fn ask(file: &OpenFile, offset: u64, length: u32, now: Tick, region_queries: &mut u32) -> bool {
     let hit = resident(file, offset, length);
-    if let Some(begin) = regions::learn(file.id, offset, length, hit, now)
+    if let Some(begin) = regions::learn(file.pages, offset, length, hit, now)
         && let Some(left) = region_queries.checked_sub(1)
     {
         *region_queries = left;
@@ -177,14 +177,14 @@ pub(crate) fn ask(file: &OpenFile, offset: u64, length: u32, now: Tick, region_q
         let bytes = regions::REGION_BYTES as u32;
         // The page cache counts a page from when its read begins, whoever reads it.
         let complete = resident(file, begin, bytes) && is_up_to_date(file, begin, bytes);
-        regions::settle(file.id, begin, complete, now);
+        regions::settle(file.pages, begin, complete, now);
     }
     hit
 }
 
 /// Records that bytes were not resident, whatever was known before.
 pub(crate) fn missed(file: &OpenFile, offset: u64, length: u32) {
-    regions::learn(file.id, offset, length, false, Tick::now());
+    regions::learn(file.pages, offset, length, false, Tick::now());
 }
 
 /// Whether every page of the bytes is in the page cache; false if unknown.
@@ -253,7 +253,7 @@ pub(super) fn cached_pages(file: BorrowedFd<'_>, offset: u64, length: u64) -> Re
 pub(crate) fn trust(file: &OpenFile) {
     let regions = file.length_bytes().div_ceil(regions::REGION_BYTES);
     (0..regions)
-        .for_each(|region| regions::settle(file.id, region * regions::REGION_BYTES, true, Tick::now()));
+        .for_each(|region| regions::settle(file.pages, region * regions::REGION_BYTES, true, Tick::now()));
 }
 
 #[cfg(test)]
@@ -282,6 +282,23 @@ mod tests {
             !resident(&open, 2 * u64::from(HALF), 4096),
             "past the end is nowhere"
         );
+    }
+
+    /// A file is open twice, as by two datasets. Expectation: both trust it, until a page was missing for one of them. Another
+    /// version of the file is another page cache, since its inode may be that of a file that was deleted.
+    #[test]
+    fn a_miss_ends_the_trust_of_all_who_have_the_file_open() {
+        let file = file_on_disk();
+        std::fs::write(file.path(), [7; 8192]).unwrap();
+        let open = || OpenFile::open(file.path(), DirectIo::Off).unwrap();
+        let files = [open(), open()];
+        let trusting = |file: &OpenFile| trusted(file, 0, 4096, Tick::now());
+        trust(&files[0]);
+        assert!(files.iter().all(trusting));
+        file.as_file().set_len(4096).unwrap();
+        assert!(!trusting(&open()));
+        missed(&files[1], 4096, 4096);
+        assert!(!files.iter().any(trusting));
     }
 
     /// A cold file is queried ever less often, yet often enough to notice that it warms up.

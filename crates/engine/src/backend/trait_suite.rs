@@ -7,7 +7,7 @@ use super::residency::Residency;
 use super::sim::{SimBackend, SimControl};
 use super::{Attempt, Backend, Completion};
 use crate::config::DirectIo;
-use crate::dataset::OpenFile;
+use crate::dataset::{HeldFile, OpenFile};
 use std::fs::File;
 use std::io::Write;
 use std::sync::Arc;
@@ -75,7 +75,7 @@ impl Read {
     pub(super) fn attempt(&mut self, slot: usize, file: &Arc<OpenFile>) -> Attempt {
         Attempt {
             slot: u32::try_from(slot).expect("few"),
-            file: Arc::clone(file),
+            file: HeldFile::from(file),
             direct: false,
             may_copy: true,
             residency: Residency::Ask,

@@ -15,7 +15,7 @@ use self::registered::{FileTable, Registered, register};
 use super::lengths::Lengths;
 use super::ready::Ready;
 use super::{Attempt, Backend, Completion, ReadSource};
-use crate::dataset::OpenFile;
+use crate::dataset::{HeldFile, OpenFile};
 use crate::sync::lock;
 use io_uring::{cqueue, opcode, types};
 use std::cell::{Cell, OnceCell};
@@ -273,7 +273,7 @@ enum Ended {
     Result(Result<u32, i32>),
     /// Of these bytes only those before the end of the file count.
     Unchecked {
-        file: Arc<OpenFile>,
+        file: HeldFile,
         offset: u64,
         bytes: u32,
     },
@@ -281,9 +281,9 @@ enum Ended {
 
 impl OneshotOutputTransform for ResultTransform {
     type Output = Ended;
-    type StoredData = Arc<OpenFile>;
+    type StoredData = HeldFile;
 
-    fn transform_oneshot_output(self, file: Arc<OpenFile>, completion: cqueue::Entry) -> Self::Output {
+    fn transform_oneshot_output(self, file: HeldFile, completion: cqueue::Entry) -> Self::Output {
         let Self { offset, is_direct } = self;
         let result = completion.result();
         match u32::try_from(result) {
@@ -294,10 +294,10 @@ impl OneshotOutputTransform for ResultTransform {
     }
 }
 
-type Operation = InFlightOneshot<Arc<OpenFile>, ResultTransform>;
+type Operation = InFlightOneshot<HeldFile, ResultTransform>;
 
 /// The slot of a read that has ended, its file, offset and bytes.
-type Unchecked = (u32, Arc<OpenFile>, u64, u32);
+type Unchecked = (u32, HeldFile, u64, u32);
 
 /// Reads through one ring.
 pub(crate) struct UringBackend {

@@ -26,7 +26,7 @@ use tokio::sync::OwnedSemaphorePermit;
 pub struct OpenFile {
     /// Unique in this process, never reused: the key for caches.
     pub(crate) id: u64,
-    /// The same for all that have the file open: they share its page cache.
+    /// The same for all that have this version of the file open: they share its page cache.
     pub(crate) pages: u64,
     /// State that a backend attaches to the file (a mapping, a registration); dropped with it.
     pub(crate) attached: OnceLock<Box<dyn Any + Send + Sync>>,
@@ -102,9 +102,6 @@ pub(super) const OPEN_FLAGS: OFlags = OFlags::RDONLY
     .union(OFlags::CLOEXEC)
     .union(OFlags::NONBLOCK)
     .union(OFlags::NOCTTY);
-
-/// No read may end beyond this (read(2): EINVAL).
-const FILE_BYTES_MAX: u64 = i64::MAX.cast_unsigned();
 
 /// Its entries lead to the open files themselves, whatever their names lead to now (proc_pid_fd(5)).
 const OWN_DESCRIPTORS: &str = "/proc/self/fd";
@@ -212,11 +209,6 @@ impl OpenFile {
 
     /// Adds the descriptor for direct reads; `Ok(Err)` is the reason why there is none.
     fn add_direct(&mut self, tried: Option<(u64, Alignment)>) -> Result<Result<(), String>, FileError> {
-        if self.length_bytes() > FILE_BYTES_MAX - u64::from(direct::ALIGNMENT_MAX) {
-            return Ok(Err(
-                "it is nearly as long as files may be: a whole last sector would end beyond that".to_owned(),
-            ));
-        }
         let descriptor = match reopen(&*self.buffered, OFlags::DIRECT) {
             Ok(descriptor) => descriptor,
             Err(errno) if direct::is_refusal(&errno.into()) => return Ok(Err(refusal(errno.into()))),
@@ -457,11 +449,21 @@ impl Identity {
         })
     }
 
-    /// Names the page cache of a file. Nodes of one block device have different inodes.
+    fn words(self) -> [u64; 5] {
+        let mtime_s = self.mtime_s.cast_unsigned();
+        [self.dev, self.ino, self.length_bytes, mtime_s, self.mtime_ns]
+    }
+
+    /// Names the page cache of a file. Of its version, since a deleted file's inode is used again. Nodes of one block device
+    /// have inodes and times of their own.
     fn pages(self, is_block_device: bool) -> u64 {
-        let inode = if is_block_device { 0 } else { self.ino };
-        // Inodes are small numbers; the product keeps those of other devices apart.
-        self.dev.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ inode
+        let words = if is_block_device {
+            [self.dev, 0, self.length_bytes, 0, 0]
+        } else {
+            self.words()
+        };
+        let mix = |hash: u64, word: u64| (hash ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        words.into_iter().fold(0, mix)
     }
 
     pub(super) fn dev(self) -> u64 {
@@ -475,10 +477,7 @@ impl Identity {
 pub(super) fn etag_of(files: impl IntoIterator<Item = Identity>, layout: &[u64]) -> String {
     const OFFSET: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
     const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
-    let words = files.into_iter().flat_map(|file| {
-        let mtime_s = file.mtime_s.cast_unsigned();
-        [file.dev, file.ino, file.length_bytes, mtime_s, file.mtime_ns]
-    });
+    let words = files.into_iter().flat_map(Identity::words);
     let mut hash = OFFSET;
     for byte in words.chain(layout.iter().copied()).flat_map(u64::to_le_bytes) {
         hash = (hash ^ u128::from(byte)).wrapping_mul(PRIME);
@@ -579,17 +578,5 @@ mod tests {
             assert_eq!(inode(file.direct_fd().unwrap()), inode(file.buffered_fd()));
             assert_eq!(inode(file.buffered_fd()), file.identity.ino);
         }
-    }
-
-    #[test]
-    fn a_file_whose_last_sector_cannot_be_read_whole_is_not_read_directly() {
-        // Scenario: a sparse file as long as one may be, on tmpfs. Expectation: no direct reads, of which the last one would fail
-        // with EINVAL.
-        let sparse = rustix::fs::memfd_create(c"sparse", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-        rustix::fs::ftruncate(&sparse, FILE_BYTES_MAX).unwrap();
-        let path = format!("{OWN_DESCRIPTORS}/{}", sparse.as_raw_fd());
-        let file = OpenFile::open(path, DirectIo::Preferred).unwrap();
-        assert_eq!(file.length_bytes(), FILE_BYTES_MAX);
-        assert!(file.direct_fd().is_none());
     }
 }

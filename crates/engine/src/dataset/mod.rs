@@ -7,6 +7,7 @@
 mod direct;
 mod directory;
 mod file;
+mod held_file;
 mod layout;
 mod listing;
 mod npy;
@@ -18,6 +19,7 @@ mod trial;
 
 pub use file::OpenFile;
 pub(crate) use file::bytes_before;
+pub(crate) use held_file::HeldFile;
 pub use objects::{IN_FLIGHT_DESCRIPTORS_MAX, close_cached_objects, free_descriptors};
 pub use open::is_refused_by_host;
 

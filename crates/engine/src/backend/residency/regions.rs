@@ -5,8 +5,8 @@
 //! covers the whole region; if it is complete, another one (mincore(2)) tells whether each page has been read.
 //! Invariants: a trusted region was completely read and resident at most [`VALID_TICKS`] ago, and a thread that trusts
 //! has had no major fault for as long. A page that is evicted meanwhile may block a network thread for one
-//! device read, which ends the thread's trust. Process-wide, like the page cache: one word per region, by
-//! hashing; a collision costs a query.
+//! device read, which ends the thread's trust. Process-wide, like the page cache, and by `OpenFile::pages`: what one
+//! finds missing nobody trusts. One word per region, by hashing; a collision costs a query.
 
 use crate::backend::mmap::major_faults;
 use rustix::time::{ClockId, clock_gettime};
@@ -155,10 +155,19 @@ fn no_fault_lately(now: Tick) -> bool {
 /// query.
 pub(super) fn learn(file: u64, offset: u64, length: u32, hit: bool, now: Tick) -> Option<u64> {
     let mut regions = touched(offset, length);
-    let (Some(region), None) = (regions.next(), regions.next()) else {
-        // Rare; other reads cover these regions.
+    if !hit {
+        // Of several any may have the gap.
+        regions.for_each(|region| _ = learn_of(file, region, false, now));
         return None;
-    };
+    }
+    match (regions.next(), regions.next()) {
+        (Some(region), None) => learn_of(file, region, true, now),
+        // Rare; other reads cover these regions.
+        _ => None,
+    }
+}
+
+fn learn_of(file: u64, region: u64, hit: bool, now: Tick) -> Option<u64> {
     let (slot, tag) = place(file, region);
     let mut word = Word::of(slot.load(Ordering::Relaxed));
     let is_current = now.is_recent(word.since);
@@ -264,6 +273,10 @@ mod tests {
         assert!(trusts(file, 0, 4096, now) && !trusts(file, elsewhere, 4096, now));
         learn(file, 0, 4096, false, now);
         assert!(!trusts(file, 0, 4096, now));
+        // Across two regions: of both.
+        [0, REGION_BYTES].map(|begin| settle(file, begin, true, now));
+        learn(file, REGION_BYTES - 1, 2, false, now);
+        assert!(!trusts(file, 0, 4096, now) && !trusts(file, REGION_BYTES, 4096, now));
     }
 
     /// A word keeps what was put into it, at the limits too.

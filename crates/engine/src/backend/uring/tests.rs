@@ -40,7 +40,7 @@ fn reads_that_end_together_are_held_against_the_files_length() {
             let from = slot << 10;
             backend.start(Attempt {
                 slot,
-                file: Arc::clone(&file),
+                file: HeldFile::from(&file),
                 direct: false,
                 may_copy: false,
                 residency: Residency::Ask,
@@ -77,7 +77,7 @@ fn a_read_that_was_left_is_made_on_a_thread_that_does_not_park() {
     runtime.block_on(async {
         backend.start(Attempt {
             slot: 0,
-            file,
+            file: HeldFile::from(&file),
             direct: false,
             may_copy: false,
             residency: Residency::Ask,
