@@ -6,11 +6,13 @@
 //! connections are not affected. Sessions are not resumed: there is nothing to store, and no ticket outlives
 //! the certificate that it came from.
 
+mod clients;
 mod sections;
 
 use crate::config::{ClientCertificates, TlsConfig, TlsVersion};
 use crate::key_file::{FileError, KeyFile, Numbered, Rereads, watch};
 use arc_swap::ArcSwap;
+use clients::verifier;
 use prometheus::{Gauge, IntCounter, IntCounterVec, Opts, Registry};
 use ring::digest::{Context, SHA256};
 use sections::{PRIVATE_KEY, Use};
@@ -24,11 +26,10 @@ use tokio_rustls::rustls::crypto::{
 };
 use tokio_rustls::rustls::pki_types::pem::{Error as PemError, PemObject};
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
-use tokio_rustls::rustls::server::danger::ClientCertVerifier;
-use tokio_rustls::rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
+use tokio_rustls::rustls::server::NoServerSessionStorage;
 use tokio_rustls::rustls::{
-    self, ClientConfig, ClientConnection, DigitallySignedStruct, RootCertStore, ServerConfig,
-    SignatureScheme, StreamOwned, SupportedProtocolVersion, version,
+    self, ClientConfig, ClientConnection, DigitallySignedStruct, ServerConfig, SignatureScheme, StreamOwned,
+    SupportedProtocolVersion, version,
 };
 use x509_parser::extensions::GeneralName;
 use x509_parser::parse_x509_certificate;
@@ -218,40 +219,6 @@ fn versions(min: TlsVersion) -> &'static [&'static SupportedProtocolVersion] {
         TlsVersion::Tls12 => &FROM_12,
         TlsVersion::Tls13 => &FROM_13,
     }
-}
-
-fn verifier(
-    file: &KeyFile<'_>,
-    authorities: Certificates,
-    config: &TlsConfig,
-    provider: &Arc<CryptoProvider>,
-) -> Result<Arc<dyn ClientCertVerifier>, FileError> {
-    const REMEDY: &str = "use the certificates of the authorities that sign clients' certificates";
-    let mut roots = RootCertStore::empty();
-    for (number, certificate) in authorities.valid {
-        // rustls would take it, and refuse every client. A certificate that signs itself is one client's own.
-        if parse_x509_certificate(&certificate)
-            .is_ok_and(|(_, parsed)| !parsed.is_ca() && parsed.subject() != parsed.issuer())
-        {
-            let problem = format!("certificate {number} is not an authority's (CA:TRUE)");
-            return Err(file.error(problem, REMEDY));
-        }
-        let added = roots.add(certificate);
-        added.map_err(|error| {
-            file.error(
-                format!("holds a certificate that cannot be used as an authority: {error}"),
-                REMEDY,
-            )
-        })?;
-    }
-    let builder = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(provider));
-    let builder = match config.client_certificates {
-        ClientCertificates::Required => builder,
-        ClientCertificates::Optional => builder.allow_unauthenticated(),
-    };
-    builder
-        .build()
-        .map_err(|error| file.error(error.to_string(), REMEDY))
 }
 
 /// A blocking client for the daemon's own health check. Verifies nothing: it sends no secret to a port of its

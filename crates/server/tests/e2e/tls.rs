@@ -1,5 +1,6 @@
 //! TLS on the ports of a real daemon: who is served and who is not, and files that are invalid or change.
 
+mod clients;
 mod files;
 mod no_protocol;
 

@@ -1,0 +1,80 @@
+//! Chains of clients' certificates that are too long, and what a client's own certificate may sign.
+
+use super::{Authority, Pair, is_served, with_tls};
+use crate::daemon::Setup;
+use crate::data::plain_blocks;
+use rcgen::{CertificateParams, CertifiedIssuer, CustomExtension, DnType, KeyPair};
+
+#[tokio::test]
+async fn a_chain_that_is_too_long_is_refused() {
+    // Scenario: clients with a good certificate and behind it eight that nobody needs, nine, empty ones, and one of 16 KiB.
+    // Expectation: the first is served; rustls would keep the others' chains as long as their connections.
+    let (authority, clients) = (Authority::new(), Authority::new());
+    let (setup, _) = plain_blocks(Setup::new("pread"), 16);
+    setup.file("clients.pem", clients.pem().as_bytes());
+    let daemon = with_tls(setup, &authority.pair("daemon"))
+        .set("tls.client_ca", "clients.pem")
+        .start();
+    let mut large = CertificateParams::default();
+    let content = vec![0; 16 << 10];
+    large
+        .custom_extensions
+        .push(CustomExtension::from_oid_content(&[1, 2, 3, 4], content));
+    let large = large.self_signed(&KeyPair::generate().unwrap()).unwrap().pem();
+    let empty = "-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE-----\n";
+    for (junk, served) in [
+        (clients.pem().repeat(8), true),
+        (clients.pem().repeat(9), false),
+        (empty.repeat(5000), false),
+        (large, false),
+    ] {
+        let mut client = clients.pair("client");
+        client.chain.push_str(&junk);
+        let length = junk.len();
+        assert_eq!(
+            is_served(&daemon, authority.trusted(Some(&client))).await,
+            served,
+            "{length}"
+        );
+    }
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn a_clients_own_certificate_signs_for_nobody_else() {
+    // Scenario: a file with a client's own certificate, alone and next to an authority's; another client whose certificate
+    // that client has signed, alone and followed by its own. Expectation: only the client itself is served.
+    let authority = Authority::new();
+    let mut params = CertificateParams::default();
+    params.distinguished_name.push(DnType::CommonName, "itself");
+    let key = KeyPair::generate().unwrap();
+    let own_key = key.serialize_pem();
+    let issuer = CertifiedIssuer::self_signed(params, key).unwrap();
+    let own = Pair {
+        chain: issuer.pem(),
+        key: own_key,
+    };
+    let mut params = CertificateParams::default();
+    params.distinguished_name.push(DnType::CommonName, "root");
+    let key = KeyPair::generate().unwrap();
+    let forged = Pair {
+        chain: params.signed_by(&key, &issuer).unwrap().pem(),
+        key: key.serialize_pem(),
+    };
+    let followed = Pair {
+        chain: [&forged.chain[..], &own.chain].concat(),
+        key: forged.key.clone(),
+    };
+    for others in [String::new(), Authority::new().pem()] {
+        let (setup, _) = plain_blocks(Setup::new("pread"), 16);
+        setup.file("clients.pem", [&own.chain[..], &others].concat().as_bytes());
+        let daemon = with_tls(setup, &authority.pair("daemon"))
+            .set("tls.client_ca", "clients.pem")
+            .start();
+        assert!(is_served(&daemon, authority.trusted(Some(&own))).await);
+        for forged in [&forged, &followed] {
+            assert!(!is_served(&daemon, authority.trusted(Some(forged))).await);
+        }
+        daemon.stop().await;
+    }
+}
