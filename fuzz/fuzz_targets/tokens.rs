@@ -43,7 +43,7 @@ const PROBLEMS: [&str; 22] = [
     "is empty",
     "begins with a byte order mark",
     "is not UTF-N",
-    "has no line with a principal",
+    "has no text",
     "line N must have three or four words",
     "line N has an invalid name",
     "line N has the name anonymous",

@@ -136,13 +136,16 @@ pub fn read(file: &[u8], with_certificates: bool) -> Option<Vec<Line>> {
     let text = std::str::from_utf8(file)
         .ok()
         .filter(|text| !text.starts_with('\u{feff}'))?;
-    let (mut lines, mut credentials) = (Vec::<Line>::new(), BTreeSet::new());
+    let (mut lines, mut credentials, mut has_comment) = (Vec::<Line>::new(), BTreeSet::new(), false);
     for line in text.split('\n') {
         let words = line.split([' ', '\t', '\r', '\x0c']);
         let words: Vec<&str> = words.filter(|word| !word.is_empty()).collect();
         let (name, proof, may, most) = match words[..] {
             [] => continue,
-            [first, ..] if first.starts_with('#') => continue,
+            [first, ..] if first.starts_with('#') => {
+                has_comment = true;
+                continue;
+            }
             [name, proof, may] => (name, proof, may, None),
             [name, proof, may, most] => (name, proof, may, Some(most)),
             _ => return None,
@@ -161,7 +164,7 @@ pub fn read(file: &[u8], with_certificates: bool) -> Option<Vec<Line>> {
         }
         lines.push(line);
     }
-    (!lines.is_empty()).then_some(lines)
+    (has_comment || !lines.is_empty()).then_some(lines)
 }
 
 /// Most names of a certificate that count.

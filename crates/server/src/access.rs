@@ -86,13 +86,17 @@ impl Access {
             problem: "was not read".to_owned(),
             remedy: "report this defect",
             more: Vec::new(),
+            may_pass: false,
         };
         let table = Table::read(path, has_client_ca, None)?.ok_or_else(unchanged)?;
         table.set_limits();
+        table.warn_if_empty(path);
         // The name is a constant that the crate accepts, which a test checks.
         let rereads = Rereads::new(
             "ringfetch_access_loads_total",
             "Loads of a changed principals file, by result. After a failure the old file stays in force.",
+            table::KEY,
+            path,
         )
         .map_err(|_| unchanged())?;
         Ok(Some(Self {
@@ -176,9 +180,10 @@ impl Access {
     /// # Errors
     /// The file cannot be used; then nothing has changed.
     pub fn read(&self) -> Result<Option<RenewedPrincipals>, FileError> {
-        let read = self.inner.rereads.read(|| {
+        let read = self.inner.rereads.read(|same: Option<&Table>| {
             let active = self.inner.table.load();
-            Table::read(&self.inner.path, self.inner.has_client_ca, Some(&active))
+            let before = same.unwrap_or(&active);
+            Table::read(&self.inner.path, self.inner.has_client_ca, Some(before))
         });
         read.map(|table| table.map(RenewedPrincipals))
     }
@@ -204,6 +209,7 @@ impl Access {
             grant.revoke();
             revoked += 1;
         }
+        table.warn_if_empty(&self.inner.path);
         let path = self.inner.path.display();
         tracing::info!(%path, lines = table.grants().count(), revoked, "principals replaced");
         true

@@ -49,7 +49,7 @@ pub(crate) fn run(inputs: &Inputs, open: bool) -> anyhow::Result<()> {
         if errors.any() {
             return Err(errors.into_error());
         }
-        for problem in tls.iter().flat_map(Tls::expired) {
+        for problem in tls.iter().flat_map(Tls::left_out) {
             let _stderr_is_gone = writeln!(io::stderr(), "ringfetchd: left out: {problem}");
         }
         for (key, status) in statuses {

@@ -15,6 +15,15 @@ use tokio::time::{MissedTickBehavior, timeout};
 
 /// How often the files are read again.
 pub const REREAD: Duration = Duration::from_secs(5);
+/// A changed file is used if it is still the same after this long. One that is written in place is a different valid file
+/// meanwhile: a line of principals that is cut off may lack its limits.
+const SETTLE: Duration = if cfg!(any(test, fuzzing)) {
+    Duration::ZERO
+} else {
+    Duration::from_millis(100)
+};
+/// How often a file that is being written is read again at once.
+const SETTLES_MAX: usize = 20;
 /// A certificate chain has a few KiB; this also limits what is read by mistake.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
@@ -34,9 +43,18 @@ pub struct FileError {
     pub remedy: &'static str,
     /// Further problems of the same file.
     pub more: Vec<Self>,
+    /// Whether it may pass without anybody: the clock is wrong after a boot, or the files are being replaced.
+    pub may_pass: bool,
 }
 
 impl FileError {
+    pub(crate) fn passing(self) -> Self {
+        Self {
+            may_pass: true,
+            ..self
+        }
+    }
+
     /// Whether this host had no descriptor or no memory left to read the file.
     pub fn is_refused_by_host(&self) -> bool {
         self.remedy == HOST_REMEDY
@@ -91,15 +109,18 @@ impl<'a> KeyFile<'a> {
         });
         keep_spare();
         match read {
-            Err(error) => Err(file.error(
-                format!("cannot be read: {error}"),
-                remedy_of(&error, "name a file that the daemon may read"),
-            )),
+            Err(error) => Err(FileError {
+                may_pass: error.kind() == io::ErrorKind::NotFound,
+                ..file.error(
+                    format!("cannot be read: {error}"),
+                    remedy_of(&error, "name a file that the daemon may read"),
+                )
+            }),
             Ok(None) => Err(file.error("is not a regular file", "name a file")),
-            Ok(Some(0)) => Err(file.error(
-                "is empty",
-                "write it again; replace it by rename while the daemon runs",
-            )),
+            Ok(Some(0)) => {
+                let remedy = "write it again, by rename while the daemon runs; to revoke all principals, leave a comment in their file";
+                Err(file.error("is empty", remedy).passing())
+            }
             Ok(Some(_)) if file.bytes.len() as u64 > FILE_BYTES_MAX => Err(file.error(
                 format!("has more than {FILE_BYTES_MAX} bytes"),
                 "name another file",
@@ -119,6 +140,7 @@ impl<'a> KeyFile<'a> {
             problem: problem.into(),
             remedy,
             more: Vec::new(),
+            may_pass: false,
         }
     }
 }
@@ -170,6 +192,8 @@ pub(crate) struct Rereads {
     in_force: Mutex<u64>,
     /// The last problem found, so that each is logged once.
     problem: Mutex<Option<FileError>>,
+    /// The problem of a file that changes all the time.
+    unsettled: FileError,
     loads: IntCounterVec,
     ok: IntCounter,
     failed: IntCounter,
@@ -183,13 +207,26 @@ pub(crate) struct Numbered<T> {
 }
 
 impl Rereads {
-    /// With a name and a help text for the counter of loads.
-    pub(crate) fn new(counter: &str, help: &str) -> Result<Self, prometheus::Error> {
+    /// With a name and a help text for the counter of loads. `key`, `path`: of the first file.
+    pub(crate) fn new(
+        counter: &str,
+        help: &str,
+        key: &'static str,
+        path: &Path,
+    ) -> Result<Self, prometheus::Error> {
         let loads = IntCounterVec::new(Opts::new(counter, help), &["result"])?;
         Ok(Self {
             reads: Mutex::new(0),
             in_force: Mutex::new(0),
             problem: Mutex::new(None),
+            unsettled: FileError {
+                key,
+                path: path.display().to_string(),
+                problem: "or a file that belongs to it, changes all the time".to_owned(),
+                remedy: "replace it by rename",
+                more: Vec::new(),
+                may_pass: true,
+            },
             ok: loads.with_label_values(&["ok"]),
             failed: loads.with_label_values(&["failed"]),
             loads,
@@ -200,19 +237,36 @@ impl Rereads {
         registry.register(Box::new(self.loads.clone()))
     }
 
-    /// Reads, one caller at a time. `None`: what is in force is unchanged.
+    /// Reads, one caller at a time. `None`: what is in force is unchanged. `read` returns `None` if the file is the same as what
+    /// it is given, or, given nothing, as what is in force.
     pub(crate) fn read<T>(
         &self,
-        read: impl FnOnce() -> Result<Option<T>, FileError>,
+        read: impl Fn(Option<&T>) -> Result<Option<T>, FileError>,
     ) -> Result<Option<Numbered<T>>, FileError> {
         let mut reads = lock(&self.reads);
         *reads += 1;
         let number = *reads;
-        let changed = read().inspect_err(|_| self.failed.inc())?;
+        let changed = self.settled(read).inspect_err(|_| self.failed.inc())?;
         if changed.is_none() {
             *lock(&self.in_force) = number;
         }
         Ok(changed.map(|read| Numbered { read, number }))
+    }
+
+    fn settled<T>(
+        &self,
+        read: impl Fn(Option<&T>) -> Result<Option<T>, FileError>,
+    ) -> Result<Option<T>, FileError> {
+        for _ in 0..SETTLES_MAX {
+            let Some(changed) = read(None)? else {
+                return Ok(None);
+            };
+            std::thread::sleep(SETTLE);
+            if read(Some(&changed))?.is_none() {
+                return Ok(Some(changed));
+            }
+        }
+        Err(self.unsettled.clone())
     }
 
     /// Installs what was read, unless something that was read later is in force. `install` returns whether it has.
@@ -299,13 +353,51 @@ mod tests {
         assert_eq!(KeyFile::read("tls.key", &file).unwrap().bytes, b"text");
     }
 
+    fn rereads() -> Rereads {
+        Rereads::new("loads_total", "loads", "key", Path::new("path")).unwrap()
+    }
+
+    #[test]
+    fn a_file_that_is_being_written_is_not_used() {
+        // Scenario: a file grows between two reads, twice, and then stays; one that never stays the same. Expectation: the
+        // whole of the first; the second is refused, and counted.
+        let rereads = rereads();
+        let contents = std::cell::RefCell::new(vec!["abc", "abc", "ab", "a", "a", ""]);
+        let read = |same: Option<&&'static str>| {
+            let mut contents = contents.borrow_mut();
+            let now = contents.pop().unwrap();
+            Ok(Some(now).filter(|now| same != Some(now)))
+        };
+        assert_eq!(rereads.read(read).unwrap().unwrap().read, "abc");
+        let count = std::cell::Cell::new(0);
+        let grows = |_: Option<&u32>| Ok(Some(count.replace(count.get() + 1)));
+        assert_eq!(rereads.read(grows).unwrap_err(), rereads.unsettled);
+        assert_eq!(rereads.failed.get(), 1);
+    }
+
+    #[test]
+    fn documents_tell_how_often_files_are_read_again() {
+        // Scenario: docs/ACCESS.md. Expectation: it has the time within which a principal is revoked.
+        let seconds = REREAD.as_secs();
+        let documents = include_str!("../../../docs/ACCESS.md");
+        for told in [
+            format!("the daemon rereads the file every {seconds} s and at each reload"),
+            format!("The daemon rereads them every {seconds} seconds and at each reload"),
+        ] {
+            assert!(documents.contains(&told), "{told}");
+        }
+    }
+
     #[test]
     fn what_was_read_earlier_does_not_replace_what_was_read_later() {
         // Scenario: a file that has changed is read; it changes back, and is read again, unchanged; the first read is
         // installed. Then it changes twice, and the second read is installed before the first. Expectation: what was read
         // last is in force, so that a token revoked by a reload does not come back.
-        let rereads = Rereads::new("loads_total", "loads").unwrap();
-        let read = |content| rereads.read(|| Ok(content)).unwrap();
+        let rereads = rereads();
+        let read = |content: Option<char>| {
+            let read = |same: Option<&char>| Ok(content.filter(|content| same != Some(content)));
+            rereads.read(read).unwrap()
+        };
         let installed = |numbered| {
             let mut content = None;
             rereads.install(numbered, |read: char| {
@@ -331,7 +423,7 @@ mod tests {
             LOGGED.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         };
         let problem = || KeyFile::read("k", Path::new("/nonexistent")).map(|_| Some(()));
-        let rereads = Rereads::new("loads_total", "loads").unwrap();
+        let rereads = rereads();
         for read in [problem(), problem(), Ok(Some(())), problem()] {
             rereads.check(read, log);
         }

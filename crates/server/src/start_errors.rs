@@ -38,7 +38,8 @@ impl StartErrors {
     /// The value, or what is wrong with a file that the configuration names.
     pub(crate) fn of_key_file<T>(&mut self, result: Result<T, FileError>) -> Option<T> {
         match result {
-            Err(error) if error.is_refused_by_host() => self.of_host(Err(error)),
+            // A mistake, perhaps; but systemd tries again after a refusal only.
+            Err(error) if error.is_refused_by_host() || error.may_pass => self.of_host(Err(error)),
             result => self.of_config(result),
         }
     }

@@ -51,8 +51,8 @@ impl KeyFile<'_> {
             return Err(self.error("holds no certificate", REMEDY));
         }
         let mut valid = Vec::new();
-        let mut expired = Vec::new();
-        let mut expires = i64::MAX;
+        let mut left_out = Vec::new();
+        let (mut expires, mut begins) = (i64::MAX, i64::MAX);
         for (number, certificate) in (1..).zip(&found) {
             if found.iter().take(number - 1).any(|other| other == certificate) {
                 return Err(self.error(
@@ -70,22 +70,26 @@ impl KeyFile<'_> {
             let now = ASN1Time::now();
             if validity.not_after < now {
                 let problem = format!("certificate {number} has expired ({})", validity.not_after);
-                expired.push(self.error(problem, "renew it"));
+                left_out.push(self.error(problem, "renew it"));
                 continue;
             }
             if validity.not_before > now {
                 let problem = format!("certificate {number} is not valid before {}", validity.not_before);
-                return Err(self.error(problem, "check the clock, or use another certificate"));
+                let problem = self.error(problem, "check the clock, or use another certificate");
+                left_out.push(problem.passing());
+                begins = begins.min(validity.not_before.timestamp());
+                continue;
             }
             expires = expires.min(validity.not_after.timestamp());
             valid.push((number, certificate.clone()));
         }
-        match expired.first() {
+        match left_out.first() {
             Some(first) if of == Use::Server || valid.is_empty() => Err(first.clone()),
             Some(_) | None => Ok(Certificates {
                 valid,
                 expires,
-                expired,
+                begins,
+                left_out,
             }),
         }
     }
@@ -112,8 +116,11 @@ struct Certificates {
     valid: Vec<(usize, CertificateDer<'static>)>,
     /// When the first of those expires, seconds since 1970.
     expires: i64,
-    /// Those that are left out. A leftover must not keep a renewed certificate of the daemon from being used.
-    expired: Vec<FileError>,
+    /// When the first of those that are left out begins to be valid, or `i64::MAX`.
+    begins: i64,
+    /// Those that are left out, expired or not valid yet. They must not keep a renewed certificate of the daemon from being
+    /// used.
+    left_out: Vec<FileError>,
 }
 
 impl Certificates {
@@ -132,13 +139,16 @@ struct Active {
     http: Arc<ServerConfig>,
     /// When the first of the certificates expires, seconds since 1970.
     expires: f64,
-    /// Authorities that are left out since they have expired.
-    expired: Vec<FileError>,
+    /// Authorities that are left out.
+    left_out: Vec<FileError>,
+    /// When the first of them begins to be valid, seconds since 1970, or `i64::MAX`.
+    begins: i64,
     digest: [u8; 32],
 }
 
 impl Active {
-    fn read(config: &TlsConfig, unless: Option<[u8; 32]>) -> Result<Option<Self>, FileError> {
+    /// `None`: as `before`.
+    fn read(config: &TlsConfig, before: Option<&Self>) -> Result<Option<Self>, FileError> {
         let certificate = KeyFile::read("tls.certificate", &config.certificate)?;
         let key = KeyFile::read("tls.key", &config.key)?;
         let client_ca = config.client_ca.as_deref();
@@ -155,11 +165,12 @@ impl Active {
         }
         let mut sum = [0; 32];
         sum.copy_from_slice(digest.finish().as_ref());
-        if unless == Some(sum) {
+        let now = ASN1Time::now().timestamp();
+        if before.is_some_and(|before| before.digest == sum && now < before.begins) {
             return Ok(None);
         }
         let chain = certificate.certificates(Use::Server)?;
-        let (mut expires, mut expired) = (chain.expires, Vec::new());
+        let (mut expires, mut begins, mut left_out) = (chain.expires, i64::MAX, Vec::new());
         let provider = Arc::new(provider::default_provider());
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_protocol_versions(versions(config.min_version))
@@ -169,7 +180,8 @@ impl Active {
             Some(file) => {
                 let authorities = file.certificates(Use::Authorities)?;
                 expires = expires.min(authorities.expires);
-                expired.clone_from(&authorities.expired);
+                begins = authorities.begins;
+                left_out.clone_from(&authorities.left_out);
                 builder.with_client_cert_verifier(verifier(file, authorities, config, &provider)?)
             }
         };
@@ -187,6 +199,7 @@ impl Active {
                 format!("does not match the certificate that is first in {first}: {error}"),
                 "use that certificate's own key, and put the server's certificate before those of authorities",
             )
+            .passing()
         })?;
         http2.session_storage = Arc::new(NoServerSessionStorage {});
         let mut http = http2.clone();
@@ -199,14 +212,19 @@ impl Active {
             http2: Arc::new(http2),
             http: Arc::new(http),
             expires,
-            expired,
+            left_out,
+            begins,
             digest: sum,
         }))
     }
 
-    fn log_expired(&self) {
-        for problem in &self.expired {
-            tracing::warn!(%problem, "an authority of clients has expired and is left out");
+    fn log_left_out(&self) {
+        for problem in &self.left_out {
+            if problem.may_pass {
+                tracing::warn!(%problem, "an authority of clients is not valid yet and is left out until it is");
+            } else {
+                tracing::warn!(%problem, "an authority of clients has expired and is left out");
+            }
         }
     }
 }
@@ -361,6 +379,7 @@ impl Tls {
             problem: "was not read".to_owned(),
             remedy: "report this defect",
             more: Vec::new(),
+            may_pass: false,
         };
         let active = Active::read(config, None)?.ok_or_else(unchanged)?;
         // The names and labels are constants that the crate accepts, which a test checks.
@@ -368,10 +387,12 @@ impl Tls {
         let rereads = Rereads::new(
             "ringfetch_tls_loads_total",
             "Loads of changed certificates, keys and authorities, by result. After a failure the old ones stay in force.",
+            "tls.certificate",
+            &config.certificate,
         )
         .map_err(|_| unchanged())?;
         metrics.expires.set(active.expires);
-        active.log_expired();
+        active.log_left_out();
         Ok(Self {
             inner: Arc::new(Inner {
                 config: config.clone(),
@@ -382,9 +403,9 @@ impl Tls {
         })
     }
 
-    /// Authorities of clients that are left out since they have expired.
-    pub fn expired(&self) -> Vec<FileError> {
-        self.inner.active.load().expired.clone()
+    /// Authorities of clients that are left out since they have expired or are not valid yet.
+    pub fn left_out(&self) -> Vec<FileError> {
+        self.inner.active.load().left_out.clone()
     }
 
     /// Registers the metrics.
@@ -426,9 +447,9 @@ impl Tls {
     /// # Errors
     /// A file cannot be used; then nothing has changed.
     pub fn read(&self) -> Result<Option<Renewed>, FileError> {
-        let read = self.inner.rereads.read(|| {
-            let unless = self.inner.active.load().digest;
-            Active::read(&self.inner.config, Some(unless))
+        let read = self.inner.rereads.read(|same: Option<&Active>| {
+            let active = self.inner.active.load();
+            Active::read(&self.inner.config, Some(same.unwrap_or(&active)))
         });
         read.map(|active| active.map(Renewed))
     }
@@ -440,7 +461,7 @@ impl Tls {
 
     fn replace(&self, active: Active) -> bool {
         let expires = active.expires;
-        active.log_expired();
+        active.log_left_out();
         self.inner.active.store(Arc::new(active));
         self.inner.metrics.expires.set(expires);
         let certificate = self.inner.config.certificate.display();

@@ -16,6 +16,7 @@ pub(super) const KEY: &str = "access.principals";
 const NAME_BYTES_MAX: usize = 64;
 const LINE: &str =
     "write each line as NAME sha256:HEX RIGHTS or NAME certificate:NAME RIGHTS, and LIMITS if there are any";
+const EMPTY: &str = "name principals; to revoke everybody, leave a comment such as # nobody";
 const LIMITS: &str = "write limits with commas between them: requests=NUMBER in flight, requests/s=NUMBER, \
      weight=NUMBER (1 to 100), bytes/s=SIZE or memory=SIZE (bytes, KiB, MiB, GiB or TiB, at least 64KiB)";
 /// Small responses still fit, and the largest ones are paid back within minutes.
@@ -153,8 +154,9 @@ impl Table {
             }
             return Err(FileError { more, ..first });
         }
-        if lines_of.is_empty() {
-            return Err(file.error("has no line with a principal", LINE));
+        // A comment tells that nobody is meant, and that the file was not lost.
+        if text.trim_ascii().is_empty() {
+            return Err(file.error("has no text", EMPTY));
         }
         Ok(Some(table))
     }
@@ -168,6 +170,14 @@ impl Table {
             (principal, limits)
         });
         Arc::clone(principal)
+    }
+
+    /// A file without a line may be meant, to revoke everybody.
+    pub(super) fn warn_if_empty(&self, path: &Path) {
+        if self.principals.is_empty() {
+            let path = path.display();
+            tracing::warn!(%path, "the principals file has no line: no credential is accepted");
+        }
     }
 
     /// Applies the limits of the file.
@@ -410,7 +420,7 @@ mod tests {
         let of = |credential: &str, rights: &str| format!("{good}b {credential} {rights}\n");
         let two = format!("sha256:{}", hash("two"));
         for (text, said) in [
-            ("# nobody\n".to_owned(), "no line with a principal"),
+            (" \n\n".to_owned(), "has no text"),
             (format!("{good}b {two}\n"), "line 2 must have three or four words"),
             (
                 format!("{good}b {two} x y z\n"),

@@ -409,6 +409,7 @@ mod tests {
             problem: "p".to_owned(),
             remedy,
             more: Vec::new(),
+            may_pass: false,
         };
         let refused = unusable(error("tls.key", HOST_REMEDY));
         assert!(

@@ -52,7 +52,12 @@ impl Authority {
     }
 
     fn until(last_year: i32) -> Self {
+        Self::between(1975, last_year)
+    }
+
+    fn between(first_year: i32, last_year: i32) -> Self {
         let mut params = CertificateParams::default();
+        params.not_before = date_time_ymd(first_year, 1, 1);
         params.not_after = date_time_ymd(last_year, 1, 1);
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())

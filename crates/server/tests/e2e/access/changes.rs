@@ -64,6 +64,29 @@ async fn a_revoked_credential_ends_its_streams_and_no_others() {
 }
 
 #[tokio::test]
+async fn the_last_principal_can_be_revoked() {
+    // Scenario: a stream of the only principal, whose line is replaced by a comment, by SIGHUP and by the daemon's own check; then
+    // a daemon that starts with that file. Expectation: the stream ends, and the token is refused, by the second daemon too; the
+    // log says so.
+    for signal in [Some(Signal::HUP), None] {
+        let daemon = served(&lines(&[("a", "only", "*")])).start();
+        let mut stream = Stream::open(&daemon, "only").await;
+        stream.answers_one().await.unwrap();
+        rewrite(&daemon, "# nobody\n");
+        if let Some(signal) = signal {
+            daemon.signal(signal);
+        }
+        stream.ends().await;
+        assert_eq!(read(&daemon, "only", "blocks").await, Err(Code::Unauthenticated));
+        daemon.logged(&["the principals file has no line: no credential is accepted"]);
+        daemon.stop().await;
+    }
+    let daemon = served("# nobody\n").start();
+    assert_eq!(read(&daemon, "only", "blocks").await, Err(Code::Unauthenticated));
+    daemon.stop().await;
+}
+
+#[tokio::test]
 async fn limits_are_a_principals_own_and_change_under_its_streams() {
     // Scenario: a principal with a stream and a memory limit smaller than one response; another without
     // limits; the limit grows, and shrinks. Expectation: only the first is refused what does not fit, but
@@ -333,8 +356,8 @@ async fn own_limit(limit: &str, reason: &str, blocks: &[u64]) {
 
 #[tokio::test]
 async fn a_bad_file_is_refused_at_the_start_and_changes_nothing_later() {
-    // Scenario: files that are missing, empty, not regular, only comments, with a line that is too short,
-    // with one credential twice; at startup and while the daemon serves. Expectation: exit code 2 with key,
+    // Scenario: files that are missing, empty, not regular, blank, with a line that is too short,
+    // with one credential twice; at startup and while the daemon serves. Expectation: exit code 2, or 3 where it may pass, with key,
     // file and remedy; later the reload fails with the key, the log says that the old file stays in force,
     // and it does; no part of a hash is printed.
     let good = lines(&[("a", "a", "blocks"), ("root", "root", "@admin")]);
@@ -343,7 +366,7 @@ async fn a_bad_file_is_refused_at_the_start_and_changes_nothing_later() {
     let bad = [
         (None, "cannot be read"),
         (Some(""), "is empty"),
-        (Some("# nobody\n"), "no line with a principal"),
+        (Some(" \n\n"), "has no text"),
         (Some(&short[..]), "line 1 must have three or four words"),
         (Some(&twice[..]), "line 3 repeats the credential of line 1"),
     ];
@@ -353,7 +376,8 @@ async fn a_bad_file_is_refused_at_the_start_and_changes_nothing_later() {
             fs::remove_file(setup.path("principals")).unwrap();
         }
         for refused in [setup.refused(), setup.run(&["check-config", "--open"])] {
-            refused.with(2, &["access.principals", "/principals: ", said]);
+            let code = if text.is_none_or(str::is_empty) { 3 } else { 2 };
+            refused.with(code, &["access.principals", "/principals: ", said]);
             assert!(!refused.said.contains(&hash("a")[..8]), "{}", refused.said);
         }
     }
