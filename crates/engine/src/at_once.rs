@@ -84,14 +84,13 @@ impl CoreReads {
         // The usual path reports the refusal.
         let mut buffer = arena.reserve(length.into(), share).map_err(|_| Residency::Ask)?;
         let place = buffer.place(0, length as usize);
-        // SAFETY: the buffer is ours alone, `place` has checked the length, and the call has ended when it returns.
-        let copied = unsafe {
-            if backend == BackendKind::Mmap {
-                pread_no_wait(file, segment.offset, place, length)
-            } else {
-                let is_trusted = known == Residency::Trusted;
-                copy_at_once(file, segment.offset, place, length, is_trusted)
-            }
+        let copied = if backend == BackendKind::Mmap {
+            // SAFETY: the buffer is ours alone, `place` has checked the length, and the call has ended when it returns.
+            unsafe { pread_no_wait(file, segment.offset, place, length) }
+        } else {
+            let is_trusted = known == Residency::Trusted;
+            // SAFETY: as above.
+            unsafe { copy_at_once(file, segment.offset, place, length, is_trusted) }
         };
         let is_whole = copied == Ok(length);
         if backend == BackendKind::Mmap {

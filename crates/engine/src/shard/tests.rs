@@ -542,20 +542,41 @@ fn temp_end() {
     world.dataset = Arc::new(Dataset::open(&spec).expect("open"));
     println!("{:?}", world.dataset.direct());
     let end = i64::MAX as u64;
-    for ranges in [vec![(end - 100, 100)], vec![(end - 5000, 5000)], vec![(end - 6000, 100), (end - 100, 100)], vec![(end - 9000, 100)]] {
+    for ranges in [
+        vec![(end - 100, 100)],
+        vec![(end - 5000, 5000)],
+        vec![(end - 6000, 100), (end - 100, 100)],
+        vec![(end - 9000, 100)],
+    ] {
         let mut batch = Batch::new(Arc::clone(&world.dataset), ranges.len());
-        for (offset, length) in &ranges { batch.push_range(*offset, *length); }
-        let rules = PlanRules { direct: true, merge: true, merge_gap_bytes: 8192, max_read_bytes: 1 << 20 };
+        for (offset, length) in &ranges {
+            batch.push_range(*offset, *length);
+        }
+        let rules = PlanRules {
+            direct: true,
+            merge: true,
+            merge_gap_bytes: 8192,
+            max_read_bytes: 1 << 20,
+        };
         println!("{ranges:?} {:?}", plan(&batch, rules).reads);
         let buffer = world.arena.reserve(1 << 20, None).expect("memory");
         let (mut batch, mut answer) = world.planned(&ranges, |_| {});
         let mut b = Batch::new(Arc::clone(&world.dataset), ranges.len());
-        for (offset, length) in &ranges { b.push_range(*offset, *length); }
+        for (offset, length) in &ranges {
+            b.push_range(*offset, *length);
+        }
         batch.plan = plan(&b, rules);
-        batch.scratch = Some(world.arena.reserve(batch.plan.scratch_bytes.into(), None).expect("memory"));
+        batch.scratch = Some(
+            world
+                .arena
+                .reserve(batch.plan.scratch_bytes.into(), None)
+                .expect("memory"),
+        );
         batch.buffer = Some(buffer);
         world.mailbox.deliver(batch).expect("room");
-        for _ in 0..10 { assert!(world.poll().is_pending()); }
+        for _ in 0..10 {
+            assert!(world.poll().is_pending());
+        }
         let fetched = answer.try_recv().expect("answered").expect("items");
         println!("errors {:?} lengths {:?}", fetched.errors, fetched.lengths);
     }

@@ -274,7 +274,9 @@ mod tests {
         learn(file, 0, 4096, false, now);
         assert!(!trusts(file, 0, 4096, now));
         // Across two regions: of both.
-        [0, REGION_BYTES].map(|begin| settle(file, begin, true, now));
+        for begin in [0, REGION_BYTES] {
+            settle(file, begin, true, now);
+        }
         learn(file, REGION_BYTES - 1, 2, false, now);
         assert!(!trusts(file, 0, 4096, now) && !trusts(file, REGION_BYTES, 4096, now));
     }
