@@ -1,7 +1,6 @@
 //! Requests pipelined on one FetchStream call. A request waits in `queued` until it may be in flight and HTTP/2 has room for
 //! it, and gets its deadline then; whatever makes room sends it, not its caller, who may not be polled. A caller that leaves
-//! takes it along. Requests that follow others in flight go out together, after the tasks that run before the stream's own:
-//! one DATA frame costs both sides less than many. Invariant: every request that was sent is in `pending` until it is answered or the stream ends, which
+//! takes it along. Invariant: every request that was sent is in `pending` until it is answered or the stream ends, which
 //! fails all of them. A request stays there even if its caller has been dropped, so that the server's work stays bounded;
 //! but it is cancelled.
 
@@ -16,7 +15,7 @@ use crate::request::{Answer, ByteRange, ObjectPart, Request, RequestKind, other_
 use crate::retry::{Retries, Turn, by};
 use crate::scores::{ScoreRequest, Scores};
 use crate::vectors::Vectors;
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use h2::SendStream;
 use h2::client::ResponseFuture;
 use ringfetch_proto::v1 as wire;
@@ -31,9 +30,6 @@ use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 use wire::fetch_stream_request::Request as WireRequest;
 use wire::fetch_stream_response::Response as WireAnswer;
-
-/// Messages of at least this many bytes are not collected further: a DATA frame has no more by default.
-const FRAME_BYTES: usize = 16 << 10;
 
 static FETCH_STREAM: Method = Method::new("/ringfetch.v1.FetchService/FetchStream");
 
@@ -67,7 +63,7 @@ impl Drop for Sending {
 #[derive(Debug, Default)]
 struct Shared {
     state: Mutex<State>,
-    /// Notified when there are messages to send, and when HTTP/2 has no room for a request.
+    /// Notified when there is a cancel to send, and when HTTP/2 has no room for a request.
     is_blocked: Notify,
 }
 
@@ -81,9 +77,8 @@ struct State {
     send_side: Option<SendStream<Bytes>>,
     /// That of its connection, likewise.
     slot: Option<Arc<Slot>>,
-    /// Messages to be sent together: requests, less than `FRAME_BYTES` of them, and cancels. Servers count small frames that
-    /// wait as an attack.
-    unsent: BytesMut,
+    /// Messages that cancel requests: sent together, since servers count small frames that wait as an attack.
+    cancels: Vec<u8>,
     /// No request follows.
     has_ended: bool,
     /// Why the stream ended, if it has.
@@ -290,13 +285,7 @@ impl FetchStream {
         state.next_id += 1;
         let may_send = state.pending.len() < self.0.core.max_in_flight;
         if may_send && state.queued.is_empty() && state.has_room() {
-            let is_first = state.unsent.is_empty();
             state.send(id, queued, late.map(left).or(self.0.options.timeout()));
-            let must_wake = is_first && !state.unsent.is_empty();
-            drop(state);
-            if must_wake {
-                shared.is_blocked.notify_one();
-            }
             return Ok(id);
         }
         state.queued.insert(id, queued);
@@ -352,20 +341,16 @@ fn millis(left: Duration) -> u32 {
 impl State {
     /// Whether HTTP/2 takes a request now, rather than keep it until the server has read those before it.
     fn has_room(&mut self) -> bool {
-        self.has_room_after(self.unsent.len())
-    }
-
-    fn has_room_after(&mut self, length: usize) -> bool {
         self.send_side.as_mut().is_some_and(|stream| {
             // The rest of a request that does not fit follows by itself.
-            stream.reserve_capacity(length + 1);
-            stream.capacity() > length
+            stream.reserve_capacity(1);
+            stream.capacity() > 0
         })
     }
 
-    /// Ready once HTTP/2 has room for what is unsent; `false`: it never has.
+    /// Ready once HTTP/2 has room; `false`: it never has.
     fn poll_room(&mut self, context: &mut Context<'_>) -> Poll<bool> {
-        if self.has_room_after(0) {
+        if self.has_room() {
             return Poll::Ready(true);
         }
         match &mut self.send_side {
@@ -374,21 +359,11 @@ impl State {
         }
     }
 
-    /// Sends a request now if it is alone or long, else with those that follow.
     fn send(&mut self, id: u64, queued: QueuedRequest, left: Option<Duration>) {
         match queued.request.frame(id, left.map_or(0, millis)) {
             Ok(framed) => {
-                let is_alone = self.pending.is_empty();
                 self.pending.insert(id, queued.answer);
-                if is_alone || framed.len() >= FRAME_BYTES {
-                    self.send_unsent();
-                    self.send_now(framed, false);
-                    return;
-                }
-                self.unsent.extend_from_slice(&framed);
-                if self.unsent.len() >= FRAME_BYTES {
-                    self.send_unsent();
-                }
+                self.send_now(framed, false);
             }
             Err(error) => drop(queued.answer.send(Err(error))),
         }
@@ -415,20 +390,20 @@ impl State {
             && let Ok(cancel) = StreamRequest::encode(&WireRequest::Cancel(wire::Cancel {}))
             && let Ok(framed) = cancel.frame(id, 0)
         {
-            self.unsent.extend_from_slice(&framed);
+            self.cancels.extend_from_slice(&framed);
         }
     }
 
-    fn send_unsent(&mut self) {
-        if !self.unsent.is_empty() {
-            let unsent = self.unsent.split().freeze();
-            self.send_now(unsent, false);
+    fn send_cancels(&mut self) {
+        if !self.cancels.is_empty() {
+            let cancels = std::mem::take(&mut self.cancels);
+            self.send_now(cancels.into(), false);
         }
     }
 
     fn end(&mut self) {
-        let unsent = self.unsent.split().freeze();
-        self.send_now(unsent, true);
+        self.send_cancels();
+        self.send_now(Bytes::new(), true);
     }
 
     /// A stream that takes no message has ended: its reader finds out why, and fails the requests with that.
@@ -452,8 +427,6 @@ impl Shared {
         let is_blocked = state.send_queued(max_in_flight);
         if state.has_ended {
             state.end();
-        } else {
-            state.send_unsent();
         }
         drop(state);
         if is_blocked {
@@ -469,7 +442,7 @@ impl Shared {
         }
     }
 
-    /// Sends what is unsent and what is queued as soon as HTTP/2 has room, until the stream takes no more.
+    /// Sends cancels and what is queued as soon as HTTP/2 has room, until the stream takes no more.
     async fn use_room(&self, max_in_flight: usize) {
         loop {
             self.is_blocked.notified().await;
@@ -479,8 +452,8 @@ impl Shared {
                     return;
                 }
                 let mut state = self.lock();
+                state.send_cancels();
                 is_blocked = state.send_queued(max_in_flight);
-                state.send_unsent();
             }
         }
     }
@@ -498,11 +471,11 @@ impl Shared {
                 "an answer to request {id}, which is not in flight"
             )));
         };
-        let must_wake = state.send_queued(max_in_flight) || !state.unsent.is_empty();
+        let is_blocked = state.send_queued(max_in_flight);
         drop(state);
         // The receiver is gone if the caller left.
         let _ = waiting.send(Ok(answer));
-        if must_wake {
+        if is_blocked {
             self.is_blocked.notify_one();
         }
         Ok(())
