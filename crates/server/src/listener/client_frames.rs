@@ -29,10 +29,11 @@ const HEADER_BLOCK_BYTES_MAX: usize = 2 * HEADER_LIST_BYTES as usize;
 const SMALL_BYTES: usize = 256;
 /// No message is shorter: see [`super::progress::MESSAGE_BYTES_MIN`].
 const TINY_BYTES: usize = super::progress::MESSAGE_BYTES_MIN;
-/// Received bytes of which h2 keeps at most one buffer, of up to 16 KiB: a frame that does not fit into the rest of one begins
-/// another.
-const BLOCK_SHIFT: u32 = 12;
-/// Blocks of as much memory as unread trailers take.
+/// Received bytes of which h2 keeps a buffer: 8 KiB, as h2's buffers have.
+const SMALL_BLOCK_SHIFT: u32 = 13;
+/// With tiny frames 4 KiB, and a buffer of up to 16: a frame that does not fit into the rest of one begins another.
+const TINY_BLOCK_SHIFT: u32 = 12;
+/// Blocks with tiny frames of as much memory as unread trailers take.
 const TRAILERS_BLOCKS: u32 = 3;
 
 /// Where a client is in its frames. Nothing is copied but the head that is incomplete.
@@ -129,13 +130,17 @@ impl ClientFrames {
         if self.left == 0 || least >= SMALL_BYTES {
             return;
         }
-        let block = (self.received >> BLOCK_SHIFT) + 1;
+        let block = |shift: u32| (self.received >> shift) + 1;
         if least < TINY_BYTES {
+            let block = block(TINY_BLOCK_SHIFT);
             if std::mem::replace(&mut self.tiny_block, block) != block {
                 progress.keeps_blocks([0, 1]);
             }
-        } else if std::mem::replace(&mut self.small_block, block) != block {
-            progress.keeps_blocks([1, 0]);
+        } else {
+            let block = block(SMALL_BLOCK_SHIFT);
+            if std::mem::replace(&mut self.small_block, block) != block {
+                progress.keeps_blocks([1, 0]);
+            }
         }
     }
 
@@ -188,11 +193,11 @@ mod tests {
     #[test]
     fn a_block_with_small_frames_is_counted_once() {
         // Scenario: messages of 22 bytes in frames of their own, those of a call, large ones, empty ones, and padded ones; single bytes
-        // between frames of 8 KiB. Expectation: the small ones count by 4 KiB in which they came, the large and empty ones not at all,
+        // between frames of 8 KiB. Expectation: the small ones count by 8 KiB in which they came, the large and empty ones not at all,
         // single bytes apart.
         let open = frame(HEADERS, END_HEADERS, 1, 100);
         let messages = vec![frame(DATA, 0, 1, 22); 1000];
-        let blocks = u32::try_from((31 * 1000 + 109) / 4096 + 1).unwrap();
+        let blocks = u32::try_from((31 * 1000 + 109) / 8192 + 1).unwrap();
         assert_eq!(
             followed(&[vec![open.clone()], messages].concat()),
             ([blocks, 0], false, false)

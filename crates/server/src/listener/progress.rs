@@ -48,10 +48,10 @@ const UNEXPLAINED_BYTES_MAX: i64 = MESSAGES_WINDOW_BYTES as i64 + (1 << 20);
 /// Unexplained bytes allowed per second: pings, settings, priorities.
 const UNEXPLAINED_BYTES_PER_S: u128 = 256 << 10;
 
-/// Blocks of a connection after which it is looked again how many it may keep: 256 KiB at least.
+/// Blocks of a connection after which it is looked again how many it may keep: of 256 KiB at least.
 const BLOCKS_STEP: u32 = 64;
-/// Slots (2.6 KiB) of the buffer that a block may keep, of up to 16 KiB: see `client_frames`.
-const SLOTS_PER_BLOCK: usize = 6;
+/// Slots (2.6 KiB) of the buffer that a block may keep: 8 KiB of one with small frames, 16 with tiny ones. See `client_frames`.
+const SLOTS_PER_BLOCK: [usize; 2] = [3, 6];
 
 /// The counters of a connection, shared by its socket, its requests and `timeouts`.
 #[derive(Debug, Default)]
@@ -327,10 +327,11 @@ impl Progress {
                 }
             }
         });
-        let [small, tiny] = kept;
+        let [small, tiny] = kept.map(|blocks| blocks as usize);
         let messages = self.window() as usize / MESSAGE_BYTES_MIN;
-        let blocks = (small as usize).min(unread.saturating_mul(messages)) + tiny as usize;
-        self.slots.set_buffers(blocks * SLOTS_PER_BLOCK)
+        let small = small.min(unread.saturating_mul(messages));
+        let [per_small, per_tiny] = SLOTS_PER_BLOCK;
+        self.slots.set_buffers(small * per_small + tiny * per_tiny)
     }
 
     /// Records the outcome of a write.
