@@ -448,8 +448,7 @@ async fn a_score_is_charged_for_what_it_reads() {
             .score_vectors(with("greedy", score(ids)))
             .await;
         assert_eq!(scored.is_ok(), is_scored, "{scored:?}");
-        let own =
-            "the item has 131072 bytes, and one response has at most 65536 bytes (memory= of the principal)";
+        let own = "a vector has 131072 bytes, and one can be scored that has at most 65536 bytes (memory= of the principal)";
         assert!(
             scored
                 .err()
