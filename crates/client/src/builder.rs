@@ -30,6 +30,8 @@ pub struct Builder {
     retry_budget: RetryBudget,
     max_answer_bytes: usize,
     metadata: Vec<(String, String)>,
+    /// Whether [`Builder::token`] was called.
+    has_token: bool,
     tls: Option<Tls>,
 }
 
@@ -65,6 +67,7 @@ impl Builder {
             retry_budget: RetryBudget::default(),
             max_answer_bytes: 64 << 20,
             metadata: Vec::new(),
+            has_token: false,
             tls: None,
         }
     }
@@ -125,8 +128,10 @@ impl Builder {
         self
     }
 
-    /// A bearer token for every call and stream. Use it with `https://` only.
-    pub fn token(self, token: &str) -> Self {
+    /// A bearer token for every call and stream. It is not sent in plaintext to another host: with a URL `http://HOST:PORT` whose
+    /// host is not a loopback address or `localhost`, connecting fails. What a connector of yours opens is your decision.
+    pub fn token(mut self, token: &str) -> Self {
+        self.has_token = true;
         self.metadata("authorization", format!("Bearer {token}"))
     }
 
@@ -193,6 +198,9 @@ impl Builder {
         let mut tls = self.tls;
         let endpoint = |url: &String| Endpoint::new(url, dial.clone(), &mut tls, self.connect_timeout);
         let endpoints: Vec<_> = self.urls.iter().map(endpoint).collect::<Result<_, _>>()?;
+        if self.has_token {
+            endpoints.iter().try_for_each(Endpoint::check_private)?;
+        }
         let metadata = |(name, value): &(String, String)| call::metadata(name, value);
         let metadata: Vec<_> = self.metadata.iter().map(metadata).collect::<Result<_, _>>()?;
         let core = Core {

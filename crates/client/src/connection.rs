@@ -14,7 +14,7 @@ use socket2::{SockRef, TcpKeepalive};
 use std::fmt;
 use std::future::poll_fn;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -178,6 +178,17 @@ impl Method {
     }
 }
 
+/// Whether the host of a URL is this one: a loopback address, or `localhost`. A token in plaintext is sent to no other.
+pub fn is_loopback(host: &str) -> bool {
+    let address = host
+        .trim_start_matches('[')
+        .trim_end_matches(']')
+        .parse::<IpAddr>();
+    address.map_or(host.eq_ignore_ascii_case("localhost"), |address| {
+        address.to_canonical().is_loopback()
+    })
+}
+
 /// A server's address, and how to reach it.
 #[derive(Clone)]
 pub(crate) struct Endpoint {
@@ -232,6 +243,21 @@ impl Endpoint {
             tls,
             connect_timeout,
         })
+    }
+
+    /// Whether nobody else on the network can read what is sent.
+    pub(crate) fn check_private(&self) -> Result<(), Error> {
+        let is_tcp = matches!(self.dial, Dial::Tcp);
+        if is_tcp && self.tls.is_none() && !is_loopback(self.authority.host()) {
+            return Err(Error::invalid(
+                "token",
+                format!(
+                    "would be sent to {} in plaintext; use https://, or a loopback address",
+                    self.address
+                ),
+            ));
+        }
+        Ok(())
     }
 
     /// The URI of a method.
@@ -406,6 +432,39 @@ async fn watch(mut pings: h2::PingPong, calls: Arc<Calls>, silent: oneshot::Send
 mod tests {
     use super::*;
     use socket2::{Domain, Socket, Type};
+
+    #[test]
+    fn a_token_is_not_sent_in_plaintext_to_another_host() {
+        // Scenario: clients with a token for addresses of this host and of others, one of which is among several;
+        // through a connector, and without a token. Expected: an error names the address, without the token, where another
+        // host would get the token in plaintext; no other is refused.
+        let with_token = |url: &str| crate::Client::builder(url).token("s3cret");
+        for local in [
+            "127.0.0.1:1",
+            "127.8.8.8",
+            "LOCALHOST:1",
+            "[::1]:1",
+            "[::ffff:127.0.0.1]:1",
+        ] {
+            with_token(&format!("http://{local}")).connect_lazy().unwrap();
+        }
+        for remote in ["10.0.0.1:1", "db1", "[2001:db8::1]:1", "127.0.0.1.example.org:1"] {
+            let url = format!("http://{remote}");
+            let among = with_token("http://127.0.0.1:1").endpoint(&url);
+            for builder in [with_token(&url), among] {
+                let error = builder.connect_lazy().unwrap_err();
+                assert!(
+                    matches!(error, Error::Invalid { field: "token", .. }),
+                    "{error:?}"
+                );
+                let error = error.to_string();
+                assert!(error.contains(remote) && !error.contains("s3cret"), "{error}");
+            }
+            crate::Client::builder(&url).connect_lazy().unwrap();
+            let tunnel = || async { Ok(tokio::io::duplex(1).0) };
+            with_token(&url).connect_lazy_with(tunnel).unwrap();
+        }
+    }
 
     #[tokio::test(start_paused = true)]
     async fn an_address_that_does_not_answer_leaves_time_for_the_next() {

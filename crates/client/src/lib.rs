@@ -81,7 +81,7 @@ pub use admin::AdminClient;
 pub use builder::Builder;
 pub use client::Client;
 pub use code::Code;
-pub use connection::connect_tcp;
+pub use connection::{connect_tcp, is_loopback};
 pub use dataset::{Dataset, Kind, ObjectInfo, VectorShape};
 pub use error::{Error, FieldViolation, StatusError};
 pub use items::{Blocks, ItemError, Items};

@@ -103,6 +103,9 @@ pub(super) const OPEN_FLAGS: OFlags = OFlags::RDONLY
     .union(OFlags::NONBLOCK)
     .union(OFlags::NOCTTY);
 
+/// No read may end beyond this (read(2): EINVAL).
+const FILE_BYTES_MAX: u64 = i64::MAX.cast_unsigned();
+
 /// Its entries lead to the open files themselves, whatever their names lead to now (proc_pid_fd(5)).
 const OWN_DESCRIPTORS: &str = "/proc/self/fd";
 
@@ -209,6 +212,11 @@ impl OpenFile {
 
     /// Adds the descriptor for direct reads; `Ok(Err)` is the reason why there is none.
     fn add_direct(&mut self, tried: Option<(u64, Alignment)>) -> Result<Result<(), String>, FileError> {
+        if self.length_bytes() > FILE_BYTES_MAX - u64::from(direct::ALIGNMENT_MAX) {
+            return Ok(Err(
+                "it is nearly as long as files may be: a whole last sector would end beyond that".to_owned(),
+            ));
+        }
         let descriptor = match reopen(&*self.buffered, OFlags::DIRECT) {
             Ok(descriptor) => descriptor,
             Err(errno) if direct::is_refusal(&errno.into()) => return Ok(Err(refusal(errno.into()))),
@@ -578,5 +586,17 @@ mod tests {
             assert_eq!(inode(file.direct_fd().unwrap()), inode(file.buffered_fd()));
             assert_eq!(inode(file.buffered_fd()), file.identity.ino);
         }
+    }
+
+    #[test]
+    fn a_file_whose_last_sector_cannot_be_read_whole_is_not_read_directly() {
+        // Scenario: a sparse file as long as one may be, on tmpfs. Expectation: no direct reads, of which the last one would fail
+        // with EINVAL.
+        let sparse = rustix::fs::memfd_create(c"sparse", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&sparse, FILE_BYTES_MAX).unwrap();
+        let path = format!("{OWN_DESCRIPTORS}/{}", sparse.as_raw_fd());
+        let file = OpenFile::open(path, DirectIo::Preferred).unwrap();
+        assert_eq!(file.length_bytes(), FILE_BYTES_MAX);
+        assert!(file.direct_fd().is_none());
     }
 }

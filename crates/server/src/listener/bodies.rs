@@ -248,6 +248,7 @@ where
             this.unread = Some(unread);
             return Poll::Pending;
         }
+        this.exchange.mark_read();
         Poll::Ready(Ok(this.sent(unread.response)))
     }
 }

@@ -199,3 +199,34 @@ async fn buffers_that_unread_bytes_keep_are_bounded() {
     daemon.assert_serves("blocks").await;
     daemon.stop().await;
 }
+
+#[tokio::test]
+async fn a_body_that_was_passed_over_keeps_no_buffers() {
+    // Scenario: with room for 1,024 calls in request memory, a GET with a body, which nobody needs, whose response its client
+    // leaves in the window; then 4,000 requests on the same connection, each with a few bytes of body in a frame of their own.
+    // Expectation: all of them get a response: of the first one's body nothing is kept.
+    let daemon = served_with_room_for_1024();
+    let stream = TcpStream::connect(daemon.http).await.unwrap();
+    let (mut sender, connection) = h2::client::handshake(stream).await.unwrap();
+    let connection = tokio::spawn(connection);
+    let send = async |sender: &mut SendRequest<Bytes>, request: http::Request<()>| {
+        *sender = sender.clone().ready().await?;
+        let (response, mut body) = sender.send_request(request, false)?;
+        body.send_data(Bytes::from_static(b"{}"), true)?;
+        response.await
+    };
+    let held = http::Request::get("http://localhost/v1/datasets/blocks/bytes").body(());
+    let held = send(&mut sender, held.unwrap()).await.unwrap();
+    assert_eq!(held.status(), 200);
+    let mut filler = http::HeaderValue::try_from("x".repeat(1 << 10)).unwrap();
+    filler.set_sensitive(true);
+    for number in 0..4000 {
+        let request = http::Request::post("http://localhost/v1/nothing").header("filler", &filler);
+        let response = send(&mut sender, request.body(()).unwrap()).await;
+        let response = response.unwrap_or_else(|error| panic!("request {number}: {error}"));
+        assert_eq!(response.status(), 404);
+    }
+    drop((held, sender));
+    connection.abort();
+    daemon.stop().await;
+}

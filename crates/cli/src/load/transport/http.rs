@@ -15,7 +15,7 @@ use hyper::client::conn::http1::{Connection, SendRequest, handshake};
 use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, HeaderMap, HeaderValue, RANGE, RETRY_AFTER};
 use hyper::{Method, Request, StatusCode, Uri};
 use hyper_util::rt::TokioIo;
-use ringfetch_client::{Tls, connect_tcp};
+use ringfetch_client::{Tls, connect_tcp, is_loopback};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -152,6 +152,12 @@ impl Site {
             (80, None)
         };
         let address = format!("{host}:{}", uri.port_u16().unwrap_or(port));
+        // As the client library does for gRPC.
+        if credentials.token.is_some() && tls.is_none() && !is_loopback(host) {
+            return Err(RequestError::transport(format!(
+                "token: would be sent to {address} in plaintext; use https://, or a loopback address"
+            )));
+        }
         let header = |Token(token): &Token| HeaderValue::try_from(format!("Bearer {token}"));
         let mut authorization = credentials
             .token

@@ -25,6 +25,14 @@ fn urls_and_paths_are_what_http_wants() {
     for wrong in ["127.0.0.1:7411", "https://a:1", "http://", "http://a:1/v1", ""] {
         assert!(Site::of(wrong, &with(None)).is_err(), "{wrong}");
     }
+    let token = |tls| Credentials {
+        tls,
+        token: Some(Token("s3cret".to_owned())),
+    };
+    for private in ["https://host", "http://[::1]:7", "http://localhost:7411"] {
+        assert!(Site::of(private, &token(tls.tls.clone())).is_ok(), "{private}");
+    }
+    assert!(Site::of("http://host:7411", &token(tls.tls)).is_err());
     let mut path = String::new();
     encode("a b/c%é", &mut path);
     assert_eq!(path, "a%20b/c%25%C3%A9");

@@ -57,7 +57,7 @@ pub(in crate::listener) struct Exchange {
     is_leaving: AtomicBool,
     /// Woken when the body has stalled, and once there is a response, when the connection leaves.
     waiting: Mutex<Option<Waker>>,
-    /// The rest of its body, if nothing reads it and the connection's protocol is HTTP/1.1.
+    /// The rest of its body, if nothing else reads it.
     unread: Mutex<Option<Incoming>>,
     /// Its record; `None`: it is not recorded.
     record: Option<Arc<Record>>,
@@ -156,7 +156,9 @@ impl Exchange {
 
     /// Keeps the rest of a body that nothing reads, until the response is known.
     pub(in crate::listener) fn leave_unread(&self, body: Incoming) {
-        if !self.progress.announces_close() {
+        if self.progress.announces_close() {
+            self.mark_read();
+        } else {
             *self.unread.lock().unwrap_or_else(PoisonError::into_inner) = Some(body);
         }
     }
