@@ -6,7 +6,7 @@ use std::future::Future;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use bytes::{Buf, Bytes};
@@ -30,6 +30,8 @@ pub struct RequestBody {
     exchange: Arc<Exchange>,
     /// The client sends it without being asked to, so that it can be read to its end after the response is known.
     comes_unasked: bool,
+    /// Over HTTP/2, once it has waited: [`Exchange::arrival_waker`].
+    arrival: Option<Waker>,
 }
 
 impl RequestBody {
@@ -40,6 +42,7 @@ impl RequestBody {
             body: Some(body),
             exchange,
             comes_unasked,
+            arrival: None,
         }
     }
 
@@ -75,7 +78,18 @@ impl Body for RequestBody {
         let Some(body) = &mut this.body else {
             return Poll::Ready(None);
         };
-        let polled = Pin::new(&mut *body).poll_frame(cx);
+        if this.arrival.is_some() {
+            this.exchange.wake_on_arrival(cx);
+        }
+        let mut polled = {
+            let waker = this.arrival.as_ref().unwrap_or_else(|| cx.waker());
+            Pin::new(&mut *body).poll_frame(&mut Context::from_waker(waker))
+        };
+        if polled.is_pending() && this.arrival.is_none() && this.exchange.is_http2() {
+            this.exchange.wake_on_arrival(cx);
+            let waker = this.arrival.insert(this.exchange.arrival_waker());
+            polled = Pin::new(&mut *body).poll_frame(&mut Context::from_waker(waker));
+        }
         match &polled {
             Poll::Pending => this.exchange.await_body(cx),
             Poll::Ready(Some(Ok(frame))) => {

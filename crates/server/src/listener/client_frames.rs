@@ -69,6 +69,7 @@ impl ClientFrames {
     /// Follows what h2 gets next, after the preface.
     pub(super) fn follow(&mut self, mut bytes: &[u8], progress: &Progress) {
         let was_open = self.list != ListState::None;
+        progress.receives();
         while !bytes.is_empty() {
             if self.left == 0 {
                 let Some(rest) = self.next_head(bytes, progress) else {

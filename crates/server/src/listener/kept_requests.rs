@@ -57,6 +57,7 @@ impl Slots {
     }
 
     /// Counts so many for buffers, instead of those before. Returns whether a search is due. Only on the connection's core.
+    #[must_use]
     pub(super) fn set_buffers(&self, slots: usize) -> bool {
         let before = self.buffers.swap(slots, Ordering::Relaxed);
         let Some(all) = &self.all else { return false };
@@ -125,7 +126,8 @@ impl KeptRequests {
         self.max() / 8
     }
 
-    /// Adds slots; returns whether a search is due.
+    /// Adds slots; returns whether a search is due, which is said once.
+    #[must_use]
     fn add(&self, slots: usize) -> bool {
         let all = self
             .slots

@@ -77,6 +77,8 @@ pub(super) struct Progress {
     open_list: AtomicU32,
     /// Blocks with small and with tiny frames so far, and how many of all there were at the last look.
     blocks: [AtomicU32; 2],
+    /// As many as there were before what is being received now.
+    blocks_before: [AtomicU32; 2],
     seen_blocks: AtomicU32,
     /// The window of each request's body, once the client has acknowledged it.
     stream_window: u32,
@@ -288,6 +290,19 @@ impl Progress {
         }
     }
 
+    /// More is received.
+    pub(super) fn receives(&self) {
+        for (before, now) in self.blocks_before.iter().zip(self.blocks()) {
+            before.store(now, Ordering::Relaxed);
+        }
+    }
+
+    fn blocks_before(&self) -> [u32; 2] {
+        self.blocks_before
+            .each_ref()
+            .map(|blocks| blocks.load(Ordering::Relaxed))
+    }
+
     pub(super) fn blocks(&self) -> [u32; 2] {
         self.blocks
             .each_ref()
@@ -313,6 +328,7 @@ impl Progress {
     }
 
     /// The same in any case.
+    #[must_use]
     pub(super) fn count_buffers(&self) -> bool {
         let all @ [small, tiny] = self.blocks();
         self.seen_blocks
@@ -320,16 +336,15 @@ impl Progress {
         // Since the bytes that some body has not read came, at most. A body has a frame for each message, at most.
         let (mut kept, mut unread) = ([0_u32, 0], 0_usize);
         self.each_exchange(|exchange, _| {
-            if let Some(marks) = exchange.unread_since() {
-                unread += 1;
+            if let Some((marks, bytes)) = exchange.unread_since() {
+                unread = unread.saturating_add(bytes as usize);
                 for ((kept, now), mark) in kept.iter_mut().zip(all).zip(marks) {
                     *kept = now.wrapping_sub(mark).max(*kept);
                 }
             }
         });
         let [small, tiny] = kept.map(|blocks| blocks as usize);
-        let messages = self.window() as usize / MESSAGE_BYTES_MIN;
-        let small = small.min(unread.saturating_mul(messages));
+        let small = small.min(unread / MESSAGE_BYTES_MIN);
         let [per_small, per_tiny] = SLOTS_PER_BLOCK;
         self.slots.set_buffers(small * per_small + tiny * per_tiny)
     }

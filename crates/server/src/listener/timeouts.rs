@@ -120,9 +120,6 @@ impl TimeoutTracker {
             look.decision
                 .get_or_insert(CloseDecision::Close(CloseReason::Head));
         }
-        if progress.is_http2() {
-            progress.count_buffers();
-        }
         let waits = match self.leaving {
             Some((since, reason)) => self.leave(now, since, reason, times, progress),
             None if is_over(now - self.opened, times.connection_age * self.age_permille / 1000) => {
@@ -310,12 +307,23 @@ fn period(times: &Timeouts) -> Duration {
     shortest.map_or(TICK_MAX, |shortest| (shortest / 4).clamp(TICK_MIN, TICK_MAX))
 }
 
+/// Counts the buffers that h2 may keep for this core's connections; returns whether some connections have to be closed.
+fn count_buffers() -> bool {
+    CORE.with_borrow(|core| {
+        let mut is_due = false;
+        for (_, watched) in &core.watched {
+            is_due |= watched.progress.is_http2() && watched.progress.count_buffers();
+        }
+        is_due
+    })
+}
+
 /// Checks all connections of a core periodically, while it has any.
 async fn tick(connection_limits: ConnectionLimits) {
     loop {
         let times = connection_limits.timeouts();
         running_time::tick(period(&times)).await;
-        connection_limits.reclaim_kept(false);
+        connection_limits.reclaim_kept(count_buffers());
         let goes_on = CORE.with_borrow_mut(|core| {
             for (_, watched) in &mut core.watched {
                 let CheckResult {

@@ -200,6 +200,25 @@ async fn buffers_that_unread_bytes_keep_are_bounded() {
     daemon.stop().await;
 }
 
+/// A request's body comes in a frame of its own, whose head nothing else has.
+async fn send(
+    sender: &mut SendRequest<Bytes>,
+    request: http::Request<()>,
+    body: &'static [u8],
+) -> Result<http::Response<h2::RecvStream>, h2::Error> {
+    *sender = sender.clone().ready().await?;
+    let (response, mut sends) = sender.send_request(request, false)?;
+    sends.send_data(Bytes::from_static(body), true)?;
+    response.await
+}
+
+/// Fills most of an 8 KiB buffer with six requests, since it is never indexed.
+fn filler() -> http::HeaderValue {
+    let mut filler = http::HeaderValue::try_from("x".repeat(1 << 10)).unwrap();
+    filler.set_sensitive(true);
+    filler
+}
+
 #[tokio::test]
 async fn a_body_that_was_passed_over_keeps_no_buffers() {
     // Scenario: with room for 1,024 calls in request memory, a GET with a body, which nobody needs, whose response its client
@@ -209,24 +228,43 @@ async fn a_body_that_was_passed_over_keeps_no_buffers() {
     let stream = TcpStream::connect(daemon.http).await.unwrap();
     let (mut sender, connection) = h2::client::handshake(stream).await.unwrap();
     let connection = tokio::spawn(connection);
-    let send = async |sender: &mut SendRequest<Bytes>, request: http::Request<()>| {
-        *sender = sender.clone().ready().await?;
-        let (response, mut body) = sender.send_request(request, false)?;
-        body.send_data(Bytes::from_static(b"{}"), true)?;
-        response.await
-    };
     let held = http::Request::get("http://localhost/v1/datasets/blocks/bytes").body(());
-    let held = send(&mut sender, held.unwrap()).await.unwrap();
+    let held = send(&mut sender, held.unwrap(), b"{}").await.unwrap();
     assert_eq!(held.status(), 200);
-    let mut filler = http::HeaderValue::try_from("x".repeat(1 << 10)).unwrap();
-    filler.set_sensitive(true);
     for number in 0..4000 {
-        let request = http::Request::post("http://localhost/v1/nothing").header("filler", &filler);
-        let response = send(&mut sender, request.body(()).unwrap()).await;
+        let request = http::Request::post("http://localhost/v1/nothing").header("filler", filler());
+        let response = send(&mut sender, request.body(()).unwrap(), b"{}").await;
         let response = response.unwrap_or_else(|error| panic!("request {number}: {error}"));
         assert_eq!(response.status(), 404);
     }
     drop((held, sender));
+    connection.abort();
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn an_idle_stream_keeps_no_buffers() {
+    // Scenario: with room for 1,024 calls in request memory, a FetchStream on which nothing is sent, and 4,000 small calls on the
+    // same connection. Expectation: all of them get a response, and the stream is still open.
+    let daemon = served_with_room_for_1024();
+    let (mut sender, connection) = h2::client::handshake(connect(&daemon).await).await.unwrap();
+    let connection = tokio::spawn(connection);
+    let of = |method: &str| {
+        let uri = format!("http://localhost/ringfetch.v1.FetchService/{method}");
+        let request = http::Request::post(uri).header("content-type", "application/grpc");
+        request.header("filler", filler()).body(()).unwrap()
+    };
+    sender = sender.ready().await.unwrap();
+    let (mut idle, _sends) = sender.send_request(of("FetchStream"), false).unwrap();
+    for number in 0..4000 {
+        // An empty message.
+        let response = send(&mut sender, of("FetchBlocks"), &[0; 10]).await;
+        response.unwrap_or_else(|error| panic!("call {number}: {error}"));
+    }
+    let idle = tokio::time::timeout(PATIENCE, &mut idle).await;
+    assert!(idle.is_ok_and(|response| response.is_ok()));
+    assert_eq!(daemon.closed("grpc", "memory").await, 0);
+    drop(sender);
     connection.abort();
     daemon.stop().await;
 }

@@ -1,9 +1,10 @@
 //! One request of a connection, from its head to the last byte of its response.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::task::{Context, Poll, Waker};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::task::{Context, Poll, Wake, Waker};
 
+use futures_util::task::AtomicWaker;
 use hyper::body::Incoming;
 use ringfetch_engine::share::{Charge, Refused, Share};
 use slab::Slab;
@@ -44,11 +45,15 @@ pub(in crate::listener) struct Exchange {
     /// The service waits for more of the request's body.
     wants_body: AtomicBool,
     received_bytes: AtomicU64,
-    /// Some of the body may be unread: what came after the first marks, once so many bytes are read as its window has, after the
-    /// second ones.
-    has_unread: AtomicBool,
+    /// [`MAY_HAVE_UNREAD`], [`WAITS`] or [`READ`]. What may be unread came after the first marks, once so many bytes are read as its
+    /// window has, after the second ones.
+    body_state: AtomicU8,
     marks: [[AtomicU32; 2]; 2],
     marked_bytes: AtomicU64,
+    /// Unread bytes that its body may have.
+    window: u32,
+    /// Woken when more of the body has arrived: see [`Self::arrival_waker`].
+    arrival: AtomicWaker,
     sent_bytes: AtomicU64,
     owed_bytes: AtomicU64,
     /// Its body has stalled: there will be no response.
@@ -63,14 +68,34 @@ pub(in crate::listener) struct Exchange {
     record: Option<Arc<Record>>,
 }
 
+/// Some of the body may have arrived and be unread.
+const MAY_HAVE_UNREAD: u8 = 0;
+/// All that has arrived is read.
+const WAITS: u8 = 1;
+/// The body is read to its end, or dropped.
+const READ: u8 = 2;
+
+/// Tells an exchange that more of its body has arrived. h2 may keep it for longer than the exchange lasts.
+struct Arrival(Weak<Exchange>);
+
+impl Wake for Arrival {
+    fn wake(self: Arc<Self>) {
+        if let Some(exchange) = self.0.upgrade() {
+            exchange.arrives();
+        }
+    }
+}
+
 impl Exchange {
     /// An exchange that its connection stores under `key`.
     pub(super) fn new(progress: Arc<Progress>, key: usize, record: Option<Arc<Record>>) -> Arc<Self> {
-        let marks = progress.blocks();
+        let marks = progress.blocks_before();
         Arc::new(Self {
-            has_unread: AtomicBool::new(true),
+            body_state: AtomicU8::new(MAY_HAVE_UNREAD),
             marks: [marks.map(AtomicU32::new), marks.map(AtomicU32::new)],
             marked_bytes: AtomicU64::new(0),
+            window: progress.window(),
+            arrival: AtomicWaker::new(),
             progress,
             key,
             is_whole: AtomicBool::new(false),
@@ -225,30 +250,54 @@ impl Exchange {
         };
         add(&self.progress.body_bytes, bytes + head);
         let read = self.received_bytes() - self.marked_bytes.load(Ordering::Relaxed);
-        if read >= u64::from(self.progress.window()) {
-            self.mark(false);
+        if read >= u64::from(self.window) {
+            let [since, next] = &self.marks;
+            for (since, next) in since.iter().zip(next) {
+                since.store(next.load(Ordering::Relaxed), Ordering::Relaxed);
+            }
+            self.mark(next, self.progress.blocks());
         }
+    }
+
+    /// For the poll of a body that waits: wakes that of `cx`, and notes that something has arrived. A body that waits is not polled
+    /// again before that, however long it takes.
+    pub(in crate::listener) fn arrival_waker(self: &Arc<Self>) -> Waker {
+        Waker::from(Arc::new(Arrival(Arc::downgrade(self))))
+    }
+
+    /// Sets what [`Self::arrival_waker`] wakes. Called before each poll.
+    pub(in crate::listener) fn wake_on_arrival(&self, cx: &Context<'_>) {
+        self.arrival.register(cx.waker());
+    }
+
+    fn arrives(&self) {
+        let waited =
+            self.body_state
+                .compare_exchange(WAITS, MAY_HAVE_UNREAD, Ordering::Relaxed, Ordering::Relaxed);
+        if waited.is_ok() {
+            let blocks = self.progress.blocks_before();
+            self.marks.iter().for_each(|marks| self.mark(marks, blocks));
+        }
+        self.arrival.wake();
     }
 
     /// Marks the body as read to its end, or dropped.
     pub(in crate::listener) fn mark_read(&self) {
-        self.has_unread.store(false, Ordering::Relaxed);
+        self.body_state.store(READ, Ordering::Relaxed);
     }
 
-    /// Blocks of its connection ([`Progress::keeps_blocks`]) before those that have unread bytes of the body, if any may have.
-    pub(super) fn unread_since(&self) -> Option<[u32; 2]> {
+    /// Blocks of its connection ([`Progress::keeps_blocks`]) before those that have unread bytes of the body, and the most such bytes,
+    /// if there may be any.
+    pub(super) fn unread_since(&self) -> Option<([u32; 2], u32)> {
         let [since, _] = &self.marks;
-        let has_unread = self.has_unread.load(Ordering::Relaxed);
-        has_unread.then(|| since.each_ref().map(|mark| mark.load(Ordering::Relaxed)))
+        let has_unread = self.body_state.load(Ordering::Relaxed) == MAY_HAVE_UNREAD;
+        let since = since.each_ref().map(|mark| mark.load(Ordering::Relaxed));
+        has_unread.then_some((since, self.window))
     }
 
-    /// Marks the present: with `all_is_read`, nothing that came before is unread.
-    fn mark(&self, all_is_read: bool) {
-        let [since, next] = &self.marks;
-        for ((since, next), now) in since.iter().zip(next).zip(self.progress.blocks()) {
-            let before = next.load(Ordering::Relaxed);
-            since.store(if all_is_read { now } else { before }, Ordering::Relaxed);
-            next.store(now, Ordering::Relaxed);
+    fn mark(&self, marks: &[AtomicU32; 2], blocks: [u32; 2]) {
+        for (mark, blocks) in marks.iter().zip(blocks) {
+            mark.store(blocks, Ordering::Relaxed);
         }
         self.marked_bytes.store(self.received_bytes(), Ordering::Relaxed);
     }
@@ -256,7 +305,7 @@ impl Exchange {
     /// Notes that the service waits for more of the body.
     pub(in crate::listener) fn await_body(&self, cx: &Context<'_>) {
         self.wants_body.store(true, Ordering::Relaxed);
-        self.mark(true);
+        self.body_state.store(WAITS, Ordering::Relaxed);
         if self.has_answer.load(Ordering::Relaxed) {
             return;
         }
@@ -514,5 +563,52 @@ mod tests {
         broken_off.mark_answered();
         drop(broken_off);
         assert_eq!(progress.cancelled(), 2);
+    }
+    #[test]
+    fn a_body_that_waits_keeps_nothing_until_more_arrives() {
+        // Scenario: of two bodies one waits; 100 blocks of small frames come for others; then the one that waited is woken, and as many
+        // come again; it waits again, and ends. Expectation: only the body that was never read counts for the first ones; both for the
+        // second, the woken one from what woke it on; and neither once it waits again, or is dropped.
+        let progress = Arc::new(Progress::default());
+        let waits = |exchange: &Arc<Exchange>| {
+            let waker = exchange.arrival_waker();
+            exchange.wake_on_arrival(&Context::from_waker(Waker::noop()));
+            exchange.await_body(&Context::from_waker(Waker::noop()));
+            waker
+        };
+        let since = |exchange: &Exchange| exchange.unread_since().map(|(blocks, _)| blocks);
+        let comes = || {
+            progress.receives();
+            progress.keeps_blocks([100, 0]);
+        };
+        let (idle, unread) = (progress.open(false), progress.open(false));
+        let waker = waits(&idle);
+        comes();
+        assert_eq!((since(&idle), since(&unread)), (None, Some([0, 0])));
+        comes();
+        waker.wake();
+        assert_eq!((since(&idle), since(&unread)), (Some([100, 0]), Some([0, 0])));
+        let waker = waits(&idle);
+        assert_eq!(since(&idle), None);
+        unread.mark_read();
+        idle.mark_read();
+        waker.wake();
+        assert_eq!((since(&idle), since(&unread)), (None, None));
+    }
+
+    #[test]
+    fn a_body_that_began_with_a_larger_window_keeps_it() {
+        // Scenario: a body begins before its client has acknowledged a window of 16 KiB, so with 64 KiB; 1,000 blocks come, and 48 KiB of
+        // it are read. Expectation: all of them may be unread; once two windows are read, none.
+        let progress = Arc::new(Progress::default().with_stream_window(16 << 10));
+        let exchange = progress.open(false);
+        progress.keeps_blocks([0, 1000]);
+        progress.receives();
+        progress.set_acknowledged();
+        let since = || exchange.unread_since().map(|(blocks, _)| blocks);
+        (0..3).for_each(|_| exchange.received(16 << 10));
+        assert_eq!(since(), Some([0, 0]));
+        (0..5).for_each(|_| exchange.received(16 << 10));
+        assert_eq!(since(), Some([0, 1000]));
     }
 }
