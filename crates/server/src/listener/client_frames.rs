@@ -25,12 +25,14 @@ const PADDING_BYTES_MAX: usize = 256;
 /// long decoded, too, but for a perverse choice of codes.
 const HEADER_BLOCK_BYTES_MAX: usize = 2 * HEADER_LIST_BYTES as usize;
 
-/// A DATA frame that is smaller may keep more memory than its stream's window accounts for.
-const SMALL_BYTES: usize = 256;
+/// A DATA frame that is smaller may keep more than twice the memory that its stream's window accounts for.
+const MEDIUM_BYTES: usize = 4 << 10;
+/// h2 itself bounds smaller ones, if no large ones come between them.
+pub(super) const SMALL_BYTES: usize = 256;
 /// No message is shorter: see [`super::progress::MESSAGE_BYTES_MIN`].
 const TINY_BYTES: usize = super::progress::MESSAGE_BYTES_MIN;
 /// Received bytes of which h2 keeps a buffer: 8 KiB, as h2's buffers have.
-const SMALL_BLOCK_SHIFT: u32 = 13;
+const BLOCK_SHIFT: u32 = 13;
 /// With tiny frames 4 KiB, and a buffer of up to 16: a frame that does not fit into the rest of one begins another.
 const TINY_BLOCK_SHIFT: u32 = 12;
 /// Blocks with tiny frames of as much memory as unread trailers take.
@@ -50,7 +52,8 @@ pub(super) struct ClientFrames {
     /// The highest stream that was opened.
     last_stream: u32,
     received: u64,
-    /// The last block with a small frame, and with a tiny one, counted from 1.
+    /// The last block with a medium frame, with a small, and with a tiny one, counted from 1.
+    medium_block: u64,
     small_block: u64,
     tiny_block: u64,
 }
@@ -113,7 +116,7 @@ impl ClientFrames {
                 if stream > self.last_stream {
                     self.last_stream = stream;
                 } else {
-                    progress.keeps_blocks([0, TRAILERS_BLOCKS]);
+                    progress.keeps_blocks([0, 0, TRAILERS_BLOCKS]);
                 }
                 self.of_list(flags, progress);
             }
@@ -128,20 +131,17 @@ impl ClientFrames {
         let padding = if flags & PADDED == 0 { 0 } else { PADDING_BYTES_MAX };
         let least = (self.left as usize).saturating_sub(padding);
         // h2 counts empty ones.
-        if self.left == 0 || least >= SMALL_BYTES {
+        if self.left == 0 || least >= MEDIUM_BYTES {
             return;
         }
-        let block = |shift: u32| (self.received >> shift) + 1;
-        if least < TINY_BYTES {
-            let block = block(TINY_BLOCK_SHIFT);
-            if std::mem::replace(&mut self.tiny_block, block) != block {
-                progress.keeps_blocks([0, 1]);
-            }
-        } else {
-            let block = block(SMALL_BLOCK_SHIFT);
-            if std::mem::replace(&mut self.small_block, block) != block {
-                progress.keeps_blocks([1, 0]);
-            }
+        let (last, shift, more) = match least {
+            ..TINY_BYTES => (&mut self.tiny_block, TINY_BLOCK_SHIFT, [0, 0, 1]),
+            ..SMALL_BYTES => (&mut self.small_block, BLOCK_SHIFT, [0, 1, 0]),
+            _ => (&mut self.medium_block, BLOCK_SHIFT, [1, 0, 0]),
+        };
+        let block = (self.received >> shift) + 1;
+        if std::mem::replace(last, block) != block {
+            progress.keeps_blocks(more);
         }
     }
 
@@ -161,7 +161,7 @@ impl ClientFrames {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::listener::progress::PREFACE;
+    use crate::listener::progress::{Blocks, PREFACE};
 
     fn frame(kind: u8, flags: u8, stream: u32, bytes: usize) -> Vec<u8> {
         let length = u32::try_from(bytes).unwrap().to_be_bytes();
@@ -171,7 +171,7 @@ mod tests {
     }
 
     /// The blocks that are counted, whether a list is open, and whether one was too long, in whatever pieces the frames come.
-    fn followed(frames: &[Vec<u8>]) -> ([u32; 2], bool, bool) {
+    fn followed(frames: &[Vec<u8>]) -> (Blocks, bool, bool) {
         let bytes = [PREFACE.to_vec(), frames.concat()].concat();
         let outcomes = [1, 2, 7, 9, 10, 1000, bytes.len()].map(|piece| {
             let (progress, mut follows) = (Progress::default(), ClientFrames::default());
@@ -193,22 +193,25 @@ mod tests {
 
     #[test]
     fn a_block_with_small_frames_is_counted_once() {
-        // Scenario: messages of 22 bytes in frames of their own, those of a call, large ones, empty ones, and padded ones; single bytes
-        // between frames of 8 KiB. Expectation: the small ones count by 8 KiB in which they came, the large and empty ones not at all,
-        // single bytes apart.
+        // Scenario: messages of 22 and of 256 bytes in frames of their own, those of a call, large ones, empty ones, and padded ones; single
+        // bytes between frames of 8 KiB. Expectation: the small and the medium ones count by 8 KiB in which they came, the large and
+        // empty ones not at all, each kind and single bytes apart.
         let open = frame(HEADERS, END_HEADERS, 1, 100);
         let messages = vec![frame(DATA, 0, 1, 22); 1000];
         let blocks = u32::try_from((31 * 1000 + 109) / 8192 + 1).unwrap();
         assert_eq!(
             followed(&[vec![open.clone()], messages].concat()),
-            ([blocks, 0], false, false)
+            ([0, blocks, 0], false, false)
         );
-        let large = vec![frame(DATA, 0, 1, 256); 1000];
-        assert_eq!(followed(&[vec![open], large].concat()), ([0, 0], false, false));
-        assert_eq!(followed(&vec![frame(DATA, 0, 1, 0); 1000]).0, [0, 0]);
-        assert_eq!(followed(&[frame(DATA, PADDED, 1, 300)]).0, [1, 0]);
+        let medium = vec![frame(DATA, 0, 1, 256); 1000];
+        let blocks = u32::try_from((265 * 1000 + 109) / 8192 + 1).unwrap();
+        assert_eq!(followed(&[vec![open.clone()], medium].concat()).0, [blocks, 0, 0]);
+        let large = vec![frame(DATA, 0, 1, 4096); 1000];
+        assert_eq!(followed(&[vec![open], large].concat()), ([0; 3], false, false));
+        assert_eq!(followed(&vec![frame(DATA, 0, 1, 0); 1000]).0, [0; 3]);
+        assert_eq!(followed(&[frame(DATA, PADDED, 1, 300)]).0, [0, 1, 0]);
         let pinned = [frame(DATA, 0, 1, 1), frame(DATA, 0, 3, 8192)];
-        assert_eq!(followed(&vec![pinned.concat(); 100]), ([0, 100], false, false));
+        assert_eq!(followed(&vec![pinned.concat(); 100]), ([0, 0, 100], false, false));
     }
 
     #[test]
@@ -218,15 +221,15 @@ mod tests {
         let whole = frame(HEADERS, END_HEADERS, 1, 100);
         let begun = frame(HEADERS, 0, 3, 16 << 10);
         let more = |flags| frame(CONTINUATION, flags, 3, 16 << 10);
-        assert_eq!(followed(std::slice::from_ref(&whole)), ([0, 0], false, false));
-        assert_eq!(followed(&[whole.clone(), begun.clone()]), ([0, 0], true, false));
+        assert_eq!(followed(std::slice::from_ref(&whole)), ([0; 3], false, false));
+        assert_eq!(followed(&[whole.clone(), begun.clone()]), ([0; 3], true, false));
         let ended = [whole.clone(), begun.clone(), more(END_HEADERS)];
-        assert_eq!(followed(&ended), ([0, 0], false, false));
+        assert_eq!(followed(&ended), ([0; 3], false, false));
         let half = [begun.clone(), more(END_HEADERS)[..5000].to_vec()];
-        assert_eq!(followed(&half), ([0, 0], true, false));
+        assert_eq!(followed(&half), ([0; 3], true, false));
         let long = [begun, more(0), frame(CONTINUATION, END_HEADERS, 3, 1)];
-        assert_eq!(followed(&long), ([0, 0], false, true));
-        let trailers = [whole.clone(), frame(DATA, 0, 1, 300), whole];
-        assert_eq!(followed(&trailers).0, [0, TRAILERS_BLOCKS]);
+        assert_eq!(followed(&long), ([0; 3], false, true));
+        let trailers = [whole.clone(), frame(DATA, 0, 1, 4096), whole];
+        assert_eq!(followed(&trailers).0, [0, 0, TRAILERS_BLOCKS]);
     }
 }

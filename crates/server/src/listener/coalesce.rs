@@ -64,7 +64,9 @@ struct WriteBuffer<T> {
     turn_bytes: usize,
     /// Counts received bytes.
     progress: Arc<Progress>,
-    /// Bytes that hyper had got when this turn began, and how many it may get in a turn.
+    /// When this turn began, later by the time of its large writes, if the core is shared.
+    begun: Option<Instant>,
+    /// Bytes that hyper had got when it began, and how many it may get in a turn.
     received_before: u64,
     receives: usize,
 }
@@ -110,12 +112,19 @@ impl<T: Write + Unpin> WriteBuffer<T> {
             }
         }
         let cut = cut.get(..count).unwrap_or_default();
-        let written = ready!(Pin::new(&mut self.io).poll_write_vectored(cx, cut))?;
+        let before = self.begun.map(|_| Instant::now());
+        let written = Pin::new(&mut self.io).poll_write_vectored(cx, cut);
+        if let (Some(begun), Some(before)) = (&mut self.begun, before) {
+            *begun += before.elapsed();
+        }
+        let written = ready!(written)?;
         self.turn_bytes += written;
         Poll::Ready(Ok(written))
     }
 
-    fn begin_turn(&mut self) {
+    /// `begun`: now, on a shared core.
+    fn begin_turn(&mut self, begun: Option<Instant>) {
+        self.begun = begun;
         self.turn_bytes = 0;
         self.received_before = self.progress.plain_bytes();
     }
@@ -126,9 +135,10 @@ impl<T: Write + Unpin> WriteBuffer<T> {
         usize::try_from(received).unwrap_or(usize::MAX)
     }
 
-    /// Adapts what is received in a turn to the time that this one took on a shared core.
-    fn end_turn(&mut self, begun: Option<Instant>) {
-        let Some(begun) = begun else {
+    /// Adapts what is received in a turn to the time that this one took on a shared core, but for its writes: an upload beside a
+    /// download on one connection is not what takes long.
+    fn end_turn(&mut self) {
+        let Some(begun) = self.begun.take() else {
             self.receives = TURN_RECEIVED_BYTES_MAX;
             return;
         };
@@ -167,6 +177,7 @@ impl<T: Read + Write + Unpin> CoalescingIo<T> {
             bytes: Vec::new(),
             written: 0,
             turn_bytes: 0,
+            begun: None,
             received_before: progress.plain_bytes(),
             receives: TURN_RECEIVED_BYTES_MAX,
             progress,
@@ -214,15 +225,15 @@ impl<T: Write + Unpin> Flusher<T> {
         let mut outcome = Ok(());
         std::future::poll_fn(|cx| {
             submit_left();
-            self.gathered.borrow_mut().begin_turn();
             let begun = core_turns::is_shared().then(Instant::now);
+            self.gathered.borrow_mut().begin_turn(begun);
             if !self.ended.get()
                 && let Poll::Ready(result) = connection.as_mut().poll(cx)
             {
                 self.ended.set(true);
                 outcome = result;
             }
-            self.gathered.borrow_mut().end_turn(begun);
+            self.gathered.borrow_mut().end_turn();
             let drained = ready!(self.gathered.borrow_mut().poll_drain(cx));
             if self.ended.get() {
                 return Poll::Ready(());
@@ -310,6 +321,7 @@ mod tests {
     use crate::listener::kept_requests::KeptRequests;
     use crate::listener::progress::PREFACE;
     use std::collections::VecDeque;
+    use std::task::Waker;
 
     /// A socket that accepts what its script says, counts calls, and keeps what it received: a real socket
     /// cannot be made full, or made to fail, at a chosen moment.
@@ -318,6 +330,8 @@ mod tests {
         /// `Some(n)`: accepts at most n bytes; `None`: is full once. After the script it accepts everything.
         script: VecDeque<Result<Option<usize>, io::ErrorKind>>,
         got: Rc<RefCell<Vec<Vec<u8>>>>,
+        /// How long a write takes.
+        write: Duration,
         /// Each read returns 1 KiB.
         progress: Arc<Progress>,
     }
@@ -382,6 +396,7 @@ mod tests {
                 Some(Ok(Some(most))) => bytes.len().min(most),
                 None => bytes.len(),
             };
+            std::thread::sleep(self.write);
             self.got.borrow_mut().push(bytes[..taken].to_vec());
             Poll::Ready(Ok(taken))
         }
@@ -621,9 +636,9 @@ mod tests {
         let (io, _drain) = CoalescingIo::new(socket, Arc::clone(&progress));
         let gathered = &mut *io.0.borrow_mut();
         let mut turn = |begun: Option<Instant>| {
-            gathered.begin_turn();
+            gathered.begin_turn(begun);
             progress.read(&vec![0; gathered.receives]);
-            gathered.end_turn(begun);
+            gathered.end_turn();
             gathered.receives
         };
         let now = Instant::now();
@@ -635,6 +650,23 @@ mod tests {
         assert_eq!(received, [512, 1024, 2048, 4096, 8192, 8192]);
         turn(Some(long));
         assert_eq!(turn(None), TURN_RECEIVED_BYTES_MAX);
+    }
+
+    #[test]
+    fn the_time_of_large_writes_is_not_that_of_the_turn() {
+        // Scenario: a large write on a shared core that takes a millisecond. Expectation: the turn counts as begun that much later.
+        let socket = Scripted {
+            write: Duration::from_millis(1),
+            ..Scripted::default()
+        };
+        let (io, _drain) = CoalescingIo::new(socket, Arc::default());
+        let gathered = &mut *io.0.borrow_mut();
+        let begun = Instant::now();
+        gathered.begin_turn(Some(begun));
+        let cx = &mut Context::from_waker(Waker::noop());
+        let written = gathered.poll_write_through(cx, &[IoSlice::new(&[0; 2 * COPIED_BYTES_MAX])]);
+        assert!(written.is_ready());
+        assert!(gathered.begun >= Some(begun + Duration::from_millis(1)));
     }
 
     #[tokio::test]

@@ -17,6 +17,7 @@ pub(super) use exchange::{Exchange, UNIT_BYTES};
 use futures_util::task::AtomicWaker;
 use slab::Slab;
 
+use super::client_frames::SMALL_BYTES;
 use super::close::{CloseDecision, CloseReason};
 use super::kept_requests::{KeptRequests, Slots};
 use super::timeouts::ExchangeStalls;
@@ -50,8 +51,12 @@ const UNEXPLAINED_BYTES_PER_S: u128 = 256 << 10;
 
 /// Blocks of a connection after which it is looked again how many it may keep: of 256 KiB at least.
 const BLOCKS_STEP: u32 = 64;
-/// Slots (2.6 KiB) of the buffer that a block may keep: 8 KiB of one with small frames, 16 with tiny ones. See `client_frames`.
-const SLOTS_PER_BLOCK: [usize; 2] = [3, 6];
+/// Slots (2.6 KiB) of the buffer that a block may keep: 8 KiB of one with medium or small frames, 16 with tiny ones.
+const SLOTS_PER_BLOCK: usize = 3;
+const SLOTS_PER_TINY_BLOCK: usize = 6;
+
+/// Blocks of received bytes with medium, with small and with tiny DATA frames: see `client_frames`. They wrap.
+pub(super) type Blocks = [u32; 3];
 
 /// The counters of a connection, shared by its socket, its requests and `timeouts`.
 #[derive(Debug, Default)]
@@ -75,10 +80,9 @@ pub(super) struct Progress {
     /// Lists of headers that have begun, and the one that has not ended, if one has not: see `client_frames`.
     lists: AtomicU32,
     open_list: AtomicU32,
-    /// Blocks with small and with tiny frames so far, and how many of all there were at the last look.
-    blocks: [AtomicU32; 2],
-    /// As many as there were before what is being received now.
-    blocks_before: [AtomicU32; 2],
+    /// Blocks so far, before what is being received now, and how many of all there were at the last look.
+    blocks: [AtomicU32; 3],
+    blocks_before: [AtomicU32; 3],
     seen_blocks: AtomicU32,
     /// The window of each request's body, once the client has acknowledged it.
     stream_window: u32,
@@ -161,6 +165,10 @@ fn set_more(counter: &AtomicU64, more: u64) {
         counter.load(Ordering::Relaxed).wrapping_add(more),
         Ordering::Relaxed,
     );
+}
+
+fn sum(blocks: Blocks) -> u32 {
+    blocks.into_iter().fold(0, u32::wrapping_add)
 }
 
 fn subtract(counter: &AtomicU64, bytes: usize) {
@@ -280,8 +288,8 @@ impl Progress {
         self.is_acknowledged.store(true, Ordering::Relaxed);
     }
 
-    /// h2 may keep buffers for more blocks of received bytes, with small and with tiny frames.
-    pub(super) fn keeps_blocks(&self, more: [u32; 2]) {
+    /// h2 may keep buffers for more blocks.
+    pub(super) fn keeps_blocks(&self, more: Blocks) {
         for (blocks, more) in self.blocks.iter().zip(more) {
             blocks.store(
                 blocks.load(Ordering::Relaxed).wrapping_add(more),
@@ -297,13 +305,13 @@ impl Progress {
         }
     }
 
-    fn blocks_before(&self) -> [u32; 2] {
+    fn blocks_before(&self) -> Blocks {
         self.blocks_before
             .each_ref()
             .map(|blocks| blocks.load(Ordering::Relaxed))
     }
 
-    pub(super) fn blocks(&self) -> [u32; 2] {
+    pub(super) fn blocks(&self) -> Blocks {
         self.blocks
             .each_ref()
             .map(|blocks| blocks.load(Ordering::Relaxed))
@@ -322,19 +330,17 @@ impl Progress {
     /// Counts the buffers that h2 may keep for unread bodies, if many more have come since it was last called. Returns whether
     /// connections keep so much that some have to be closed.
     pub(super) fn buffers_too_much(&self) -> bool {
-        let [small, tiny] = self.blocks();
         let seen = self.seen_blocks.load(Ordering::Relaxed);
-        small.wrapping_add(tiny).wrapping_sub(seen) >= BLOCKS_STEP && self.count_buffers()
+        sum(self.blocks()).wrapping_sub(seen) >= BLOCKS_STEP && self.count_buffers()
     }
 
     /// The same in any case.
     #[must_use]
     pub(super) fn count_buffers(&self) -> bool {
-        let all @ [small, tiny] = self.blocks();
-        self.seen_blocks
-            .store(small.wrapping_add(tiny), Ordering::Relaxed);
-        // Since the bytes that some body has not read came, at most. A body has a frame for each message, at most.
-        let (mut kept, mut unread) = ([0_u32, 0], 0_usize);
+        let all = self.blocks();
+        self.seen_blocks.store(sum(all), Ordering::Relaxed);
+        // Since the bytes that some body has not read came, at most.
+        let (mut kept, mut unread) = (Blocks::default(), 0_usize);
         self.each_exchange(|exchange, _| {
             if let Some((marks, bytes)) = exchange.unread_since() {
                 unread = unread.saturating_add(bytes as usize);
@@ -343,10 +349,12 @@ impl Progress {
                 }
             }
         });
-        let [small, tiny] = kept.map(|blocks| blocks as usize);
+        let [medium, small, tiny] = kept.map(|blocks| blocks as usize);
+        // One for each frame that the windows hold, at most. A frame has a message, at least.
+        let medium = medium.min(unread / SMALL_BYTES);
         let small = small.min(unread / MESSAGE_BYTES_MIN);
-        let [per_small, per_tiny] = SLOTS_PER_BLOCK;
-        self.slots.set_buffers(small * per_small + tiny * per_tiny)
+        self.slots
+            .set_buffers((medium + small) * SLOTS_PER_BLOCK + tiny * SLOTS_PER_TINY_BLOCK)
     }
 
     /// Records the outcome of a write.

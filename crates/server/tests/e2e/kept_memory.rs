@@ -159,45 +159,47 @@ async fn most_are_closed(daemon: &Daemon, bursts: &[Burst]) {
 #[tokio::test]
 async fn buffers_that_unread_bytes_keep_are_bounded() {
     // Scenario: with room for 1,024 calls in request memory, a client of whose streams nobody reads the requests, since it takes no
-    // answers, sends them single bytes between large frames that are read; each byte keeps the 8 KiB that it came in. Expectation: the
-    // connection is closed after few MiB, instead of 128; another client is served.
-    let daemon = served_with_room_for_1024();
-    let mut stream = connect(&daemon).await;
-    let (data, headers, settings) = (0, 1, 4);
-    let (end_stream, end_headers) = (1, 4);
-    let no_window = [0, 4, 0, 0, 0, 0];
-    let opening = [
-        PREFACE.to_vec(),
-        frame(settings, 0, 0, &no_window),
-        frame(headers, end_headers, 1, &call("FetchStream")),
-    ];
-    stream.write_all(&opening.concat()).await.unwrap();
-    let (mut reads, mut writes) = stream.into_split();
-    let sends = async {
-        for pair in 1..16_000 {
-            let filler = 2 * pair + 1;
-            let pair = [
-                frame(data, 0, 1, &[0]),
-                frame(headers, end_headers, filler, &call("Unknown")),
-                frame(data, end_stream, filler, &[0; 8 << 10]),
-            ];
-            if writes.write_all(&pair.concat()).await.is_err() {
-                return pair.len();
-            }
+    // answers, sends them small frames between large ones that are read, each of which keeps the 8 KiB that it came in: of one byte to
+    // one stream, and of 256 bytes to 32, to the end of their windows. Expectation: the connection is closed after few MiB, instead of
+    // 128, and of 16; another client is served.
+    for (streams, bytes) in [(1, 1), (32, 256)] {
+        let daemon = served_with_room_for_1024();
+        let mut stream = connect(&daemon).await;
+        let (data, headers, settings) = (0, 1, 4);
+        let (end_stream, end_headers) = (1, 4);
+        let no_window = [0, 4, 0, 0, 0, 0];
+        let mut opening = [PREFACE.to_vec(), frame(settings, 0, 0, &no_window)].concat();
+        for stream in 0..streams {
+            opening.extend(frame(headers, end_headers, 2 * stream + 1, &call("FetchStream")));
         }
-        0
-    };
-    let closes = async {
-        let mut bytes = vec![0; 64 << 10];
-        while reads.read(&mut bytes).await.is_ok_and(|read| read > 0) {}
-    };
-    let (failed, ()) = tokio::time::timeout(PATIENCE, async { tokio::join!(sends, closes) })
-        .await
-        .expect("it is closed");
-    assert_ne!(failed, 0, "it could send everything");
-    assert!(daemon.closed("grpc", "memory").await > 0);
-    daemon.assert_serves("blocks").await;
-    daemon.stop().await;
+        stream.write_all(&opening).await.unwrap();
+        let (mut reads, mut writes) = stream.into_split();
+        let sends = async {
+            for pair in 0..(streams * (16 << 10) / bytes) {
+                let filler = 2 * (streams + pair) + 1;
+                let pair = [
+                    frame(data, 0, 2 * (pair % streams) + 1, &vec![0; bytes as usize]),
+                    frame(headers, end_headers, filler, &call("Unknown")),
+                    frame(data, end_stream, filler, &[0; 8 << 10]),
+                ];
+                if writes.write_all(&pair.concat()).await.is_err() {
+                    return true;
+                }
+            }
+            false
+        };
+        let closes = async {
+            let mut bytes = vec![0; 64 << 10];
+            while reads.read(&mut bytes).await.is_ok_and(|read| read > 0) {}
+        };
+        let (is_closed, ()) = tokio::time::timeout(PATIENCE, async { tokio::join!(sends, closes) })
+            .await
+            .expect("it is closed");
+        assert!(is_closed, "it could send everything, {bytes} bytes at a time");
+        assert!(daemon.closed("grpc", "memory").await > 0);
+        daemon.assert_serves("blocks").await;
+        daemon.stop().await;
+    }
 }
 
 /// A request's body comes in a frame of its own, whose head nothing else has.

@@ -9,7 +9,7 @@ use hyper::body::Incoming;
 use ringfetch_engine::share::{Charge, Refused, Share};
 use slab::Slab;
 
-use super::{KEPT_EXCHANGES, MESSAGE_BYTES_MIN, Progress, add, subtract};
+use super::{Blocks, KEPT_EXCHANGES, MESSAGE_BYTES_MIN, Progress, add, subtract};
 use crate::caller::Connection;
 use crate::listener::client_frames::FRAME_HEAD_BYTES;
 use crate::record::Record;
@@ -48,7 +48,7 @@ pub(in crate::listener) struct Exchange {
     /// [`MAY_HAVE_UNREAD`], [`WAITS`] or [`READ`]. What may be unread came after the first marks, once so many bytes are read as its
     /// window has, after the second ones.
     body_state: AtomicU8,
-    marks: [[AtomicU32; 2]; 2],
+    marks: [[AtomicU32; 3]; 2],
     marked_bytes: AtomicU64,
     /// Unread bytes that its body may have.
     window: u32,
@@ -288,14 +288,14 @@ impl Exchange {
 
     /// Blocks of its connection ([`Progress::keeps_blocks`]) before those that have unread bytes of the body, and the most such bytes,
     /// if there may be any.
-    pub(super) fn unread_since(&self) -> Option<([u32; 2], u32)> {
+    pub(super) fn unread_since(&self) -> Option<(Blocks, u32)> {
         let [since, _] = &self.marks;
         let has_unread = self.body_state.load(Ordering::Relaxed) == MAY_HAVE_UNREAD;
         let since = since.each_ref().map(|mark| mark.load(Ordering::Relaxed));
         has_unread.then_some((since, self.window))
     }
 
-    fn mark(&self, marks: &[AtomicU32; 2], blocks: [u32; 2]) {
+    fn mark(&self, marks: &[AtomicU32; 3], blocks: Blocks) {
         for (mark, blocks) in marks.iter().zip(blocks) {
             mark.store(blocks, Ordering::Relaxed);
         }
@@ -564,6 +564,7 @@ mod tests {
         drop(broken_off);
         assert_eq!(progress.cancelled(), 2);
     }
+
     #[test]
     fn a_body_that_waits_keeps_nothing_until_more_arrives() {
         // Scenario: of two bodies one waits; 100 blocks of small frames come for others; then the one that waited is woken, and as many
@@ -579,15 +580,15 @@ mod tests {
         let since = |exchange: &Exchange| exchange.unread_since().map(|(blocks, _)| blocks);
         let comes = || {
             progress.receives();
-            progress.keeps_blocks([100, 0]);
+            progress.keeps_blocks([0, 100, 0]);
         };
         let (idle, unread) = (progress.open(false), progress.open(false));
         let waker = waits(&idle);
         comes();
-        assert_eq!((since(&idle), since(&unread)), (None, Some([0, 0])));
+        assert_eq!((since(&idle), since(&unread)), (None, Some([0; 3])));
         comes();
         waker.wake();
-        assert_eq!((since(&idle), since(&unread)), (Some([100, 0]), Some([0, 0])));
+        assert_eq!((since(&idle), since(&unread)), (Some([0, 100, 0]), Some([0; 3])));
         let waker = waits(&idle);
         assert_eq!(since(&idle), None);
         unread.mark_read();
@@ -602,13 +603,13 @@ mod tests {
         // it are read. Expectation: all of them may be unread; once two windows are read, none.
         let progress = Arc::new(Progress::default().with_stream_window(16 << 10));
         let exchange = progress.open(false);
-        progress.keeps_blocks([0, 1000]);
+        progress.keeps_blocks([0, 0, 1000]);
         progress.receives();
         progress.set_acknowledged();
         let since = || exchange.unread_since().map(|(blocks, _)| blocks);
         (0..3).for_each(|_| exchange.received(16 << 10));
-        assert_eq!(since(), Some([0, 0]));
+        assert_eq!(since(), Some([0; 3]));
         (0..5).for_each(|_| exchange.received(16 << 10));
-        assert_eq!(since(), Some([0, 1000]));
+        assert_eq!(since(), Some([0, 0, 1000]));
     }
 }
