@@ -143,7 +143,8 @@ class Client:
         if token and not tls and not _is_loopback(address):
             raise ValueError(f"{address}: a token needs TLS, except to a loopback address: use ca=..., or tls=True")
         if not tls:
-            self.channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+            # A proxy of the environment would get the token, for loopback addresses, too.
+            self.channel = grpc.insecure_channel(address, options=(*CHANNEL_OPTIONS, ("grpc.enable_http_proxy", 0)))
         else:
             credentials = grpc.ssl_channel_credentials(ca, *own)
             self.channel = grpc.secure_channel(address, credentials, options=CHANNEL_OPTIONS)

@@ -8,6 +8,7 @@ import os
 import random
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,7 @@ import unittest
 import urllib.request
 from concurrent import futures
 from pathlib import Path
+from unittest import mock
 
 import grpc
 import numpy as np
@@ -85,6 +87,26 @@ class Token(unittest.TestCase):
             self.assertNotIn("secret", str(raised.exception))
             Client(remote).close()
             Client(remote, token="secret", tls=True).close()
+
+    def test_no_proxy_gets_a_token_for_loopback(self):
+        # Scenario: a proxy is set in the environment, as gRPC reads it, and a client calls a loopback address. Expectation: the proxy
+        # gets no connection, and the server the call.
+        def answer(request, context):
+            return fetch_pb2.FetchVectorsResponse()
+
+        server = grpc.server(futures.ThreadPoolExecutor(1))
+        methods = {"FetchVectors": grpc.unary_unary_rpc_method_handler(answer, None, fetch_pb2.FetchVectorsResponse.SerializeToString)}
+        server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("ringfetch.v1.FetchService", methods)])
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        self.addCleanup(server.stop, None)
+        with socket.create_server(("127.0.0.1", 0)) as proxy:
+            variables = {"http_proxy": f"http://127.0.0.1:{proxy.getsockname()[1]}", "no_proxy": "", "no_grpc_proxy": ""}
+            with mock.patch.dict(os.environ, variables), Client(f"127.0.0.1:{port}", token="secret") as client:
+                client.fetch.FetchVectors(fetch_pb2.FetchVectorsRequest(), timeout=10)
+            proxy.setblocking(False)
+            with self.assertRaises(BlockingIOError):
+                proxy.accept()
 
     def test_tls_needs_no_authority_of_ones_own(self):
         # Scenario: a server whose certificate one of gRPC's default authorities vouches for. Expectation: `tls` reaches it.

@@ -8,6 +8,7 @@ use crate::error::Error;
 use crate::pool::Pool;
 use crate::retry::{RetryBudget, RetryPolicy, Tokens};
 use crate::tls::Tls;
+use http::header::AUTHORIZATION;
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
@@ -30,8 +31,6 @@ pub struct Builder {
     retry_budget: RetryBudget,
     max_answer_bytes: usize,
     metadata: Vec<(String, String)>,
-    /// Whether [`Builder::token`] was called.
-    has_token: bool,
     tls: Option<Tls>,
 }
 
@@ -67,7 +66,6 @@ impl Builder {
             retry_budget: RetryBudget::default(),
             max_answer_bytes: 64 << 20,
             metadata: Vec::new(),
-            has_token: false,
             tls: None,
         }
     }
@@ -122,7 +120,7 @@ impl Builder {
     }
 
     /// A header for every call and stream: a tenant, a token, a trace. [`Client::with_metadata`] adds one for
-    /// single calls.
+    /// single calls. `authorization` as [`Self::token`].
     pub fn metadata(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.metadata.push((name.into(), value.into()));
         self
@@ -130,8 +128,7 @@ impl Builder {
 
     /// A bearer token for every call and stream. It is not sent in plaintext to another host: with a URL `http://HOST:PORT` whose
     /// host is not a loopback address or `localhost`, connecting fails. What a connector of yours opens is your decision.
-    pub fn token(mut self, token: &str) -> Self {
-        self.has_token = true;
+    pub fn token(self, token: &str) -> Self {
         self.metadata("authorization", format!("Bearer {token}"))
     }
 
@@ -198,11 +195,11 @@ impl Builder {
         let mut tls = self.tls;
         let endpoint = |url: &String| Endpoint::new(url, dial.clone(), &mut tls, self.connect_timeout);
         let endpoints: Vec<_> = self.urls.iter().map(endpoint).collect::<Result<_, _>>()?;
-        if self.has_token {
-            endpoints.iter().try_for_each(Endpoint::check_private)?;
-        }
         let metadata = |(name, value): &(String, String)| call::metadata(name, value);
         let metadata: Vec<_> = self.metadata.iter().map(metadata).collect::<Result<_, _>>()?;
+        if metadata.iter().any(|(name, _)| name == AUTHORIZATION) {
+            endpoints.iter().try_for_each(Endpoint::check_private)?;
+        }
         let core = Core {
             pool: Pool::new(&endpoints, self.connections),
             permits: Semaphore::new(self.max_in_flight),

@@ -16,6 +16,7 @@ use crate::stream::FetchStream;
 use crate::vectors::Vectors;
 use bytes::Bytes;
 use futures_util::stream::{self, Stream, TryStreamExt as _};
+use http::header::AUTHORIZATION;
 use prost::Message;
 use ringfetch_proto::v1 as wire;
 use std::sync::Arc;
@@ -66,9 +67,13 @@ impl Client {
     /// `authorization` replaces the first: `with_metadata("authorization", "Bearer NEW")` changes the token.
     ///
     /// # Errors
-    /// `Invalid` for an impossible name or value, a name of gRPC's or HTTP/2's own, or one that ends in `-bin`.
+    /// `Invalid` for an impossible name or value, a name of gRPC's or HTTP/2's own, one that ends in `-bin`, or `authorization` that
+    /// would be sent in plaintext to another host: see [`Builder::token`](crate::Builder::token).
     pub fn with_metadata(&self, name: &str, value: &str) -> Result<Self, Error> {
         let header = call::metadata(name, value)?;
+        if header.0 == AUTHORIZATION {
+            self.core().pool.check_private()?;
+        }
         let mut client = self.clone();
         client.options.add_metadata(&[header]);
         Ok(client)

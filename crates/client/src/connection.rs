@@ -245,7 +245,7 @@ impl Endpoint {
         })
     }
 
-    /// Whether nobody else on the network can read what is sent.
+    /// Whether nobody else on the network can read what is sent, such as a token.
     pub(crate) fn check_private(&self) -> Result<(), Error> {
         let is_tcp = matches!(self.dial, Dial::Tcp);
         if is_tcp && self.tls.is_none() && !is_loopback(self.authority.host()) {
@@ -436,9 +436,11 @@ mod tests {
     #[test]
     fn a_token_is_not_sent_in_plaintext_to_another_host() {
         // Scenario: clients with a token for addresses of this host and of others, one of which is among several;
-        // through a connector, and without a token. Expected: an error names the address, without the token, where another
-        // host would get the token in plaintext; no other is refused.
+        // through a connector, and without a token, which is given when the client is built, as a header, or later. Expected: an error
+        // names the address, without the token, where another host would get the token in plaintext; no other is refused.
         let with_token = |url: &str| crate::Client::builder(url).token("s3cret");
+        let with_header = |url: &str| crate::Client::builder(url).metadata("Authorization", "s3cret");
+        let later = |client: &crate::Client| client.with_metadata("authorization", "s3cret");
         for local in [
             "127.0.0.1:1",
             "127.8.8.8",
@@ -446,13 +448,21 @@ mod tests {
             "[::1]:1",
             "[::ffff:127.0.0.1]:1",
         ] {
-            with_token(&format!("http://{local}")).connect_lazy().unwrap();
+            let client = with_token(&format!("http://{local}")).connect_lazy().unwrap();
+            later(&client).unwrap();
         }
         for remote in ["10.0.0.1:1", "db1", "[2001:db8::1]:1", "127.0.0.1.example.org:1"] {
             let url = format!("http://{remote}");
             let among = with_token("http://127.0.0.1:1").endpoint(&url);
-            for builder in [with_token(&url), among] {
-                let error = builder.connect_lazy().unwrap_err();
+            let plain = crate::Client::builder(&url).connect_lazy().unwrap();
+            plain.with_metadata("x-tenant", "s3cret").unwrap();
+            for refused in [
+                with_token(&url).connect_lazy(),
+                with_header(&url).connect_lazy(),
+                among.connect_lazy(),
+                later(&plain),
+            ] {
+                let error = refused.unwrap_err();
                 assert!(
                     matches!(error, Error::Invalid { field: "token", .. }),
                     "{error:?}"
@@ -460,9 +470,9 @@ mod tests {
                 let error = error.to_string();
                 assert!(error.contains(remote) && !error.contains("s3cret"), "{error}");
             }
-            crate::Client::builder(&url).connect_lazy().unwrap();
             let tunnel = || async { Ok(tokio::io::duplex(1).0) };
-            with_token(&url).connect_lazy_with(tunnel).unwrap();
+            let client = with_token(&url).connect_lazy_with(tunnel).unwrap();
+            later(&client).unwrap();
         }
     }
 

@@ -127,6 +127,13 @@ impl Avoid {
 }
 
 impl Pool {
+    /// Whether nobody else on the network can read what is sent.
+    pub(crate) fn check_private(&self) -> Result<(), Error> {
+        self.slots
+            .iter()
+            .try_for_each(|slot| slot.endpoint.check_private())
+    }
+
     /// This many connections to each endpoint; at least one of both.
     pub(crate) fn new(endpoints: &[Endpoint], connections: usize) -> Self {
         let place = |endpoint: &Endpoint| (Arc::new(endpoint.clone()), Arc::default(), Arc::default());
