@@ -57,8 +57,8 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 const EXIT_FAILED: u8 = 1;
 const EXIT_CONFIG: u8 = 2;
-/// A port in use, or an unavailable engine. As with 2, restarting without a change does not help. Distinct
-/// from a crash.
+/// What may pass: a port in use, an unavailable engine, files that are being replaced, a clock that is not set. Distinct from a
+/// crash.
 const EXIT_HOST: u8 = 3;
 
 /// Sends the last spans.
