@@ -79,6 +79,9 @@ impl PatientClient {
         match self.fetch_whole(&request).await {
             // Asked again: which items fail.
             Err(error) if is_final(&error) => self.call(|client| client.fetch(request.clone())).await,
+            Err(error @ Error::Status(_)) if error.is_retryable() => {
+                self.client.fetch(request).await.or(Err(error))
+            }
             answer => answer,
         }
     }

@@ -1,6 +1,7 @@
 //! `ringfetch backend` and `ringfetch reload`: output and exit codes.
 
-use crate::server::{Flaw, start, start_with};
+use crate::flaw::Flaw;
+use crate::server::{start, start_with};
 use crate::{assert_fields, failure, stdout};
 use serde_json::json;
 use std::io::{Read as _, Write as _};

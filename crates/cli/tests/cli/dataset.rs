@@ -1,6 +1,7 @@
 //! Pattern data: made, and verified.
 
-use crate::server::{self, Flaw, SEED, start};
+use crate::flaw::Flaw;
+use crate::server::{self, SEED, start};
 use crate::{assert_fields, ended_by, failure, json, json_with, ringfetch, started, stdout, stream, word};
 use ringfetch_engine::dataset::Dtype;
 use ringfetch_pattern as pattern;

@@ -1,6 +1,7 @@
 //! Reads and scores: what comes out, and what cannot be read.
 
-use crate::server::{Flaw, LONG_OBJECT, LONG_OBJECT_BYTES, REPLACED, SEED, start};
+use crate::flaw::Flaw;
+use crate::server::{LONG_OBJECT, LONG_OBJECT_BYTES, REPLACED, SEED, start};
 use crate::{assert_fields, failure, json, ringfetch, stdout, stream, word};
 use ringfetch_engine::dataset::Dtype;
 use ringfetch_pattern as pattern;
@@ -140,6 +141,33 @@ fn get_waits_for_a_rate() {
     let server = start(Flaw::overloaded_for(Duration::from_millis(1)));
     let error = failure(Some(server), "get block blocks 3", 1);
     assert!(error.contains("over a limit"), "{error}");
+}
+
+#[test]
+fn items_that_can_be_read_are_shown_beside_one_that_cannot_for_now() {
+    // Scenario: the last item of every read cannot be read for now, however often it is asked for. Expected: the others, and
+    // why there is not that one; nothing in a form that holds all or nothing, and for a lone range.
+    let server = start(Flaw::UNREADABLE);
+    let shown = ringfetch(Some(server), "get block blocks 3 4 --format hex");
+    let text = String::from_utf8(shown.stdout).unwrap();
+    assert!(
+        text.starts_with("block 3:\n") && !text.contains("block 4:"),
+        "{text}"
+    );
+    assert_eq!(shown.status.code(), Some(1));
+    assert!(String::from_utf8(shown.stderr).unwrap().contains("for now"));
+    for nothing in ["get block blocks 3 4 --format raw", "get range blocks 0 5"] {
+        let output = ringfetch(Some(server), nothing);
+        assert_eq!(
+            (output.status.code(), output.stdout.len()),
+            (Some(1), 0),
+            "{nothing}"
+        );
+        assert!(
+            String::from_utf8(output.stderr).unwrap().contains("for now"),
+            "{nothing}"
+        );
+    }
 }
 
 #[test]

@@ -1,7 +1,8 @@
 //! `load --step-to-knee`.
 
+use crate::flaw::Flaw;
 use crate::load::number;
-use crate::server::{Flaw, start};
+use crate::server::start;
 use crate::{command, json, json_with};
 use rustix::process::{Pid, Signal};
 use serde_json::Value;

@@ -1,6 +1,7 @@
 //! `ringfetch load` and `load-merge` as people run them.
 
-use crate::server::{Flaw, start};
+use crate::flaw::Flaw;
+use crate::server::start;
 use crate::{assert_fields, failure, http, json, json_with, program, ringfetch, stdout, word};
 use serde_json::{Value, json as value};
 use std::io::{Read as _, Write as _};

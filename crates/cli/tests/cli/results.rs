@@ -1,6 +1,7 @@
 //! The files that `load` writes.
 
-use crate::server::{Flaw, start};
+use crate::flaw::Flaw;
+use crate::server::start;
 use crate::{command, stdout, word};
 
 #[test]

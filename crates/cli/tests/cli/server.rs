@@ -1,6 +1,7 @@
 //! A fake daemon on its own port: pattern data straight from its definition, with one byte flipped or a shorter
 //! response if a test asks for it. It has no files; the real daemon is tested elsewhere.
 
+use crate::flaw::Flaw;
 use ringfetch_engine::dataset::Dtype;
 use ringfetch_pattern as pattern;
 use ringfetch_proto::v1 as wire;
@@ -26,110 +27,6 @@ const BLOCKS: u64 = 1000;
 const DIM: u64 = 24;
 const VECTORS: u64 = 300;
 pub(crate) const OBJECTS: u64 = 150;
-
-/// What differs from the pattern.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Flaw {
-    /// This byte of the dataset `blocks` is flipped.
-    flipped_byte: Option<u64>,
-    /// Every read is refused.
-    overloaded: bool,
-    /// With this hint.
-    overloaded_for: Option<Duration>,
-    /// Every other read is refused for a rate, the first one, too, with this hint; how many there were.
-    refused_for: Option<(Duration, &'static AtomicUsize)>,
-    /// The first two reads have an item that cannot be read for now; how many there were.
-    unreadable_at_first: Option<&'static AtomicUsize>,
-    /// Of data, in one response.
-    response_bytes_max: usize,
-    /// Of one request.
-    items_max: usize,
-    objects: u64,
-    /// Each dataset is replaced once it has been described, and each object once its first byte has been read.
-    replaced: bool,
-}
-
-impl Flaw {
-    pub(crate) const NONE: Self = Self {
-        flipped_byte: None,
-        overloaded: false,
-        overloaded_for: None,
-        refused_for: None,
-        unreadable_at_first: None,
-        response_bytes_max: 3 << 20,
-        items_max: usize::MAX,
-        objects: OBJECTS,
-        replaced: false,
-    };
-    pub(crate) const OVERLOADED: Self = Self {
-        overloaded: true,
-        ..Self::NONE
-    };
-
-    pub(crate) fn flipped(byte: u64) -> Self {
-        Self {
-            flipped_byte: Some(byte),
-            ..Self::NONE
-        }
-    }
-
-    /// Blocks are wrong then, too. Objects come in several parts.
-    pub(crate) const REPLACED: Self = Self {
-        flipped_byte: Some(0),
-        response_bytes_max: 4 << 10,
-        replaced: true,
-        ..Self::NONE
-    };
-
-    pub(crate) fn limited(response_bytes_max: usize) -> Self {
-        Self {
-            response_bytes_max,
-            ..Self::NONE
-        }
-    }
-
-    /// Of a response that holds little, so that there are many.
-    pub(crate) fn refused_for(hint: Duration) -> Self {
-        Self {
-            refused_for: Some((hint, Box::leak(Box::default()))),
-            ..Self::limited(4 << 10)
-        }
-    }
-
-    pub(crate) fn overloaded_for(hint: Duration) -> Self {
-        Self {
-            overloaded_for: Some(hint),
-            ..Self::OVERLOADED
-        }
-    }
-
-    /// With so many reads before, of which the first two are those that fail.
-    pub(crate) fn unreadable_at_first(reads: usize) -> Self {
-        Self {
-            unreadable_at_first: Some(Box::leak(Box::new(AtomicUsize::new(reads)))),
-            ..Self::NONE
-        }
-    }
-
-    /// How many reads there were of one that counts them.
-    pub(crate) fn reads(self) -> usize {
-        let reads = self.refused_for.map(|(_, reads)| reads);
-        let reads = reads.or(self.unreadable_at_first);
-        reads.map_or(0, |reads| reads.load(Ordering::Relaxed))
-    }
-
-    pub(crate) fn of_few_items(items_max: usize) -> Self {
-        Self {
-            items_max,
-            ..Self::NONE
-        }
-    }
-
-    pub(crate) const WITHOUT_OBJECTS: Self = Self {
-        objects: 0,
-        ..Self::NONE
-    };
-}
 
 /// The data, as both transports serve it.
 #[derive(Debug, Clone, Copy)]
@@ -287,14 +184,17 @@ impl Server {
             return Err(Status::with_error_details(code, "over a rate", details));
         }
         let mut items: Vec<Item> = items.collect();
-        if let (Some(reads), Some(last)) = (self.0.unreadable_at_first, items.last_mut())
-            && let Some(code) =
-                [Code::Unavailable, Code::ResourceExhausted].get(reads.fetch_add(1, Ordering::Relaxed))
-        {
-            *last = Err((*code, "for now".to_owned()));
+        let at_first = |reads: &AtomicUsize| {
+            let codes = [Code::Unavailable, Code::ResourceExhausted];
+            codes.get(reads.fetch_add(1, Ordering::Relaxed)).copied()
+        };
+        let code = self.0.unreadable_at_first.and_then(at_first);
+        let code = code.or(self.0.unreadable.then_some(Code::Unavailable));
+        if let (Some(code), Some(last)) = (code, items.last_mut()) {
+            *last = Err((code, "for now".to_owned()));
             if fail_fast {
                 let details = ErrorDetails::with_retry_info(Some(Duration::from_millis(1)));
-                return Err(Status::with_error_details(*code, "for now", details));
+                return Err(Status::with_error_details(code, "for now", details));
             }
         }
         if items.len() > self.0.items_max {

@@ -1,7 +1,8 @@
 //! Commands that are stopped, or whose daemon is.
 
+use crate::flaw::Flaw;
 use crate::load::{end_once, number};
-use crate::server::{Flaw, LONG_OBJECT, start};
+use crate::server::{LONG_OBJECT, start};
 use crate::{command, ended_by, http, program, started, word};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;

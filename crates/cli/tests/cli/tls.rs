@@ -1,6 +1,7 @@
 //! Commands over TLS: the fake daemon behind a TLS proxy.
 
-use crate::server::{Flaw, start};
+use crate::flaw::Flaw;
+use crate::server::start;
 use crate::{command, http, word};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use std::net::SocketAddr;
