@@ -136,7 +136,7 @@ impl ClientFrames {
         }
         let (last, shift, more) = match least {
             ..TINY_BYTES => (&mut self.tiny_block, TINY_BLOCK_SHIFT, [0, 0, 1]),
-            ..SMALL_BYTES => (&mut self.small_block, BLOCK_SHIFT, [0, 1, 0]),
+            TINY_BYTES..SMALL_BYTES => (&mut self.small_block, BLOCK_SHIFT, [0, 1, 0]),
             _ => (&mut self.medium_block, BLOCK_SHIFT, [1, 0, 0]),
         };
         let block = (self.received >> shift) + 1;
