@@ -5,6 +5,7 @@
 //! socket. HTTP/2 may buffer a response long after its body was produced; `TrackedBytes` counts those bytes.
 
 mod exchange;
+mod unread;
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};

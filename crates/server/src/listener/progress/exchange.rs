@@ -1,14 +1,14 @@
 //! One request of a connection, from its head to the last byte of its response.
 
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 
-use futures_util::task::AtomicWaker;
 use hyper::body::Incoming;
 use ringfetch_engine::share::{Charge, Refused, Share};
 use slab::Slab;
 
+use super::unread::Unread;
 use super::{Blocks, KEPT_EXCHANGES, MESSAGE_BYTES_MIN, Progress, add, subtract};
 use crate::caller::Connection;
 use crate::listener::client_frames::FRAME_HEAD_BYTES;
@@ -45,15 +45,8 @@ pub(in crate::listener) struct Exchange {
     /// The service waits for more of the request's body.
     wants_body: AtomicBool,
     received_bytes: AtomicU64,
-    /// [`MAY_HAVE_UNREAD`], [`WAITS`] or [`READ`]. What may be unread came after the first marks, once so many bytes are read as its
-    /// window has, after the second ones.
-    body_state: AtomicU8,
-    marks: [[AtomicU32; 3]; 2],
-    marked_bytes: AtomicU64,
-    /// Unread bytes that its body may have.
-    window: u32,
-    /// Woken when more of the body has arrived: see [`Self::arrival_waker`].
-    arrival: AtomicWaker,
+    /// What of the body may be unread.
+    unread: Unread,
     sent_bytes: AtomicU64,
     owed_bytes: AtomicU64,
     /// Its body has stalled: there will be no response.
@@ -63,17 +56,10 @@ pub(in crate::listener) struct Exchange {
     /// Woken when the body has stalled, and once there is a response, when the connection leaves.
     waiting: Mutex<Option<Waker>>,
     /// The rest of its body, if nothing else reads it.
-    unread: Mutex<Option<Incoming>>,
+    rest: Mutex<Option<Incoming>>,
     /// Its record; `None`: it is not recorded.
     record: Option<Arc<Record>>,
 }
-
-/// Some of the body may have arrived and be unread.
-const MAY_HAVE_UNREAD: u8 = 0;
-/// All that has arrived is read.
-const WAITS: u8 = 1;
-/// The body is read to its end, or dropped.
-const READ: u8 = 2;
 
 /// Tells an exchange that more of its body has arrived. h2 may keep it for longer than the exchange lasts.
 struct Arrival(Weak<Exchange>);
@@ -89,13 +75,8 @@ impl Wake for Arrival {
 impl Exchange {
     /// An exchange that its connection stores under `key`.
     pub(super) fn new(progress: Arc<Progress>, key: usize, record: Option<Arc<Record>>) -> Arc<Self> {
-        let marks = progress.blocks_before();
         Arc::new(Self {
-            body_state: AtomicU8::new(MAY_HAVE_UNREAD),
-            marks: [marks.map(AtomicU32::new), marks.map(AtomicU32::new)],
-            marked_bytes: AtomicU64::new(0),
-            window: progress.window(),
-            arrival: AtomicWaker::new(),
+            unread: Unread::new(progress.blocks_before(), progress.window()),
             progress,
             key,
             is_whole: AtomicBool::new(false),
@@ -116,7 +97,7 @@ impl Exchange {
             is_stalled: AtomicBool::new(false),
             is_leaving: AtomicBool::new(false),
             waiting: Mutex::default(),
-            unread: Mutex::default(),
+            rest: Mutex::default(),
             record,
         })
     }
@@ -184,13 +165,13 @@ impl Exchange {
         if self.progress.announces_close() {
             self.mark_read();
         } else {
-            *self.unread.lock().unwrap_or_else(PoisonError::into_inner) = Some(body);
+            *self.rest.lock().unwrap_or_else(PoisonError::into_inner) = Some(body);
         }
     }
 
     /// The body that nothing read.
     pub(in crate::listener) fn take_unread(&self) -> Option<Incoming> {
-        self.unread.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.rest.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Whether this response announces that the connection closes after it: also if a part of the request's
@@ -249,14 +230,7 @@ impl Exchange {
             FRAME_HEAD_BYTES
         };
         add(&self.progress.body_bytes, bytes + head);
-        let read = self.received_bytes() - self.marked_bytes.load(Ordering::Relaxed);
-        if read >= u64::from(self.window) {
-            let [since, next] = &self.marks;
-            for (since, next) in since.iter().zip(next) {
-                since.store(next.load(Ordering::Relaxed), Ordering::Relaxed);
-            }
-            self.mark(next, self.progress.blocks());
-        }
+        self.unread.reads(self.received_bytes(), self.progress.blocks());
     }
 
     /// For the poll of a body that waits: wakes that of `cx`, and notes that something has arrived. A body that waits is not polled
@@ -267,45 +241,28 @@ impl Exchange {
 
     /// Sets what [`Self::arrival_waker`] wakes. Called before each poll.
     pub(in crate::listener) fn wake_on_arrival(&self, cx: &Context<'_>) {
-        self.arrival.register(cx.waker());
+        self.unread.wake_on_arrival(cx.waker());
     }
 
     fn arrives(&self) {
-        let waited =
-            self.body_state
-                .compare_exchange(WAITS, MAY_HAVE_UNREAD, Ordering::Relaxed, Ordering::Relaxed);
-        if waited.is_ok() {
-            let blocks = self.progress.blocks_before();
-            self.marks.iter().for_each(|marks| self.mark(marks, blocks));
-        }
-        self.arrival.wake();
+        self.unread
+            .arrives(self.received_bytes(), self.progress.blocks_before());
     }
 
     /// Marks the body as read to its end, or dropped.
     pub(in crate::listener) fn mark_read(&self) {
-        self.body_state.store(READ, Ordering::Relaxed);
+        self.unread.ends();
     }
 
-    /// Blocks of its connection ([`Progress::keeps_blocks`]) before those that have unread bytes of the body, and the most such bytes,
-    /// if there may be any.
+    /// See [`Unread::since`].
     pub(super) fn unread_since(&self) -> Option<(Blocks, u32)> {
-        let [since, _] = &self.marks;
-        let has_unread = self.body_state.load(Ordering::Relaxed) == MAY_HAVE_UNREAD;
-        let since = since.each_ref().map(|mark| mark.load(Ordering::Relaxed));
-        has_unread.then_some((since, self.window))
-    }
-
-    fn mark(&self, marks: &[AtomicU32; 3], blocks: Blocks) {
-        for (mark, blocks) in marks.iter().zip(blocks) {
-            mark.store(blocks, Ordering::Relaxed);
-        }
-        self.marked_bytes.store(self.received_bytes(), Ordering::Relaxed);
+        self.unread.since()
     }
 
     /// Notes that the service waits for more of the body.
     pub(in crate::listener) fn await_body(&self, cx: &Context<'_>) {
         self.wants_body.store(true, Ordering::Relaxed);
-        self.body_state.store(WAITS, Ordering::Relaxed);
+        self.unread.waits();
         if self.has_answer.load(Ordering::Relaxed) {
             return;
         }
