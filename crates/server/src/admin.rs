@@ -5,8 +5,9 @@
 
 mod change;
 
-use crate::daemon_status::{DatasetStatusView, ShardView, StatusCollector};
+use crate::daemon_status::{DatasetStatusView, ShardView, StatusCollector, StatusView};
 use crate::fetch::{Fetcher, StorageInfo};
+use crate::gathering::Gathering;
 use crate::grpc::{self, convert};
 use crate::lifecycle::{Lifecycle, State};
 use crate::reconfigure::Reconfigurer;
@@ -54,7 +55,8 @@ struct Admin {
     lifecycle: Lifecycle,
     telemetry: Telemetry,
     reconfigurer: Reconfigurer,
-    collector: StatusCollector,
+    collector: Arc<StatusCollector>,
+    statuses: Gathering<v1::GetStatusResponse>,
     samples: Arc<Mutex<Samples>>,
     sampling: AtomicBool,
 }
@@ -64,7 +66,8 @@ impl Admin {
         let mut samples = Samples::default();
         samples.push(Sample::of(Instant::now(), &fetcher.engine().totals()));
         let admin = Self {
-            collector: StatusCollector::of(&fetcher),
+            collector: Arc::new(StatusCollector::of(&fetcher)),
+            statuses: Gathering::new(Duration::ZERO),
             fetcher,
             lifecycle,
             telemetry,
@@ -186,6 +189,30 @@ fn dataset(status: DatasetStatusView) -> v1::DatasetStatus {
     }
 }
 
+/// A status without rates and reloads.
+fn status(taken: StatusView) -> v1::GetStatusResponse {
+    v1::GetStatusResponse {
+        version: taken.version.to_owned(),
+        uptime_ms: taken.uptime_ms,
+        state: taken.state.to_owned(),
+        backend: convert::backend(taken.backend.backend).into(),
+        requested: convert::backend(taken.backend.requested).into(),
+        fallback: taken.backend.fallback,
+        reason: taken.backend.reason,
+        cores: u32::try_from(taken.cores).unwrap_or(u32::MAX),
+        memory_budget_bytes: taken.memory.budget_bytes,
+        memory_in_use_bytes: taken.memory.in_use_bytes,
+        shards: taken.shards.into_iter().map(shard).collect(),
+        datasets: taken.datasets.into_iter().map(dataset).collect(),
+        reads_total: taken.totals.reads_total,
+        read_errors_total: taken.totals.read_errors_total,
+        latency_p50_us: taken.read_duration.quantile_us(0.5),
+        latency_p99_us: taken.read_duration.quantile_us(0.99),
+        latency_p999_us: taken.read_duration.quantile_us(0.999),
+        ..Default::default()
+    }
+}
+
 #[tonic::async_trait]
 impl AdminService for Admin {
     async fn get_status(
@@ -193,36 +220,18 @@ impl AdminService for Admin {
         _: Request<v1::GetStatusRequest>,
     ) -> Result<Response<v1::GetStatusResponse>, Status> {
         self.keep_sampling();
-        let taken = self.collector.collect(&self.fetcher, self.lifecycle.state());
-        let now = Sample {
-            at: Instant::now(),
-            reads: taken.totals.reads_total,
-            bytes: taken.totals.read_bytes_total,
-        };
+        let (collector, fetcher) = (Arc::clone(&self.collector), self.fetcher.clone());
+        let lifecycle = self.lifecycle.clone();
+        let gather = move || status(collector.collect(&fetcher, lifecycle.state()));
+        let gathered = self.statuses.get(|_| true, gather).await;
+        let mut status = gathered.map_err(Status::internal)?;
+        let now = Sample::of(Instant::now(), &self.fetcher.engine().totals());
         let rates = lock(&self.samples).rates(now);
-        Ok(Response::new(v1::GetStatusResponse {
-            version: taken.version.to_owned(),
-            uptime_ms: taken.uptime_ms,
-            state: taken.state.to_owned(),
-            backend: convert::backend(taken.backend.backend).into(),
-            requested: convert::backend(taken.backend.requested).into(),
-            fallback: taken.backend.fallback,
-            reason: taken.backend.reason,
-            cores: u32::try_from(taken.cores).unwrap_or(u32::MAX),
-            memory_budget_bytes: taken.memory.budget_bytes,
-            memory_in_use_bytes: taken.memory.in_use_bytes,
-            shards: taken.shards.into_iter().map(shard).collect(),
-            datasets: taken.datasets.into_iter().map(dataset).collect(),
-            reads_per_second: rates.reads_per_second,
-            read_bytes_per_second: rates.bytes_per_second,
-            rates_window_ms: rates.window_ms,
-            reads_total: taken.totals.reads_total,
-            read_errors_total: taken.totals.read_errors_total,
-            latency_p50_us: taken.read_duration.quantile_us(0.5),
-            latency_p99_us: taken.read_duration.quantile_us(0.99),
-            latency_p999_us: taken.read_duration.quantile_us(0.999),
-            last_reload: self.reconfigurer.last_reload().map(change::last_reload),
-        }))
+        status.reads_per_second = rates.reads_per_second;
+        status.read_bytes_per_second = rates.bytes_per_second;
+        status.rates_window_ms = rates.window_ms;
+        status.last_reload = self.reconfigurer.last_reload().map(change::last_reload);
+        Ok(Response::new(status))
     }
 
     async fn set_log_level(

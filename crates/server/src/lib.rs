@@ -12,6 +12,7 @@ pub mod demo;
 pub mod error_status;
 pub mod fetch;
 mod file_step;
+mod gathering;
 pub mod grpc;
 pub mod host_memory;
 pub mod http;

@@ -16,10 +16,13 @@ use tonic_types::{ErrorDetails, FieldViolation, StatusExt as _};
 /// Retry hint while the daemon is busy with other changes.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// Most bytes per problem, and most problems, in one status: it is sent in headers, and clients accept 16 KiB
-/// of those.
+/// Most bytes of a mistake's key and of its description.
+const KEY_BYTES_MAX: usize = 128;
 const PROBLEM_BYTES_MAX: usize = 384;
-const PROBLEMS_MAX: usize = 8;
+/// Most bytes of mistakes in a message and in its details. Of trailers grpc-core and grpc-java accept 8 KiB: the message,
+/// percent-encoded (up to three times as long), and once more with the details, in base64 (4/3).
+const LISTED_BYTES_MAX: usize = 1024;
+const DETAILS_BYTES_MAX: usize = 2048;
 
 pub(super) async fn set_backend(
     reconfigurer: &Reconfigurer,
@@ -153,16 +156,30 @@ fn not_reloaded(refused: &ReloadError) -> Status {
         ReloadError::Unavailable(_) => with_reason(Code::FailedPrecondition, "BACKEND_UNAVAILABLE", refused),
         ReloadError::Broken(_) => with_reason(Code::Internal, "BROKEN", refused),
         ReloadError::Invalid(mistakes) => {
-            let problem =
-                |mistake: &ReloadProblem| error_status::shortened(mistake.problem.clone(), PROBLEM_BYTES_MAX);
-            let listed = || mistakes.iter().take(PROBLEMS_MAX);
-            let violations: Vec<FieldViolation> = listed()
-                .map(|mistake| FieldViolation::new(&mistake.key, problem(mistake)))
+            let problem = |mistake: &ReloadProblem| {
+                let key = error_status::shortened(mistake.key.clone(), KEY_BYTES_MAX);
+                (
+                    key,
+                    error_status::shortened(mistake.problem.clone(), PROBLEM_BYTES_MAX),
+                )
+            };
+            let mut left = LISTED_BYTES_MAX;
+            let mut listed: Vec<String> = mistakes
+                .iter()
+                .map(|mistake| problem(mistake).1)
+                .take_while(|problem| fits(&mut left, problem.len()))
                 .collect();
-            let mut message = listed().map(problem).collect::<Vec<_>>().join("; ");
-            if mistakes.len() > PROBLEMS_MAX {
-                message.push_str(&format!("; and {} more", mistakes.len() - PROBLEMS_MAX));
+            if mistakes.len() > listed.len() {
+                listed.push(format!("and {} more", mistakes.len() - listed.len()));
             }
+            let message = listed.join("; ");
+            let mut left = DETAILS_BYTES_MAX;
+            let violations: Vec<FieldViolation> = mistakes
+                .iter()
+                .map(problem)
+                .take_while(|(key, problem)| fits(&mut left, key.len() + problem.len()))
+                .map(|(key, problem)| FieldViolation::new(key, problem))
+                .collect();
             let mut details = ErrorDetails::with_bad_request(violations);
             details.set_error_info("INVALID_CONFIGURATION", ERROR_DOMAIN, HashMap::new());
             let s = if mistakes.len() == 1 { "" } else { "s" };
@@ -175,9 +192,48 @@ fn not_reloaded(refused: &ReloadError) -> Status {
     }
 }
 
+/// Whether `bytes` fit into what is left, which they then take.
+fn fits(left: &mut usize, bytes: usize) -> bool {
+    left.checked_sub(bytes).is_some_and(|rest| {
+        *left = rest;
+        true
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn trailers_of_a_refused_reload_are_short_enough_for_every_client() {
+        // One mistake; 40 with long keys and descriptions, in ASCII, and in characters that take 9 bytes each when encoded.
+        let of = |text: &str, count| {
+            let mistake = ReloadProblem {
+                key: text.repeat(1000 / text.len()),
+                problem: text.repeat(2000 / text.len()),
+            };
+            not_reloaded(&ReloadError::Invalid(vec![mistake; count]))
+        };
+        for status in [of("k", 1), of("k", 40), of("\u{2014}", 40)] {
+            let mut trailers = http::HeaderMap::new();
+            status.add_header(&mut trailers).unwrap();
+            let bytes: usize = trailers
+                .iter()
+                .map(|(name, value)| name.as_str().len() + value.len() + 32)
+                .sum();
+            assert!(bytes < 8 << 10, "{bytes}");
+            assert!(
+                !status
+                    .get_details_bad_request()
+                    .unwrap()
+                    .field_violations
+                    .is_empty()
+            );
+        }
+        let many = of("k", 40);
+        assert!(many.message().contains("40 problems"), "{}", many.message());
+        assert!(many.message().ends_with("; and 38 more"), "{}", many.message());
+    }
 
     #[test]
     fn who_is_refused_as_busy_is_told_why_and_when_to_retry() {

@@ -1,26 +1,51 @@
 //! A YAML document. [`Value`] alone refuses whole numbers beyond 64 bits, and with them the document; here they are floats, as
 //! YAML reads those beyond 128 bits, so that their keys refuse them, beside all other mistakes.
 
+use std::cell::Cell;
 use std::fmt;
 
-use serde::Deserialize;
-use serde::de::{Deserializer, EnumAccess, Error, MapAccess, SeqAccess, VariantAccess as _, Visitor};
+use serde::de::{
+    DeserializeSeed, Deserializer, EnumAccess, Error, MapAccess, SeqAccess, VariantAccess as _, Visitor,
+};
 use serde_yaml::value::{Tag, TaggedValue};
 use serde_yaml::{Mapping, Value};
 
-#[derive(Debug)]
-pub(super) struct Document(pub(super) Value);
+/// Most values of a document, each alias counted as what it stands for: a few kilobytes of aliases could stand for gigabytes.
+const VALUES_MAX: u32 = 1 << 20;
 
-impl<'de> Deserialize<'de> for Document {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(AnyValue).map(Self)
+/// Reads a document.
+///
+/// # Errors
+/// It is not YAML, has a key twice, or more than [`VALUES_MAX`] values.
+pub(super) fn read(text: &str) -> Result<Value, serde_yaml::Error> {
+    let left = Cell::new(VALUES_MAX);
+    AnyValue { left: &left }.deserialize(serde_yaml::Deserializer::from_str(text))
+}
+
+/// As that of [`Value`], but for the numbers and the limit.
+#[derive(Clone, Copy)]
+struct AnyValue<'a> {
+    /// Values that may still come.
+    left: &'a Cell<u32>,
+}
+
+impl<'de> DeserializeSeed<'de> for AnyValue<'_> {
+    type Value = Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+        match self.left.get().checked_sub(1) {
+            Some(left) => self.left.set(left),
+            None => {
+                return Err(D::Error::custom(format!(
+                    "it has more than {VALUES_MAX} values, with each alias for what it stands for"
+                )));
+            }
+        }
+        deserializer.deserialize_any(self)
     }
 }
 
-/// As that of [`Value`], but for the numbers.
-struct AnyValue;
-
-impl<'de> Visitor<'de> for AnyValue {
+impl<'de> Visitor<'de> for AnyValue<'_> {
     type Value = Value;
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -66,7 +91,7 @@ impl<'de> Visitor<'de> for AnyValue {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
         let mut sequence = Vec::new();
-        while let Some(Document(item)) = items.next_element()? {
+        while let Some(item) = items.next_element_seed(self)? {
             sequence.push(item);
         }
         Ok(Value::Sequence(sequence))
@@ -74,7 +99,7 @@ impl<'de> Visitor<'de> for AnyValue {
 
     fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Value, A::Error> {
         let mut mapping = Mapping::new();
-        while let Some(Document(key)) = entries.next_key()? {
+        while let Some(key) = entries.next_key_seed(self)? {
             if mapping.contains_key(&key) {
                 let key = if let Value::String(text) = &key {
                     format!("{text:?}")
@@ -83,7 +108,7 @@ impl<'de> Visitor<'de> for AnyValue {
                 };
                 return Err(A::Error::custom(format!("duplicate entry with key {key}")));
             }
-            let Document(value) = entries.next_value()?;
+            let value = entries.next_value_seed(self)?;
             mapping.insert(key, value);
         }
         Ok(Value::Mapping(mapping))
@@ -94,7 +119,7 @@ impl<'de> Visitor<'de> for AnyValue {
         if tag.is_empty() {
             return Err(A::Error::custom("empty YAML tag is not allowed"));
         }
-        let (tag, Document(value)) = (Tag::new(tag), value.newtype_variant()?);
+        let (tag, value) = (Tag::new(tag), value.newtype_variant_seed(self)?);
         Ok(Value::Tagged(Box::new(TaggedValue { tag, value })))
     }
 }

@@ -105,8 +105,7 @@ fn read(walk: &Walk, tree: layers::Node, directory: &Path) -> Config {
     ];
     let access = access::read(root.section("access"), directory, tls.as_ref(), listeners);
     let (mut engine, direct_io) = engine(root.section("engine"));
-    // The list is read last, since its entries are checked against the limits, and printed where the file has
-    // it: see `print`.
+    // The list is read last, since its entries are checked against the limits.
     let datasets = root.take("datasets");
     let limits = limits(root.section("limits"), &mut engine);
     let timeouts = timeouts::read(root.section("timeouts"));

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use serde_yaml::{Number, Value};
 
-use super::document::Document;
+use super::document;
 use super::problem::{Problem, Problems, Source};
 use crate::key_file;
 
@@ -242,7 +242,7 @@ fn read(path: &Path) -> Result<Value, ProblemAndRemedy> {
     };
     // serde_yaml takes a byte order mark, which YAML allows, for the beginning of a document.
     let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
-    let Document(mut value) = serde_yaml::from_str(text).map_err(syntax)?;
+    let mut value = document::read(text).map_err(syntax)?;
     apply_merges(&mut value).map_err(syntax)?;
     Ok(value)
 }
@@ -329,7 +329,7 @@ fn set(root: &mut Node, key: &str, text: &str, source: Source, problems: &mut Ve
             "datasets are named in the configuration file only",
         ));
     }
-    let content = match serde_yaml::from_str(text).map(|Document(value)| value) {
+    let content = match document::read(text) {
         Ok(Value::Null) => Content::Null,
         Ok(Value::Bool(value)) => Content::Bool(value),
         Ok(Value::Number(number)) => Content::Number(number),

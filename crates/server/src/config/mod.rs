@@ -142,7 +142,7 @@ impl Default for Limits {
 pub struct Loaded {
     /// The configuration.
     pub config: Config,
-    /// Every key in the order of the documented file, with its value and source.
+    /// Every key with its value and source, in the order in which they are read.
     pub settings: Vec<Setting>,
 }
 

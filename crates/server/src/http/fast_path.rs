@@ -1,7 +1,7 @@
 //! The most frequent requests, served without the router: GET of a block, a vector, or bytes (ADR 0012).
 //!
 //! Responses are the router's, from the same functions. Only requests that the path alone identifies are
-//! accepted: nothing percent-encoded, no HEAD, no body. Vectors as JSON are left to the router, which charges
+//! accepted: nothing percent-encoded, no HEAD, no body. Vectors as JSON and several ranges are left to the router, which charges
 //! text to its caller. A layer around the router that must see these requests has to be repeated here:
 //! currently `outer_layer`.
 
@@ -13,7 +13,7 @@ use crate::fetch::Fetcher;
 use crate::listener::{AnswerBody, FastPath, RequestBody, ResponseFuture};
 use crate::rpc_metrics::{HttpOperation, RpcMetrics};
 use axum::response::IntoResponse as _;
-use http::{Method, Request};
+use http::{Method, Request, header};
 use http_body::Body as _;
 use std::sync::Arc;
 use std::time::Instant;
@@ -68,13 +68,19 @@ impl<'a> Target<'a> {
 
 impl FastPath for ReadFastPath {
     fn accepts(&self, request: &Request<RequestBody>) -> bool {
-        let is_data = |target: Target<'_>| {
-            target.operation != HttpOperation::GetVector
-                || !matches!(preferred(request.headers()), Ok(ResponseFormat::Json))
+        let (headers, is_comma) = (request.headers(), |byte: &u8| *byte == b',');
+        let has_text = |target: Target<'_>| match headers.get(header::RANGE) {
+            Some(ranges) if target.operation == HttpOperation::GetBytes => {
+                ranges.as_bytes().iter().any(is_comma)
+            }
+            Some(_) | None => {
+                target.operation == HttpOperation::GetVector
+                    && matches!(preferred(headers), Ok(ResponseFormat::Json))
+            }
         };
         request.method() == Method::GET
             && request.body().is_end_stream()
-            && Target::of(request.uri().path()).is_some_and(is_data)
+            && Target::of(request.uri().path()).is_some_and(|target| !has_text(target))
     }
 
     fn for_core(&self) -> Arc<dyn FastPath> {

@@ -27,8 +27,8 @@ mod score;
 mod status;
 mod text_body;
 
-use crate::daemon_status::StatusCollector;
 use crate::fetch::Fetcher;
+use crate::gathering::Gathering;
 use crate::lifecycle::Lifecycle;
 use crate::rpc_metrics::{HttpOperation, RpcMetrics};
 use axum::Router;
@@ -38,7 +38,7 @@ use axum::response::Response;
 use axum::routing::{MethodRouter, get, post};
 use bytes::Bytes;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 pub use fast_path::fast_path;
 pub(crate) use problem::{refusal, too_late};
@@ -49,10 +49,10 @@ struct AppState {
     fetcher: Fetcher,
     lifecycle: Lifecycle,
     registry: prometheus::Registry,
-    scrapes: probes::Scrapes,
+    scrapes: Gathering<Result<Bytes, String>>,
     document: Bytes,
     page: page::Page,
-    status: status::StatusCache,
+    status: status::StatusTexts,
 }
 
 /// The HTTP service: created once, cloned for each connection. Requests should carry their [`Connection`](crate::caller::Connection) in
@@ -65,11 +65,11 @@ pub fn service(
 ) -> Router {
     let app = AppState {
         page: page::Page::new(),
-        status: status::StatusCache::new(StatusCollector::of(&fetcher)),
+        status: status::StatusTexts::new(&fetcher),
         fetcher,
         lifecycle,
         registry,
-        scrapes: probes::Scrapes::default(),
+        scrapes: Gathering::new(Duration::ZERO),
         document: openapi::document(),
     };
     router()

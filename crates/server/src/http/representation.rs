@@ -88,6 +88,7 @@ pub(super) async fn answer(
     head.insert(header::ETAG, etag.value());
     head.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
     head.insert(header::CONTENT_TYPE, HeaderValue::from_static(OCTET_STREAM));
+    let mut text_bytes = None;
     let (status, pieces) = match decision {
         Decision::NotModified => {
             head.remove(header::CONTENT_TYPE);
@@ -119,6 +120,7 @@ pub(super) async fn answer(
         Decision::Many(extents) => {
             let multipart = Multipart::new(&extents, length, OCTET_STREAM);
             insert_text(&mut head, header::CONTENT_TYPE, multipart.content_type);
+            text_bytes = Some(multipart.text_bytes);
             (StatusCode::PARTIAL_CONTENT, multipart.pieces)
         }
     };
@@ -129,7 +131,11 @@ pub(super) async fn answer(
         cut_short(error_status::of_fetch(&error).http);
         error
     });
-    Ok((status, head, Body::new(body)).into_response())
+    let mut response = (status, head, Body::new(body)).into_response();
+    if let Some(text_bytes) = text_bytes {
+        response.extensions_mut().insert(text_bytes);
+    }
+    Ok(response)
 }
 
 /// Checks the preconditions of a request other than GET.

@@ -1,61 +1,49 @@
-//! `GET /v1/status`: the daemon's status as JSON. It is collected at most once per [`FRESH`], so that its
+//! `GET /v1/status`: the daemon's status as JSON. It is gathered at most once per [`FRESH_FOR`], so that its
 //! cost does not grow with the number of open pages.
 
 use super::AppState;
+use super::problem::Problem;
 use crate::daemon_status::{StatusCollector, StatusView};
+use crate::fetch::Fetcher;
+use crate::gathering::Gathering;
 use crate::lifecycle::State as Life;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use http::{HeaderValue, header};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use http::{HeaderValue, StatusCode, header};
+use std::sync::Arc;
+use std::time::Duration;
 
-/// How long a collected status is reused.
-const FRESH: Duration = Duration::from_millis(200);
+/// How long a status is reused.
+const FRESH_FOR: Duration = Duration::from_millis(200);
 
-#[derive(Debug, Clone)]
-struct CachedStatus {
-    at: Instant,
-    state: Life,
-    body: Bytes,
-}
-
-/// Collects the status and keeps the latest one.
+/// The status as JSON, and the state that it shows.
 #[derive(Debug)]
-pub(super) struct StatusCache {
-    collector: StatusCollector,
-    latest: Mutex<Option<CachedStatus>>,
+pub(super) struct StatusTexts {
+    collector: Arc<StatusCollector>,
+    texts: Gathering<(Life, Bytes)>,
 }
 
-impl StatusCache {
-    pub(super) fn new(collector: StatusCollector) -> Self {
+impl StatusTexts {
+    pub(super) fn new(fetcher: &Fetcher) -> Self {
         Self {
-            collector,
-            latest: Mutex::new(None),
+            collector: Arc::new(StatusCollector::of(fetcher)),
+            texts: Gathering::new(FRESH_FOR),
         }
     }
 
-    /// The latest status if it is fresh, otherwise a new one. Concurrent callers may both collect one;
-    /// neither waits.
-    fn answer(&self, app: &AppState) -> Bytes {
-        let (now, state) = (Instant::now(), app.lifecycle.state());
-        let latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let fresh =
-            |taken: &CachedStatus| taken.state == state && now.saturating_duration_since(taken.at) < FRESH;
-        if let Some(taken) = latest.filter(fresh) {
-            return taken.body;
-        }
-        let view = self.collector.collect(&app.fetcher, state);
-        // Only strings and finite numbers, so it cannot fail.
-        let body = Bytes::from(serde_json::to_vec(&view).unwrap_or_default());
-        let taken = CachedStatus {
-            at: now,
-            state,
-            body: body.clone(),
+    async fn get(&self, app: &AppState) -> Result<Bytes, &'static str> {
+        let (collector, fetcher) = (Arc::clone(&self.collector), app.fetcher.clone());
+        let lifecycle = app.lifecycle.clone();
+        let gather = move || {
+            let state = lifecycle.state();
+            let view = collector.collect(&fetcher, state);
+            // Only strings and finite numbers, so it cannot fail.
+            (state, Bytes::from(serde_json::to_vec(&view).unwrap_or_default()))
         };
-        *self.latest.lock().unwrap_or_else(PoisonError::into_inner) = Some(taken);
-        body
+        let is_current = |(shown, _): &(Life, Bytes)| *shown == app.lifecycle.state();
+        let (_, text) = self.texts.get(is_current, gather).await?;
+        Ok(text)
     }
 }
 
@@ -64,7 +52,11 @@ impl StatusCache {
 /// digits in JavaScript.
 #[utoipa::path(get, path = "/v1/status", tag = "operation", operation_id = "GetStatus",
     responses((status = 200, description = "The figures, also while it is starting or draining.", body = StatusView)))]
-pub(super) async fn status(State(app): State<Arc<AppState>>) -> Response {
+pub(super) async fn status(State(app): State<Arc<AppState>>) -> Result<Response, Problem> {
+    let text = app.status.get(&app).await.map_err(|problem| {
+        let problem = format!("the status cannot be written: {problem}");
+        Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "status-failed", problem)
+    })?;
     let headers = [
         (header::CONTENT_TYPE, HeaderValue::from_static("application/json")),
         (header::CACHE_CONTROL, HeaderValue::from_static("no-store")),
@@ -73,5 +65,5 @@ pub(super) async fn status(State(app): State<Arc<AppState>>) -> Response {
             HeaderValue::from_static("nosniff"),
         ),
     ];
-    (headers, app.status.answer(&app)).into_response()
+    Ok((headers, text).into_response())
 }

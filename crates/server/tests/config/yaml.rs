@@ -57,3 +57,16 @@ fn merges_nest() {
         assert!(e.contains(line), "{printed}");
     }
 }
+
+#[test]
+fn aliases_that_stand_for_gigabytes_are_refused() {
+    // Scenario: a list of 5,000 entries, and 3,000 aliases of it: 15 million values in 25 KiB. Expectation: one problem, which
+    // says why.
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("aliases.yaml");
+    let (entries, aliases) = ("0,".repeat(5000), "*a,".repeat(3000));
+    std::fs::write(&file, format!("datasets: [&a [{entries}], {aliases}]\n")).unwrap();
+    let problems = lines(&load(&of_file(&file)).expect_err("too many values"));
+    assert_eq!(problems.len(), 1, "{problems:?}");
+    assert!(problems[0].contains("more than 1048576 values"), "{problems:?}");
+}

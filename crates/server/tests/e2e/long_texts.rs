@@ -3,7 +3,8 @@
 use crate::daemon::{Daemon, Setup, any_backend, backends, eventually_async};
 use crate::data::{noise, plain_blocks};
 use crate::garbage::{PREFACE, frame, post};
-use crate::wire;
+use crate::wire::{self, Narrow};
+
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use prost::Message as _;
@@ -159,5 +160,49 @@ async fn what_a_stream_has_answered_and_nobody_reads_is_little() {
     assert!(held <= most, "{held} bytes are held");
     drop(unread);
     daemon.gives_memory_back().await;
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn the_text_between_ranges_is_charged() {
+    // Scenario: 300 requests for 64 ranges of a byte on four connections, which nobody reads: some 15 KiB of text each. An address
+    // may hold 4 MiB of request memory. Expectation: some are refused with 429, and as many as before are answered when the
+    // others have gone.
+    let (setup, _) = plain_blocks(Setup::new(any_backend()), 16);
+    let daemon = setup
+        .set("limits.request_bytes", "1MiB")
+        .set("limits.items_per_request", "64")
+        .set("limits.request_memory", "12MiB")
+        .start();
+    let ranges = (0..64)
+        .map(|index| format!("{0}-{0}", 2 * index))
+        .collect::<Vec<_>>();
+    let ranges = format!("bytes={}", ranges.join(","));
+    for _ in 0..2 {
+        let mut statuses = Vec::new();
+        let mut held = Vec::new();
+        for _ in 0..4 {
+            let mut unread = Vec::new();
+            let mut narrow = Narrow::connect(daemon.http, 0).await;
+            for _ in 0..75 {
+                let path = "/v1/datasets/blocks/bytes";
+                let answer = narrow.ask_get_with(path, &[("range", &ranges)]).await;
+                statuses.push(answer.head.status.as_u16());
+                unread.push(answer);
+            }
+            held.push((narrow, unread));
+        }
+        let answered = statuses.iter().take_while(|status| **status == 206).count();
+        assert!((100..250).contains(&answered), "{statuses:?}");
+        assert!(statuses.contains(&429), "{statuses:?}");
+        drop(held);
+        eventually_async("their memory is free", async || {
+            let open = daemon
+                .sum("ringfetch_connections", &[("transport", "http")])
+                .await;
+            (open <= 1).then_some(())
+        })
+        .await;
+    }
     daemon.stop().await;
 }

@@ -322,23 +322,25 @@ async fn connections_get_the_descriptors_of_cached_objects() {
     daemon.stop().await;
 }
 
+/// Whether the daemon has a thread of this name.
+fn has_thread(daemon: &Daemon, name: &str) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", daemon.pid().as_raw_nonzero())).unwrap();
+    let mut names = tasks
+        .flatten()
+        .map(|task| std::fs::read_to_string(task.path().join("comm")));
+    names.any(|found| found.is_ok_and(|found| found.trim() == name))
+}
+
 #[tokio::test]
 async fn no_core_writes_the_metrics() {
     // Scenario: a scrape; then eight whose clients leave at once, and eight more at once. Expectation: a thread that is no core
     // writes them, and all whose clients stay are answered.
     let (setup, _) = plain_blocks(Setup::new("pread"), 16);
     let daemon = setup.start();
-    let has_writer = || {
-        let tasks = std::fs::read_dir(format!("/proc/{}/task", daemon.pid().as_raw_nonzero())).unwrap();
-        let mut names = tasks
-            .flatten()
-            .map(|task| std::fs::read_to_string(task.path().join("comm")));
-        names.any(|name| name.is_ok_and(|name| name.trim() == "rf-metrics"))
-    };
     // It ends when it has been idle for a while.
     eventually_async("a thread writes them", async || {
         daemon.scrape().await;
-        has_writer().then_some(())
+        has_thread(&daemon, "rf-metrics").then_some(())
     })
     .await;
     for _ in 0..8 {
@@ -353,4 +355,26 @@ async fn no_core_writes_the_metrics() {
             .all(|scrape| scrape.text.contains("process_open_fds"))
     );
     daemon.stop().await;
+}
+
+#[tokio::test]
+async fn no_core_gathers_the_status() {
+    // The status, over HTTP, and by the admin service of another daemon. Expectation: a thread that is no core gathers it.
+    for by_admin in [false, true] {
+        let (setup, _) = plain_blocks(Setup::new("pread"), 16);
+        let daemon = setup.start();
+        let mut admin = daemon.admin_client().await;
+        let http = daemon.http_client();
+        eventually_async("a thread gathers it", async || {
+            if by_admin {
+                let status = admin.get_status(v1::GetStatusRequest {}).await.unwrap();
+                assert_eq!(status.into_inner().datasets.len(), 1);
+            } else {
+                assert_eq!(http.get("/v1/status").await.status, 200);
+            }
+            has_thread(&daemon, "rf-metrics").then_some(())
+        })
+        .await;
+        daemon.stop().await;
+    }
 }

@@ -41,7 +41,12 @@ impl Narrow {
 
     /// Sends a GET, waits for the head of its response, and leaves the rest.
     pub(crate) async fn ask_get(&mut self, path: &str) -> Held {
-        self.send(Method::GET, path, &[], Full::default().boxed()).await
+        self.ask_get_with(path, &[]).await
+    }
+
+    pub(crate) async fn ask_get_with(&mut self, path: &str, headers: &[(&str, &str)]) -> Held {
+        self.send(Method::GET, path, headers, Full::default().boxed())
+            .await
     }
 
     /// Sends a request, waits for the head of its response, and leaves the rest.
