@@ -132,9 +132,9 @@ class Soak:
         codes = {"CONNECT", "BROKEN"} if status is None else {soak_load.GRPC_CODES.get(status, str(status))}
         self.judge.error(what, types.SimpleNamespace(name="admin"), codes, begun, time.monotonic(), text)
 
-    def admin_call(self, method, message=b""):
+    def admin_call(self, method, **fields):
         begun = time.monotonic()
-        status, text = self.daemon.admin(method, message)
+        status, text = self.daemon.admin(method, **fields)
         if status != 0:
             self._admin_failed(method, status, text, begun)
         return status == 0

@@ -15,13 +15,12 @@ import subprocess
 import threading
 import time
 
-import soak_wire
 from processes import RunFailed
 from soak_access import Credential, Principals
-from soak_wire import Broken, Late, field
+from soak_wire import MESSAGES, Broken, Connection, Late
 
-ADMIN = "/ringfetch.v1.AdminService/"
-BACKENDS = {"uring": 1, "mmap": 2, "pread": 3, "auto": 4}
+ADMIN, ADMIN_WAIT_S = "/ringfetch.v1.AdminService/", 20.0
+BACKENDS = ("auto", "mmap", "pread", "uring")
 MIB = 1 << 20
 BUDGET_BYTES, REQUEST_MEMORY_BYTES, CONNECTIONS = 32 * MIB, 16 * MIB, 256
 # docs/OPERATIONS.md: 64 MiB + engine.memory_budget + 3 x limits.request_memory + 24 KiB x connections (with TLS: 32 KiB).
@@ -206,24 +205,24 @@ class Daemon:
             self.kill()
             return None
 
-    def admin(self, method, message=b"", wait_s=20.0):
+    def admin(self, method, **fields):
         """(status, text) of a call to the admin service; (None, reason) if it does not answer."""
         try:
-            connection = soak_wire.Connection(self.addresses["admin"], self.client_context("h2"), token=lambda: self.principals.operator)
+            connection = Connection(self.addresses["admin"], self.client_context("h2"), token=lambda: self.principals.operator)
         except (OSError, ssl.SSLError) as error:
             return None, f"{type(error).__name__}: {error}"
         try:
-            status, text, _ = connection.call(ADMIN + method, message, None, wait_s)
+            status, text, _ = connection.call(ADMIN + method, MESSAGES[method + "Request"](**fields), None, ADMIN_WAIT_S)
             return status, text
         except Broken as error:
             return None, str(error)
         except Late:
-            return None, f"no answer within {wait_s} s"
+            return None, f"no answer within {ADMIN_WAIT_S} s"
         finally:
             connection.close()
 
     def set_backend(self, backend):
-        return self.admin("SetBackend", field(1, BACKENDS[backend]))
+        return self.admin("SetBackend", backend=f"BACKEND_{backend.upper()}")
 
     def reload(self, config=None):
         """Writes the configuration (a new one, if given) and makes the daemon read it."""

@@ -17,10 +17,9 @@ import ssl
 import struct
 import time
 
-import soak_wire
 from soak_daemon import BACKENDS, FAKETIME, memory_bound
 from soak_load import DEADLINE_S, FETCH, MARGIN_S
-from soak_wire import field, packed
+from soak_wire import MESSAGES, Broken, Connection, Late
 
 # Error codes of a daemon that has ended, is ending or is starting.
 GONE = {"CONNECT", "BROKEN", "UNAVAILABLE", "HANG-NEW", "HANG"}
@@ -78,9 +77,9 @@ def sleep(until, seconds):
 def flip(soak, chance, until):
     """Switches the engine's backend or a dataset's, repeatedly."""
     while sleep(until, chance.uniform(0.05, 0.8)):
-        backend = chance.choice(sorted(BACKENDS))
+        backend = f"BACKEND_{chance.choice(BACKENDS).upper()}"
         dataset = chance.choice([None, None, "npy", "swap", "objects", *(["slow"] if soak.disk else [])])
-        soak.effects["flip"] += soak.admin_call("SetBackend", field(1, BACKENDS[backend]) + (field(2, dataset) if dataset else b""))
+        soak.effects["flip"] += soak.admin_call("SetBackend", backend=backend, dataset=dataset)
 
 
 @fault("cold")
@@ -104,7 +103,7 @@ def reload(soak, chance, until):
         goes_on = sleep(until, chance.uniform(0.1, 1.0))
         with soak.daemon.config_lock:
             config = soak.daemon.config
-            config["engine"]["backend"] = chance.choice(sorted(BACKENDS))
+            config["engine"]["backend"] = chance.choice(BACKENDS)
             config["limits"]["http_ranges"] = chance.randint(8, 64)
             config["timeouts"]["idle_ms"] = chance.randint(100_000, 300_000)
             # Removed at the end, with its descriptors.
@@ -255,13 +254,12 @@ def _slow_disk_backend(soak, backend):
 
 
 def _attack(soak, window_bytes=65535, port="grpc"):
-    return soak_wire.Connection(soak.daemon.addresses[port], soak.daemon.client_context("h2"), window_bytes=window_bytes,
-                                source=ATTACKER, token=lambda: soak.daemon.principals.attacker)
+    return Connection(soak.daemon.addresses[port], soak.daemon.client_context("h2"), window_bytes=window_bytes, source=ATTACKER,
+                      token=lambda: soak.daemon.principals.attacker)
 
 
 def _big_request(soak):
-    blocks = soak.datasets["blocks"]
-    return field(1, "blocks") + packed(2, list(range(min(700, blocks.count))))
+    return MESSAGES["FetchBlocksRequest"](dataset="blocks", indices=range(min(700, soak.datasets["blocks"].count)))
 
 
 def _reset(connection):
@@ -302,7 +300,7 @@ def vanish(soak, chance, until):
                     _reset(connection)
                 else:
                     kept.append(connection)
-        except (OSError, ssl.SSLError, soak_wire.Broken):
+        except (OSError, ssl.SSLError, Broken):
             pass  # The daemon may be gone, or have closed it.
         while len(kept) > 40:
             kept.pop(chance.randrange(len(kept))).close()
@@ -328,7 +326,7 @@ def slow_readers(soak, chance, until):
                 with contextlib.suppress(TimeoutError):
                     if not reader.socket.recv(2048):
                         raise OSError("ended")
-        except (OSError, ssl.SSLError, soak_wire.Broken):
+        except (OSError, ssl.SSLError, Broken):
             if readers:
                 readers.pop(chance.randrange(len(readers))).close()
     for reader in readers:
@@ -363,15 +361,15 @@ def memory(soak, chance, until):
         soak.judge.violation("memory", f"the cgroup does not get below {bound >> 20} MiB")
     at, count = 0, soak.datasets["ballast"].count
     while sleep(until, 0.002):
-        with contextlib.suppress(OSError, soak_wire.Broken, soak_wire.Late):
-            connection = _attack(soak)
+        with contextlib.suppress(OSError, Broken, Late):
+            connection = _attack(soak, window_bytes=1 << 22)
             with contextlib.closing(connection):
                 for _ in range(20):
-                    _, _, messages = connection.call(FETCH + "FetchBlocks", field(1, "ballast") + packed(2, range(at, at + 512)),
-                                                     DEADLINE_S, DEADLINE_S + MARGIN_S)
+                    request = MESSAGES["FetchBlocksRequest"](dataset="ballast", indices=range(at, at + 512))
+                    _, _, messages = connection.call(FETCH + "FetchBlocks", request, DEADLINE_S, DEADLINE_S + MARGIN_S)
                     at = (at + 512) % count
                     for message in messages:
-                        if soak_wire.parse(message).get(15, [b"\1"])[0].strip(b"\0"):
+                        if not message.data or message.data.strip(b"\0"):
                             soak.judge.violation("wrong bytes", "ballast that is not zero")
     soak.cgroup.limit(-1)
     soak.effects["memory"] += soak.cgroup.failures() - before

@@ -5,12 +5,10 @@ import http.client
 import json
 import random
 import ssl
-import struct
 import threading
 import time
 
-import soak_wire
-from soak_wire import Broken, Late, field, packed, parse, varints
+from soak_wire import INVALID, MESSAGES, Broken, Connection, Late
 
 DEADLINE_S = 3.0
 # An answer this long after its deadline is late: clients, daemon and everything else share two CPUs.
@@ -83,26 +81,18 @@ def cut(data, count, lengths, uniform, errors):
     return found
 
 
-def _request(ask):
-    name = field(1, ask.dataset.name)
-    if ask.how in ("blocks", "vectors"):
-        return name + packed(2, ask.items)
-    if ask.how == "ranges":
-        return name + packed(2, [offset for offset, _ in ask.items]) + packed(3, [length for _, length in ask.items])
-    if ask.how == "objects":
-        return name + b"".join(field(2, item) for item in ask.items)
-    if ask.how == "score":
-        vector = struct.pack(f"<{ask.dataset.dim}f", *query(ask.dataset))
-        return name + field(2, field(1, vector) + packed(2, ask.items)) + field(3, 1) + field(4, len(ask.items))
-    return name + field(2, ask.items[0])
-
-
 METHODS = {"blocks": "FetchBlocks", "vectors": "FetchVectors", "ranges": "FetchRanges", "objects": "FetchObjects",
            "score": "ScoreVectors", "whole": "ReadObject"}
-# Field numbers in each response: lengths, errors, version.
-FIELDS = {"blocks": (2, 3, 4), "vectors": (3, 4, 5), "ranges": (1, 2, 3), "objects": (1, 2, None)}
-# Field numbers in FetchStream's request and response.
-STREAMED = {"blocks": 2, "vectors": 3, "ranges": 4, "objects": 5, "score": 8}
+# Fields of FetchStream's request and response.
+STREAMED = {"blocks": "blocks", "vectors": "vectors", "ranges": "ranges", "objects": "objects", "score": "scores"}
+
+
+def _request(ask):
+    fields = {"blocks": lambda: {"indices": ask.items}, "vectors": lambda: {"ids": ask.items}, "objects": lambda: {"names": ask.items},
+              "ranges": lambda: {"offsets": [offset for offset, _ in ask.items], "lengths": [length for _, length in ask.items]},
+              "score": lambda: {"queries": [{"vector": query(ask.dataset), "ids": ask.items}], "metric": "METRIC_DOT", "limit": len(ask.items)},
+              "whole": lambda: {"name": ask.items[0]}}[ask.how]()
+    return MESSAGES[METHODS[ask.how] + "Request"](dataset=ask.dataset.name, **fields)
 
 
 class ItemCode(str):
@@ -111,31 +101,22 @@ class ItemCode(str):
     text = ""
 
 
-def _errors(messages):
+def _errors(errors):
     found = {}
-    for message in map(parse, messages):
-        code = message.get(2, [0])[0]
-        found[message.get(1, [0])[0]] = item = ItemCode(GRPC_CODES.get(code, f"code {code}"))
-        item.text = message.get(3, [b""])[0].decode()
+    for error in errors:
+        found[error.item] = item = ItemCode(GRPC_CODES.get(error.code, f"code {error.code}"))
+        item.text = error.message
     return found
 
 
-def _answer(ask, message):
-    fields = parse(message)
+def _answer(ask, response):
     if ask.how == "score":
-        result = parse(fields.get(1, [b""])[0])
-        errors = _errors(result.get(4, []))
-        scores = struct.iter_unpack("<d", b"".join(result.get(2, [])))
-        ranked = list(zip(varints(b"".join(result.get(1, []))), (score for score, in scores), strict=True))
-        return Answer("OK", [ranked, errors], fields.get(2, [b""])[0].decode())
-    lengths, errors, etag = FIELDS[ask.how]
-    uniform = ask.dataset.item_bytes if ask.how in ("blocks", "vectors") else None
-    data = fields.get(15, [b""])[-1]
-    each = varints(b"".join(fields.get(lengths, [])))
-    if not each and uniform is None:
-        each = [0] * len(ask.items)
-    return Answer("OK", cut(data, len(ask.items), each, uniform, _errors(fields.get(errors, []))),
-                  fields.get(etag, [b""])[0].decode() if etag else "")
+        [result] = response.results
+        return Answer("OK", [list(zip(result.ids, result.scores, strict=True)), _errors(result.errors)], response.etag)
+    uniform = ask.dataset.item_bytes if ask.how in ("blocks", "vectors") else 0
+    # Each object has its own version.
+    etag = "" if ask.how == "objects" else response.etag
+    return Answer("OK", cut(response.data, len(ask.items), response.lengths, uniform, _errors(response.errors)), etag)
 
 
 class GrpcClient:
@@ -146,7 +127,7 @@ class GrpcClient:
     def __init__(self, daemon, by_certificate, pipelined=False):
         self.principals, self.credential = daemon.principals, daemon.credential(by_certificate)
         context = daemon.client_context("h2", credential=self.credential)
-        self.connection = soak_wire.Connection(daemon.addresses["grpc"], context, token=self.credential.token)
+        self.connection = Connection(daemon.addresses["grpc"], context, token=self.credential.token)
         self.made, self.pipelined, self.stream, self.next = self.connection.made, pipelined, None, 0
 
     def close(self):
@@ -169,15 +150,15 @@ class GrpcClient:
 
     @staticmethod
     def _whole(status, text, messages):
-        head, data = parse(messages[0]), b""
-        for message in map(parse, messages):
-            if message.get(3, [0])[0] != len(data):
-                raise Malformed(f"offset {message.get(3)} after {len(data)} bytes")
-            data += message.get(15, [b""])[0]
+        data = b""
+        for message in messages:
+            if message.offset != len(data):
+                raise Malformed(f"offset {message.offset} after {len(data)} bytes")
+            data += message.data
         if status:
             return Answer(GRPC_CODES.get(status, str(status)), [data], text=text)
-        if head.get(2, [0])[0] != len(data):
-            raise Malformed(f"an object of {head.get(2)} bytes brought {len(data)}")
+        if messages[0].object_length_bytes != len(data):
+            raise Malformed(f"an object of {messages[0].object_length_bytes} bytes brought {len(data)}")
         return Answer("OK", [data])
 
     def ask_all(self, asks):
@@ -189,25 +170,23 @@ class GrpcClient:
         for ask in asks:
             self.next += 1
             waiting[self.next] = ask
-            connection.send(self.stream, field(1, self.next) + field(STREAMED[ask.how], _request(ask)) +
-                            field(6, int(DEADLINE_S * 1000)))
-        exchange, found = connection.streams[self.stream], {}
+            connection.send(self.stream, MESSAGES["FetchStreamRequest"](
+                id=self.next, deadline_ms=int(DEADLINE_S * 1000), **{STREAMED[ask.how]: _request(ask)}))
+        call, found = connection.calls[self.stream], {}
         while len(found) < len(asks):
-            if exchange.ended:
-                raise Broken(f"the stream ended with {exchange.head.get('grpc-status')}, reset {exchange.reset}")
+            if call.ended:
+                raise call.broken()
             connection.pump(until)
-            for message in exchange.messages():
-                fields = parse(message)
-                number = fields.get(1, [0])[0]
-                if number not in waiting or number in found:
-                    raise Malformed(f"an answer to {number}, which nobody waits for")
-                ask = waiting[number]
-                if 7 in fields:
-                    status = parse(fields[7][0])
-                    code = status.get(1, [0])[0]
-                    found[number] = Answer(GRPC_CODES.get(code, str(code)), text=status.get(2, [b""])[0].decode())
+            for message in call.messages():
+                ask, kind = waiting.get(message.id), message.WhichOneof("response")
+                if ask is None or message.id in found:
+                    raise Malformed(f"an answer to {message.id}, which nobody waits for")
+                if kind == "status":
+                    found[message.id] = Answer(GRPC_CODES.get(message.status.code, str(message.status.code)), text=message.status.message)
+                elif kind == STREAMED[ask.how]:
+                    found[message.id] = _answer(ask, getattr(message, kind))
                 else:
-                    found[number] = _answer(ask, fields[STREAMED[ask.how]][0])
+                    raise Malformed(f"{kind} to a request for {ask.how}")
         return [found[number] for number in waiting]
 
 
@@ -592,7 +571,7 @@ class Worker(threading.Thread):
                         f"no answer to {asks[0].how} within {DEADLINE_S + MARGIN_S} s")
             self._drop()
             return
-        except (Malformed, ValueError, KeyError) as error:
+        except (Malformed, ValueError, KeyError, *INVALID) as error:
             judge.violation("malformed answer", f"{self.name} {asks[0]}: {type(error).__name__}: {error}")
             self._drop()
             return

@@ -29,6 +29,10 @@ import soak_faults
 import soak_load
 import soak_report
 import soak_wire
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.events import PingAckReceived, StreamEnded
+from hyperframe.frame import DataFrame, GoAwayFrame, PingFrame, RstStreamFrame
 from processes import run
 from soak_load import Answer, Ask, Judge
 
@@ -36,50 +40,68 @@ EVERY = sorted(soak_faults.FAULTS)
 
 
 class Wire(unittest.TestCase):
-    def test_a_header_block_of_the_rfc_is_read(self):
-        # RFC 7541, C.6.1 and C.6.2: Huffman's code, the dynamic table, and an entry of it.
-        hpack = soak_wire.Hpack()
-        first = bytes.fromhex("488264025885aec3771a4b6196d07abe941054d444a8200595040b8166e082a62d1bff6e919d29ad171863c78f0b97c8e9ae82ae43d3")
-        self.assertEqual(hpack.decode(first)[":status"], "302")
-        self.assertIn("private", hpack.decode(bytes.fromhex("c0")).values())
+    def called(self, answer, wait_s=10):
+        """What a call returns, or its exception's name; whether the connection is going; the answers to its server's pings. The server
+        sends what `answer` returns, or hangs up for None."""
+        http2, pings = H2Connection(H2Configuration(client_side=False)), []
+        http2.initiate_connection()
 
-    def test_messages_are_read_as_they_were_written(self):
-        message = soak_wire.field(1, "name") + soak_wire.packed(2, [0, 127, 128, 1 << 40]) + soak_wire.field(9, 300)
-        fields = soak_wire.parse(message)
-        self.assertEqual((fields[1], soak_wire.varints(fields[2][0]), fields[9]), ([b"name"], [0, 127, 128, 1 << 40], [300]))
-        for end in (1, 3, len(message) - 1):
-            with self.assertRaises(ValueError):
-                soak_wire.parse(message[:end])
+        def serve():
+            peer, _ = server.accept()
+            with peer, contextlib.suppress(ConnectionResetError):
+                while data := peer.recv(4096):
+                    for event in http2.receive_data(data):
+                        if isinstance(event, PingAckReceived):
+                            pings.append(event.ping_data)
+                        if isinstance(event, StreamEnded):
+                            sent = answer(http2)
+                            if sent is None:
+                                return
+                            peer.sendall(sent)
+
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            thread = threading.Thread(target=serve)
+            thread.start()
+            connection = soak_wire.Connection(server.getsockname())
+            try:
+                returned = connection.call("/ringfetch.v1.FetchService/FetchBlocks", soak_wire.MESSAGES["FetchBlocksRequest"](), 1, wait_s)
+            except (soak_wire.Broken, soak_wire.Late, *soak_wire.INVALID) as error:
+                returned = type(error).__name__
+            connection.close()
+            thread.join()
+        return returned, connection.going, pings
+
+    @staticmethod
+    def response(http2, *messages):
+        http2.send_headers(1, [(":status", "200")])
+        for message in messages:
+            data = message.SerializeToString()
+            # In parts.
+            http2.send_data(1, b"\0" + len(data).to_bytes(4, "big"))
+            http2.send_data(1, data)
+        http2.send_headers(1, [("grpc-status", "0"), ("grpc-message", "good")], end_stream=True)
+        return http2.data_to_send()
 
     def test_a_call_ends_late_broken_or_with_its_status(self):
-        # A server that stays silent, one that hangs up, one that answers.
-        status = b"\0\x0bgrpc-status\x015"
-        answers = {"late": b"", "broken": None, "status": soak_wire.frame(soak_wire.HEADERS, 5, 1, status)}
-        for expected, answer in answers.items():
-            with socket.create_server(("127.0.0.1", 0)) as server:
-                done = threading.Event()
+        messages = [soak_wire.MESSAGES["FetchBlocksResponse"](block_bytes=8, data=b"x" * length) for length in (0, 1, 20_000)]
 
-                def serve(server=server, answer=answer, done=done):
-                    peer, _ = server.accept()
-                    with peer:
-                        peer.recv(4096)
-                        if answer is not None:
-                            peer.sendall(answer)
-                            done.wait(10)
+        def failed(http2):
+            http2.send_headers(1, [(":status", "200"), ("grpc-status", "5")], end_stream=True)
+            return http2.data_to_send()
 
-                thread = threading.Thread(target=serve)
-                thread.start()
-                connection = soak_wire.Connection(server.getsockname())
-                try:
-                    seen = connection.call("/a/b", b"", 1, 0.2 if expected == "late" else 10)[0]
-                except soak_wire.Late:
-                    seen = "late"
-                except soak_wire.Broken:
-                    seen = "broken"
-                done.set()
-                thread.join()
-                connection.close()
-                self.assertEqual(seen, 5 if expected == "status" else expected)
+        reset, headless = RstStreamFrame(1, error_code=8).serialize(), DataFrame(1, flags=["END_STREAM"]).serialize()
+        for expected, answer in (("Late", lambda http2: b""), ("Broken", lambda http2: None), ("Broken", lambda http2: reset),
+                                 ((5, "", []), failed), ((0, "good", messages), lambda http2: self.response(http2, *messages)),
+                                 ("ProtocolError", lambda http2: headless)):
+            returned, going, _ = self.called(answer, 0.2 if expected == "Late" else 10)
+            self.assertEqual((returned, going), (expected, False))
+
+    def test_after_goaway_only_the_calls_that_it_names_go_on(self):
+        ping = PingFrame(0, opaque_data=b"draining").serialize()
+        for last, expected in ((1, (0, "good", [])), (2**31 - 1, (0, "good", [])), (0, "Broken")):
+            goaway = GoAwayFrame(0, last_stream_id=last).serialize()
+            returned, going, pings = self.called(lambda http2, goaway=goaway, last=last: goaway + ping + (self.response(http2) if last else b""))
+            self.assertEqual((returned, going, pings), (expected, True, [b"draining"]))
 
 
 class Data(unittest.TestCase):
