@@ -79,6 +79,7 @@ impl Failure {
             Error::Status(_)
             | Error::Protocol { .. }
             | Error::StreamBroken { .. }
+            | Error::VersionLost { .. }
             | Error::Invalid { .. }
             | _ => Self::Failed(error.to_string()),
         }
@@ -99,6 +100,7 @@ impl Failure {
             | Error::Status(_)
             | Error::Protocol { .. }
             | Error::StreamBroken { .. }
+            | Error::VersionLost { .. }
             | Error::Invalid { .. }
             | _ => return Self::call(error, "admin", url),
         };

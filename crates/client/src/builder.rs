@@ -86,8 +86,8 @@ impl Builder {
         self
     }
 
-    /// Most calls in flight, at least 1; further ones wait. Also limits the requests of each stream. Default
-    /// 1024.
+    /// Most calls in flight, at least 1; further ones wait. Also limits the requests of each stream. Reads of
+    /// objects do not count. Default 1024.
     pub fn max_in_flight(mut self, calls: usize) -> Self {
         self.max_in_flight = calls;
         self
@@ -95,7 +95,7 @@ impl Builder {
 
     /// How long a call may take in all, including the wait for its turn and retries. It is sent to the
     /// server, which does not start late work. `None`: no limit. Default 10 s. [`Client::with_timeout`]
-    /// changes it for single calls.
+    /// changes it for single calls. Of [`Client::read_object`] it limits each wait instead.
     pub fn timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
         self.timeout = timeout.into();
         self

@@ -8,6 +8,7 @@ use crate::dataset::{Dataset, ObjectInfo};
 use crate::error::Error;
 use crate::items::{Blocks, Items};
 use crate::message::{Data, Encoded, frame};
+use crate::object::ObjectStream;
 use crate::pool::Avoid;
 use crate::request::{Answer, ByteRange, ObjectPart, Request};
 use crate::retry::{Retries, Turn, by};
@@ -123,7 +124,43 @@ impl Client {
         self.fetch(Request::objects(dataset, parts)).await?.into_items()
     }
 
-    /// Fetches what a [`Request`] describes: the four methods above in one.
+    /// Reads an object of any length, or a part of it, as a stream of chunks. Returns once the first one is here; then the
+    /// object's length and version are known, too.
+    ///
+    /// ```no_run
+    /// # use ringfetch_client::{Client, Error, ObjectPart};
+    /// use futures_util::TryStreamExt as _;
+    /// use tokio::io::{AsyncWrite, AsyncWriteExt as _};
+    ///
+    /// async fn copy(client: &Client, mut to: impl AsyncWrite + Unpin) -> Result<(), Box<dyn std::error::Error>> {
+    ///     let mut object = client.read_object("objects", &ObjectPart::whole("shard-00/a")).await?;
+    ///     println!("{} bytes of version {}", object.length_bytes(), object.etag());
+    ///     while let Some(chunk) = object.try_next().await? {
+    ///         to.write_all(&chunk).await?; // while this waits, at most a few MiB arrive
+    ///     }
+    ///     Ok(to.flush().await?)
+    /// }
+    /// ```
+    ///
+    /// All bytes are of one version. If the connection breaks or the server fails, the stream goes on where it ended, by the
+    /// rules for retries: with the same version, from the same server or, if that fails, from another one of the client that
+    /// has these files (not copies). Otherwise it ends with an error, [`Error::VersionLost`] if the version is gone.
+    ///
+    /// The client's timeout is for each wait: until this returns, and for each chunk, with what it takes to go on after a
+    /// failure. It does not count the time between, nor limit the whole: drop the stream for that, which cancels the read at
+    /// the server. A read does not count towards [`Builder::max_in_flight`](crate::Builder::max_in_flight).
+    ///
+    /// # Errors
+    /// As [`Self::fetch_objects`], but an error of the object is that of the call: NOT_FOUND, OUT_OF_RANGE, ...;
+    /// FAILED_PRECONDITION if it is of another version than [`ObjectPart::if_match`].
+    ///
+    /// # Cancel safety
+    /// Dropping the future cancels the read.
+    pub async fn read_object(&self, dataset: &str, part: &ObjectPart) -> Result<ObjectStream, Error> {
+        ObjectStream::open(&self.core, &self.options, dataset, part).await
+    }
+
+    /// Fetches what a [`Request`] describes: the four methods above `read_object` in one.
     ///
     /// # Errors
     /// As [`Self::fetch_blocks`] and [`Self::fetch_objects`].
@@ -353,24 +390,9 @@ impl Client {
             let left = late.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             self.options.call(endpoint.uri(method), left)
         };
-        let Some(begun) = by(turn.deadline, self.core.pool.call(avoid, head)).await else {
-            let first = Error::unreachable("no connection within the call's timeout".to_owned());
-            return Err(turn.unsent(first));
-        };
-        let (lease, response, body) = begun?;
-        let exchange = exchange(response, body, message, self.core.max_answer_bytes);
-        let outcome = by(turn.deadline, exchange).await;
-        let outcome = outcome.unwrap_or_else(|| {
-            lease.slot.late();
-            Err(Error::DeadlineExceeded)
-        });
-        if let Err(error) = &outcome
-            && error.is_retryable()
-        {
-            avoid.add(&lease, error.retry_after());
-            // Also if its connection broke: otherwise it would be the least busy for the next call.
-            lease.slot.refused(error.retry_after());
-        }
+        let bytes_max = self.core.max_answer_bytes;
+        let exchange = |response, body| exchange(response, body, message, bytes_max);
+        let (_lease, outcome) = self.core.attempt(turn, avoid, head, exchange).await?;
         outcome
     }
 }

@@ -47,6 +47,17 @@ pub enum Error {
         /// What ended it.
         cause: Arc<Error>,
     },
+    /// A read of an object ([`crate::Client::read_object`]) cannot be completed: the object was written to, or was replaced or
+    /// removed after the connection broke or the server failed, and no server in reach has the version that the read began with.
+    /// Discard what it has returned, and read the object again. Code and fields are those of the cause.
+    #[error("the version of the object that was being read is gone, from byte {offset} on: {cause}")]
+    #[non_exhaustive]
+    VersionLost {
+        /// Offset in the object of the first byte that is missing.
+        offset: u64,
+        /// How a server refused the rest.
+        cause: Arc<Error>,
+    },
     /// An invalid argument. Nothing was sent.
     #[error("{field}: {problem}")]
     #[non_exhaustive]
@@ -95,7 +106,7 @@ impl Error {
         match self {
             Self::Status(status) => Some(status.code),
             Self::DeadlineExceeded => Some(Code::DeadlineExceeded),
-            Self::StreamBroken { cause } => cause.code(),
+            Self::StreamBroken { cause } | Self::VersionLost { cause, .. } => cause.code(),
             Self::Transport { .. } | Self::Protocol { .. } | Self::Invalid { .. } => None,
         }
     }
@@ -104,7 +115,7 @@ impl Error {
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Status(status) => status.retry_after,
-            Self::StreamBroken { cause } => cause.retry_after(),
+            Self::StreamBroken { cause } | Self::VersionLost { cause, .. } => cause.retry_after(),
             Self::Transport { .. }
             | Self::DeadlineExceeded
             | Self::Protocol { .. }
@@ -116,7 +127,7 @@ impl Error {
     pub fn field_violations(&self) -> &[FieldViolation] {
         match self {
             Self::Status(status) => &status.field_violations,
-            Self::StreamBroken { cause } => cause.field_violations(),
+            Self::StreamBroken { cause } | Self::VersionLost { cause, .. } => cause.field_violations(),
             Self::Transport { .. }
             | Self::DeadlineExceeded
             | Self::Protocol { .. }
@@ -134,11 +145,15 @@ impl Error {
             }
             Self::Transport { .. } => true,
             Self::StreamBroken { cause } => cause.is_retryable(),
-            Self::DeadlineExceeded | Self::Protocol { .. } | Self::Invalid { .. } => false,
+            Self::DeadlineExceeded
+            | Self::Protocol { .. }
+            | Self::VersionLost { .. }
+            | Self::Invalid { .. } => false,
         }
     }
 
-    /// One word for counting errors: the gRPC code's name, or `TRANSPORT`, `PROTOCOL`, `STREAM_BROKEN`, `INVALID`.
+    /// One word for counting errors: the gRPC code's name, or `TRANSPORT`, `PROTOCOL`, `STREAM_BROKEN`,
+    /// `VERSION_LOST`, `INVALID`.
     pub fn label(&self) -> &'static str {
         match self {
             Self::Status(status) => status.code.as_str(),
@@ -146,6 +161,7 @@ impl Error {
             Self::Transport { .. } => "TRANSPORT",
             Self::Protocol { .. } => "PROTOCOL",
             Self::StreamBroken { .. } => "STREAM_BROKEN",
+            Self::VersionLost { .. } => "VERSION_LOST",
             Self::Invalid { .. } => "INVALID",
         }
     }

@@ -23,6 +23,10 @@
 //! tasks. [`Client::stream`] pipelines requests on one gRPC stream, which costs less a request than calls do.
 //! [`Builder::max_in_flight`] bounds the calls in flight; further ones wait their turn.
 //!
+//! # Long objects
+//! A batch's response has a limit, 3 MiB by default. [`Client::read_object`] reads an object of any length as a stream of chunks,
+//! all of one version, and goes on where it ended if the connection breaks.
+//!
 //! # What is retried
 //! Every method only reads, so that a retry is always safe; those of [`AdminClient`] that change something say what they
 //! changed, and are never retried. What is retried is UNAVAILABLE, a connection that fails, and RESOURCE_EXHAUSTED **with**
@@ -35,11 +39,12 @@
 //! [`Builder::endpoint`] adds servers with the same data: calls are spread over all of them, and a retry goes to another one
 //! than the attempt before. One that cannot be reached gets no call until a connection to it is open again; one that refuses
 //! calls, breaks connections or ends streams is passed over for up to a second; one that leaves a call unanswered, until it
-//! has answered a ping. A stream stays with its server, and so do the retries of its requests.
+//! has answered a ping. A stream stays with its server, and so do the retries of its requests. So does a read of
+//! an object once it has begun, unless its server fails and another one has the same version.
 //!
 //! An etag belongs to the server that sent it: another one with copies of the same files has other etags, and answers
 //! [`Request::if_match`] with FAILED_PRECONDITION, which is not retried. Read one version with requests on one
-//! [`FetchStream`], the etag from its first answer, or with a client of one server.
+//! [`FetchStream`], the etag from its first answer, with one [`Client::read_object`], or with a client of one server.
 //!
 //! # TLS
 //! Servers at `https://` URLs need a certificate that the host's authorities vouch for, or those given to [`Builder::tls`],
@@ -51,7 +56,8 @@
 //!
 //! A call whose future is kept without being polled buffers up to 4 MiB of its answer (all of it, if the call had to wait for its
 //! turn), and a connection at most 2 GiB. It delays no other call, but if it was sent at once, it counts towards
-//! [`Builder::max_in_flight`] until it is polled to its end or dropped.
+//! [`Builder::max_in_flight`] until it is polled to its end or dropped. An [`ObjectStream`] that is not polled buffers up to 5 MiB,
+//! and does not count.
 //!
 //! # Features
 //! `serde` makes the server's status and its datasets' descriptions serializable.
@@ -68,6 +74,7 @@ mod dataset;
 mod error;
 mod items;
 mod message;
+mod object;
 mod pool;
 mod request;
 mod retry;
@@ -85,6 +92,7 @@ pub use connection::{connect_tcp, is_loopback};
 pub use dataset::{Dataset, Kind, ObjectInfo, VectorShape};
 pub use error::{Error, FieldViolation, StatusError};
 pub use items::{Blocks, ItemError, Items};
+pub use object::ObjectStream;
 pub use request::{Answer, ByteRange, ObjectPart, Request};
 pub use retry::{RetryBudget, RetryPolicy};
 pub use scores::{Metric, Ranking, ScoreRequest, Scores};

@@ -94,13 +94,28 @@ enum Wait {
     Long,
 }
 
-/// What a call prefers, the least first: how likely it waits for a connection, how often it has tried the endpoint, whether
-/// that refuses calls or the connection may be silent, and its leases.
-type Rank = (Wait, usize, bool, usize);
+/// What a call prefers, the least first: the endpoint's place in its order, how likely it waits for a connection, how often it
+/// has tried the endpoint, whether that refuses calls or the connection may be silent, and its leases.
+type Rank = (usize, Wait, usize, bool, usize);
 
 /// Endpoints that a call has tried in vain: they are tried last, and the one that was tried last after the others.
 #[derive(Debug, Default)]
-pub(crate) struct Avoid(Vec<Tried>);
+pub(crate) struct Avoid {
+    tried: Vec<Tried>,
+    order: Order,
+}
+
+/// In which order a call tries endpoints, whether or not it has to wait for a connection.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+enum Order {
+    /// In none.
+    #[default]
+    Any,
+    /// This one first, until that was in vain.
+    First(usize),
+    /// Those that it has not tried, then the one that it tried first.
+    InTurn,
+}
 
 #[derive(Debug)]
 struct Tried {
@@ -112,16 +127,24 @@ struct Tried {
 }
 
 impl Avoid {
-    /// Moves a lease's endpoint behind the others.
-    pub(crate) fn add(&mut self, lease: &Lease<'_>, hint: Option<Duration>) {
-        let (number, at, hint) = (lease.slot.number, Instant::now(), hint.unwrap_or_default());
-        self.0.retain(|tried| tried.number != number);
-        self.0.push(Tried { number, at, hint });
+    /// Moves a slot's endpoint behind the others.
+    pub(crate) fn add(&mut self, slot: &Slot, hint: Option<Duration>) {
+        let (number, at, hint) = (slot.number, Instant::now(), hint.unwrap_or_default());
+        self.tried.retain(|tried| tried.number != number);
+        self.tried.push(Tried { number, at, hint });
+        if self.order == Order::First(number) {
+            self.order = Order::InTurn;
+        }
+    }
+
+    /// Moves a slot's endpoint before all others, until that is added, and then lets all take turns.
+    pub(crate) fn begin_with(&mut self, slot: &Slot) {
+        self.order = Order::First(slot.number);
     }
 
     /// 0: it has not been tried.
     fn place(&self, number: usize) -> usize {
-        let position = self.0.iter().position(|tried| tried.number == number);
+        let position = self.tried.iter().position(|tried| tried.number == number);
         position.map_or(0, |position| position + 1)
     }
 }
@@ -212,7 +235,7 @@ impl Pool {
                 Ok((response, body)) => return Ok((lease, response, body)),
                 Err(error) => error,
             };
-            avoid.add(&lease, None);
+            avoid.add(lease.slot, None);
             tried += 1;
             if tried >= self.endpoints {
                 return Err(error);
@@ -223,7 +246,7 @@ impl Pool {
     /// How long the endpoint that a call tries next asked it to wait.
     pub(crate) fn hint(&self, avoid: &Avoid) -> Duration {
         let next = self.slots.iter().min_by_key(|slot| slot.rank(avoid));
-        let tried = next.and_then(|slot| avoid.0.iter().find(|tried| tried.number == slot.number));
+        let tried = next.and_then(|slot| avoid.tried.iter().find(|tried| tried.number == slot.number));
         tried.map_or(Duration::ZERO, |tried| {
             tried.hint.saturating_sub(tried.at.elapsed())
         })
@@ -238,7 +261,7 @@ impl Pool {
         let mut best = &self.slots[turn % count];
         let mut best_rank = best.rank(avoid);
         for step in 1..count {
-            if best_rank == (Wait::No, 0, false, 0) {
+            if best_rank == (0, Wait::No, 0, false, 0) {
                 break;
             }
             let slot = &self.slots[turn.wrapping_add(step) % count];
@@ -262,9 +285,16 @@ impl Slot {
     }
 
     fn rank(self: &Arc<Self>, avoid: &Avoid) -> Rank {
+        let place = avoid.place(self.number);
+        let in_order = match avoid.order {
+            Order::Any => 0,
+            Order::First(first) => usize::from(first != self.number),
+            Order::InTurn => place,
+        };
         (
+            in_order,
             self.wait(),
-            avoid.place(self.number),
+            place,
             self.refuses_until.holds() || self.calls.are_doubted(),
             self.calls.open(),
         )
@@ -296,6 +326,11 @@ impl Slot {
             }
         }
         wait
+    }
+
+    /// Whether both are connections to one endpoint.
+    pub(crate) fn is_beside(&self, other: &Self) -> bool {
+        self.number == other.number
     }
 
     /// A call on the connection got no answer in time. The answer may be slow, or the connection dead: others are better
@@ -392,7 +427,28 @@ pub(crate) struct Lease<'a> {
     pub(crate) slot: &'a Arc<Slot>,
 }
 
+impl Lease<'_> {
+    /// The same for a call that outlives its caller's borrow of the pool.
+    pub(crate) fn hold(self) -> HeldLease {
+        let slot = Arc::clone(self.slot);
+        slot.calls.begin();
+        HeldLease { slot }
+    }
+}
+
 impl Drop for Lease<'_> {
+    fn drop(&mut self) {
+        self.slot.calls.end();
+    }
+}
+
+/// A lease that borrows nothing.
+#[derive(Debug)]
+pub(crate) struct HeldLease {
+    pub(crate) slot: Arc<Slot>,
+}
+
+impl Drop for HeldLease {
     fn drop(&mut self) {
         self.slot.calls.end();
     }

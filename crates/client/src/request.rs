@@ -55,6 +55,20 @@ impl ObjectPart {
             if_match: String::new(),
         }
     }
+
+    /// 0: to the object's end.
+    ///
+    /// # Errors
+    /// `Invalid` for 0 bytes, which would mean that on the wire.
+    pub(crate) fn length_on_wire(&self) -> Result<u64, Error> {
+        match self.length {
+            Some(0) => Err(Error::invalid(
+                "length",
+                "is 0: ask for at least one byte, or for None, to the end",
+            )),
+            length => Ok(length.unwrap_or(0)),
+        }
+    }
 }
 
 /// A batch of reads of one dataset, in any order, repeats and overlaps allowed.
@@ -167,20 +181,15 @@ impl Request {
                 )
             }
             Batch::Objects(parts) => {
-                // On the wire 0 means "to the end", which is not what a length of 0 requests.
-                if parts.iter().any(|part| part.length == Some(0)) {
-                    return Err(Error::invalid(
-                        "length",
-                        "is 0: ask for at least one byte, or for None, to the end",
-                    ));
-                }
+                let on_wire = parts.iter().map(ObjectPart::length_on_wire);
+                let on_wire: Vec<u64> = on_wire.collect::<Result<_, _>>()?;
                 let expected = Expected::Each(parts.iter().map(|part| part.length).collect());
                 let (mut offsets, mut lengths) = (Vec::new(), Vec::new());
                 if parts.iter().any(|part| part.offset > 0) {
                     offsets = parts.iter().map(|part| part.offset).collect();
                 }
                 if parts.iter().any(|part| part.length.is_some()) {
-                    lengths = parts.iter().map(|part| part.length.unwrap_or(0)).collect();
+                    lengths = on_wire;
                 }
                 let mut if_match = Vec::new();
                 if parts.iter().any(|part| !part.if_match.is_empty()) {

@@ -164,6 +164,11 @@ pub(crate) async fn by<T>(deadline: Option<Instant>, future: impl Future<Output 
     }
 }
 
+/// When this much time has passed; `None`: never.
+pub(crate) fn deadline_in(timeout: Option<Duration>) -> Option<Instant> {
+    timeout.and_then(|timeout| Instant::now().checked_add(timeout))
+}
+
 /// The retries of one call.
 pub(crate) struct Retries<'a> {
     policy: &'a RetryPolicy,
@@ -178,10 +183,14 @@ pub(crate) struct Retries<'a> {
 
 impl<'a> Retries<'a> {
     pub(crate) fn new(core: &'a Core, timeout: Option<Duration>) -> Self {
+        Self::until(core, deadline_in(timeout))
+    }
+
+    pub(crate) fn until(core: &'a Core, deadline: Option<Instant>) -> Self {
         Self {
             policy: &core.retry,
             tokens: &core.tokens,
-            deadline: timeout.and_then(|timeout| Instant::now().checked_add(timeout)),
+            deadline,
             attempts_max: core.retry.attempts_max,
             failures: 0,
             last: None,

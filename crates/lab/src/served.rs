@@ -331,6 +331,7 @@ fn told(option: &str, url: &str, error: &Error) -> LabError {
         Error::Status(_)
         | Error::Protocol { .. }
         | Error::StreamBroken { .. }
+        | Error::VersionLost { .. }
         | Error::Invalid { .. }
         | _ => LabError::Usage(problem),
     }

@@ -12,7 +12,9 @@ fn pool(endpoints: u16, connections: usize) -> Pool {
 /// To be avoided: these endpoints.
 fn tried(numbers: &[usize]) -> Avoid {
     let (at, hint) = (Instant::now(), Duration::ZERO);
-    Avoid(numbers.iter().map(|&number| Tried { number, at, hint }).collect())
+    let tried = numbers.iter().map(|&number| Tried { number, at, hint }).collect();
+    let order = Order::Any;
+    Avoid { tried, order }
 }
 
 fn counts(pool: &Pool) -> Vec<usize> {
@@ -31,6 +33,30 @@ fn the_least_busy_connection_is_taken() {
     leases.push(pool.lease(&Avoid::default()));
     leases.push(pool.lease(&Avoid::default()));
     assert_eq!(counts(&pool), [2, 2, 2]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_begins_with_an_endpoint_lets_all_take_turns_after_that() {
+    // Scenario: three endpoints, of which the second is down, refuses calls and was tried; a call that begins with it, and tries
+    // each in vain, twice. Expected: the second, the others, and again in the same order.
+    let pool = pool(3, 1);
+    let of = |number| pool.slots.iter().find(|slot| slot.number == number).unwrap();
+    let second = of(1);
+    second.reach().redial_at = Some(Instant::now() + DOWN);
+    second.reach().has_failed = true;
+    second.refused(None);
+    let mut avoid = tried(&[1]);
+    avoid.begin_with(second);
+    let mut order = Vec::new();
+    for _ in 0..6 {
+        let number = pool.lease(&avoid).slot.number;
+        order.push(number);
+        avoid.add(of(number), None);
+    }
+    assert!(
+        order == [1, 0, 2, 1, 0, 2] || order == [1, 2, 0, 1, 2, 0],
+        "{order:?}"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -67,7 +93,7 @@ fn a_retry_goes_elsewhere_than_the_attempt_before() {
     let mut avoid = Avoid::default();
     let mut attempt = || {
         let lease = pool.lease(&avoid);
-        avoid.add(&lease, None);
+        avoid.add(lease.slot, None);
         lease.slot.number
     };
     assert_eq!(std::array::from_fn(|_| attempt()), [0, 1, 0, 1, 0, 1]);

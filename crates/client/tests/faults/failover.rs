@@ -1,19 +1,14 @@
 //! Several servers of which one is silent, slow, unreachable or overloaded. Time is paused.
 
-use crate::fake::{BoxFuture, Fake, answer, blocks, indices};
+use crate::fake::{Dialled, Fake, Pipes, answer, blocks, indices};
 use crate::stream::request_error;
 use ringfetch_client::{Builder, Client, Code, Error, RetryPolicy};
 use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use tokio::io::DuplexStream;
-use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tonic::Status;
 use tonic_types::{ErrorDetails, StatusExt as _};
-
-type Dialled = BoxFuture<std::io::Result<DuplexStream>>;
 
 /// A client of two servers. The first connection is to the first one, the second to the other one, later ones to the first.
 fn of_two(
@@ -161,29 +156,21 @@ async fn the_reason_of_an_attempt_outlives_one_that_was_not_sent() {
             details,
         ))
     });
-    let (dials, pipe) = (AtomicUsize::new(0), Arc::new(Mutex::new(JoinSet::new())));
-    let (connector, running) = (fake.connector(accepts), Arc::clone(&pipe));
+    let (dials, pipes) = (AtomicUsize::new(0), Pipes::default());
+    let connector = pipes.through(fake.connector(accepts));
     let settings = builder().timeout(Duration::from_secs(4));
     let client = settings.connect_lazy_with(move || -> Dialled {
         if dials.fetch_add(1, Ordering::SeqCst) > 0 {
             return Box::pin(std::future::pending());
         }
-        let (dialled, running) = (connector(), Arc::clone(&running));
-        Box::pin(async move {
-            let mut server = dialled.await?;
-            let (near, mut far) = tokio::io::duplex(1 << 16);
-            running.lock().unwrap().spawn(async move {
-                drop(tokio::io::copy_bidirectional(&mut far, &mut server).await);
-            });
-            Ok(near)
-        })
+        connector()
     });
     let client = client.unwrap();
     let mut call = pin!(client.fetch_blocks("d", &[1]));
     // It waits for its second attempt then.
     assert!(tokio::time::timeout(hint / 2, call.as_mut()).await.is_err());
     assert_eq!(fake.calls(), 1);
-    pipe.lock().unwrap().abort_all();
+    pipes.cut();
     let begin = Instant::now();
     let error = call.await.unwrap_err();
     assert_eq!(error.code(), Some(Code::Unavailable), "{error:?}");

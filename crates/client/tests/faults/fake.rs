@@ -1,13 +1,15 @@
 //! A server in this process that does what no real daemon can be made to do: refuse, stall, lie, cut
 //! connections. Reached over in-memory pipes, so that time can be paused: nothing waits for the kernel.
 
+use futures_util::stream::BoxStream;
 use ringfetch_client::{Builder, Client};
 use ringfetch_proto::v1 as wire;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use tokio::io::DuplexStream;
 use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::task::JoinSet;
 use tokio_stream::Stream;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
@@ -16,6 +18,8 @@ use wire::fetch_service_server::{FetchService, FetchServiceServer};
 
 type Answers = Pin<Box<dyn Stream<Item = Result<wire::FetchStreamResponse, Status>> + Send>>;
 pub(crate) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+/// A connection that is being opened.
+pub(crate) type Dialled = BoxFuture<std::io::Result<DuplexStream>>;
 type OnBlocks = dyn Fn(usize, Request<wire::FetchBlocksRequest>) -> BoxFuture<Result<wire::FetchBlocksResponse, Status>>
     + Send
     + Sync;
@@ -25,6 +29,9 @@ type OnStream = dyn Fn(
     ) -> BoxFuture<()>
     + Send
     + Sync;
+/// The messages of an object.
+pub(crate) type ObjectMessages = BoxStream<'static, Result<wire::ReadObjectResponse, Status>>;
+type OnObject = dyn Fn(usize, wire::ReadObjectRequest) -> Result<ObjectMessages, Status> + Send + Sync;
 type OnList = dyn Fn(wire::ListObjectsRequest) -> wire::ListObjectsResponse + Send + Sync;
 type OnScores = dyn Fn(wire::ScoreVectorsRequest) -> Status + Send + Sync;
 type OnDatasets = dyn Fn(wire::ListDatasetsRequest) -> wire::ListDatasetsResponse + Send + Sync;
@@ -79,6 +86,7 @@ pub(crate) fn is_cancel(request: &wire::FetchStreamRequest) -> bool {
 pub(crate) struct Fake {
     on_blocks: Arc<OnBlocks>,
     on_stream: Arc<OnStream>,
+    on_object: Arc<OnObject>,
     on_scores: Arc<OnScores>,
     on_list: Arc<OnList>,
     on_datasets: Arc<OnDatasets>,
@@ -93,6 +101,7 @@ impl Fake {
         Self {
             on_blocks: Arc::new(|_, request| Box::pin(async move { Ok(blocks(&request.get_ref().indices)) })),
             on_stream: Arc::new(|_, _| Box::pin(async {})),
+            on_object: Arc::new(|_, _| Err(Status::unimplemented("no test asks for it"))),
             on_scores: Arc::new(|_| Status::unimplemented("no test asks for it")),
             on_list: Arc::new(|_| wire::ListObjectsResponse::default()),
             on_datasets: Arc::new(|_| wire::ListDatasetsResponse::default()),
@@ -134,6 +143,15 @@ impl Fake {
         self
     }
 
+    /// ReadObject call number n (from 0) is answered by `f(n, request)`.
+    pub(crate) fn on_object<F>(mut self, f: F) -> Self
+    where
+        F: Fn(usize, wire::ReadObjectRequest) -> Result<ObjectMessages, Status> + Send + Sync + 'static,
+    {
+        self.on_object = Arc::new(f);
+        self
+    }
+
     /// A ScoreVectors call fails with `f(request)`.
     pub(crate) fn on_scores<F>(mut self, f: F) -> Self
     where
@@ -159,7 +177,7 @@ impl Fake {
         self
     }
 
-    /// Number of FetchBlocks calls so far.
+    /// Number of FetchBlocks and ReadObject calls so far.
     pub(crate) fn calls(&self) -> usize {
         self.calls.load(Ordering::SeqCst)
     }
@@ -175,10 +193,7 @@ impl Fake {
     }
 
     /// Opens connections to it; number n (from 0) is refused if `refuse(n)`.
-    pub(crate) fn connector(
-        &self,
-        refuse: fn(usize) -> bool,
-    ) -> impl Fn() -> BoxFuture<std::io::Result<DuplexStream>> + Send + Sync + use<> {
+    pub(crate) fn connector(&self, refuse: fn(usize) -> bool) -> impl Fn() -> Dialled + Send + Sync + use<> {
         let (accept, incoming) = mpsc::unbounded_channel::<std::io::Result<DuplexStream>>();
         let server = tonic::transport::Server::builder()
             .initial_stream_window_size(WINDOW_BYTES)
@@ -217,6 +232,36 @@ impl Fake {
     /// A client with the default settings.
     pub(crate) fn client(&self) -> Client {
         self.client_with(Client::builder("http://fake:1"), |_| false)
+    }
+}
+
+/// Connections that can be cut.
+#[derive(Clone, Default)]
+pub(crate) struct Pipes(Arc<Mutex<JoinSet<()>>>);
+
+impl Pipes {
+    /// Opens connections that go through these.
+    pub(crate) fn through(
+        &self,
+        connector: impl Fn() -> Dialled + Send + Sync + 'static,
+    ) -> impl Fn() -> Dialled + Send + Sync + 'static {
+        let pipes = self.clone();
+        move || -> Dialled {
+            let (dialled, pipes) = (connector(), pipes.clone());
+            Box::pin(async move {
+                let mut server = dialled.await?;
+                let (near, mut far) = tokio::io::duplex(1 << 16);
+                pipes.0.lock().unwrap().spawn(async move {
+                    drop(tokio::io::copy_bidirectional(&mut far, &mut server).await);
+                });
+                Ok(near)
+            })
+        }
+    }
+
+    /// Cuts those that are open.
+    pub(crate) fn cut(&self) {
+        self.0.lock().unwrap().abort_all();
     }
 }
 
@@ -304,13 +349,14 @@ impl FetchService for Fake {
         Ok(Response::new(Box::pin(UnboundedReceiverStream::new(answers))))
     }
 
-    type ReadObjectStream = tokio_stream::Empty<Result<wire::ReadObjectResponse, Status>>;
+    type ReadObjectStream = ObjectMessages;
 
     async fn read_object(
         &self,
-        _: Request<wire::ReadObjectRequest>,
-    ) -> Result<Response<Self::ReadObjectStream>, Status> {
-        Err(Status::unimplemented("no test asks for it"))
+        request: Request<wire::ReadObjectRequest>,
+    ) -> Result<Response<ObjectMessages>, Status> {
+        let n = self.calls.fetch_add(1, Ordering::SeqCst);
+        (self.on_object)(n, request.into_inner()).map(Response::new)
     }
 }
 

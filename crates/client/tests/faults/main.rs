@@ -9,5 +9,6 @@ mod calls;
 mod failover;
 mod fake;
 mod kept;
+mod objects;
 mod sockets;
 mod stream;

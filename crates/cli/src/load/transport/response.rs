@@ -87,7 +87,11 @@ impl From<Error> for RequestError {
             // The caller adds the address.
             Error::Transport { message, .. } => message.clone(),
             Error::StreamBroken { cause, .. } => return Self::from(Error::clone(cause)),
-            Error::Status(_) | Error::Protocol { .. } | Error::Invalid { .. } | _ => error.to_string(),
+            Error::Status(_)
+            | Error::Protocol { .. }
+            | Error::VersionLost { .. }
+            | Error::Invalid { .. }
+            | _ => error.to_string(),
         };
         Self {
             label: Cow::Borrowed(error.label()),
