@@ -226,6 +226,7 @@ async fn an_endpoint_whose_connection_ends_is_better_than_one_that_cannot_be_rea
     let enough = Duration::from_millis(100);
     for dialled in [CONNECT_TIMEOUT, DOWN] {
         pool.connect().await.unwrap();
+        // Longer than the dial of the other one may take; then longer than it is not dialled again.
         tokio::time::sleep(dialled).await;
         servers.lock().unwrap().abort_all();
         tokio::task::yield_now().await;
@@ -250,6 +251,7 @@ async fn an_endpoint_that_is_lost_keeps_no_call_from_the_others() {
     pool.connect().await.unwrap();
     servers.lock().unwrap().abort_all();
     let enough = Duration::from_millis(100);
+    // Time is paused: it passes once the connections have ended, which only their next calls find out.
     tokio::time::sleep(enough).await;
     for _ in 0..200 {
         let mut avoid = Avoid::default();

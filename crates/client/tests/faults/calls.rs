@@ -281,11 +281,13 @@ async fn a_silent_peer_is_found_by_short_calls_and_an_idle_one_is_not_asked() {
         dials.load(Ordering::SeqCst)
     };
     assert_eq!(call().await, 1);
+    // Only time can show that nothing is asked.
     tokio::time::sleep(Duration::from_secs(300)).await;
     assert_eq!(call().await, 1);
     let begin = Instant::now();
     while call().await == 1 {
         assert!(begin.elapsed() < Duration::from_secs(60), "it is not found");
+        // One call in each second: without pauses, its connection would never be without a call.
         tokio::time::sleep(Duration::from_millis(900)).await;
     }
 }

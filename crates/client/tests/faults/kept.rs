@@ -37,6 +37,7 @@ async fn answers_that_nobody_takes_hold_up_no_other_call() {
         .map(|_| Box::pin(client.fetch_blocks("d", &[1; 64])))
         .collect();
     assert!(kept.iter_mut().all(|call| call.now_or_never().is_none()));
+    // What arrives waits in the connection, where nothing shows it.
     tokio::time::sleep(STILL).await;
     let other = tokio::time::timeout(LONG, client.fetch_blocks("d", &[1; 64])).await;
     assert_eq!(other.expect("the call hangs").unwrap().len(), 64);
