@@ -44,6 +44,7 @@ mod long_texts;
 mod misconfigured;
 mod no_ring;
 mod no_threads;
+mod object_streams;
 mod overload;
 mod page;
 mod patience;
