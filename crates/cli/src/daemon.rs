@@ -136,6 +136,11 @@ pub(crate) fn is_final(error: &Error) -> bool {
     matches!(error, Error::Status(_)) && !is_late && !error.is_retryable()
 }
 
+/// Whether a read that has begun may go on later: the server was too slow, or refuses the rest for now.
+pub(crate) fn may_pass(error: &Error) -> bool {
+    matches!(error, Error::DeadlineExceeded) || (error.retry_after().is_some() && error.is_retryable())
+}
+
 /// Whether a rate of the principal is used up, which passes.
 fn is_rate(error: &Error) -> bool {
     matches!(error, Error::Status(status) if status.reason == "RATE_LIMITED")

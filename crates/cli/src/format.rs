@@ -4,10 +4,13 @@ use ringfetch_client::Dtype;
 use std::fmt::Write as _;
 use std::io::{self, Write};
 
+/// What a line of a dump shows.
+pub(crate) const DUMP_LINE_BYTES: usize = 16;
+
 /// A dump like `xxd`'s: 16 bytes per line with their offset, counted from `base`, and as ASCII.
 pub(crate) fn hex_dump(out: &mut dyn Write, base: u64, bytes: &[u8]) -> io::Result<()> {
     let mut offset = base;
-    for line in bytes.chunks(16) {
+    for line in bytes.chunks(DUMP_LINE_BYTES) {
         let mut hex = String::with_capacity(40);
         for (i, byte) in line.iter().enumerate() {
             if i > 0 && i.is_multiple_of(2) {

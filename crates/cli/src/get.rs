@@ -1,22 +1,22 @@
 //! `ringfetch get`: a few items, for people and pipes. Of several items raw and npy output is all or nothing; hex, text and
-//! JSON show what could be read and report the rest. A long range or object comes in parts: with `--out` all of it or
-//! nothing, but a pipe has got the parts before the one that fails.
+//! JSON show what could be read and report the rest. A long range comes in parts, an object as a stream: with `--out` all of it
+//! or nothing, but a pipe has got what came before a failure.
 
 use crate::args::{Format, Get, Global, Out};
-use crate::daemon::{PatientClient, grpc_failure, is_too_large};
+use crate::daemon::{PatientClient, grpc_failure, is_too_large, may_pass};
 use crate::expected::engine_dtype;
 use crate::format;
 use crate::outcome::Failure;
 use crate::sink::{Sink, print_json};
 use crate::stop::StopSignals;
 use bytes::Bytes;
-use ringfetch_client::{Answer, ByteRange, Code, Dtype, ItemError, Items, ObjectPart, Request};
+use futures_util::TryStreamExt as _;
+use ringfetch_client::{Answer, ByteRange, Dtype, ItemError, Items, ObjectPart, Request};
 use serde_json::{Value, json};
 use std::io::Write as _;
 
 /// Longer ranges are fetched in parts of this length, or of half of it and so on if a part is refused as too large: any
-/// length works, whatever the limit of one response. Powers of two, so that a hex dump continues where the previous
-/// part ended.
+/// length works, whatever the limit of one response.
 const PART_BYTES: u64 = 2 << 20;
 /// No limit of a response is smaller.
 const PART_BYTES_MIN: u64 = 4 << 10;
@@ -76,11 +76,7 @@ async fn fetch(global: &Global, get: &Get, mut printer: Printer) -> Result<(), F
                     return Err(Failure::Failed(problem));
                 }
             }
-            let source = Source {
-                dataset,
-                object: None,
-            };
-            fetch_range(&client, global, source, *offset, Some(*length), &mut printer).await?;
+            fetch_range(&client, global, dataset, *offset, *length, &mut printer).await?;
         }
         Get::Object {
             dataset,
@@ -89,11 +85,8 @@ async fn fetch(global: &Global, get: &Get, mut printer: Printer) -> Result<(), F
             length,
             ..
         } => {
-            let source = Source {
-                dataset,
-                object: Some(name),
-            };
-            fetch_range(&client, global, source, *offset, *length, &mut printer).await?;
+            let part = ObjectPart::new(name, *offset, *length);
+            fetch_object(&client, global, dataset, part, &mut printer).await?;
         }
     }
     printer.finish()
@@ -114,48 +107,24 @@ fn format_of(json: bool, out: &Out, vectors: bool) -> Result<Format, Failure> {
     }
 }
 
-/// A dataset, or one of its objects if there is a name.
-struct Source<'a> {
-    dataset: &'a str,
-    object: Option<&'a str>,
-}
-
-/// Fetches `length` bytes from `offset`, in parts of one version; `None`: to the object's end, whose position is not
-/// known: parts until one ends past it, then the rest.
+/// Fetches `length` bytes from `offset`, in parts of one version.
 async fn fetch_range(
     client: &PatientClient,
     global: &Global,
-    Source { dataset, object }: Source<'_>,
-    mut offset: u64,
-    length: Option<u64>,
+    dataset: &str,
+    offset: u64,
+    length: u64,
     printer: &mut Printer,
 ) -> Result<(), Failure> {
-    let label = object.map_or_else(|| Value::from(offset), Value::from);
-    let (mut whole, mut left) = (Vec::new(), length);
-    let (mut version, mut part_bytes, mut is_rest) = (String::new(), PART_BYTES, false);
-    loop {
-        let part = left
-            .map(|left| left.min(part_bytes))
-            .or((!is_rest).then_some(part_bytes));
-        let wanted = match object {
-            None => {
-                let range = ByteRange::new(offset, part.unwrap_or(0));
-                Request::ranges(dataset, [range]).if_match(&version)
-            }
-            Some(name) => {
-                let mut wanted = ObjectPart::new(name, offset, part);
-                wanted.if_match.clone_from(&version);
-                Request::objects(dataset, [wanted])
-            }
-        };
+    let mut long = LongItem::new(offset);
+    let (mut left, mut version, mut part_bytes) = (length, String::new(), PART_BYTES);
+    while left > 0 && !printer.sink.is_closed() {
+        let range = ByteRange::new(long.end, left.min(part_bytes));
+        let wanted = Request::ranges(dataset, [range]).if_match(&version);
         let answer = match client.fetch_whole(&wanted).await {
             Ok(answer) => answer,
             Err(error) if part_bytes > PART_BYTES_MIN && is_too_large(&error) => {
-                (part_bytes, is_rest) = (part_bytes / 2, false);
-                continue;
-            }
-            Err(error) if error.code() == Some(Code::OutOfRange) && length.is_none() && !is_rest => {
-                is_rest = true;
+                part_bytes /= 2;
                 continue;
             }
             Err(error) => return Err(grpc_failure(global)(error)),
@@ -164,35 +133,94 @@ async fn fetch_range(
         let bytes = items
             .get(0)
             .map_err(|error| Failure::Failed(format!("{}: {}", error.label(), error.message)))?;
-        // Of the object, or of the dataset.
-        items
-            .etags()
-            .first()
-            .map_or(items.etag(), String::as_str)
-            .clone_into(&mut version);
+        items.etag().clone_into(&mut version);
+        left -= range.length;
+        long.print(&bytes, printer)?;
+    }
+    long.finish(offset.into(), printer)
+}
+
+/// Fetches an object or a part of it, of one version.
+async fn fetch_object(
+    client: &PatientClient,
+    global: &Global,
+    dataset: &str,
+    mut part: ObjectPart,
+    printer: &mut Printer,
+) -> Result<(), Failure> {
+    let mut long = LongItem::new(part.offset);
+    loop {
+        let object = client.call(|client| client.read_object(dataset, &part)).await;
+        let mut object = object.map_err(grpc_failure(global))?;
+        object.etag().clone_into(&mut part.if_match);
+        let end = part.offset.saturating_add(object.length_bytes());
+        let ended = loop {
+            match object.try_next().await {
+                Ok(Some(bytes)) if !printer.sink.is_closed() => long.print(&bytes, printer)?,
+                Ok(_) => break Ok(()),
+                Err(error) => break Err(error),
+            }
+        };
+        match ended {
+            Ok(()) => return long.finish(part.name.as_str().into(), printer),
+            // Asked again, the daemon says how long to wait, which may be for longer than --timeout. Not for ever: each call
+            // brings something.
+            Err(error) if may_pass(&error) && long.end < end => {
+                (part.offset, part.length) = (long.end, Some(end - long.end));
+            }
+            Err(error) => return Err(grpc_failure(global)(error)),
+        }
+    }
+}
+
+/// A range or an object that comes in parts.
+struct LongItem {
+    /// Where what has been printed or is in `kept` ends.
+    end: u64,
+    /// For hex the last bytes, which are no whole line yet; for text and JSON all of them.
+    kept: Vec<u8>,
+}
+
+impl LongItem {
+    /// From this offset on.
+    fn new(offset: u64) -> Self {
+        Self {
+            end: offset,
+            kept: Vec::new(),
+        }
+    }
+
+    fn print(&mut self, bytes: &[u8], printer: &mut Printer) -> Result<(), Failure> {
         match printer.format {
-            Format::Hex => format::hex_dump(&mut printer.sink, offset, &bytes)?,
-            Format::Raw => printer.sink.write_all(&bytes)?,
-            Format::Text | Format::Npy | Format::Json => whole.extend_from_slice(&bytes),
+            Format::Raw => printer.sink.write_all(bytes)?,
+            Format::Hex => {
+                let begin = self.end - self.kept.len() as u64;
+                self.kept.extend_from_slice(bytes);
+                let lines = self.kept.len() - self.kept.len() % format::DUMP_LINE_BYTES;
+                format::hex_dump(&mut printer.sink, begin, &self.kept[..lines])?;
+                self.kept.drain(..lines);
+            }
+            Format::Text | Format::Npy | Format::Json => self.kept.extend_from_slice(bytes),
         }
-        let Some(fetched) = part else { break };
-        offset = offset.saturating_add(fetched);
-        left = left.map(|left| left - fetched);
-        if left == Some(0) || printer.sink.is_closed() {
-            break;
-        }
+        self.end = self.end.saturating_add(bytes.len() as u64);
+        Ok(())
     }
-    match printer.format {
-        Format::Hex | Format::Raw | Format::Npy => {}
-        Format::Text => printer.text(&label.to_string(), &whole, None)?,
-        Format::Json => {
-            let hex = format::hex_word(&whole);
-            printer
-                .json
-                .push(json!({ "item": label, "length": whole.len(), "hex": hex }));
+
+    /// Prints what is left.
+    fn finish(self, label: Value, printer: &mut Printer) -> Result<(), Failure> {
+        let Self { end, kept } = self;
+        match printer.format {
+            Format::Hex => format::hex_dump(&mut printer.sink, end - kept.len() as u64, &kept)?,
+            Format::Raw | Format::Npy => {}
+            Format::Text => printer.text(&label.to_string(), &kept, None)?,
+            Format::Json => {
+                let hex = format::hex_word(&kept);
+                let item = json!({ "item": label, "length": kept.len(), "hex": hex });
+                printer.json.push(item);
+            }
         }
+        Ok(())
     }
-    Ok(())
 }
 
 /// Prints items in one format.

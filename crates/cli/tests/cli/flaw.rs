@@ -19,6 +19,8 @@ pub(crate) struct Flaw {
     pub(crate) unreadable: bool,
     /// The first two reads have an item that cannot be read for now; how many there were.
     pub(crate) unreadable_at_first: Option<&'static AtomicUsize>,
+    /// An object that is read from its beginning stops in the middle.
+    pub(crate) stalled: bool,
     /// Of data, in one response.
     pub(crate) response_bytes_max: usize,
     /// Of one request.
@@ -36,6 +38,7 @@ impl Flaw {
         refused_for: None,
         unreadable: false,
         unreadable_at_first: None,
+        stalled: false,
         response_bytes_max: 3 << 20,
         items_max: usize::MAX,
         objects: OBJECTS,
@@ -85,6 +88,11 @@ impl Flaw {
 
     pub(crate) const UNREADABLE: Self = Self {
         unreadable: true,
+        ..Self::NONE
+    };
+
+    pub(crate) const STALLED: Self = Self {
+        stalled: true,
         ..Self::NONE
     };
 

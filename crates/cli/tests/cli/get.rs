@@ -84,9 +84,29 @@ fn items_come_out_in_every_format() {
 }
 
 #[test]
+fn a_dump_of_a_long_object_has_whole_lines() {
+    // Scenario: an object that comes in messages of an odd length. Expected: lines of 16 bytes, each at its offset; the same text
+    // for a part, which is as long as a line is.
+    let server = start(Flaw::NONE);
+    let dump = stdout(server, &format!("get object objects {LONG_OBJECT}"));
+    let lines: Vec<&str> = dump.lines().collect();
+    assert_eq!(lines.len() as u64, LONG_OBJECT_BYTES.div_ceil(16));
+    for (offset, line) in (0..).step_by(16).zip(&lines) {
+        assert!(line.starts_with(&format!("{offset:08x}: ")), "{line}");
+    }
+    let (last, whole) = lines.split_last().unwrap();
+    assert!(whole.iter().all(|line| line.len() == 67) && last.len() == 52);
+    let part = format!("get object objects {LONG_OBJECT} --offset 300000 --length 16");
+    assert_eq!(
+        stdout(server, &part).lines().collect::<Vec<_>>(),
+        [lines[300_000 / 16]]
+    );
+}
+
+#[test]
 fn parts_become_shorter_until_a_response_may_hold_them() {
     // Scenario: one response may hold 100 KiB; then 4 KiB, the least that a daemon can be limited to; then less than any
-    // part. Expected: a range, an object that is longer than that, and one that is not; a failure that gives the reason.
+    // part. Expected: a range, and an object, whose messages are no responses; a failure that gives the reason.
     for response_bytes in [100 << 10, 4 << 10] {
         let server = start(Flaw::limited(response_bytes));
         let raw = |args: &str| {
@@ -95,45 +115,29 @@ fn parts_become_shorter_until_a_response_may_hold_them() {
             output.stdout
         };
         assert_eq!(raw("range blocks 7 400000"), stream(7, 400_000));
-        for (name, length) in [
-            (LONG_OBJECT, LONG_OBJECT_BYTES),
-            (
-                &pattern::object_name(5),
-                pattern::object_length(SEED, 5, 10, 3000),
-            ),
-        ] {
-            let whole = raw(&format!("object objects {name}"));
-            assert_eq!(whole.len() as u64, length);
-            let seed = pattern::object_seed(SEED, name);
-            assert_eq!(pattern::first_difference(seed, 0, &whole), None);
-        }
+        let whole = raw(&format!("object objects {LONG_OBJECT}"));
+        assert_eq!(whole.len() as u64, LONG_OBJECT_BYTES);
     }
     let server = start(Flaw::limited(100));
-    for args in ["range blocks 0 400000", &format!("object objects {LONG_OBJECT}")] {
-        let error = failure(Some(server), &format!("get {args}"), 1);
-        assert!(
-            error.contains("RESOURCE_EXHAUSTED: 4096 bytes, at most 100"),
-            "{error}"
-        );
-    }
+    let error = failure(Some(server), "get range blocks 0 400000", 1);
+    assert!(
+        error.contains("RESOURCE_EXHAUSTED: 4096 bytes, at most 100"),
+        "{error}"
+    );
 }
 
 #[test]
 fn get_waits_for_a_rate() {
     // Scenario: every other read is refused for a moment, more often than a client retries; then for longer than --timeout.
-    // Expected: all bytes of an object of many parts; items of every kind. What is refused for another reason is given up.
+    // Expected: all bytes of a range of many parts; items of every kind. What is refused for another reason is given up.
     let server = start(Flaw::refused_for(Duration::from_millis(1)));
-    let output = ringfetch(
-        Some(server),
-        &format!("get object objects {LONG_OBJECT} --format raw"),
-    );
+    let output = ringfetch(Some(server), "get range blocks 0 100000 --format raw");
     assert!(output.status.success(), "{:?}", String::from_utf8(output.stderr));
-    assert_eq!(output.stdout.len() as u64, LONG_OBJECT_BYTES);
-    let seed = pattern::object_seed(SEED, LONG_OBJECT);
-    assert_eq!(pattern::first_difference(seed, 0, &output.stdout), None);
+    assert_eq!(output.stdout, stream(0, 100_000));
 
     let server = start(Flaw::refused_for(Duration::from_millis(2100)));
-    for item in ["block blocks 3", "vector vectors 3", "range blocks 0 5"] {
+    let object = format!("object objects {}", pattern::object_name(5));
+    for item in ["block blocks 3", "vector vectors 3", "range blocks 0 5", &object] {
         assert_ne!(stdout(server, &format!("--timeout 2s get {item}")), "");
     }
 
@@ -141,6 +145,19 @@ fn get_waits_for_a_rate() {
     let server = start(Flaw::overloaded_for(Duration::from_millis(1)));
     let error = failure(Some(server), "get block blocks 3", 1);
     assert!(error.contains("over a limit"), "{error}");
+}
+
+#[test]
+fn an_object_that_stops_is_asked_for_again() {
+    // Scenario: an object stops midway for longer than --timeout, as for a rate, and goes on for who asks again. Expected: all its
+    // bytes.
+    let server = start(Flaw::STALLED);
+    let args = format!("--timeout 2s get object objects {LONG_OBJECT} --format raw");
+    let output = ringfetch(Some(server), &args);
+    assert!(output.status.success(), "{:?}", String::from_utf8(output.stderr));
+    assert_eq!(output.stdout.len() as u64, LONG_OBJECT_BYTES);
+    let seed = pattern::object_seed(SEED, LONG_OBJECT);
+    assert_eq!(pattern::first_difference(seed, 0, &output.stdout), None);
 }
 
 #[test]
