@@ -9,6 +9,7 @@ mod datasets;
 mod document;
 mod keys;
 mod layers;
+mod meant;
 mod print;
 mod problem;
 mod timeouts;

@@ -16,7 +16,8 @@ use serde_yaml::Value;
 
 use ringfetch_command::size;
 
-use super::layers::{Content, Node, is_joined_by_underscores, join, section_allowed, variable_meant};
+use super::layers::{Content, Node, join, section_allowed, variable_meant};
+use super::meant::{closest, key_meant, without_indices};
 use super::problem::{Problem, Source};
 
 /// One key's effective value.
@@ -137,60 +138,11 @@ impl Walk {
             };
             let remedy = match variable {
                 Some((_, variable)) => format!("the variable is {variable}"),
-                None => suggest(&key, &known),
+                None => key_meant(&key, &known),
             };
             problems.push(Problem::new(key, "is not a key here", remedy, source));
         }
         (problems, settings, known)
-    }
-}
-
-fn without_indices(key: &str) -> String {
-    let mut out = String::with_capacity(key.len());
-    let mut inside = false;
-    for c in key.chars() {
-        inside = if inside { c != ']' } else { c == '[' };
-        if !inside || c == '[' {
-            out.push(c);
-        }
-    }
-    out
-}
-
-/// The last part of a key's path and what precedes it.
-fn split(key: &str) -> (&str, &str) {
-    key.rsplit_once('.').unwrap_or(("", key))
-}
-
-/// Similarity from which one key is suggested for another (0 to 1, normalized Damerau-Levenshtein).
-const ALIKE_MIN: f64 = 0.6;
-
-fn suggest(key: &str, known: &BTreeSet<String>) -> String {
-    let key = without_indices(key);
-    if known.contains(&key) {
-        // The whole dotted path was written as one key of the file.
-        let (section, name) = split(&key);
-        return format!("write {name} below {section}, as a key of that section");
-    }
-    if let Some(meant) = known.iter().find(|known| is_joined_by_underscores(known, &key)) {
-        return format!("did you mean {meant}?");
-    }
-    let (section, name) = split(&key);
-    let elsewhere = known
-        .iter()
-        .find(|other| split(other).1 == name && !other.contains("[]"));
-    let siblings = || {
-        known
-            .iter()
-            .filter(|other| split(other).0 == section)
-            .map(|other| split(other).1)
-    };
-    let likeness = |other: &str| strsim::normalized_damerau_levenshtein(name, other);
-    let closest = siblings().max_by(|a, b| likeness(a).total_cmp(&likeness(b)));
-    match (closest, elsewhere) {
-        (Some(closest), _) if likeness(closest) >= ALIKE_MIN => format!("did you mean {closest}?"),
-        (_, Some(elsewhere)) => format!("did you mean {elsewhere}?"),
-        _ => format!("allowed: {}", siblings().collect::<Vec<_>>().join(", ")),
     }
 }
 
@@ -398,14 +350,12 @@ impl<'w> Section<'w> {
         let parse = |content: &Content| {
             let text = text(content)?;
             let meant = words.iter().find(|(word, _)| *word == text);
-            meant.map(|(_, value)| *value).ok_or_else(|| {
-                let likeness = |word: &str| strsim::normalized_damerau_levenshtein(&text, word);
-                let closest = names.iter().max_by(|a, b| likeness(a).total_cmp(&likeness(b)));
-                match closest.filter(|word| likeness(word) >= ALIKE_MIN) {
+            meant
+                .map(|(_, value)| *value)
+                .ok_or_else(|| match closest(&text, names.iter().copied()) {
                     Some(word) => format!("is {text:?} (did you mean {word}?)"),
                     None => format!("is {text:?}"),
-                }
-            })
+                })
         };
         self.read(name, &allowed, parse, |value| spelled(value, words))
     }
