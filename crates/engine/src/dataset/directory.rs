@@ -4,7 +4,8 @@
 //! If openat2 is unavailable (kernel < 5.6, or an older seccomp filter), each part is opened in turn without
 //! following links: then no link works at all, inside or not.
 
-use super::file::{FileError, Identity, OPEN_FLAGS, describe};
+use super::file::{FileError, OPEN_FLAGS, describe};
+use super::identity::Identity;
 use rustix::fs::{Dir, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -6,6 +6,7 @@
 //! reads.
 
 use super::direct::{self, Alignment};
+use super::identity::{Identity, etag_of};
 use super::{reaper, trial};
 use crate::config::DirectIo;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags};
@@ -41,17 +42,6 @@ pub struct OpenFile {
     is_block_device: bool,
     identity: Identity,
     etag: String,
-}
-
-/// Identifies the opened file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Identity {
-    /// The device it is on, or for a block device the device it is.
-    dev: u64,
-    ino: u64,
-    length_bytes: u64,
-    mtime_s: i64,
-    mtime_ns: u64,
 }
 
 /// Why a path cannot be opened as a file.
@@ -232,7 +222,7 @@ impl OpenFile {
             Ok(alignment) => alignment,
             Err(reason) => return Ok(Err(reason)),
         };
-        let alignment = match tried.filter(|(dev, _)| *dev == self.identity.dev) {
+        let alignment = match tried.filter(|(dev, _)| *dev == self.identity.dev()) {
             Some((_, found)) => alignment.coarser(found),
             None => {
                 let mut reads = trial::Descriptors {
@@ -271,7 +261,7 @@ impl OpenFile {
     /// As if it were on this device. For tests of what depends on it.
     #[cfg(test)]
     pub(super) fn assume_device(&mut self, number: u64) {
-        self.identity.dev = number;
+        self.identity = self.identity.on_device(number);
     }
 
     /// Charges its descriptors to a budget until they are closed.
@@ -281,7 +271,7 @@ impl OpenFile {
 
     /// Length at open.
     pub fn length_bytes(&self) -> u64 {
-        self.identity.length_bytes
+        self.identity.length_bytes()
     }
 
     /// Strong entity tag (a digest of device, inode, length, mtime), unquoted. A block device has no mtime
@@ -297,16 +287,11 @@ impl OpenFile {
             return true;
         }
         let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-        let Identity {
-            length_bytes,
-            mtime_s,
-            mtime_ns,
-            ..
-        } = self.identity;
         match rustix::fs::statx(&*self.buffered, c"", flags, StatxFlags::SIZE | StatxFlags::MTIME) {
             Ok(found) => {
                 let mtime = found.stx_mtime;
-                (found.stx_size, mtime.tv_sec, u64::from(mtime.tv_nsec)) == (length_bytes, mtime_s, mtime_ns)
+                self.identity
+                    .has_content_of(found.stx_size, mtime.tv_sec, mtime.tv_nsec)
             }
             // As in `known_length`.
             Err(Errno::NOSYS | Errno::PERM) => {
@@ -379,7 +364,7 @@ impl OpenFile {
     /// errno of fstat or statx.
     pub(crate) fn ends_by(&self, offset: u64, waits: bool) -> Result<bool, i32> {
         let end = if self.is_block_device {
-            Ok(self.identity.length_bytes)
+            Ok(self.identity.length_bytes())
         } else if waits {
             self.current_length()
         } else {
@@ -396,7 +381,7 @@ impl OpenFile {
             // A device may become shorter: a loop device, a partition, a logical volume.
             let end = device_bytes(&*self.buffered);
             return end
-                .map(|end| end.min(self.identity.length_bytes))
+                .map(|end| end.min(self.identity.length_bytes()))
                 .map_err(Errno::raw_os_error);
         }
         let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
@@ -430,67 +415,6 @@ impl OpenFile {
 pub(crate) fn bytes_before(end: Result<u64, i32>, offset: u64, bytes: u32) -> Result<u32, i32> {
     let left = u32::try_from(end?.saturating_sub(offset));
     Ok(left.map_or(bytes, |left| left.min(bytes)))
-}
-
-impl Identity {
-    pub(super) fn of(descriptor: impl AsFd) -> Result<Self, Errno> {
-        let found = rustix::fs::fstat(&descriptor)?;
-        let is_block_device = FileType::from_raw_mode(found.st_mode) == FileType::BlockDevice;
-        let length_bytes = if is_block_device {
-            // st_size of a device is 0; seek to its end instead (as BLKGETSIZE64 would report). No read returns
-            // a last sector that is not whole (a loop device of 4,096-byte sectors over 1,050,112 bytes).
-            let end = rustix::fs::seek(&descriptor, rustix::fs::SeekFrom::End(0))?;
-            end - end % u64::from(rustix::fs::ioctl_blksszget(&descriptor)?.max(1))
-        } else {
-            u64::try_from(found.st_size).unwrap_or(0)
-        };
-        Ok(Self {
-            dev: if is_block_device {
-                found.st_rdev
-            } else {
-                found.st_dev
-            },
-            ino: found.st_ino,
-            length_bytes,
-            mtime_s: found.st_mtime,
-            mtime_ns: found.st_mtime_nsec,
-        })
-    }
-
-    fn words(self) -> [u64; 5] {
-        let mtime_s = self.mtime_s.cast_unsigned();
-        [self.dev, self.ino, self.length_bytes, mtime_s, self.mtime_ns]
-    }
-
-    /// Names the page cache of a file. Of its version, since a deleted file's inode is used again. Nodes of one block device
-    /// have inodes and times of their own.
-    fn pages(self, is_block_device: bool) -> u64 {
-        let words = if is_block_device {
-            [self.dev, 0, self.length_bytes, 0, 0]
-        } else {
-            self.words()
-        };
-        let mix = |hash: u64, word: u64| (hash ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        words.into_iter().fold(0, mix)
-    }
-
-    pub(super) fn dev(self) -> u64 {
-        self.dev
-    }
-}
-
-/// One tag for files in this order, and how their items lie in them: 128 bits of FNV-1a (Fowler, Noll, Vo;
-/// draft-eastlake-fnv) over identities and layout. A digest, so that inode numbers, which identify files to NFS
-/// servers, do not leave the machine.
-pub(super) fn etag_of(files: impl IntoIterator<Item = Identity>, layout: &[u64]) -> String {
-    const OFFSET: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
-    const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
-    let words = files.into_iter().flat_map(Identity::words);
-    let mut hash = OFFSET;
-    for byte in words.chain(layout.iter().copied()).flat_map(u64::to_le_bytes) {
-        hash = (hash ^ u128::from(byte)).wrapping_mul(PRIME);
-    }
-    format!("{hash:032x}")
 }
 
 /// A number that is unique in this process.
@@ -584,7 +508,7 @@ mod tests {
             let (file, _) = OpenFile::from_descriptor(descriptor, options).unwrap();
             let inode = |fd| rustix::fs::fstat(fd).unwrap().st_ino;
             assert_eq!(inode(file.direct_fd().unwrap()), inode(file.buffered_fd()));
-            assert_eq!(inode(file.buffered_fd()), file.identity.ino);
+            assert_eq!(Identity::of(file.buffered_fd()).unwrap(), file.identity);
         }
     }
 

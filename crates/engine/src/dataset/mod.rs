@@ -2,12 +2,13 @@
 //!
 //! An open [`Dataset`] never changes, except for the descriptors that an objects dataset caches.
 //! `DatasetSpec` and `KindSpec` say what to open; `open`, `layout` (vectors), `objects` and `listing` open
-//! it; `file` and `direct` handle one file. Backends read, and `geometry` does item arithmetic.
+//! it; `file`, `identity` and `direct` handle one file. Backends read, and `geometry` does item arithmetic.
 
 mod direct;
 mod directory;
 mod file;
 mod held_file;
+mod identity;
 mod layout;
 mod listing;
 mod npy;

@@ -6,7 +6,8 @@
 
 use super::direct;
 use super::directory::{self, Directory, is_absent};
-use super::file::{Accept, FileError, Identity, OPEN_FLAGS, OpenFile, OpenOptions};
+use super::file::{Accept, FileError, OPEN_FLAGS, OpenFile, OpenOptions};
+use super::identity::Identity;
 use super::open::{ErrorContext, file_problem, refusal_reason};
 use super::{DirectFacts, ObjectEntry, OpenError, listing, reaper};
 use crate::config::DirectIo;

@@ -2,7 +2,8 @@
 //! all of them. Every error names the field of the configuration and how to fix it.
 
 use super::direct::{self, Alignment};
-use super::file::{self, Accept, FileError, Identity, OpenFile, OpenOptions};
+use super::file::{self, Accept, FileError, OpenFile, OpenOptions};
+use super::identity::{Identity, etag_of};
 use super::objects::Objects;
 use super::{DatasetSpec, DirectFacts, Kind, KindSpec, OpenDataset, OpenError, PartialTail, layout};
 use crate::config::DirectIo;
@@ -160,7 +161,7 @@ fn address_space(
         id: file::next_id(),
         spec: spec.clone(),
         kind,
-        etag: file::etag_of(files.iter().map(OpenFile::identity), &kind.layout_words()),
+        etag: etag_of(files.iter().map(OpenFile::identity), &kind.layout_words()),
         disks: disks(files.iter().map(OpenFile::identity)),
         files: files.into_iter().map(Arc::new).collect(),
         span,
@@ -187,7 +188,7 @@ fn objects(
         id: file::next_id(),
         spec: spec.clone(),
         kind: Kind::Objects,
-        etag: file::etag_of([identity], &[]),
+        etag: etag_of([identity], &[]),
         disks: disks([identity]),
         files: Vec::new(),
         span: FileSpan::default(),
