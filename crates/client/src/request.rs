@@ -36,7 +36,7 @@ pub struct ObjectPart {
     pub offset: u64,
     /// Bytes, at least 1; `None`: to the object's end.
     pub length: Option<u64>,
-    /// The required version, as in [`Items::etags`], of the same server; empty: any.
+    /// The required version, as in [`Items::etags`] or [`crate::ObjectStream::etag`], of the same server; empty: any.
     pub if_match: String,
 }
 
