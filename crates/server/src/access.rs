@@ -8,12 +8,10 @@
 mod grant;
 mod metrics;
 mod principal;
-mod rate;
 mod table;
 
 pub(crate) use grant::{Grant, GrantInUse, Revoke};
 pub(crate) use principal::{Principal, PrincipalLimits};
-pub(crate) use rate::OverRate;
 
 use crate::caller::Connection;
 use crate::config::{AccessConfig, Anonymous};

@@ -20,6 +20,7 @@ pub mod key_file;
 pub mod lifecycle;
 pub mod listener;
 pub mod log_output;
+mod rate;
 pub mod reconfigure;
 pub mod record;
 pub mod rpc_metrics;

@@ -1,8 +1,8 @@
 //! A principal: what all of its credentials and connections share.
 
-use super::rate::{OverRate, Rate, UNLIMITED};
 use crate::caller::Caller;
 use crate::fetch::Rejection;
+use crate::rate::{OverRate, Rate, UNLIMITED};
 use ringfetch_engine::sync::lock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};

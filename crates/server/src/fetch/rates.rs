@@ -2,8 +2,9 @@
 
 use super::request::{FetchError, RateLimit};
 use super::{Fetcher, RequestContext};
-use crate::access::{OverRate, Principal};
+use crate::access::Principal;
 use crate::caller::Connection;
+use crate::rate::OverRate;
 use std::sync::Arc;
 
 /// The bytes of a response that were charged to its principal.

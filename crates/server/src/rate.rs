@@ -1,4 +1,4 @@
-//! A rate limit of a principal: a token bucket that holds one second's worth.
+//! A rate limit: a token bucket that holds one second's worth.
 //!
 //! Stored as the time at which the bucket will be full again (GCRA, ITU-T I.371): one atomic number, so no
 //! core waits for another. A response may take more than is left, so that one larger than the bucket is not
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 const SECOND_NS: u64 = 1_000_000_000;
 
 /// No limit.
-pub(super) const UNLIMITED: u64 = u64::MAX;
+pub(crate) const UNLIMITED: u64 = u64::MAX;
 
 /// A refusal: by which limit, and until when.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,7 +25,7 @@ pub(crate) struct OverRate {
 
 /// A limit and how far it is used.
 #[derive(Debug)]
-pub(super) struct Rate {
+pub(crate) struct Rate {
     per_s: AtomicU64,
     full_at_ns: AtomicU64,
 }
@@ -43,7 +43,7 @@ fn refill_ns(amount: u64, per_s: u64) -> u64 {
 }
 
 impl Rate {
-    pub(super) fn unlimited() -> Self {
+    pub(crate) fn unlimited() -> Self {
         Self {
             per_s: AtomicU64::new(UNLIMITED),
             full_at_ns: AtomicU64::new(0),
@@ -51,40 +51,40 @@ impl Rate {
     }
 
     /// Changes the limit. The bucket is then full; setting the same limit changes nothing.
-    pub(super) fn set(&self, per_s: u64) {
+    pub(crate) fn set(&self, per_s: u64) {
         if self.per_s.swap(per_s, AcqRel) != per_s {
             self.full_at_ns.store(0, Release);
         }
     }
 
     /// Takes `amount` if all of it is available.
-    pub(super) fn take(&self, amount: u64) -> Result<(), OverRate> {
+    pub(crate) fn take(&self, amount: u64) -> Result<(), OverRate> {
         self.limited().map_or(Ok(()), |per_s| {
             self.take_at(now_ns(), per_s, amount, refill_ns(amount, per_s))
         })
     }
 
     /// Takes `amount` if anything is available.
-    pub(super) fn take_any(&self, amount: u64) -> Result<(), OverRate> {
+    pub(crate) fn take_any(&self, amount: u64) -> Result<(), OverRate> {
         self.limited()
             .map_or(Ok(()), |per_s| self.take_at(now_ns(), per_s, amount, 0))
     }
 
     /// Takes `amount` if what refills in `room` is available: whoever waits for anything comes before that.
-    pub(super) fn take_after_others(&self, amount: u64, room: Duration) -> Result<(), OverRate> {
+    pub(crate) fn take_after_others(&self, amount: u64, room: Duration) -> Result<(), OverRate> {
         let room = u64::try_from(room.as_nanos()).unwrap_or(u64::MAX);
         self.limited()
             .map_or(Ok(()), |per_s| self.take_at(now_ns(), per_s, amount, room))
     }
 
     /// Takes `amount` in any case, and returns how long to wait before using it.
-    pub(super) fn reserve(&self, amount: u64) -> Duration {
+    pub(crate) fn reserve(&self, amount: u64) -> Duration {
         self.limited()
             .map_or(Duration::ZERO, |per_s| self.reserve_at(now_ns(), per_s, amount))
     }
 
     /// Returns what was taken and not used.
-    pub(super) fn give_back(&self, amount: u64) {
+    pub(crate) fn give_back(&self, amount: u64) {
         if let Some(per_s) = self.limited() {
             let refill = refill_ns(amount, per_s);
             self.change(per_s, |full_at| Some(full_at.saturating_sub(refill)));
@@ -92,7 +92,7 @@ impl Rate {
     }
 
     /// The limit.
-    pub(super) fn per_s(&self) -> u64 {
+    pub(crate) fn per_s(&self) -> u64 {
         self.per_s.load(Acquire)
     }
 
