@@ -6,25 +6,27 @@
 mod output;
 
 use crate::config::AccessLogConfig;
+use crate::rate::Rate;
 use crate::record::{Facts, Times};
 use output::Output;
-use prometheus::core::{Collector, Desc};
-use prometheus::proto::MetricFamily;
-use prometheus::{IntCounterVec, Opts, Registry};
-use ringfetch_engine::sync::lock;
+use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
 use serde::{Serialize, Serializer};
 use serde_json::ser::Formatter;
 use std::cell::RefCell;
 use std::io::{self, Write as _};
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex};
 use std::thread::Builder;
 use std::time::{Duration, SystemTime};
 
 /// Most lines in the queue. A line has about 400 bytes, and at most 2 KiB.
 const QUEUE_LINES_MAX: usize = 8192;
+
+/// Beside a sample, most lines per second about requests that failed before anything was read: such a request costs its client
+/// nothing, and the daemon refuses tens of thousands of them per second.
+const REFUSALS_PER_S: u64 = 100;
 
 /// How long the end of the process waits for what is queued.
 const FLUSHED_WITHIN: Duration = Duration::from_secs(1);
@@ -40,9 +42,13 @@ struct Inner {
     /// Lines; an empty one only wakes the thread.
     queue: SyncSender<Vec<u8>>,
     /// Lines that did not fit.
-    overflowed: AtomicU64,
+    overflowed: IntCounter,
     /// One in this many requests is logged, besides slow and failed ones.
     sample: AtomicU32,
+    /// Limits failed ones of which nothing was read.
+    refusals: Rate,
+    /// Lines about those that were left out.
+    over_rate: IntCounter,
     /// Requests that take at least this long are always logged.
     slow_ns: AtomicU64,
     reopen: Arc<AtomicBool>,
@@ -83,27 +89,26 @@ impl AccessLog {
     pub fn start(config: &AccessLogConfig, registry: &Registry) -> io::Result<(Self, FlushGuard)> {
         let counters = Opts::new(
             "ringfetch_access_log_dropped_total",
-            "Lines of the access log that were dropped: the queue was full, or they could not be written.",
+            "Lines of the access log that were dropped: the queue was full, they could not be written, or beside a sample there were too many refusals a second.",
         );
         let counters = IntCounterVec::new(counters, &["reason"]).map_err(io::Error::other)?;
         let reopen = Arc::new(AtomicBool::new(false));
         let unwritten = counters.with_label_values(&["write"]);
         let output = Output::open(&config.target, Arc::clone(&reopen), unwritten)?;
         let (queue, lines) = sync_channel(QUEUE_LINES_MAX);
+        let refusals = Rate::unlimited();
+        refusals.set(REFUSALS_PER_S);
         let inner = Arc::new(Inner {
             queue,
-            overflowed: AtomicU64::new(0),
+            overflowed: counters.with_label_values(&["queue"]),
             sample: AtomicU32::new(1),
+            refusals,
+            over_rate: counters.with_label_values(&["rate"]),
             slow_ns: AtomicU64::new(u64::MAX),
             reopen,
             is_ending: AtomicBool::new(false),
         });
-        let dropped = Dropped {
-            counters,
-            log: Arc::clone(&inner),
-            reading: Mutex::new(()),
-        };
-        registry.register(Box::new(dropped)).map_err(io::Error::other)?;
+        registry.register(Box::new(counters)).map_err(io::Error::other)?;
         let (ends, ended) = sync_channel(0);
         let writing = Arc::clone(&inner);
         Builder::new().name("rf-access-log".to_owned()).spawn(move || {
@@ -137,10 +142,7 @@ impl AccessLog {
             static LINE: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
         }
         let inner = &*self.inner;
-        let sample = inner.sample.load(Ordering::Relaxed);
-        let is_slow = nanoseconds(times.duration) >= inner.slow_ns.load(Ordering::Relaxed);
-        // At random, so that requests in a regular pattern are all sampled.
-        if sample > 1 && !is_slow && !facts.is_error() && fastrand::u32(..sample) > 0 {
+        if inner.is_left_out(facts, times) {
             return;
         }
         LINE.with_borrow_mut(|line| {
@@ -150,10 +152,32 @@ impl AccessLog {
             if Line::new(facts, times).serialize(&mut json).is_ok() {
                 line.push(b'\n');
                 if inner.queue.try_send(line.clone()).is_err() {
-                    inner.overflowed.fetch_add(1, Ordering::Relaxed);
+                    inner.overflowed.inc();
                 }
             }
         });
+    }
+}
+
+impl Inner {
+    /// Whether the sampling leaves a request out. Counts it if it failed.
+    fn is_left_out(&self, facts: &Facts, times: Times) -> bool {
+        let sample = self.sample.load(Ordering::Relaxed);
+        let is_slow = nanoseconds(times.duration) >= self.slow_ns.load(Ordering::Relaxed);
+        if sample <= 1 || is_slow {
+            return false;
+        }
+        let is_error = facts.is_error();
+        let is_refusal = is_error && facts.bytes == 0 && facts.disk.is_zero();
+        if is_error && (!is_refusal || self.refusals.take(1).is_ok()) {
+            return false;
+        }
+        // At random, so that requests in a regular pattern are all sampled.
+        let is_left_out = fastrand::u32(..sample) > 0;
+        if is_left_out && is_refusal {
+            self.over_rate.inc();
+        }
+        is_left_out
     }
 }
 
@@ -258,29 +282,6 @@ impl Formatter for EscapedControls {
 
 fn rfc3339<S: Serializer>(time: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(&humantime::format_rfc3339_micros(*time))
-}
-
-/// Counts lines that were not written. Lines dropped by the queue are added at scrape time.
-#[derive(Debug)]
-struct Dropped {
-    counters: IntCounterVec,
-    log: Arc<Inner>,
-    /// Serializes scrapes, which could otherwise add the same dropped lines twice.
-    reading: Mutex<()>,
-}
-
-impl Collector for Dropped {
-    fn desc(&self) -> Vec<&Desc> {
-        self.counters.desc()
-    }
-
-    fn collect(&self) -> Vec<MetricFamily> {
-        let _one_at_a_time = lock(&self.reading);
-        let counter = self.counters.with_label_values(&["queue"]);
-        let overflowed = self.log.overflowed.load(Ordering::Relaxed);
-        counter.inc_by(overflowed.saturating_sub(counter.get()));
-        self.counters.collect()
-    }
 }
 
 #[cfg(test)]

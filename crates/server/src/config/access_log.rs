@@ -39,9 +39,9 @@ impl fmt::Display for AccessLogTarget {
 pub struct AccessLogConfig {
     /// The target.
     pub target: AccessLogTarget,
-    /// One in this many requests is logged; 1: all.
+    /// One in this many requests is logged, and those that fail, within a rate if nothing was read for them; 1: all.
     pub sample: u32,
-    /// Requests that take at least this long are always logged, as are those that fail.
+    /// Requests that take at least this long are always logged.
     pub slow: Option<Duration>,
 }
 

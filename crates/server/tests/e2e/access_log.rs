@@ -454,6 +454,58 @@ async fn a_sample_leaves_out_only_what_is_good_and_fast() {
 }
 
 #[tokio::test]
+async fn beside_a_sample_refusals_have_a_rate_and_are_counted_beyond_it() {
+    // Scenario: one in four billion requests is logged; 10,000 requests on a stream fail without a read, half of them for an
+    // unknown dataset and half for a block past the end; then one fails of which a part was read, and one more without.
+    // Expectation: of the former some are logged, and the others counted; the latter two are logged.
+    let (setup, _) = plain_blocks(Setup::new(any_backend()), 16);
+    let daemon = setup
+        .set("access_log.path", "access.log")
+        .set("access_log.sample", "4294967295")
+        .set("access_log.slow_ms", "0")
+        .start();
+    const REQUESTS: u64 = 10_000;
+    let requests = (0..REQUESTS).map(|id| {
+        let dataset = if id % 2 == 0 { "nothing" } else { "blocks" };
+        wire::on_stream(id, Request::Blocks(wire::blocks(dataset, &[999])))
+    });
+    let mut fetch = daemon.fetch().await;
+    let stream = fetch.fetch_stream(tokio_stream::iter(requests)).await;
+    let mut answers = stream.unwrap().into_inner();
+    for _ in 0..REQUESTS {
+        answers.message().await.unwrap().unwrap();
+    }
+    drop((answers, fetch));
+    let logged = eventually_async("each is logged or counted", async || {
+        let logged = lines(&daemon, "access.log").len() as u64;
+        (logged + dropped(&daemon, "rate").await >= REQUESTS).then_some(logged)
+    })
+    .await;
+    assert!((100..REQUESTS / 2).contains(&logged), "{logged}");
+    let partly = Some(json!({"indices": [1, 999]}));
+    get(
+        &daemon,
+        "partly",
+        Method::POST,
+        "/v1/datasets/blocks/blocks:batchFetch",
+        partly,
+    )
+    .await;
+    lines_of(&daemon, "partly", 1).await;
+    // Once the rate allows it again.
+    eventually_async("a refusal is logged", async || {
+        get(&daemon, "refused", Method::GET, "/v1/datasets/nothing", None).await;
+        let found = lines(&daemon, "access.log");
+        found
+            .iter()
+            .any(|line| line["request_id"] == "refused")
+            .then_some(())
+    })
+    .await;
+    daemon.stop().await;
+}
+
+#[tokio::test]
 async fn a_rotated_file_is_left_and_a_new_one_made() {
     // Scenario: the file is renamed and the daemon gets SIGHUP, first with a valid configuration, then with
     // an invalid one. Expectation: later requests are in a new file, and the old one gets no more.
