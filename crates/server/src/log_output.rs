@@ -5,16 +5,20 @@
 //! counted, and the count is written as soon as there is room again. A thread and a queue would lose the last
 //! lines of a crash.
 //!
+//! Others write to the same pipe: the access log, if its target is stderr too, and other processes. They may fill it after it
+//! was found to have room, so a pipe is opened again, without waiting. The descriptor that they share keeps its flags.
+//!
 //! Where stderr is the journal, each line begins with its priority, which journald takes off (sd-daemon(3)).
 
 use ringfetch_engine::sync::lock;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 use std::ffi::OsStr;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard};
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 use tracing::{Level, Metadata};
 use tracing_subscriber::fmt::MakeWriter;
 
@@ -23,19 +27,9 @@ use tracing_subscriber::fmt::MakeWriter;
 const CHUNK_BYTES: usize = 4096;
 /// How long a line waits for a reader that is briefly slow. After one was dropped, lines do not wait until
 /// one is written again.
-const ROOM_WAIT: Timespec = Timespec {
-    tv_sec: 0,
-    tv_nsec: 50_000_000,
-};
+const ROOM_WAIT: Duration = Duration::from_millis(50);
 /// How long the last words wait, for each [`CHUNK_BYTES`].
-const LAST_WAIT: Timespec = Timespec {
-    tv_sec: 1,
-    tv_nsec: 0,
-};
-const NO_WAIT: Timespec = Timespec {
-    tv_sec: 0,
-    tv_nsec: 0,
-};
+const LAST_WAIT: Duration = Duration::from_secs(1);
 
 /// Whether a stream is the journal, by its device and inode, which the service manager tells in JOURNAL_STREAM
 /// (systemd.exec(5)).
@@ -44,6 +38,17 @@ fn is_journal(stream: impl AsFd, told: Option<&OsStr>) -> bool {
         return false;
     };
     told == Some(OsStr::new(&format!("{}:{}", stat.st_dev, stat.st_ino)))
+}
+
+/// A pipe, opened again: writes to what this returns do not wait. `None` for anything else, or if it cannot be opened.
+fn opened_again(stream: impl AsFd) -> Option<OwnedFd> {
+    let stat = rustix::fs::fstat(&stream).ok()?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::Fifo {
+        return None;
+    }
+    let path = format!("/proc/self/fd/{}", stream.as_fd().as_raw_fd());
+    let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    rustix::fs::open(path, flags, Mode::empty()).ok()
 }
 
 /// Writes an error to stderr, for people: what fits if its reader has stopped, since the process is to end.
@@ -68,10 +73,12 @@ fn priority(level: Level) -> &'static str {
 #[derive(Debug)]
 pub(crate) struct LogOutput<F> {
     to: F,
+    /// The same, if it is a pipe.
+    pipe: Option<OwnedFd>,
     json: bool,
     is_journal: bool,
     /// [`ROOM_WAIT`], except in a test whose reader may be late.
-    room_wait: Timespec,
+    room_wait: Duration,
     state: Mutex<State>,
 }
 
@@ -86,6 +93,7 @@ impl<F: AsFd> LogOutput<F> {
     pub(crate) fn new(to: F, json: bool) -> Self {
         Self {
             is_journal: is_journal(&to, std::env::var_os("JOURNAL_STREAM").as_deref()),
+            pipe: opened_again(&to),
             to,
             json,
             room_wait: ROOM_WAIT,
@@ -93,23 +101,30 @@ impl<F: AsFd> LogOutput<F> {
         }
     }
 
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.pipe.as_ref().map_or_else(|| self.to.as_fd(), AsFd::as_fd)
+    }
+
     /// Writes what fits; returns the number of bytes written.
-    fn write_chunks(&self, line: &[u8], mut wait: Timespec) -> usize {
-        let mut written = 0;
+    fn write_chunks(&self, line: &[u8], wait: Duration) -> usize {
+        let fd = self.fd();
+        let (mut written, mut until) = (0, Instant::now() + wait);
         while let Some(chunk) = line.get(written..).filter(|rest| !rest.is_empty()) {
             let chunk = chunk.get(..CHUNK_BYTES).unwrap_or(chunk);
-            let mut room = [PollFd::new(&self.to, PollFlags::OUT)];
-            match poll(&mut room, Some(&wait)) {
+            let mut room = [PollFd::new(&fd, PollFlags::OUT)];
+            let Ok(left) = Timespec::try_from(until.saturating_duration_since(Instant::now())) else {
+                break;
+            };
+            match poll(&mut room, Some(&left)) {
                 Ok(0) => break,
                 Ok(_) => {}
                 Err(Errno::INTR) => continue,
                 Err(_) => break,
             }
-            match rustix::io::write(&self.to, chunk) {
-                Ok(bytes) => written += bytes,
-                Err(Errno::INTR) => {}
-                // Other processes write to the same pipe, without waiting, and filled it first.
-                Err(Errno::AGAIN) => wait = NO_WAIT,
+            match rustix::io::write(fd, chunk) {
+                Ok(bytes) => (written, until) = (written + bytes, Instant::now() + wait),
+                // Others filled the pipe first.
+                Err(Errno::INTR | Errno::AGAIN) => {}
                 // The disk is full, or the reader has ended: there is nobody to tell.
                 Err(_) => break,
             }
@@ -125,7 +140,7 @@ impl<F: AsFd> LogOutput<F> {
         let wait = if state.lines_dropped == 0 {
             self.room_wait
         } else {
-            NO_WAIT
+            Duration::ZERO
         };
         let mut whole = Vec::new();
         if state.is_cut {
@@ -268,11 +283,29 @@ mod tests {
             .expect("a device");
         let (reader, writer) = io::pipe().expect("a pipe");
         drop(reader);
-        for to in [full.into(), std::os::fd::OwnedFd::from(writer)] {
+        for to in [full.into(), OwnedFd::from(writer)] {
             let output = LogOutput::new(to, false);
             output.make_writer().write_all(b"lost\n").expect("no failure");
             assert_eq!(output.make_writer().state.lines_dropped, 1);
         }
+    }
+
+    #[test]
+    fn what_others_write_to_the_pipe_makes_no_line_wait() {
+        // Scenario: a pipe is full, as others make it after it was found to have room. Expectation: a write fails at once, and
+        // the line counts as dropped; the descriptor that the others have still waits for room.
+        let (_reader, writer) = io::pipe().expect("a pipe");
+        let others = writer.try_clone().expect("a descriptor");
+        let output = LogOutput::new(writer, false);
+        let mut written = Ok(0);
+        while written.is_ok() {
+            written = rustix::io::write(output.fd(), &[b'x'; CHUNK_BYTES]);
+        }
+        assert_eq!(written, Err(Errno::AGAIN));
+        write(&output, "lost\n");
+        assert_eq!(output.make_writer().state.lines_dropped, 1);
+        let flags = rustix::fs::fcntl_getfl(others).expect("flags");
+        assert!(!flags.contains(OFlags::NONBLOCK), "{flags:?}");
     }
 
     #[test]
@@ -312,7 +345,7 @@ mod tests {
             text
         });
         let mut output = LogOutput::new(writer, true);
-        output.room_wait.tv_sec = 30;
+        output.room_wait = Duration::from_secs(30);
         let lines: Vec<String> = (0..20).map(|number| line(number, number * 15_000)).collect();
         lines.iter().for_each(|text| write(&output, text));
         drop(output);
