@@ -24,7 +24,7 @@ use prometheus::Registry;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use table::Table;
+use table::{Lines, Table};
 
 /// What a request needs besides the right to the datasets that it names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,7 +66,7 @@ struct Inner {
 
 /// A changed file that was read and is valid.
 #[derive(Debug)]
-pub struct RenewedPrincipals(Numbered<Table>);
+pub struct RenewedPrincipals(Numbered<Lines>);
 
 impl Access {
     /// Reads the principals file; `None` if none is configured. `has_client_ca`: client certificates are
@@ -78,25 +78,15 @@ impl Access {
         let Some(path) = &config.principals else {
             return Ok(None);
         };
-        let unchanged = || FileError {
-            key: table::KEY,
-            path: path.display().to_string(),
-            problem: "was not read".to_owned(),
-            remedy: "report this defect",
-            more: Vec::new(),
-            may_pass: false,
-        };
-        let table = Table::read(path, has_client_ca, None)?.ok_or_else(unchanged)?;
+        let table = Table::new(Lines::read(path, has_client_ca)?, None);
         table.set_limits();
         table.warn_if_empty(path);
-        // The name is a constant that the crate accepts, which a test checks.
         let rereads = Rereads::new(
             "ringfetch_access_loads_total",
             "Loads of a changed principals file, by result. After a failure the old file stays in force.",
             table::KEY,
             path,
-        )
-        .map_err(|_| unchanged())?;
+        )?;
         Ok(Some(Self {
             inner: Arc::new(Inner {
                 path: path.clone(),
@@ -178,30 +168,29 @@ impl Access {
     /// # Errors
     /// The file cannot be used; then nothing has changed.
     pub fn read(&self) -> Result<Option<RenewedPrincipals>, FileError> {
-        let read = self.inner.rereads.read(|same: Option<&Table>| {
-            let active = self.inner.table.load();
-            let before = same.unwrap_or(&active);
-            Table::read(&self.inner.path, self.inner.has_client_ca, Some(before))
+        let read = self.inner.rereads.read(|same: Option<&Lines>| {
+            let digest = same.map_or_else(|| self.inner.table.load().digest(), Lines::digest);
+            Lines::reread(&self.inner.path, self.inner.has_client_ca, digest)
         });
-        read.map(|table| table.map(RenewedPrincipals))
+        read.map(|lines| lines.map(RenewedPrincipals))
     }
 
     /// Checks later requests against this file. Closes connections that use a line that is removed or
     /// changed.
-    pub fn install(&self, RenewedPrincipals(table): RenewedPrincipals) {
-        self.inner.rereads.install(table, |table| self.replace(table));
+    pub fn install(&self, RenewedPrincipals(lines): RenewedPrincipals) {
+        self.inner.rereads.install(lines, |lines| self.replace(lines));
     }
 
-    fn replace(&self, mut table: Table) -> bool {
+    /// One at a time. Only this revokes grants: none that is in force is revoked.
+    fn replace(&self, lines: Lines) -> bool {
+        let before = self.inner.table.load_full();
         // A reload and the watch may both have read it.
-        if self.inner.table.load().is_same(&table) {
+        if before.digest() == lines.digest() {
             return false;
         }
-        // Only this revokes, and one at a time.
-        table.renew_revoked();
-        let table = Arc::new(table);
+        let table = Arc::new(Table::new(lines, Some(&before)));
         table.set_limits();
-        let before = self.inner.table.swap(Arc::clone(&table));
+        self.inner.table.store(Arc::clone(&table));
         let mut revoked = 0_u32;
         for grant in before.grants().filter(|grant| !table.has(grant)) {
             grant.revoke();
@@ -296,19 +285,22 @@ pub(crate) mod tests {
         });
     }
 
+    /// A line for each, whose token is its name.
+    fn with_tokens(names: &[&str]) -> String {
+        let line = |name: &&str| {
+            let hash = table::sha256(name.as_bytes()).map(|byte| format!("{byte:02x}"));
+            format!("{name} sha256:{} x\n", hash.concat())
+        };
+        names.iter().map(line).collect()
+    }
+
     #[test]
     fn a_line_that_comes_back_while_files_are_read_admits_its_principal() {
         // Scenario: of two reads that overlap, the first lacks a line that is in force, and the second has it; both are
         // installed, in that order; then the file changes once more. Expectation: the line's token is admitted after each.
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("principals");
-        let write = |names: &[&str]| {
-            let line = |name: &&str| {
-                let hash = table::sha256(name.as_bytes()).map(|byte| format!("{byte:02x}"));
-                format!("{name} sha256:{} x\n", hash.concat())
-            };
-            std::fs::write(&path, names.iter().map(line).collect::<String>()).unwrap();
-        };
+        let write = |names: &[&str]| std::fs::write(&path, with_tokens(names)).unwrap();
         write(&["a", "b"]);
         let config = AccessConfig {
             principals: Some(path.clone()),
@@ -334,6 +326,35 @@ pub(crate) mod tests {
         assert!(is_admitted());
         access.install(read(&["a", "b", "c", "d"]));
         assert!(is_admitted());
+    }
+
+    #[test]
+    fn a_line_that_two_files_have_keeps_its_connections() {
+        // Scenario: of two files that are read before either is installed, both have a line that is new. A connection uses it
+        // once the first is installed; then the second is. Expectation: the connection stays.
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("principals");
+        let write = |names: &[&str]| std::fs::write(&path, with_tokens(names)).unwrap();
+        write(&["a"]);
+        let config = AccessConfig {
+            principals: Some(path.clone()),
+            anonymous: Anonymous::Nobody,
+        };
+        let access = Access::load(&config, false).unwrap().unwrap();
+        let fetcher = crate::fetch::tests::without_datasets(crate::config::Limits::default());
+        let connection = fetcher.callers().connect("192.0.2.1".parse().unwrap(), u64::MAX);
+        let mut headers = HeaderMap::new();
+        headers.insert(header::AUTHORIZATION, HeaderValue::from_static("Bearer b"));
+        let [first, second] = [&["a", "b"][..], &["a", "b", "c"]].map(|names| {
+            write(names);
+            access.read().unwrap().unwrap()
+        });
+        access.install(first);
+        let user = Arc::new(User::default());
+        let granted = access.admit(&headers, Need::Known, &connection, &user).unwrap();
+        access.install(second);
+        assert!(!user.is_revoked());
+        drop(granted);
     }
 
     #[test]

@@ -48,6 +48,23 @@ pub struct FileError {
 }
 
 impl FileError {
+    fn new(key: &'static str, path: &Path, problem: impl Into<String>, remedy: &'static str) -> Self {
+        Self {
+            key,
+            path: path.display().to_string(),
+            problem: problem.into(),
+            remedy,
+            more: Vec::new(),
+            may_pass: false,
+        }
+    }
+
+    /// The loads of a file cannot be counted. The names of metrics are constants that the crate accepts, which a test checks.
+    pub(crate) fn uncounted(key: &'static str, path: &Path, error: &prometheus::Error) -> Self {
+        let problem = format!("its loads cannot be counted: {error}");
+        Self::new(key, path, problem, "report this defect")
+    }
+
     pub(crate) fn passing(self) -> Self {
         Self {
             may_pass: true,
@@ -134,14 +151,7 @@ impl<'a> KeyFile<'a> {
     }
 
     pub(crate) fn error(&self, problem: impl Into<String>, remedy: &'static str) -> FileError {
-        FileError {
-            key: self.key,
-            path: self.path.display().to_string(),
-            problem: problem.into(),
-            remedy,
-            more: Vec::new(),
-            may_pass: false,
-        }
+        FileError::new(self.key, self.path, problem, remedy)
     }
 }
 
@@ -208,25 +218,15 @@ pub(crate) struct Numbered<T> {
 
 impl Rereads {
     /// With a name and a help text for the counter of loads. `key`, `path`: of the first file.
-    pub(crate) fn new(
-        counter: &str,
-        help: &str,
-        key: &'static str,
-        path: &Path,
-    ) -> Result<Self, prometheus::Error> {
-        let loads = IntCounterVec::new(Opts::new(counter, help), &["result"])?;
+    pub(crate) fn new(counter: &str, help: &str, key: &'static str, path: &Path) -> Result<Self, FileError> {
+        let loads = IntCounterVec::new(Opts::new(counter, help), &["result"])
+            .map_err(|error| FileError::uncounted(key, path, &error))?;
+        let problem = "or a file that belongs to it, changes all the time";
         Ok(Self {
             reads: Mutex::new(0),
             in_force: Mutex::new(0),
             problem: Mutex::new(None),
-            unsettled: FileError {
-                key,
-                path: path.display().to_string(),
-                problem: "or a file that belongs to it, changes all the time".to_owned(),
-                remedy: "replace it by rename",
-                more: Vec::new(),
-                may_pass: true,
-            },
+            unsettled: FileError::new(key, path, problem, "replace it by rename").passing(),
             ok: loads.with_label_values(&["ok"]),
             failed: loads.with_label_values(&["failed"]),
             loads,

@@ -35,6 +35,8 @@ use x509_parser::extensions::GeneralName;
 use x509_parser::parse_x509_certificate;
 use x509_parser::time::ASN1Time;
 
+/// The key of the first file.
+const CERTIFICATE: &str = "tls.certificate";
 /// Most names of a client certificate that are considered.
 const CLIENT_NAMES_MAX: usize = 64;
 /// Prefix of a common name.
@@ -146,36 +148,67 @@ struct Active {
     digest: [u8; 32],
 }
 
-impl Active {
-    /// `None`: as `before`.
-    fn read(config: &TlsConfig, before: Option<&Self>) -> Result<Option<Self>, FileError> {
-        let certificate = KeyFile::read("tls.certificate", &config.certificate)?;
+/// The files of the configuration.
+struct Files<'a> {
+    certificate: KeyFile<'a>,
+    key: KeyFile<'a>,
+    client_ca: Option<KeyFile<'a>>,
+    digest: [u8; 32],
+}
+
+impl<'a> Files<'a> {
+    fn read(config: &'a TlsConfig) -> Result<Self, FileError> {
+        let certificate = KeyFile::read(CERTIFICATE, &config.certificate)?;
         let key = KeyFile::read("tls.key", &config.key)?;
         let client_ca = config.client_ca.as_deref();
         let client_ca = client_ca
             .map(|path| KeyFile::read("tls.client_ca", path))
             .transpose()?;
-        let mut digest = Context::new(&SHA256);
+        let mut context = Context::new(&SHA256);
         for file in [Some(&certificate), Some(&key), client_ca.as_ref()]
             .into_iter()
             .flatten()
         {
-            digest.update(&file.bytes.len().to_le_bytes());
-            digest.update(&file.bytes);
+            context.update(&file.bytes.len().to_le_bytes());
+            context.update(&file.bytes);
         }
-        let mut sum = [0; 32];
-        sum.copy_from_slice(digest.finish().as_ref());
-        let now = ASN1Time::now().timestamp();
-        if before.is_some_and(|before| before.digest == sum && now < before.begins) {
-            return Ok(None);
-        }
+        let mut digest = [0; 32];
+        digest.copy_from_slice(context.finish().as_ref());
+        Ok(Self {
+            certificate,
+            key,
+            client_ca,
+            digest,
+        })
+    }
+}
+
+impl Active {
+    fn read(config: &TlsConfig) -> Result<Self, FileError> {
+        Self::of(&Files::read(config)?, config)
+    }
+
+    /// `None`: as `before`.
+    fn reread(config: &TlsConfig, before: &Self) -> Result<Option<Self>, FileError> {
+        let files = Files::read(config)?;
+        let is_same = files.digest == before.digest && ASN1Time::now().timestamp() < before.begins;
+        (!is_same).then(|| Self::of(&files, config)).transpose()
+    }
+
+    fn of(files: &Files<'_>, config: &TlsConfig) -> Result<Self, FileError> {
+        let Files {
+            certificate,
+            key,
+            client_ca,
+            digest,
+        } = files;
         let chain = certificate.certificates(Use::Server)?;
         let (mut expires, mut begins, mut left_out) = (chain.expires, i64::MAX, Vec::new());
         let provider = Arc::new(provider::default_provider());
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_protocol_versions(versions(config.min_version))
             .map_err(|error| key.error(error.to_string(), "use other versions"))?;
-        let builder = match &client_ca {
+        let builder = match client_ca {
             None => builder.with_no_client_auth(),
             Some(file) => {
                 let authorities = file.certificates(Use::Authorities)?;
@@ -208,14 +241,14 @@ impl Active {
         // Exact to a fraction of a second until 2262.
         #[expect(clippy::cast_precision_loss, reason = "seconds since 1970 are far below 2^53")]
         let expires = expires as f64;
-        Ok(Some(Self {
+        Ok(Self {
             http2: Arc::new(http2),
             http: Arc::new(http),
             expires,
             left_out,
             begins,
-            digest: sum,
-        }))
+            digest: *digest,
+        })
     }
 
     fn log_left_out(&self) {
@@ -262,8 +295,7 @@ pub fn loopback_client(
         false => builder.with_no_client_auth(),
         // One that is optional must be valid too: this one may be of an authority that signs no clients.
         true => {
-            let certificate =
-                KeyFile::read("tls.certificate", &config.certificate).map_err(io::Error::other)?;
+            let certificate = KeyFile::read(CERTIFICATE, &config.certificate).map_err(io::Error::other)?;
             let key = KeyFile::read("tls.key", &config.key).map_err(io::Error::other)?;
             let chain = certificate.certificates(Use::Server);
             let chain = chain.map_err(io::Error::other)?.chain();
@@ -373,24 +405,16 @@ impl Tls {
     /// # Errors
     /// A file cannot be used.
     pub fn load(config: &TlsConfig) -> Result<Self, FileError> {
-        let unchanged = || FileError {
-            key: "tls.certificate",
-            path: config.certificate.display().to_string(),
-            problem: "was not read".to_owned(),
-            remedy: "report this defect",
-            more: Vec::new(),
-            may_pass: false,
-        };
-        let active = Active::read(config, None)?.ok_or_else(unchanged)?;
-        // The names and labels are constants that the crate accepts, which a test checks.
-        let metrics = Metrics::new().map_err(|_| unchanged())?;
+        let certificate = &config.certificate;
+        let active = Active::read(config)?;
+        let metrics =
+            Metrics::new().map_err(|error| FileError::uncounted(CERTIFICATE, certificate, &error))?;
         let rereads = Rereads::new(
             "ringfetch_tls_loads_total",
             "Loads of changed certificates, keys and authorities, by result. After a failure the old ones stay in force.",
-            "tls.certificate",
-            &config.certificate,
-        )
-        .map_err(|_| unchanged())?;
+            CERTIFICATE,
+            certificate,
+        )?;
         metrics.expires.set(active.expires);
         active.log_left_out();
         Ok(Self {
@@ -449,7 +473,7 @@ impl Tls {
     pub fn read(&self) -> Result<Option<Renewed>, FileError> {
         let read = self.inner.rereads.read(|same: Option<&Active>| {
             let active = self.inner.active.load();
-            Active::read(&self.inner.config, Some(same.unwrap_or(&active)))
+            Active::reread(&self.inner.config, same.unwrap_or(&active))
         });
         read.map(|active| active.map(Renewed))
     }

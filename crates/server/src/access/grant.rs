@@ -69,15 +69,6 @@ impl Grant {
         Arc::new(Self::new(Arc::clone(principal), credential, rights))
     }
 
-    /// The same line, in force.
-    pub(super) fn renewed(&self) -> Self {
-        Self::new(
-            Arc::clone(&self.principal),
-            self.credential.clone(),
-            self.rights.clone(),
-        )
-    }
-
     pub(super) fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.principal, &other.principal)
             && (&self.credential, &self.rights) == (&other.credential, &other.rights)
@@ -176,6 +167,12 @@ pub(crate) mod tests {
     #[derive(Debug, Default)]
     pub(crate) struct User(AtomicBool);
 
+    impl User {
+        pub(crate) fn is_revoked(&self) -> bool {
+            self.0.load(Ordering::SeqCst)
+        }
+    }
+
     impl Revoke for User {
         fn revoke(&self) {
             self.0.store(true, Ordering::SeqCst);
@@ -206,7 +203,7 @@ pub(crate) mod tests {
         assert_eq!(grant.users().len(), 2);
         grant.revoke();
         assert!(GrantInUse::new(&grant, &users[3]).is_none());
-        let ended = users.map(|user| user.0.load(Ordering::SeqCst));
+        let ended = users.map(|user| user.is_revoked());
         assert_eq!(ended, [true, true, false, false]);
         assert!(in_use[0].is_revoked());
         drop(in_use);

@@ -1,5 +1,5 @@
-//! The principals file. A line is `NAME CREDENTIAL RIGHTS [LIMITS]`; lines with the same name are credentials
-//! of one principal, with the same rights and limits.
+//! The principals file, and the table of its lines. A line is `NAME CREDENTIAL RIGHTS [LIMITS]`; lines with the same name are
+//! credentials of one principal, with the same rights and limits.
 
 use super::grant::{Credential, Grant, Rights};
 use super::principal::{Principal, PrincipalLimits};
@@ -28,12 +28,28 @@ pub(super) const ANONYMOUS: &str = "anonymous";
 const RIGHTS: &str =
     "list datasets separated by commas, without blanks, * for all, and the roles @metrics and @admin";
 
+/// SHA-256 of a file.
+type Digest = [u8; 32];
+
 /// Hashes of tokens, with their grants.
 type Tokens = Vec<([u8; 32], Arc<Grant>)>;
 
+/// A file that was read and is valid.
+pub(super) struct Lines {
+    digest: Digest,
+    lines: Vec<Line>,
+}
+
+struct Line {
+    name: String,
+    credential: Credential,
+    rights: Rights,
+    limits: PrincipalLimits,
+}
+
 /// The lines of a file, by credential and by principal.
 pub(super) struct Table {
-    digest: [u8; 32],
+    digest: Digest,
     /// By the first bytes of the hash, so that the rest can be compared in constant time.
     tokens: HashMap<[u8; 8], Tokens>,
     certificates: HashMap<String, Arc<Grant>>,
@@ -59,26 +75,39 @@ fn prefix(hash: &[u8; 32]) -> [u8; 8] {
     first
 }
 
-impl Table {
-    /// Reads the file; `None` if it is the same as `before`, whose grants are kept for lines that are the
-    /// same.
-    pub(super) fn read(
+/// Does not print credentials.
+impl std::fmt::Debug for Lines {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list()
+            .entries(self.lines.iter().map(|line| &line.name))
+            .finish()
+    }
+}
+
+impl Lines {
+    /// Reads the file.
+    pub(super) fn read(path: &Path, has_client_ca: bool) -> Result<Self, FileError> {
+        Self::of(&KeyFile::read(KEY, path)?, has_client_ca)
+    }
+
+    /// Reads the file; `None` if it is still this one.
+    pub(super) fn reread(
         path: &Path,
         has_client_ca: bool,
-        before: Option<&Self>,
+        digest: Digest,
     ) -> Result<Option<Self>, FileError> {
         let file = KeyFile::read(KEY, path)?;
-        let digest = sha256(&file.bytes);
-        if before.is_some_and(|before| before.digest == digest) {
-            return Ok(None);
-        }
+        let is_changed = sha256(&file.bytes) != digest;
+        is_changed.then(|| Self::of(&file, has_client_ca)).transpose()
+    }
+
+    pub(super) fn digest(&self) -> Digest {
+        self.digest
+    }
+
+    fn of(file: &KeyFile<'_>, has_client_ca: bool) -> Result<Self, FileError> {
         let text = std::str::from_utf8(&file.bytes).map_err(|_| file.error("is not UTF-8", LINE))?;
-        let mut table = Self {
-            digest,
-            tokens: HashMap::new(),
-            certificates: HashMap::new(),
-            principals: BTreeMap::new(),
-        };
+        let mut lines = Vec::new();
         let mut lines_of: BTreeMap<Credential, usize> = BTreeMap::new();
         let mut rights_of: HashMap<&str, (usize, (Rights, PrincipalLimits))> = HashMap::new();
         let mut wrong_lines = (1_usize..).zip(text.lines()).filter_map(|(number, line)| {
@@ -141,8 +170,12 @@ impl Table {
                 }
             }
             let (rights, limits) = given;
-            let principal = table.principal(name, limits, before);
-            table.add(Grant::new(principal, credential, rights), before);
+            lines.push(Line {
+                name: name.to_owned(),
+                credential,
+                rights,
+                limits,
+            });
             None
         });
         if let Some(first) = wrong_lines.next() {
@@ -158,7 +191,29 @@ impl Table {
         if text.trim_ascii().is_empty() {
             return Err(file.error("has no text", EMPTY));
         }
-        Ok(Some(table))
+        let digest = sha256(&file.bytes);
+        Ok(Self { digest, lines })
+    }
+}
+
+impl Table {
+    /// The table of these lines. Of the one in force before, lines that are the same keep their grants.
+    pub(super) fn new(Lines { digest, lines }: Lines, before: Option<&Self>) -> Self {
+        let mut table = Self {
+            digest,
+            tokens: HashMap::new(),
+            certificates: HashMap::new(),
+            principals: BTreeMap::new(),
+        };
+        for line in lines {
+            let principal = table.principal(&line.name, line.limits, before);
+            table.add(Grant::new(principal, line.credential, line.rights), before);
+        }
+        table
+    }
+
+    pub(super) fn digest(&self) -> Digest {
+        self.digest
     }
 
     /// The principal of this name. One that exists keeps what it holds.
@@ -207,15 +262,6 @@ impl Table {
         }
     }
 
-    /// Renews kept grants that are revoked: a file that was installed after this one was read did not have their lines.
-    pub(super) fn renew_revoked(&mut self) {
-        let tokens = self.tokens.values_mut().flatten().map(|(_, grant)| grant);
-        let grants = tokens.chain(self.certificates.values_mut());
-        for grant in grants.filter(|grant| grant.is_revoked()) {
-            *grant = Arc::new(grant.renewed());
-        }
-    }
-
     fn get(&self, credential: &Credential) -> Option<&Arc<Grant>> {
         match credential {
             Credential::Token(hash) => self.of_hash(hash),
@@ -241,11 +287,6 @@ impl Table {
     pub(super) fn grants(&self) -> impl Iterator<Item = &Arc<Grant>> {
         let tokens = self.tokens.values().flatten().map(|(_, grant)| grant);
         tokens.chain(self.certificates.values())
-    }
-
-    /// Whether it was read from the same file contents.
-    pub(super) fn is_same(&self, other: &Self) -> bool {
-        self.digest == other.digest
     }
 
     /// Whether this very grant is in the table.
@@ -357,11 +398,13 @@ mod tests {
             .collect()
     }
 
-    fn read(text: &str, before: Option<&Table>) -> Result<Option<Table>, FileError> {
+    fn read(text: &str) -> Result<Lines, FileError> {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("principals");
         std::fs::write(&path, text).unwrap();
-        Table::read(&path, true, before)
+        let lines = Lines::read(&path, true)?;
+        assert!(Lines::reread(&path, true, lines.digest()).unwrap().is_none());
+        Ok(lines)
     }
 
     #[test]
@@ -376,7 +419,7 @@ mod tests {
             hash("two").to_uppercase(),
             hash("three"),
         );
-        let table = read(&text, None).unwrap().unwrap();
+        let table = Table::new(read(&text).unwrap(), None);
         let name = |token: &str| {
             table
                 .of_token(token.as_bytes())
@@ -394,8 +437,9 @@ mod tests {
         assert!(of(&["other", "spiffe://c", "CN=c"]).unwrap().metrics);
         let rights = &table.of_token(b"three").unwrap().rights;
         assert!(rights.all_datasets && rights.admin && !rights.metrics);
-        assert!(!format!("{table:?}").contains(&hash("one")[..8]));
-        assert!(read(&text, Some(&table)).unwrap().is_none());
+        for printed in [format!("{table:?}"), format!("{:?}", read(&text).unwrap())] {
+            assert!(!printed.contains(&hash("one")[..8]), "{printed}");
+        }
     }
 
     #[test]
@@ -403,11 +447,10 @@ mod tests {
         // Scenario: of three lines one stays, one changes its rights, one is removed. Expectation: only the
         // first grant is still in force.
         let line = |name: &str, rights: &str| format!("{name} sha256:{} {rights}\n", hash(name));
-        let before = read(&[line("a", "x"), line("b", "x"), line("c", "x")].concat(), None);
-        let before = before.unwrap().unwrap();
-        let after = read(&[line("b", "y"), line("a", "x")].concat(), Some(&before))
-            .unwrap()
-            .unwrap();
+        let before = read(&[line("a", "x"), line("b", "x"), line("c", "x")].concat());
+        let before = Table::new(before.unwrap(), None);
+        let after = read(&[line("b", "y"), line("a", "x")].concat());
+        let after = Table::new(after.unwrap(), Some(&before));
         let still = |token: &str| after.has(before.of_token(token.as_bytes()).unwrap());
         assert_eq!(["a", "b", "c"].map(still), [true, false, false]);
     }
@@ -491,11 +534,11 @@ mod tests {
                 "line 2 differs in rights or limits from line 1 with the same name",
             ),
         ] {
-            let error = read(&text, None).unwrap_err();
+            let error = read(&text).unwrap_err();
             assert!(error.problem.contains(said), "{said:?}: {error}");
             assert!(!error.to_string().contains(&hash("two")[..6]), "{error}");
         }
-        let unit = read(&of(&two, "x memory=64MB"), None).unwrap_err().to_string();
+        let unit = read(&of(&two, "x memory=64MB")).unwrap_err().to_string();
         assert!(
             unit.contains("memory=SIZE (bytes, KiB, MiB, GiB or TiB"),
             "{unit}"
@@ -503,7 +546,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("principals");
         std::fs::write(&path, "c certificate:c x\n").unwrap();
-        let error = Table::read(&path, false, None).unwrap_err();
+        let error = Lines::read(&path, false).unwrap_err();
         assert!(error.problem.contains("tls.client_ca is off"), "{error}");
     }
 
@@ -513,7 +556,7 @@ mod tests {
         // line with its remedy, in order; of many, the first ones, and how many more there are.
         let (one, two) = (hash("one"), hash("two"));
         let text = format!("a sha256:{one} x\nb\nc sha256:{two} x\nd sha256:{two} @root\ne sha256:{one} x\n");
-        let error = read(&text, None).unwrap_err().to_string();
+        let error = read(&text).unwrap_err().to_string();
         let lines: Vec<&str> = error.lines().collect();
         let parts = [
             ["line 2 must have three or four words", "write each line as"],
@@ -525,7 +568,7 @@ mod tests {
             assert!(line.trim_start().starts_with("access.principals: "), "{error}");
             assert!(parts.iter().all(|part| line.contains(part)), "{error}");
         }
-        let error = read(&"x\n".repeat(1000), None).unwrap_err().to_string();
+        let error = read(&"x\n".repeat(1000)).unwrap_err().to_string();
         assert_eq!(error.lines().count(), REPORTED_MAX, "{error}");
         assert!(
             error.ends_with(": 981 more of its lines are wrong; fix these first"),
