@@ -15,7 +15,7 @@ pub(crate) use principal::{Principal, PrincipalLimits};
 
 use crate::caller::Connection;
 use crate::config::{AccessConfig, Anonymous};
-use crate::key_file::{FileError, Numbered, Rereads, watch};
+use crate::key_file::{FileError, Numbered, Rereads, read_first, watch};
 use crate::record;
 use arc_swap::ArcSwap;
 use http::{HeaderMap, header};
@@ -78,7 +78,8 @@ impl Access {
         let Some(path) = &config.principals else {
             return Ok(None);
         };
-        let table = Table::new(Lines::read(path, has_client_ca)?, None);
+        let lines = read_first(&[path], || Lines::read(path, has_client_ca))?;
+        let table = Table::new(lines, None);
         table.set_limits();
         table.warn_if_empty(path);
         let rereads = Rereads::new(

@@ -16,7 +16,7 @@ Exit codes:
     1  failed at run time, or the drain aborted requests; not ready (healthcheck)
     2  a mistake in the configuration, the command line, or a dataset: no port was bound; fix it before starting again
     3  this host refuses what the configuration asks for: a port, io_uring with on_unavailable: fail, memory, threads, descriptors;
-       or what may pass: a file of tls or access.principals is missing or empty, a certificate is not valid yet
+       or what may pass: a file of tls or access.principals is missing, empty or being written, a certificate not valid yet
   130  a second signal ended the drain";
 
 /// Serves random reads - blocks, vectors, byte ranges, objects - over gRPC and HTTP.

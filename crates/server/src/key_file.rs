@@ -10,13 +10,14 @@ use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::Path;
 use std::sync::Mutex;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 use tokio::time::{MissedTickBehavior, timeout};
 
 /// How often the files are read again.
 pub const REREAD: Duration = Duration::from_secs(5);
 /// A changed file is used if it is still the same after this long. One that is written in place is a different valid file
-/// meanwhile: a line of principals that is cut off may lack its limits.
+/// meanwhile: a line of principals that is cut off may lack its limits. At a start a wrong file that has changed within this time
+/// is read once more after it.
 const SETTLE: Duration = if cfg!(any(test, fuzzing)) {
     Duration::ZERO
 } else {
@@ -153,6 +154,38 @@ impl<'a> KeyFile<'a> {
     pub(crate) fn error(&self, problem: impl Into<String>, remedy: &'static str) -> FileError {
         FileError::new(self.key, self.path, problem, remedy)
     }
+}
+
+/// Reads files at a start, where nothing is in force yet. One that is wrong and has just changed may be half written: all are
+/// read once more, [`SETTLE`] later. What is still wrong then, and has changed again, may pass.
+pub(crate) fn read_first<T>(
+    paths: &[&Path],
+    read: impl Fn() -> Result<T, FileError>,
+) -> Result<T, FileError> {
+    read_twice(SETTLE, paths, read)
+}
+
+fn read_twice<T>(
+    settle: Duration,
+    paths: &[&Path],
+    read: impl Fn() -> Result<T, FileError>,
+) -> Result<T, FileError> {
+    // The error, and whether a file has changed since shortly before the read.
+    let attempt = || {
+        let since = SystemTime::now().checked_sub(settle);
+        read().map_err(|error| {
+            let modified = |path: &&Path| path.metadata().and_then(|found| found.modified()).ok();
+            let has_changed = paths.iter().filter_map(modified).any(|at| Some(at) >= since);
+            (error, has_changed)
+        })
+    };
+    attempt().or_else(|(error, has_changed)| {
+        if !has_changed {
+            return Err(error);
+        }
+        std::thread::sleep(settle);
+        attempt().map_err(|(error, has_changed)| if has_changed { error.passing() } else { error })
+    })
 }
 
 /// A descriptor that gives way to these files: connections that hold all others must not keep a principal from being
@@ -333,6 +366,7 @@ pub(crate) async fn watch(renew: impl Fn() + Clone + Send + 'static) {
 mod tests {
     use super::*;
     use rustix::fs::{CWD, FileType, mknodat};
+    use std::io::Write as _;
 
     #[test]
     fn what_is_no_regular_file_is_refused_at_once() {
@@ -351,6 +385,41 @@ mod tests {
         let file = directory.path().join("file");
         std::fs::write(&file, "text").unwrap();
         assert_eq!(KeyFile::read("tls.key", &file).unwrap().bytes, b"text");
+    }
+
+    #[test]
+    fn a_file_that_is_half_written_at_a_start_is_read_once_more() {
+        // Scenario: at the first read a file is half written, and another thread writes the rest after it; one that another
+        // thread goes on writing, which stays wrong; one that nobody writes any more; one that is an hour old. Expectation: the
+        // whole of the first; the second may pass, and the others may not; the last one is read once.
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        // More than the clock of the file system may be behind.
+        let settle = Duration::from_millis(50);
+        let read_by = |written: &str, more: &str, age: Duration| {
+            std::fs::write(&path, written).unwrap();
+            let file = File::options().append(true).open(&path).unwrap();
+            if !age.is_zero() {
+                file.set_modified(SystemTime::now() - age).unwrap();
+            }
+            let reads = std::cell::Cell::new(0);
+            let found = read_twice(settle, &[&path], || {
+                reads.set(reads.get() + 1);
+                let read = KeyFile::read("tls.key", &path)?;
+                let write = || (&file).write_all(more.as_bytes()).unwrap();
+                std::thread::scope(|scope| scope.spawn(write).join()).unwrap();
+                match &read.bytes[..] {
+                    b"whole" => Ok(()),
+                    _ => Err(read.error("is wrong", "correct it")),
+                }
+            });
+            (found.map_err(|error| error.may_pass), reads.get())
+        };
+        let hour = Duration::from_secs(3600);
+        assert_eq!(read_by("wh", "ole", Duration::ZERO), (Ok(()), 2));
+        assert_eq!(read_by("wr", "ong", Duration::ZERO), (Err(true), 2));
+        assert_eq!(read_by("wrong", "", Duration::ZERO).0, Err(false));
+        assert_eq!(read_by("wrong", "", hour), (Err(false), 1));
     }
 
     fn rereads() -> Rereads {

@@ -10,7 +10,7 @@ mod clients;
 mod sections;
 
 use crate::config::{ClientCertificates, TlsConfig, TlsVersion};
-use crate::key_file::{FileError, KeyFile, Numbered, Rereads, watch};
+use crate::key_file::{FileError, KeyFile, Numbered, Rereads, read_first, watch};
 use arc_swap::ArcSwap;
 use clients::verifier;
 use prometheus::{Gauge, IntCounter, IntCounterVec, Opts, Registry};
@@ -18,6 +18,7 @@ use ring::digest::{Context, SHA256};
 use sections::{PRIVATE_KEY, Use};
 use std::io;
 use std::net::{IpAddr, TcpStream};
+use std::path::PathBuf;
 use std::sync::Arc;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -405,8 +406,15 @@ impl Tls {
     /// # Errors
     /// A file cannot be used.
     pub fn load(config: &TlsConfig) -> Result<Self, FileError> {
-        let certificate = &config.certificate;
-        let active = Active::read(config)?;
+        let TlsConfig {
+            certificate,
+            key,
+            client_ca,
+            ..
+        } = config;
+        let paths = [Some(certificate), Some(key), client_ca.as_ref()];
+        let paths: Vec<_> = paths.into_iter().flatten().map(PathBuf::as_path).collect();
+        let active = read_first(&paths, || Active::read(config))?;
         let metrics =
             Metrics::new().map_err(|error| FileError::uncounted(CERTIFICATE, certificate, &error))?;
         let rereads = Rereads::new(

@@ -3,8 +3,11 @@
 
 use crate::daemon::{AS_NOBODY, Setup};
 use crate::data::{counted, noise, npy, plain_blocks};
+use crate::tls::{Authority, with_tls};
+use std::fs::File;
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt as _;
+use std::time::{Duration, SystemTime};
 
 /// An entry for a vectors dataset in a file.
 fn vectors<'a>(name: &'a str, path: &'a str, more: &[&'a str]) -> Vec<String> {
@@ -219,6 +222,28 @@ fn a_lack_of_descriptors_for_the_files_of_the_configuration_is_no_mistake_in_it(
 }
 
 #[test]
+fn files_that_are_still_being_written_are_no_mistake() {
+    // Scenario: principals, certificate and key that are cut off: an hour old, and changed after the start, as if somebody
+    // still wrote them. Expectation: exit code 2, and then 3, with the file's key.
+    let pair = Authority::new().pair("daemon");
+    for (name, key) in [
+        ("principals", "access.principals"),
+        ("chain.pem", "tls.certificate"),
+        ("key.pem", "tls.key"),
+    ] {
+        let (setup, _) = plain_blocks(Setup::new("pread").with_token(), 1);
+        let setup = with_tls(setup, &pair);
+        let file = File::options().write(true).open(setup.path(name)).unwrap();
+        file.set_len(file.metadata().unwrap().len() / 2).unwrap();
+        let (now, hour) = (SystemTime::now(), Duration::from_secs(3600));
+        for (modified, code) in [(now - hour, 2), (now + hour, 3)] {
+            file.set_modified(modified).unwrap();
+            refused_with_lines(&setup, code, &[&[key, name]]);
+        }
+    }
+}
+
+#[test]
 fn no_mistake_can_control_the_terminal() {
     // Scenario: a command and a key with a sequence that clears the screen; colours are forced, as on a terminal.
     // Expectation: exit code 2, and the mistake without control characters.
@@ -373,7 +398,7 @@ fn a_demo_directory_that_cannot_be_used_is_a_mistake() {
     setup.file("theirs/blocks.bin", b"theirs");
     let partial = setup.path("made/.ringfetch-demo-partial");
     std::fs::create_dir_all(&partial).unwrap();
-    let other_process = std::fs::File::open(partial).unwrap();
+    let other_process = File::open(partial).unwrap();
     other_process.lock().unwrap();
     for (directory, code, problem) in [
         ("file/demo", 2, "cannot be made"),
