@@ -49,8 +49,9 @@ pub(super) struct ClientFrames {
     left: u32,
     /// Bytes of the list of headers so far.
     list_bytes: u32,
-    /// The highest stream that was opened.
+    /// The highest stream that was opened, and the highest that had a frame smaller than medium.
     last_stream: u32,
+    last_body: u32,
     received: u64,
     /// The last block with a medium frame, with a small, and with a tiny one, counted from 1.
     medium_block: u64,
@@ -109,7 +110,7 @@ impl ClientFrames {
         self.left = u32::from_be_bytes([0, l0, l1, l2]);
         let stream = u32::from_be_bytes([s0 & 0x7f, s1, s2, s3]);
         match kind {
-            DATA => self.data(flags, progress),
+            DATA => self.data(flags, stream, progress),
             HEADERS => {
                 self.list_bytes = 0;
                 progress.begin_list();
@@ -127,11 +128,16 @@ impl ClientFrames {
         Some(rest)
     }
 
-    fn data(&mut self, flags: u8, progress: &Progress) {
+    fn data(&mut self, flags: u8, stream: u32, progress: &Progress) {
         let padding = if flags & PADDED == 0 { 0 } else { PADDING_BYTES_MAX };
         let least = (self.left as usize).saturating_sub(padding);
         // h2 counts empty ones.
         if self.left == 0 || least >= MEDIUM_BYTES {
+            return;
+        }
+        // Mostly the whole request of a call, which is read at once. `Progress` counts one for each body that is not.
+        if stream > self.last_body {
+            self.last_body = stream;
             return;
         }
         let (last, shift, more) = match least {
@@ -194,8 +200,8 @@ mod tests {
     #[test]
     fn a_block_with_small_frames_is_counted_once() {
         // Scenario: messages of 22 and of 256 bytes in frames of their own, those of a call, large ones, empty ones, and padded ones; single
-        // bytes between frames of 8 KiB. Expectation: the small and the medium ones count by 8 KiB in which they came, the large and
-        // empty ones not at all, each kind and single bytes apart.
+        // bytes between frames of 8 KiB; calls of one message each. Expectation: the small and the medium ones count by 8 KiB in which
+        // they came, the large and empty ones not at all, each kind and single bytes apart; the first one of a body does not count.
         let open = frame(HEADERS, END_HEADERS, 1, 100);
         let messages = vec![frame(DATA, 0, 1, 22); 1000];
         let blocks = u32::try_from((31 * 1000 + 109) / 8192 + 1).unwrap();
@@ -209,9 +215,18 @@ mod tests {
         let large = vec![frame(DATA, 0, 1, 4096); 1000];
         assert_eq!(followed(&[vec![open], large].concat()), ([0; 3], false, false));
         assert_eq!(followed(&vec![frame(DATA, 0, 1, 0); 1000]).0, [0; 3]);
-        assert_eq!(followed(&[frame(DATA, PADDED, 1, 300)]).0, [0, 1, 0]);
+        assert_eq!(followed(&vec![frame(DATA, PADDED, 1, 300); 2]).0, [0, 1, 0]);
         let pinned = [frame(DATA, 0, 1, 1), frame(DATA, 0, 3, 8192)];
-        assert_eq!(followed(&vec![pinned.concat(); 100]), ([0, 0, 100], false, false));
+        assert_eq!(followed(&vec![pinned.concat(); 101]), ([0, 0, 100], false, false));
+        let call = |stream| {
+            [
+                frame(HEADERS, END_HEADERS, stream, 100),
+                frame(DATA, 0, stream, 22),
+            ]
+            .concat()
+        };
+        let calls: Vec<_> = (0..1000).map(|call| 2 * call + 1).map(call).collect();
+        assert_eq!(followed(&calls).0, [0; 3]);
     }
 
     #[test]

@@ -341,9 +341,10 @@ impl Progress {
         let all = self.blocks();
         self.seen_blocks.store(sum(all), Ordering::Relaxed);
         // Since the bytes that some body has not read came, at most.
-        let (mut kept, mut unread) = (Blocks::default(), 0_usize);
+        let (mut kept, mut unread, mut bodies) = (Blocks::default(), 0_usize, 0_usize);
         self.each_exchange(|exchange, _| {
             if let Some((marks, bytes)) = exchange.unread_since() {
+                bodies += 1;
                 unread = unread.saturating_add(bytes as usize);
                 for ((kept, now), mark) in kept.iter_mut().zip(all).zip(marks) {
                     *kept = now.wrapping_sub(mark).max(*kept);
@@ -351,9 +352,10 @@ impl Progress {
             }
         });
         let [medium, small, tiny] = kept.map(|blocks| blocks as usize);
-        // One for each frame that the windows hold, at most. A frame has a message, at least.
+        // One for each frame that the windows hold, at most, and for each body at least: `client_frames` leaves its first one out. A
+        // frame has a message, at least.
         let medium = medium.min(unread / SMALL_BYTES);
-        let small = small.min(unread / MESSAGE_BYTES_MIN);
+        let small = small.min(unread / MESSAGE_BYTES_MIN).max(bodies);
         self.slots
             .set_buffers((medium + small) * SLOTS_PER_BLOCK + tiny * SLOTS_PER_TINY_BLOCK)
     }

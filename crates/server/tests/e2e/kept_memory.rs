@@ -7,6 +7,7 @@ use crate::wire;
 use bytes::Bytes;
 use h2::client::SendRequest;
 use prost::Message as _;
+use ringfetch_proto::v1::fetch_stream_request::Request;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, DuplexStream};
 use tokio::net::TcpStream;
 
@@ -267,6 +268,55 @@ async fn an_idle_stream_keeps_no_buffers() {
     assert!(idle.is_ok_and(|response| response.is_ok()));
     assert_eq!(daemon.closed("grpc", "memory").await, 0);
     drop(sender);
+    connection.abort();
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn calls_keep_no_buffers_beside_streams_with_a_backlog() {
+    // Scenario: with room for 1,024 calls in request memory, three FetchStreams whose client sends 2,000 requests each, more than
+    // their windows, and reads a part of the answers now and then; and 3,000 calls on the same connection. Expectation: all of
+    // them get a response, and the streams go on.
+    let daemon = served_with_room_for_1024();
+    let (mut sender, connection) = h2::client::Builder::new()
+        // The answers that wait leave room for those of the calls.
+        .initial_connection_window_size(1 << 20)
+        .handshake(connect(&daemon).await)
+        .await
+        .unwrap();
+    let connection = tokio::spawn(connection);
+    let of = |method: &str| {
+        let uri = format!("http://localhost/ringfetch.v1.FetchService/{method}");
+        http::Request::post(uri).header("content-type", "application/grpc")
+    };
+    let mut streams = Vec::new();
+    for _ in 0..3 {
+        sender = sender.ready().await.unwrap();
+        let opened = sender.send_request(of("FetchStream").body(()).unwrap(), false);
+        let (response, mut sends) = opened.unwrap();
+        for id in 0..2000 {
+            let request = wire::on_stream(id, Request::Blocks(wire::blocks("blocks", &[id % 64])));
+            sends
+                .send_data(wire::framed(&request.encode_to_vec()), false)
+                .unwrap();
+        }
+        streams.push((response.await.unwrap().into_body(), sends));
+    }
+    for number in 0..3000 {
+        let call = of("FetchBlocks").header("filler", filler());
+        let call = call.header("more", filler()).body(()).unwrap();
+        // An empty message.
+        let response = send(&mut sender, call, &[0; 10]).await;
+        response.unwrap_or_else(|error| panic!("call {number}: {error}"));
+        if number % 100 == 0 {
+            for (answers, _) in &mut streams {
+                let part = answers.data().await.unwrap().unwrap();
+                answers.flow_control().release_capacity(part.len()).unwrap();
+            }
+        }
+    }
+    assert_eq!(daemon.closed("grpc", "memory").await, 0);
+    drop((streams, sender));
     connection.abort();
     daemon.stop().await;
 }
