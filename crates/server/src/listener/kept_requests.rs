@@ -12,6 +12,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::progress::{Progress, UNIT_BYTES};
 
+/// Memory of a slot.
+pub(super) const SLOT_BYTES: u64 = 2662;
 /// Slots that are always allowed, however small request memory is: 2.6 MiB.
 const SLOTS_MIN: usize = 1024;
 
@@ -22,7 +24,7 @@ const FREE_SLOTS: usize = 4;
 #[derive(Debug, Default)]
 pub(super) struct Slots {
     own: AtomicUsize,
-    /// For buffers that h2 may keep for the bodies of requests.
+    /// For what h2 may keep of the bodies of requests.
     buffers: AtomicUsize,
     /// Those of them that were counted when the connection was closed for them.
     closing: AtomicUsize,
@@ -56,7 +58,7 @@ impl Slots {
         self.all.as_ref().is_some_and(|all| all.add(slots - before))
     }
 
-    /// Counts so many for buffers, instead of those before. Returns whether a search is due. Only on the connection's core.
+    /// Counts so many for bodies, instead of those before. Returns whether a search is due. Only on the connection's core.
     #[must_use]
     pub(super) fn set_buffers(&self, slots: usize) -> bool {
         let before = self.buffers.swap(slots, Ordering::Relaxed);
@@ -299,6 +301,38 @@ mod tests {
             drop(open);
             assert_eq!(progress.idle_slots(), slots);
         }
+    }
+
+    #[test]
+    fn bytes_that_came_before_the_window_was_acknowledged_are_counted() {
+        // Scenario: with a window of 16 KiB, 60,000 bytes come for a body that nobody reads, and then the acknowledgement; the same after
+        // the acknowledgement, as if the client kept to the window. Expectation: slots of 48 KiB and one buffer until all are read;
+        // one buffer.
+        let kept = Arc::new(KeptRequests::default());
+        kept.set_request_memory(1);
+        let body = |acknowledges_first: bool| {
+            let progress = Progress::default().with_kept(&kept).with_stream_window(16 << 10);
+            progress.recognize(PREFACE);
+            if acknowledges_first {
+                progress.set_acknowledged();
+            }
+            let progress = Arc::new(progress);
+            let body = progress.open(false);
+            progress.recognize(&[0; 60_000]);
+            (progress, body)
+        };
+        let slots = |progress: &Progress| {
+            assert!(!progress.count_buffers());
+            progress.idle_slots()
+        };
+        let (early, unread) = body(false);
+        assert_eq!(slots(&early), 18 + 3);
+        early.set_acknowledged();
+        assert_eq!(slots(&early), 18 + 3);
+        unread.received(60_000);
+        assert_eq!(slots(&early), 3);
+        let (late, _unread) = body(true);
+        assert_eq!(slots(&late), 3);
     }
 
     #[test]

@@ -20,7 +20,7 @@ use slab::Slab;
 
 use super::client_frames::SMALL_BYTES;
 use super::close::{CloseDecision, CloseReason};
-use super::kept_requests::{KeptRequests, Slots};
+use super::kept_requests::{KeptRequests, SLOT_BYTES, Slots};
 use super::timeouts::ExchangeStalls;
 use super::{BODY_WINDOW_BYTES, HEADER_LIST_BYTES, MESSAGES_WINDOW_BYTES};
 use crate::access::Revoke;
@@ -85,9 +85,9 @@ pub(super) struct Progress {
     blocks: [AtomicU32; 3],
     blocks_before: [AtomicU32; 3],
     seen_blocks: AtomicU32,
-    /// The window of each request's body, once the client has acknowledged it.
+    /// The window of each request's body, once the client has acknowledged it, and `plain_bytes` when it did; 0 before.
     stream_window: u32,
-    is_acknowledged: AtomicBool,
+    acknowledged_after: AtomicU64,
     /// Baseline of unexplained bytes: see [`Self::floods`].
     flood_base: AtomicI64,
     /// Exchanges started.
@@ -286,7 +286,8 @@ impl Progress {
 
     /// The client has acknowledged the settings.
     pub(super) fn set_acknowledged(&self) {
-        self.is_acknowledged.store(true, Ordering::Relaxed);
+        self.acknowledged_after
+            .store(self.plain_bytes().max(1), Ordering::Relaxed);
     }
 
     /// h2 may keep buffers for more blocks.
@@ -320,11 +321,19 @@ impl Progress {
 
     /// Unread bytes that each request's body may have.
     fn window(&self) -> u32 {
-        if self.is_acknowledged.load(Ordering::Relaxed) {
+        if self.acknowledged_after.load(Ordering::Relaxed) > 0 {
             self.stream_window
         } else {
             // The protocol's own.
             self.stream_window.max(BODY_WINDOW_BYTES)
+        }
+    }
+
+    /// Bytes that came before the client had acknowledged the window: more than it may be unread.
+    fn early_bytes(&self) -> u64 {
+        match self.acknowledged_after.load(Ordering::Relaxed) {
+            0 => self.plain_bytes(),
+            bytes => bytes,
         }
     }
 
@@ -342,10 +351,14 @@ impl Progress {
         self.seen_blocks.store(sum(all), Ordering::Relaxed);
         // Since the bytes that some body has not read came, at most.
         let (mut kept, mut unread, mut bodies) = (Blocks::default(), 0_usize, 0_usize);
+        // What requests are not charged for: they are charged for the window that the client should acknowledge.
+        let mut uncharged_bytes = 0;
         self.each_exchange(|exchange, _| {
             if let Some((marks, bytes)) = exchange.unread_since() {
                 bodies += 1;
                 unread = unread.saturating_add(bytes as usize);
+                let early_bytes = self.early_bytes().saturating_sub(exchange.received_bytes());
+                uncharged_bytes += early_bytes.min(bytes.saturating_sub(self.stream_window).into());
                 for ((kept, now), mark) in kept.iter_mut().zip(all).zip(marks) {
                     *kept = now.wrapping_sub(mark).max(*kept);
                 }
@@ -356,8 +369,9 @@ impl Progress {
         // frame has a message, at least.
         let medium = medium.min(unread / SMALL_BYTES);
         let small = small.min(unread / MESSAGE_BYTES_MIN).max(bodies);
+        let uncharged = usize::try_from(uncharged_bytes / SLOT_BYTES).unwrap_or(usize::MAX);
         self.slots
-            .set_buffers((medium + small) * SLOTS_PER_BLOCK + tiny * SLOTS_PER_TINY_BLOCK)
+            .set_buffers((medium + small) * SLOTS_PER_BLOCK + tiny * SLOTS_PER_TINY_BLOCK + uncharged)
     }
 
     /// Records the outcome of a write.

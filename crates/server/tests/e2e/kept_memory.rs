@@ -320,3 +320,27 @@ async fn calls_keep_no_buffers_beside_streams_with_a_backlog() {
     connection.abort();
     daemon.stop().await;
 }
+
+#[tokio::test]
+async fn clients_that_acknowledge_no_window_keep_no_more() {
+    // Scenario: with room for 1,024 calls in request memory, 70 connections that never acknowledge the daemon's windows, so that each
+    // may send 64 KiB of a stream instead of 16, and whose streams nobody reads, since they take no answers. Expectation: some are
+    // closed for their memory; another client is served.
+    let daemon = served_with_room_for_1024();
+    let (data, headers, settings) = (0, 1, 4);
+    let end_headers = 4;
+    let no_window = [0, 4, 0, 0, 0, 0];
+    let mut opening = [PREFACE.to_vec(), frame(settings, 0, 0, &no_window)].concat();
+    opening.extend(frame(headers, end_headers, 1, &call("FetchStream")));
+    opening.extend(frame(data, 0, 1, &[0; 15_000]).repeat(4));
+    let mut held = Vec::new();
+    for _ in 0..70 {
+        let mut stream = connect(&daemon).await;
+        stream.write_all(&opening).await.unwrap();
+        held.push(stream);
+    }
+    daemon.has_closed("grpc", "memory").await;
+    daemon.assert_serves("blocks").await;
+    drop(held);
+    daemon.stop().await;
+}
