@@ -26,7 +26,7 @@ const PADDING_BYTES_MAX: usize = 256;
 const HEADER_BLOCK_BYTES_MAX: usize = 2 * HEADER_LIST_BYTES as usize;
 
 /// A DATA frame that is smaller may keep more than twice the memory that its stream's window accounts for.
-const MEDIUM_BYTES: usize = 4 << 10;
+pub(super) const MEDIUM_BYTES: usize = 4 << 10;
 /// h2 itself bounds smaller ones, if no large ones come between them.
 pub(super) const SMALL_BYTES: usize = 256;
 /// No message is shorter: see [`super::progress::MESSAGE_BYTES_MIN`].
@@ -49,10 +49,12 @@ pub(super) struct ClientFrames {
     left: u32,
     /// Bytes of the list of headers so far.
     list_bytes: u32,
-    /// The highest stream that was opened, and the highest that had a frame smaller than medium.
+    /// The highest stream that was opened, and the highest that had a frame smaller than [`MEDIUM_BYTES`].
     last_stream: u32,
     last_body: u32,
     received: u64,
+    /// Frames smaller than that in what is being received.
+    frames: u32,
     /// The last block with a medium frame, with a small, and with a tiny one, counted from 1.
     medium_block: u64,
     small_block: u64,
@@ -88,6 +90,10 @@ impl ClientFrames {
             if self.left == 0 && self.list == ListState::Ends {
                 self.list = ListState::None;
             }
+        }
+        match std::mem::take(&mut self.frames) {
+            0 => {}
+            frames => progress.gets_frames(frames),
         }
         if was_open || self.list != ListState::None {
             progress.set_list_is_open(self.list != ListState::None);
@@ -135,6 +141,7 @@ impl ClientFrames {
         if self.left == 0 || least >= MEDIUM_BYTES {
             return;
         }
+        self.frames += 1;
         // Mostly the whole request of a call, which is read at once. `Progress` counts one for each body that is not.
         if stream > self.last_body {
             self.last_body = stream;

@@ -336,6 +336,36 @@ mod tests {
     }
 
     #[test]
+    fn no_more_buffers_are_counted_than_frames_are_unread() {
+        // Scenario: 1,005 frames in 1,000 blocks, of which one body reads 1,000 and another none; the latter is dropped while answers wait
+        // for their client, and after them; then one has two frames in 100 blocks. Expectation: slots of five buffers; none,
+        // and then of seven, or of two.
+        let kept = Arc::new(KeptRequests::default());
+        kept.set_request_memory(1);
+        for is_owed in [true, false] {
+            let progress = connection(&kept);
+            let slots = || {
+                assert!(!progress.count_buffers());
+                progress.idle_slots()
+            };
+            let (reads, idle) = (progress.open(false), progress.open(false));
+            progress.gets_frames(1005);
+            progress.keeps_blocks([0, 1000, 0]);
+            (0..1000).for_each(|_| reads.received(22));
+            assert_eq!(slots(), 5 * 3);
+            reads.mark_read();
+            idle.mark_read();
+            reads.produced(usize::from(is_owed));
+            assert_eq!(slots(), 0);
+            progress.receives();
+            let _next = progress.open(false);
+            progress.gets_frames(2);
+            progress.keeps_blocks([0, 100, 0]);
+            assert_eq!(slots(), if is_owed { 7 * 3 } else { 2 * 3 });
+        }
+    }
+
+    #[test]
     fn nothing_is_received_while_what_is_closed_still_holds_its_slots() {
         // Scenario: connections that had 256 requests open at once, to three times the limit; one of them is closed for its slots,
         // by two searches; then there is one with few more, and the closed one ends. Expectation: others wait from above that limit

@@ -18,7 +18,7 @@ pub(super) use exchange::{Exchange, UNIT_BYTES};
 use futures_util::task::AtomicWaker;
 use slab::Slab;
 
-use super::client_frames::SMALL_BYTES;
+use super::client_frames::{MEDIUM_BYTES, SMALL_BYTES};
 use super::close::{CloseDecision, CloseReason};
 use super::kept_requests::{KeptRequests, SLOT_BYTES, Slots};
 use super::timeouts::ExchangeStalls;
@@ -85,6 +85,8 @@ pub(super) struct Progress {
     blocks: [AtomicU32; 3],
     blocks_before: [AtomicU32; 3],
     seen_blocks: AtomicU32,
+    /// DATA frames smaller than [`MEDIUM_BYTES`] that came and were not read: at least those that wait to be.
+    unread_frames: AtomicI64,
     /// The window of each request's body, once the client has acknowledged it, and `plain_bytes` when it did; 0 before.
     stream_window: u32,
     acknowledged_after: AtomicU64,
@@ -300,6 +302,18 @@ impl Progress {
         }
     }
 
+    /// So many DATA frames smaller than [`MEDIUM_BYTES`] come.
+    pub(super) fn gets_frames(&self, frames: u32) {
+        self.unread_frames.fetch_add(frames.into(), Ordering::Relaxed);
+    }
+
+    /// A DATA frame is read.
+    fn reads_frame(&self, bytes: usize) {
+        if bytes > 0 && bytes < MEDIUM_BYTES {
+            self.unread_frames.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
     /// More is received.
     pub(super) fn receives(&self) {
         for (before, now) in self.blocks_before.iter().zip(self.blocks()) {
@@ -364,14 +378,20 @@ impl Progress {
                 }
             }
         });
+        if bodies == 0 && !self.owes() {
+            // Forgets those of bodies that were dropped. While the client takes no answers, h2 may have some that it has not looked at.
+            self.unread_frames.store(0, Ordering::Relaxed);
+        }
+        let frames = usize::try_from(self.unread_frames.load(Ordering::Relaxed)).unwrap_or(0);
         let [medium, small, tiny] = kept.map(|blocks| blocks as usize);
-        // One for each frame that the windows hold, at most, and for each body at least: `client_frames` leaves its first one out. A
-        // frame has a message, at least.
+        // One for each frame that is unread and that the windows hold, at most, and for each body at least: `client_frames` leaves its
+        // first one out. A frame has a message, at least.
         let medium = medium.min(unread / SMALL_BYTES);
-        let small = small.min(unread / MESSAGE_BYTES_MIN).max(bodies);
+        let small = small.min(unread / MESSAGE_BYTES_MIN);
+        let others = (medium + small).min(frames).max(bodies);
         let uncharged = usize::try_from(uncharged_bytes / SLOT_BYTES).unwrap_or(usize::MAX);
         self.slots
-            .set_buffers((medium + small) * SLOTS_PER_BLOCK + tiny * SLOTS_PER_TINY_BLOCK + uncharged)
+            .set_buffers(others * SLOTS_PER_BLOCK + tiny * SLOTS_PER_TINY_BLOCK + uncharged)
     }
 
     /// Records the outcome of a write.

@@ -272,19 +272,23 @@ async fn an_idle_stream_keeps_no_buffers() {
     daemon.stop().await;
 }
 
+/// A connection on which answers that wait leave room for others.
+async fn with_room_for_answers(
+    daemon: &Daemon,
+) -> (SendRequest<Bytes>, tokio::task::JoinHandle<Result<(), h2::Error>>) {
+    let mut client = h2::client::Builder::new();
+    let client = client.initial_connection_window_size(1 << 20);
+    let (sender, connection) = client.handshake(connect(daemon).await).await.unwrap();
+    (sender, tokio::spawn(connection))
+}
+
 #[tokio::test]
 async fn calls_keep_no_buffers_beside_streams_with_a_backlog() {
     // Scenario: with room for 1,024 calls in request memory, three FetchStreams whose client sends 2,000 requests each, more than
     // their windows, and reads a part of the answers now and then; and 3,000 calls on the same connection. Expectation: all of
     // them get a response, and the streams go on.
     let daemon = served_with_room_for_1024();
-    let (mut sender, connection) = h2::client::Builder::new()
-        // The answers that wait leave room for those of the calls.
-        .initial_connection_window_size(1 << 20)
-        .handshake(connect(&daemon).await)
-        .await
-        .unwrap();
-    let connection = tokio::spawn(connection);
+    let (mut sender, connection) = with_room_for_answers(&daemon).await;
     let of = |method: &str| {
         let uri = format!("http://localhost/ringfetch.v1.FetchService/{method}");
         http::Request::post(uri).header("content-type", "application/grpc")
@@ -317,6 +321,42 @@ async fn calls_keep_no_buffers_beside_streams_with_a_backlog() {
     }
     assert_eq!(daemon.closed("grpc", "memory").await, 0);
     drop((streams, sender));
+    connection.abort();
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn a_stream_keeps_no_buffers_of_another_ones_requests() {
+    // Scenario: with room for 1,024 calls in request memory, a FetchStream whose client has sent 200 requests and reads no answers
+    // for now, and another one on the same connection, with 23,000 requests of 250 bytes. Expectation: the latter gets all of its
+    // answers, then the former.
+    let daemon = served_with_room_for_1024();
+    let (sender, connection) = with_room_for_answers(&daemon).await;
+    let unknown = "x".repeat(230);
+    let mut streams = Vec::new();
+    for (requests, dataset) in [(200, "blocks"), (23_000, &*unknown)] {
+        let request = http::Request::post("http://localhost/ringfetch.v1.FetchService/FetchStream")
+            .header("content-type", "application/grpc");
+        let mut sender = sender.clone().ready().await.unwrap();
+        let opened = sender.send_request(request.body(()).unwrap(), false);
+        let (response, mut sends) = opened.unwrap();
+        for id in 0..requests {
+            let request = wire::on_stream(id, Request::Blocks(wire::blocks(dataset, &[id % 64])));
+            let message = wire::framed(&request.encode_to_vec());
+            sends.send_data(message, id + 1 == requests).unwrap();
+        }
+        streams.push(response.await.unwrap().into_body());
+    }
+    while let Some(mut answers) = streams.pop() {
+        while let Some(part) = answers.data().await {
+            let part = part.unwrap();
+            answers.flow_control().release_capacity(part.len()).unwrap();
+        }
+        let end = answers.trailers().await.unwrap().unwrap();
+        assert_eq!(end.get("grpc-status").unwrap(), "0");
+    }
+    assert_eq!(daemon.closed("grpc", "memory").await, 0);
+    drop(sender);
     connection.abort();
     daemon.stop().await;
 }

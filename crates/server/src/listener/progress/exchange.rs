@@ -230,6 +230,7 @@ impl Exchange {
             FRAME_HEAD_BYTES
         };
         add(&self.progress.body_bytes, bytes + head);
+        self.progress.reads_frame(bytes);
         self.unread.reads(self.received_bytes(), self.progress.blocks());
     }
 
