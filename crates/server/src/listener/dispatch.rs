@@ -14,7 +14,7 @@ use std::task::{Context, Poll};
 use axum::Router;
 use axum::body::Body;
 use axum::routing::future::RouteFuture;
-use http::{HeaderValue, Request, Response, StatusCode, header};
+use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body::Body as _;
 use hyper::body::Incoming;
 use prometheus::{IntCounter, IntCounterVec};
@@ -26,7 +26,7 @@ use super::core_turns;
 use super::hosts::{AllowedHosts, HostError};
 use super::progress::{Exchange, Progress, UNIT_BYTES};
 use super::response_future::ResponseFuture;
-use super::{Role, STREAM_WINDOW_BYTES};
+use super::{BODY_WINDOW_BYTES, Role, STREAM_WINDOW_BYTES};
 use crate::access::{Access, Denied, Need};
 use crate::caller::Connection;
 use crate::error_status::{overloaded_call, refused_call};
@@ -162,8 +162,11 @@ impl RequestDispatcher {
         let path = request.uri().path();
         // Limited by number instead: health must not depend on memory.
         let is_service = !self.is_http() && is_service(path);
-        let units = if path == FETCH_STREAM { STREAM_UNITS } else { 1 };
-        let units = units + head_units(&request);
+        let mut units = if path == FETCH_STREAM { STREAM_UNITS } else { 1 };
+        units += head_units(&request);
+        if progress.is_http2() {
+            units += unread_units(&request);
+        }
         if let Err(refused) = exchange.charge(units, by_address)
             && !is_service
         {
@@ -233,7 +236,7 @@ impl RequestDispatcher {
     /// Whether a request is a gRPC call, which a page in a browser cannot send without a CORS preflight. On the HTTP port
     /// none is, whatever its content type.
     fn is_call<B>(&self, request: &Request<B>) -> bool {
-        !self.is_http() && request.method() == http::Method::POST && grpc::is_grpc(request.headers())
+        !self.is_http() && request.method() == Method::POST && grpc::is_grpc(request.headers())
     }
 
     /// What a request needs; `None`: nothing, since orchestrators have no credentials.
@@ -371,6 +374,15 @@ fn head_units<B>(request: &Request<B>) -> usize {
     // Further values of a name are kept apart.
     let fields = headers.capacity() + headers.len() - headers.keys_len();
     units_of((text + fields * FIELD_BYTES) as u64)
+}
+
+/// Units of memory for a body that nothing reads before the response is known: h2 keeps it.
+fn unread_units(request: &Request<RequestBody>) -> usize {
+    if !matches!(*request.method(), Method::GET | Method::HEAD) {
+        return 0;
+    }
+    let window = u64::from(BODY_WINDOW_BYTES);
+    units_of(request.body().size_hint().upper().unwrap_or(window).min(window))
 }
 
 /// Whether a call is for the health or reflection service.

@@ -246,6 +246,48 @@ async fn a_body_that_was_passed_over_keeps_no_buffers() {
 }
 
 #[tokio::test]
+async fn a_body_that_nothing_reads_is_charged_until_the_response_is_known() {
+    // Scenario: with 4 MiB of request memory, of which one client may have a third, 30 GETs on one connection, whose bodies come
+    // after the last head: of 64 KiB, of 2 bytes, and of 2 bytes that are not announced. Expectation: some of the first and the last
+    // ones are refused for want of memory, and none of the others.
+    let daemon = served_with_room_for_1024();
+    for (bytes, is_announced, refuses) in [(64 << 10, true, true), (2, true, false), (2, false, true)] {
+        let stream = TcpStream::connect(daemon.http).await.unwrap();
+        let (mut sender, connection) = with_room_for_answers(stream).await;
+        let mut open = Vec::new();
+        for _ in 0..30 {
+            let mut request = http::Request::get("http://localhost/v1/datasets/blocks/blocks/1");
+            if is_announced {
+                request = request.header("content-length", bytes);
+            }
+            sender = sender.ready().await.unwrap();
+            open.push(sender.send_request(request.body(()).unwrap(), false).unwrap());
+        }
+        for (_, body) in &mut open {
+            body.send_data(vec![0; bytes].into(), true).unwrap();
+        }
+        let mut refused = 0;
+        for (response, _) in open {
+            let response = response.await.unwrap();
+            match response.status().as_u16() {
+                200 => {
+                    let mut body = response.into_body();
+                    while let Some(part) = body.data().await {
+                        body.flow_control().release_capacity(part.unwrap().len()).unwrap();
+                    }
+                }
+                429 => refused += 1,
+                other => panic!("{other}"),
+            }
+        }
+        assert_eq!(refused > 0, refuses, "{bytes}, {is_announced}: {refused}");
+        drop(sender);
+        connection.await.unwrap().unwrap();
+    }
+    daemon.stop().await;
+}
+
+#[tokio::test]
 async fn an_idle_stream_keeps_no_buffers() {
     // Scenario: with room for 1,024 calls in request memory, a FetchStream on which nothing is sent, and 4,000 small calls on the
     // same connection. Expectation: all of them get a response, and the stream is still open.
@@ -274,11 +316,11 @@ async fn an_idle_stream_keeps_no_buffers() {
 
 /// A connection on which answers that wait leave room for others.
 async fn with_room_for_answers(
-    daemon: &Daemon,
+    stream: TcpStream,
 ) -> (SendRequest<Bytes>, tokio::task::JoinHandle<Result<(), h2::Error>>) {
     let mut client = h2::client::Builder::new();
     let client = client.initial_connection_window_size(1 << 20);
-    let (sender, connection) = client.handshake(connect(daemon).await).await.unwrap();
+    let (sender, connection) = client.handshake(stream).await.unwrap();
     (sender, tokio::spawn(connection))
 }
 
@@ -288,7 +330,7 @@ async fn calls_keep_no_buffers_beside_streams_with_a_backlog() {
     // their windows, and reads a part of the answers now and then; and 3,000 calls on the same connection. Expectation: all of
     // them get a response, and the streams go on.
     let daemon = served_with_room_for_1024();
-    let (mut sender, connection) = with_room_for_answers(&daemon).await;
+    let (mut sender, connection) = with_room_for_answers(connect(&daemon).await).await;
     let of = |method: &str| {
         let uri = format!("http://localhost/ringfetch.v1.FetchService/{method}");
         http::Request::post(uri).header("content-type", "application/grpc")
@@ -331,7 +373,7 @@ async fn a_stream_keeps_no_buffers_of_another_ones_requests() {
     // for now, and another one on the same connection, with 23,000 requests of 250 bytes. Expectation: the latter gets all of its
     // answers, then the former.
     let daemon = served_with_room_for_1024();
-    let (sender, connection) = with_room_for_answers(&daemon).await;
+    let (sender, connection) = with_room_for_answers(connect(&daemon).await).await;
     let unknown = "x".repeat(230);
     let mut streams = Vec::new();
     for (requests, dataset) in [(200, "blocks"), (23_000, &*unknown)] {
