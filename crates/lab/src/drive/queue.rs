@@ -5,13 +5,6 @@ use ringfetch_baselines::{Buffer, Finished, Read, ReadQueue};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// One buffer per read of the depth.
-pub(crate) fn buffers(job: &Job) -> Result<Vec<Buffer>, String> {
-    let buffer = |_| Buffer::zeroed(job.reads.bytes);
-    let buffers: std::io::Result<Vec<Buffer>> = (0..job.setup.depth.max(1)).map(buffer).collect();
-    buffers.map_err(|error| error.to_string())
-}
-
 /// Reads through a queue, with these buffers.
 pub(crate) fn drive(job: &Arc<Job>, queue: &mut dyn ReadQueue, mut spare: Vec<Buffer>) -> Result<(), String> {
     let mut made: Vec<Option<(ReadAt, Instant)>> = vec![None; spare.len()];

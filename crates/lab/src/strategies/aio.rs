@@ -1,7 +1,7 @@
 //! Linux AIO on one thread.
 
 use super::{Run, Strategy};
-use crate::drive::queue;
+use crate::drive::{buffers, queue};
 use crate::job::Job;
 use crate::setup::Heat;
 use ringfetch_baselines::AioQueue;
@@ -18,7 +18,7 @@ fn run(job: &Arc<Job>) -> Result<(), String> {
     if job.setup.heat != Heat::Direct {
         job.note("each read is made inside io_submit: through the page cache Linux AIO is synchronous");
     }
-    let buffers = queue::buffers(job)?;
+    let buffers = buffers(job)?;
     let mut queue = AioQueue::open(job.setup.depth).map_err(|error| format!("io_setup: {error}"))?;
     queue::drive(job, &mut queue, buffers)
 }

@@ -8,16 +8,12 @@ pub(super) static ONE_THREAD: Strategy = Strategy {
     name: "pread",
     about: "pread on one thread, one read at a time",
     depth_max: 1,
-    run: Run::Own(|job| threads::drive(job, 1, |file, place, offset| file.read_at(place, offset))),
+    run: Run::Own(|job| threads::drive(job, |file, place, offset| file.read_at(place, offset))),
 };
 
 pub(super) static THREADED: Strategy = Strategy {
     name: "threaded-pread",
     about: "pread on as many threads as the depth",
     depth_max: 512,
-    run: Run::Own(|job| {
-        threads::drive(job, job.setup.depth, |file, place, offset| {
-            file.read_at(place, offset)
-        })
-    }),
+    run: Run::Own(|job| threads::drive(job, |file, place, offset| file.read_at(place, offset))),
 };

@@ -18,7 +18,7 @@ fn run(job: &Arc<Job>) -> Result<(), String> {
     if !job.polls() {
         job.note(NOT_POLLED);
     }
-    threads::drive(job, job.setup.depth, |file, place, offset| {
+    threads::drive(job, |file, place, offset| {
         let mut places = [IoSliceMut::new(place)];
         preadv2(file, &mut places, offset, ReadWriteFlags::HIPRI).map_err(io::Error::from)
     })

@@ -1,7 +1,7 @@
 //! io_uring without the engine: one ring, one thread, registered file and buffers, COOP_TASKRUN, SINGLE_ISSUER.
 
 use super::{NOT_POLLED, Run, Strategy};
-use crate::drive::queue;
+use crate::drive::{buffers, queue};
 use crate::job::Job;
 use ringfetch_baselines::{RingOptions, RingQueue};
 use std::sync::Arc;
@@ -31,7 +31,7 @@ pub(super) static POLLED: Strategy = Strategy {
 };
 
 fn read_through(job: &Arc<Job>, polled: bool) -> Result<(), String> {
-    let mut buffers = queue::buffers(job)?;
+    let mut buffers = buffers(job)?;
     let options = RingOptions {
         polled,
         registered_file: (job.reads.files == 1 && !job.setup.open_each)

@@ -4,6 +4,7 @@
 //! pread(2), as tokio::fs does internally.
 
 use super::{Run, Strategy};
+use crate::drive::buffers;
 use crate::job::{Job, Lane, ReadAt};
 use ringfetch_baselines::Buffer;
 use std::io::{self, SeekFrom};
@@ -25,12 +26,12 @@ fn run(job: &Arc<Job>) -> Result<(), String> {
         .max_blocking_threads(job.setup.depth.max(1))
         .build();
     runtime.map_err(|error| error.to_string())?.block_on(async {
-        let mut tasks = Vec::new();
+        let (buffers, mut tasks) = (buffers(job)?, Vec::new());
         job.begin();
-        for _ in 0..job.setup.depth.max(1) {
+        for buffer in buffers {
             let job = Arc::clone(job);
             tasks.push(tokio::spawn(async move {
-                if let Err(error) = task(&job, &mut job.lane()).await {
+                if let Err(error) = task(&job, buffer, &mut job.lane()).await {
                     job.fail(error);
                 }
             }));
@@ -42,8 +43,7 @@ fn run(job: &Arc<Job>) -> Result<(), String> {
     })
 }
 
-async fn task(job: &Arc<Job>, lane: &mut Lane) -> io::Result<()> {
-    let mut buffer = Buffer::zeroed(job.reads.bytes)?;
+async fn task(job: &Arc<Job>, mut buffer: Buffer, lane: &mut Lane) -> io::Result<()> {
     // The task keeps one file open: cloning a descriptor for each read would cost another system call.
     let mut kept: Option<(usize, tokio::fs::File)> = None;
     while let Some(at) = job.next() {
