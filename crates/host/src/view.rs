@@ -1,11 +1,9 @@
 //! The files of /proc and /sys, below `/` or below a directory with another host's files.
 
-use procfs::process::Stat;
 use procfs::{FromRead as _, Meminfo};
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::time::Duration;
 
 /// Longest file read; /proc/self/mountinfo of a busy host has some 100 KiB.
 const FILE_BYTES_MAX: u64 = 4 << 20;
@@ -68,14 +66,6 @@ impl View {
     /// /proc/meminfo, in bytes.
     pub fn meminfo(&self) -> Option<Meminfo> {
         Meminfo::from_file(self.at("proc/meminfo")).ok()
-    }
-
-    /// CPU time of a process so far, user and system.
-    pub fn cpu_time(&self, pid: u32) -> Option<Duration> {
-        let stat = Stat::from_file(self.at(format!("proc/{pid}/stat"))).ok()?;
-        let tick_ns = 1_000_000_000 / rustix::param::clock_ticks_per_second().max(1);
-        let ticks = stat.utime.saturating_add(stat.stime);
-        Some(Duration::from_nanos(ticks.saturating_mul(tick_ns)))
     }
 
     /// Names in a directory, sorted.

@@ -9,7 +9,7 @@ use ringfetch_client::{
     ObjectPart, Request, RetryPolicy, ScoreRequest,
 };
 use ringfetch_command::connect::remedy;
-use ringfetch_host::View;
+use ringfetch_host::process::cpu_time;
 use ringfetch_pace::trace::TraceEntries;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
@@ -215,7 +215,7 @@ impl Served {
 
     /// CPU time of the daemon so far, user and system. `None`: its process is unknown.
     pub(crate) fn cpu(&self) -> Option<Duration> {
-        View::real().cpu_time(self.pid?)
+        cpu_time(self.pid?)
     }
 }
 

@@ -1,7 +1,7 @@
-//! CPU time: this process's own, and another one's from /proc.
+//! CPU time: this process's own, and that of another process.
 
 use crate::outcome::Failure;
-use ringfetch_host::View;
+use ringfetch_host::process::cpu_time;
 use rustix::time::{ClockId, clock_gettime};
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,7 @@ impl Process {
 
     fn cpu(self) -> Result<Duration, String> {
         let missing = || format!("--server-pid: there is no process {}", self.pid);
-        View::real().cpu_time(self.pid).ok_or_else(missing)
+        cpu_time(self.pid).ok_or_else(missing)
     }
 }
 
