@@ -166,9 +166,7 @@ impl Subject {
                     let choice = found.chosen(backend);
                     let alone = with(choice, |choice| (choice.batch, choice.rings) = (1, 1));
                     let one = with(step(stage, &"one", alone), |step| step.asked = 1);
-                    let through_cache = warm && matches!(backend, Uring | Pread);
-                    let heat = |step: &mut Step| (step.warm, step.direct) = (warm, direct && !through_cache);
-                    [step(stage, &"many", choice), one].map(|step| with(step, heat))
+                    [step(stage, &"many", choice), one].map(|step| with(step, |step| step.warm = warm))
                 };
                 self.candidates(warm).into_iter().flat_map(both).collect()
             }
