@@ -12,6 +12,7 @@ use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::Path;
+use std::time::Duration;
 
 const NAME: &str = "samples.jsonl";
 const FORMAT: &str = "ringfetch-lab-samples/1";
@@ -47,6 +48,9 @@ impl Header {
 struct Line {
     cell: String,
     repetition: u32,
+    /// How long it was to take, if it was to end by time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    time: Option<Duration>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     sample: Option<Sample>,
     /// Why there is none.
@@ -65,6 +69,8 @@ pub(crate) struct Journal {
     file: Option<File>,
     header: Header,
     done: HashMap<(String, u32), Made>,
+    /// How long the steps of a cell were to take.
+    times: HashMap<String, Duration>,
     /// Whether its directory was created with it.
     made: bool,
 }
@@ -142,6 +148,7 @@ impl Journal {
             file: None,
             header,
             done: HashMap::new(),
+            times: HashMap::new(),
             made: false,
         };
         let Some(directory) = directory else {
@@ -174,8 +181,9 @@ impl Journal {
         path: &Path,
         io: impl Fn(io::Error) -> LabError,
     ) -> Result<(), LabError> {
+        let option = self.option;
         let foreign = |line: usize| {
-            let (path, option) = (path.display(), self.option);
+            let path = path.display();
             let what = format!("is not from this command: name another directory with {option}");
             LabError::Usage(format!("--resume: {path} line {line} {what}"))
         };
@@ -202,7 +210,7 @@ impl Journal {
                 (None, Some(problem)) => Err(problem),
                 (None, None) => return Err(foreign(number + 2)),
             };
-            self.done.insert((line.cell, line.repetition), made);
+            self.keep(line.cell, line.repetition, line.time, made);
         }
         same(&known.identity, &self.header.identity)?;
         file.set_len(text.len() as u64).map_err(&io)?;
@@ -235,24 +243,43 @@ impl Journal {
         self.done.get(&(cell.to_owned(), repetition))
     }
 
+    /// How long the steps of a cell were to take, if one was made.
+    pub(crate) fn time(&self, cell: &str) -> Option<Duration> {
+        self.times.get(cell).copied()
+    }
+
     /// How many steps were made so far, by earlier runs too.
     pub(crate) fn steps(&self) -> usize {
         self.done.len()
     }
 
-    /// Records a step, in one write.
-    pub(crate) fn record(&mut self, cell: &str, repetition: u32, made: &Made) -> Result<(), LabError> {
+    /// Records a step, in one write; `time`: how long it was to take, if it was to end by time.
+    pub(crate) fn record(
+        &mut self,
+        cell: &str,
+        repetition: u32,
+        time: Option<Duration>,
+        made: &Made,
+    ) -> Result<(), LabError> {
         let line = Line {
             cell: cell.to_owned(),
             repetition,
+            time,
             sample: made.as_ref().ok().cloned(),
             problem: made.as_ref().err().cloned(),
         };
         let written = self.file.as_ref().map_or(Ok(()), |file| write_line(file, &line));
         written
             .map_err(|error| LabError::at(format_args!("{}: cannot record a step", self.option), error))?;
-        self.done.insert((line.cell, repetition), made.clone());
+        self.keep(line.cell, repetition, time, made.clone());
         Ok(())
+    }
+
+    fn keep(&mut self, cell: String, repetition: u32, time: Option<Duration>, made: Made) {
+        if let Some(time) = time {
+            self.times.insert(cell.clone(), time);
+        }
+        self.done.insert((cell, repetition), made);
     }
 }
 
@@ -290,8 +317,10 @@ mod tests {
         // known, the third is not, and samples recorded afterwards are read again; a line without a result is refused.
         let directory = tempfile::tempdir().unwrap();
         let mut journal = Journal::open("--out", Some(directory.path()), header("1"), false).unwrap();
-        journal.record("a", 0, &Ok(sample(100, 1.0))).unwrap();
-        journal.record("b", 0, &Err("no memory".to_owned())).unwrap();
+        journal.record("a", 0, None, &Ok(sample(100, 1.0))).unwrap();
+        journal
+            .record("b", 0, None, &Err("no memory".to_owned()))
+            .unwrap();
         journal
             .file
             .as_ref()
@@ -303,7 +332,7 @@ mod tests {
         assert_eq!(journal.step("a", 0), Some(&Ok(sample(100, 1.0))));
         assert_eq!(journal.step("b", 0), Some(&Err("no memory".to_owned())));
         assert_eq!(journal.step("c", 0), None);
-        journal.record("c", 4, &Ok(sample(300, 1.0))).unwrap();
+        journal.record("c", 4, None, &Ok(sample(300, 1.0))).unwrap();
         drop(journal);
         let journal = Journal::open("--out", Some(directory.path()), header("1"), true).unwrap();
         assert_eq!(journal.step("c", 4), Some(&Ok(sample(300, 1.0))));

@@ -91,6 +91,14 @@ impl Runner<'_> {
     /// Wrong bytes; data that changed; the journal cannot be written.
     pub(crate) fn run(&self, study: &mut Study, journal: &mut Journal) -> Result<Rows, LabError> {
         let bar = self.bar;
+        // As long as in an earlier run, whose plan may have been another: the samples of a row are compared, and the rows of
+        // a stage.
+        let known = study.cells.iter().find_map(|cell| journal.time(&cell.id()));
+        for cell in &mut study.cells {
+            if let (Amount::For(time), Some(known)) = (&mut cell.setup.amount, known) {
+                *time = known;
+            }
+        }
         let row = |cell: &Cell| Row {
             key: cell.key.clone(),
             heat: cell.setup.heat,
@@ -137,7 +145,11 @@ impl Runner<'_> {
                 {
                     return Err(wrong(study, cell, problem));
                 }
-                journal.record(&id, repetition, &made)?;
+                let time = match cell.setup.amount {
+                    Amount::For(time) => Some(time),
+                    Amount::Reads(_) | Amount::At { .. } => None,
+                };
+                journal.record(&id, repetition, time, &made)?;
                 match made {
                     Ok(sample) => row.samples.push(Some(sample)),
                     Err(problem) => {
@@ -485,6 +497,52 @@ mod tests {
             assert_eq!(study.left_out, ["depth=1: no memory"]);
             assert_eq!(WEAK.load(Ordering::Relaxed), 2);
         }
+    }
+
+    /// How long the steps of [`timed`] were to take.
+    static TIMES: Mutex<Vec<Amount>> = Mutex::new(Vec::new());
+
+    fn timed(job: &Arc<Job>) -> Result<(), String> {
+        let mut times = TIMES.lock().unwrap_or_else(PoisonError::into_inner);
+        times.push(job.setup.amount);
+        of_whole_pages(job)
+    }
+
+    #[test]
+    fn the_steps_of_a_resumed_row_last_as_long_as_before() {
+        // Scenario: a run that is stopped after the first step of two cells; resumed when its plan has longer steps, since
+        // part of its time is over. Expected: the other steps, of the other cell too, take as long as the first.
+        static TIMED: Strategy = Strategy {
+            name: "timed",
+            about: "",
+            depth_max: 2,
+            run: Run::Own(timed),
+        };
+        let out = scratch();
+        let (stop, bar) = (Arc::default(), ProgressBar::hidden());
+        let short = Amount::For(Duration::from_millis(10));
+        for (resume, amount, depths) in [
+            (false, short, &[2][..]),
+            (true, Amount::For(Duration::from_secs(60)), &[1, 2]),
+        ] {
+            let cell = |depth: &usize| Cell {
+                key: vec![pair("depth", depth)],
+                strategy: &TIMED,
+                setup: Setup::new(Heat::Cold, Shape::random(4096, 4 << 20), amount, *depth),
+            };
+            let cells = depths.iter().map(cell).collect();
+            let (_directory, mut study) = study(cells, Measure::Once);
+            let header = Header::new(Vec::new(), String::new(), String::new(), Vec::new());
+            let mut journal = Journal::open("--out", Some(out.path()), header, resume).unwrap();
+            let repetitions = if resume { 2 } else { 1 };
+            let runner = Runner {
+                repetitions,
+                ..runner(&stop, &bar)
+            };
+            runner.run(&mut study, &mut journal).unwrap();
+        }
+        let times = TIMES.lock().unwrap_or_else(PoisonError::into_inner);
+        assert_eq!(*times, [short; 4]);
     }
 
     fn of_whole_pages(job: &Arc<Job>) -> Result<(), String> {

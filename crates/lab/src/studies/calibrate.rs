@@ -18,6 +18,7 @@ use crate::sample::{Of, reads_per_second};
 use crate::study::{About, Rows, Study, list, pair};
 use crate::{Runs, measured};
 use found::Found;
+use humantime::format_duration;
 use ringfetch_command::part_file::{PartFile, write_whole};
 use ringfetch_command::quantity::{exact_size, size};
 use ringfetch_engine::config::DirectIo;
@@ -103,6 +104,11 @@ fn opened(args: &Calibrate) -> Result<(bool, String), LabError> {
     Ok((dataset.direct().direct, dataset.direct().reason.clone()))
 }
 
+/// How long the whole is to take.
+fn budget(args: &Calibrate) -> Duration {
+    if args.quick { QUICK } else { args.seconds }
+}
+
 fn plan(
     args: &Calibrate,
     common: &Common,
@@ -124,7 +130,8 @@ fn plan(
         Some(cpus) => format!("{} for each {cpus} CPUs", tags.of_queue),
         None => tags.of_queue.to_string(),
     });
-    // All that a step depends on, so that a run is resumed only where its later steps are as its earlier ones.
+    // What the steps depend on, so that a run is resumed only where its later ones are as its earlier ones. How long those of
+    // a stage take depends on how long the earlier stages took, too: the journal has it.
     let settings = vec![
         pair("block", with_unit(args.block_bytes)),
         pair("direct I/O", reason),
@@ -133,6 +140,7 @@ fn plan(
         pair("tags", tags.as_deref().unwrap_or("unknown")),
         pair("warm", warm),
         pair("depths", list(&powers_to(most))),
+        pair("time", format_duration(budget(args))),
     ];
     // Cold reads follow an eviction, which is checked, so they need no more data than memory holds.
     let mut study = Study::new(&ABOUT, common, "engine", settings, Vec::new());
@@ -179,7 +187,7 @@ pub(crate) fn run(args: &Calibrate, runs: Runs<'_>) -> Result<(), LabError> {
     let subject = Subject::of(args, &material, direct);
     let pace = Pace {
         begun: Instant::now(),
-        budget: if args.quick { QUICK } else { args.seconds },
+        budget: budget(args),
     };
     let mut stage = 0;
     let first = subject.next(&mut stage, &Rows::default(), &pace);

@@ -238,12 +238,13 @@ pub(super) struct Pace {
 
 impl Pace {
     fn step(&self, cells_left: usize, rows: &Rows) -> Duration {
-        let took = self.begun.elapsed();
         let (mut steps, mut reading) = (0u32, Duration::ZERO);
         for sample in rows.0.iter().flat_map(|row| row.measured()) {
             steps += 1;
             reading += Duration::try_from_secs_f64(sample.seconds).unwrap_or_default();
         }
+        // Of a run that is resumed, the earlier part is over, too.
+        let took = self.begun.elapsed().max(reading);
         let beside = match steps {
             0 => BESIDE_STEP,
             steps => took.saturating_sub(reading) / steps,
