@@ -132,19 +132,10 @@ impl Served {
         format!("--dataset: {shown}: this study needs {file}{how}")
     }
 
-    /// Refuses a file that is not as long as the dataset, or does not begin and end as it does.
-    pub(crate) fn check_is(&self, data: &DataFile) -> Result<(), LabError> {
-        let (path, all) = (&data.path, self.dataset.length_bytes);
-        let unlike = || {
-            let (path, shown) = (path.display(), self.shown());
-            LabError::Usage(format!("--path: {path} is not the file of {shown}"))
-        };
-        // Part of a block at its end may not be served.
-        let rest = data.length_bytes.checked_sub(all).ok_or_else(unlike)?;
-        if rest > u64::from(self.dataset.block_bytes.saturating_sub(1)) {
-            return Err(unlike());
-        }
-        let file = open(path)?;
+    /// Whether this file, as far as the dataset goes, begins and ends as the dataset does there.
+    pub(crate) fn has_ends_of(&self, data: &DataFile) -> Result<bool, LabError> {
+        let all = self.dataset.length_bytes.min(data.length_bytes);
+        let file = open(&data.path)?;
         let length = all.min(COMPARED_BYTES);
         let ends = [0, all - length].map(|offset| ByteRange::new(offset, length));
         let answer = wait("server", &self.url, async {
@@ -156,10 +147,10 @@ impl Served {
             let mut found = vec![0; served.len()];
             let read = file.read_exact_at(&mut found, end.offset);
             if read.is_err() || found != *served {
-                return Err(unlike());
+                return Ok(false);
             }
         }
-        Ok(())
+        Ok(true)
     }
 
     pub(crate) async fn connect(&self, timeout: Duration) -> Result<Client, LabError> {

@@ -12,6 +12,7 @@ mod flaw;
 mod get;
 mod http;
 mod knee;
+mod lab;
 mod load;
 #[path = "../../../server/tests/e2e/loop_device.rs"]
 mod loop_device;

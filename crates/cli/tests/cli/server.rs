@@ -360,10 +360,11 @@ impl Server {
             if ![&etag, ""].contains(&request.if_match.as_str()) {
                 return Err(Status::failed_precondition("it was replaced"));
             }
-            let length = u32::try_from(request.lengths[0]).unwrap();
+            let lengths = request.lengths.iter();
+            let lengths: Vec<u32> = lengths.map(|length| u32::try_from(*length).unwrap()).collect();
             return Ok(wire::FetchRangesResponse {
-                lengths: vec![length],
-                data: vec![0; length as usize].into(),
+                data: vec![0; lengths.iter().sum::<u32>() as usize].into(),
+                lengths,
                 etag,
                 ..Default::default()
             });

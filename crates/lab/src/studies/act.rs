@@ -49,9 +49,15 @@ pub(crate) fn plan(args: &Act, clients: &Clients, progress: Progress<'_>) -> Res
     let length = material.length_bytes();
     let served = material.served.as_ref();
     let shown = served.map_or_else(|| "none".to_owned(), |served| served.shown());
-    let shorter = served.filter(|served| served.dataset.length_bytes < length);
-    if let Some((served, file)) = shorter.zip(material.files.first()) {
-        return Err(LabError::Usage(served.unlike(&file.path, ", which is longer")));
+    if let Some((served, file)) = served.zip(material.files.first()) {
+        let unlike = |how| Err(LabError::Usage(served.unlike(&file.path, how)));
+        if served.dataset.length_bytes < length {
+            return unlike(", which is longer");
+        }
+        // Of a file that was made here each read is checked.
+        if file.seed.is_none() && !served.has_ends_of(file)? {
+            return unlike(", which begins or ends with other bytes");
+        }
     }
     let settings = vec![
         pair("limits", "< 5 % over 1 ms, < 1 % over 8 ms, < 0.1 % over 64 ms"),
