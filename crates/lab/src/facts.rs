@@ -18,6 +18,9 @@ const OVERLAY: u64 = 0x794c_7630;
 /// Of a device's `stat` in /sys (Documentation/block/stat.rst).
 const SECTOR_BYTES: u64 = 512;
 
+/// The name of the line that says why a device's reads are not counted.
+pub(crate) const UNCOUNTED: &str = "its reads";
+
 /// Where a file is stored.
 #[derive(Debug, Clone)]
 pub(crate) struct Place {
@@ -90,7 +93,7 @@ impl Place {
             pair("read-ahead", format!("{} KiB", number(device.read_ahead_kib))),
         ];
         let uncounted = bytes_read(&View::real(), device).err();
-        lines.extend(uncounted.map(|why| pair("its reads", why)));
+        lines.extend(uncounted.map(|why| pair(UNCOUNTED, why)));
         lines
     }
 

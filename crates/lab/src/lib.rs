@@ -38,7 +38,7 @@ pub use sample::Sample;
 pub use served::Clients;
 pub use stats::Summary;
 
-use crate::facts::Place;
+use crate::facts::{Place, UNCOUNTED};
 use crate::journal::{Header, Journal};
 use crate::material::Material;
 use crate::report::compare::Comparison;
@@ -61,7 +61,7 @@ pub struct Context {
     pub json: bool,
     /// Makes clients of the daemon.
     pub clients: Clients,
-    /// The admin address of the daemon that `flip` switches.
+    /// The admin address of the daemon: `flip` switches its backends, other studies ask for them.
     pub admin: String,
     /// As typed, for the report.
     pub command_line: String,
@@ -95,10 +95,10 @@ pub fn run(lab: &Lab, context: &Context, out: &mut dyn Write) -> Result<(), LabE
             studies::objects::plan(args, bar)
         }),
         LabCommand::Act(args) => runs.study(&studies::act::ABOUT, &args.common, |bar| {
-            studies::act::plan(args, &context.clients, bar)
+            studies::act::plan(args, &context.clients, &context.admin, bar)
         }),
         LabCommand::Rescore(args) => runs.study(&studies::rescore::ABOUT, &args.common, |bar| {
-            studies::rescore::plan(args, &context.clients, bar)
+            studies::rescore::plan(args, &context.clients, &context.admin, bar)
         }),
         LabCommand::Flip(args) => runs.study(&studies::flip::ABOUT, &args.common, |_| {
             studies::flip::plan(args, &context.clients, &context.admin)
@@ -207,7 +207,8 @@ fn measured(
     refuse(&marks, common.force)?;
     let now = || humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
     let line = context.command_line.clone();
-    let header = Header::new(identity(&study, common), line, now(), marks);
+    let host = facts::host();
+    let header = Header::new(identity(&study, common, &host), line, now(), marks);
     let mut journal = Journal::open(option, directory, header, common.resume)?;
     let (bar, mut rows) = (runner::bar(runner::STEPS), Rows::default());
     let runner = Runner {
@@ -248,7 +249,7 @@ fn measured(
             directory.map(|directory| format!("; continue with --resume {option} {}", word(directory)));
         format!("stopped {how_far}{}", remedy.unwrap_or_default())
     });
-    let mut known = facts::host();
+    let mut known = host;
     let places = study.materials.iter().map(|material| material.place.lines());
     known.extend(places.take(1).flatten());
     known.extend(of_run(&study, &memory, &journal, &rows, now()));
@@ -275,8 +276,8 @@ fn uncounted(study: &Study) -> Option<String> {
     served.cpu().is_none().then(|| missing.to_owned())
 }
 
-/// What must be equal for a run to be resumed.
-fn identity(study: &Study, common: &Common) -> Key {
+/// What must be equal for a run to be resumed: the steps of a row are those of one host, device and daemon.
+fn identity(study: &Study, common: &Common, host: &Key) -> Key {
     let data = study.materials.iter().map(|material| material.identity());
     let data = data.collect::<Vec<_>>().join("; ");
     // `./data` and a link to it are `data`.
@@ -285,13 +286,18 @@ fn identity(study: &Study, common: &Common) -> Key {
     let mut identity = vec![
         pair("study", study.about.name),
         pair("version", env!("CARGO_PKG_VERSION")),
-        pair("kernel", facts::kernel()),
         pair("path", path.display()),
         pair("data", data),
         pair("repetitions", common.repetitions),
         pair("seed", common.seed),
         pair("strategies", study.chosen.join(", ")),
     ];
+    identity.extend(host.iter().cloned());
+    let places = study.materials.iter().map(|material| material.place.lines());
+    let mut place: Key = places.take(1).flatten().collect();
+    // The counter of a new device is 0 until it is read.
+    place.retain(|(name, _)| name != UNCOUNTED);
+    identity.extend(place);
     identity.extend(study.settings.iter().cloned());
     identity
 }
@@ -333,4 +339,70 @@ fn more_descriptors() {
     };
     // If this fails, opening files reports it.
     let _raised = setrlimit(Resource::Nofile, raised);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::material::tests::{scratch, small};
+    use clap::Parser as _;
+    use ringfetch_host::block::Device;
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        common: Common,
+    }
+
+    type Change = fn(&mut Place, &mut Key);
+
+    #[test]
+    fn a_run_is_resumed_on_the_same_host_and_device_alone() {
+        // Scenario: an unfinished study; the same with other CPUs, less memory, on another file system, with another
+        // read-ahead, of a device that is not known. Expected: refused, with the name of what differs; resumed if nothing does.
+        static ABOUT: About = About {
+            name: "sample",
+            title: "",
+            source: "",
+            columns: "",
+            judge: |_, _| {},
+        };
+        let [data, out] = [scratch(), scratch()];
+        let words = ["lab", "--path", "/", "--repetitions", "5"];
+        let common = Line::parse_from(words).common;
+        let device = || {
+            let tree = ringfetch_host::tree::storage();
+            let device = Device::numbered(&tree.view(), rustix::fs::makedev(259, 0));
+            device.unwrap().0
+        };
+        let resumed = |resume: bool, change: Change| {
+            let mut material = small(data.path());
+            material.place.device = Some(device());
+            let mut host: Key = ["CPU", "memory"].map(|name| pair(name, "8")).to_vec();
+            change(&mut material.place, &mut host);
+            let study = Study::new(&ABOUT, &common, "", Vec::new(), vec![material]);
+            let identity = identity(&study, &common, &host);
+            let header = Header::new(identity, String::new(), String::new(), Vec::new());
+            let opened = Journal::open("--out", Some(out.path()), header, resume);
+            opened.map(drop).map_err(|error| error.to_string())
+        };
+        resumed(false, |_, _| {}).unwrap();
+        resumed(true, |_, _| {}).unwrap();
+        let changes: [(&str, Change); 5] = [
+            ("CPU", |_, host| host[0].1 = "4".to_owned()),
+            ("memory", |_, host| host[1].1 = "4".to_owned()),
+            ("file system", |place, _| {
+                place.file_system = "xfs at /".to_owned();
+            }),
+            ("read-ahead", |place, _| {
+                place.device.as_mut().unwrap().read_ahead_kib = Some(1);
+            }),
+            ("device", |place, _| place.device = None),
+        ];
+        for (name, change) in changes {
+            let refused = resumed(true, change).unwrap_err();
+            let named = format!("--resume: the unfinished run has {name}: ");
+            assert!(refused.starts_with(&named), "{refused}");
+        }
+    }
 }

@@ -1,9 +1,11 @@
 //! A running daemon that reads a study's data: finds it, calls it, and switches its backends.
 
 use crate::args::OfDaemon;
+use crate::drive::daemon::connections;
 use crate::error::LabError;
 use crate::job::ReadAt;
 use crate::material::{DataFile, open};
+use crate::study::{Key, pair};
 use ringfetch_client::{
     AdminClient, Backend, Builder, ByteRange, Client, Code, Dataset, DatasetStatus, Error, Kind, Metric,
     ObjectPart, Request, RetryPolicy, ScoreRequest,
@@ -76,20 +78,26 @@ pub(crate) struct Served {
     pub(crate) dataset: Dataset,
     pub(crate) items: Items,
     pid: Option<u32>,
+    /// What the daemon's operator sees of how it is read.
+    read_by: String,
     clients: Clients,
 }
 
 impl Served {
     /// The dataset that the arguments name; `None`: they name no daemon.
-    pub(crate) fn find(args: &OfDaemon, clients: &Clients) -> Result<Option<Self>, LabError> {
+    pub(crate) fn find(args: &OfDaemon, clients: &Clients, admin: &str) -> Result<Option<Self>, LabError> {
         let (Some(url), Some(name)) = (&args.server, &args.dataset) else {
             return Ok(None);
         };
         let dataset = wait("server", url, async {
             clients.client(url, TIMEOUT)?.get_dataset(name).await
         })?;
+        // Without the address, which may have a password.
+        let unknown = || "unknown: the service of --admin does not list this dataset".to_owned();
+        let read_by = read_by(clients, admin, &dataset).unwrap_or_else(unknown);
         let served = Self {
             url: url.clone(),
+            read_by,
             dataset,
             items: Items::Ranges,
             pid: args.server_pid,
@@ -121,6 +129,27 @@ impl Served {
     }
 
     /// For the report, and to recognise a run.
+    pub(crate) fn settings_of(served: Option<&Self>) -> Key {
+        let Some(served) = served else {
+            return vec![pair("daemon", "none")];
+        };
+        let counted = match served.pid {
+            Some(_) => "counted",
+            None => "not counted: no --server-pid",
+        };
+        let most = format!(
+            "{}, or as many as requests in flight if those are fewer",
+            connections()
+        );
+        vec![
+            pair("daemon", served.shown()),
+            pair("daemon's backend", &served.read_by),
+            pair("daemon's CPU time", counted),
+            pair("connections", most),
+        ]
+    }
+
+    /// The dataset and its daemon.
     pub(crate) fn shown(&self) -> String {
         let (dataset, url) = (&self.dataset, &self.url);
         format!("{} of {url}, kind {}", dataset.name, dataset.kind.as_str())
@@ -208,6 +237,18 @@ impl Served {
     pub(crate) fn cpu(&self) -> Option<Duration> {
         cpu_time(self.pid?)
     }
+}
+
+/// `uring, cores: 2`. `None`: the admin service does not say, or not of this dataset.
+fn read_by(clients: &Clients, admin: &str, dataset: &Dataset) -> Option<String> {
+    let status = wait("admin", admin, async {
+        AdminClient::from(clients.client(admin, TIMEOUT)?).status().await
+    });
+    let status = status.ok()?;
+    let mut known = status.datasets.iter();
+    let known = known.find(|known| known.dataset.as_ref() == Some(dataset))?;
+    let backend = known.read_path.as_ref()?.backend;
+    Some(format!("{backend}, cores: {}", status.cores))
 }
 
 /// A daemon whose dataset is switched between backends. Its previous backend is restored by [`Flip::back`],

@@ -14,12 +14,17 @@ const THREADS_MAX: usize = 4;
 /// A call that takes longer has failed.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
+/// How many connections requests share, if as many are in flight: the daemon may be on this machine, too.
+pub(crate) fn connections() -> usize {
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    (cpus / 2).clamp(1, THREADS_MAX)
+}
+
 /// Keeps `depth` requests in flight.
 pub(crate) fn drive(job: &Arc<Job>) -> Result<(), String> {
     let served = job.material.served.clone().ok_or("no daemon was named")?;
-    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     let depth = job.setup.depth.max(1);
-    let threads = (cpus / 2).clamp(1, THREADS_MAX).min(depth);
+    let threads = connections().min(depth);
     // All are connected before the clock starts.
     let connected = (0..threads).map(|_| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();

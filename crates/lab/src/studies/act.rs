@@ -35,7 +35,12 @@ const IN_FLIGHT: usize = 512;
 /// (n for 2^n ms, the share of slower reads must be below this).
 const LIMITS: [(usize, f64); 3] = [(0, 0.05), (3, 0.01), (6, 0.001)];
 
-pub(crate) fn plan(args: &Act, clients: &Clients, progress: Progress<'_>) -> Result<Study, LabError> {
+pub(crate) fn plan(
+    args: &Act,
+    clients: &Clients,
+    admin: &str,
+    progress: Progress<'_>,
+) -> Result<Study, LabError> {
     check_only(&args.common, NAMES)?;
     check_daemon(&args.common, &args.daemon)?;
     let needs = Needs {
@@ -43,12 +48,11 @@ pub(crate) fn plan(args: &Act, clients: &Clients, progress: Progress<'_>) -> Res
         ..Needs::default()
     };
     check_before_making(&args.common, "--size", args.size, needs)?;
-    let served = Served::find(&args.daemon, clients)?;
+    let served = Served::find(&args.daemon, clients, admin)?;
     let mut material = Material::one(&args.common.path, args.size, progress)?;
     material.served = served.map(Arc::new);
     let length = material.length_bytes();
-    let served = material.served.as_ref();
-    let shown = served.map_or_else(|| "none".to_owned(), |served| served.shown());
+    let served = material.served.as_deref();
     if let Some((served, file)) = served.zip(material.files.first()) {
         let unlike = |how| Err(LabError::Usage(served.unlike(&file.path, how)));
         if served.dataset.length_bytes < length {
@@ -59,14 +63,14 @@ pub(crate) fn plan(args: &Act, clients: &Clients, progress: Progress<'_>) -> Res
             return unlike(", which begins or ends with other bytes");
         }
     }
-    let settings = vec![
+    let mut settings = vec![
         pair("limits", "< 5 % over 1 ms, < 1 % over 8 ms, < 0.1 % over 64 ms"),
         pair("1x", format!("{READS_PER_SECOND} reads/s of {READ_BYTES} bytes")),
         pair("hold", format_duration(args.hold)),
         pair("step", format_duration(args.step)),
         pair("most", args.most),
-        pair("daemon", shown),
     ];
+    settings.extend(Served::settings_of(served));
     let mut study = Study::new(&ABOUT, &args.common, NAMES, settings, vec![material]);
     study.needs = needs;
     study.measure = Measure::Highest(Search {

@@ -135,7 +135,8 @@ fn plan(
     let settings = vec![
         pair("block", with_unit(args.block_bytes)),
         pair("direct I/O", reason),
-        pair("io_uring", ring),
+        // Not `io_uring`, which is a line about the host: names identify.
+        pair("ring", ring),
         pair("CPUs", subject.cpus),
         pair("tags", tags.as_deref().unwrap_or("unknown")),
         pair("warm", warm),

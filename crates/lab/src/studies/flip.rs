@@ -30,7 +30,7 @@ pub(crate) fn plan(args: &FlipArgs, clients: &Clients, admin: &str) -> Result<St
     let backends = Backend::ALL.map(Backend::as_str).join(" ");
     check_only(&args.common, &backends)?;
     let mut study = Study::new(&ABOUT, &args.common, &backends, Vec::new(), Vec::new());
-    let mut served = Served::find(&args.daemon, clients)?.ok_or_else(missing)?;
+    let mut served = Served::find(&args.daemon, clients, admin)?.ok_or_else(missing)?;
     let count = load(&mut served, args.trace.as_deref())?;
     let flip = Flip::prepare(clients, admin, &served.dataset.name)?;
     if let (1, Some(file)) = (flip.files, material.files.first()) {
@@ -58,7 +58,6 @@ pub(crate) fn plan(args: &FlipArgs, clients: &Clients, admin: &str) -> Result<St
     };
     let rate = args.rate.map(|rate| rate.to_string());
     study.settings = vec![
-        pair("daemon", served.shown()),
         pair("etag", &served.dataset.etag),
         pair("own backend", own),
         pair("load", load),
@@ -70,6 +69,7 @@ pub(crate) fn plan(args: &FlipArgs, clients: &Clients, admin: &str) -> Result<St
         ),
         pair("step", format_duration(args.step)),
     ];
+    study.settings.extend(Served::settings_of(Some(&served)));
     material.served = Some(Arc::new(served));
     study.materials.push(Arc::new(material));
     if args.common.repetitions % 2 == 1 {

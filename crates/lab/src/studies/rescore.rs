@@ -52,11 +52,16 @@ const NEEDS: Needs = Needs {
 const TARGET: f64 = 5.0;
 
 /// Makes the vectors if they are missing, and reads the candidates.
-fn material(args: &Rescore, clients: &Clients, progress: Progress<'_>) -> Result<Material, LabError> {
+fn material(
+    args: &Rescore,
+    clients: &Clients,
+    admin: &str,
+    progress: Progress<'_>,
+) -> Result<Material, LabError> {
     let name = format!("vectors-{}x{DIM}.f32", args.vectors);
     let bytes = args.vectors * VECTOR_BYTES;
     check_before_making(&args.common, "--vectors", bytes, NEEDS)?;
-    let served = Served::find(&args.daemon, clients)?;
+    let served = Served::find(&args.daemon, clients, admin)?;
     let mut material = Material::made(&args.common.path, &name, ("--vectors", bytes), |part| {
         write(part, args.vectors, progress)
     })?;
@@ -123,18 +128,22 @@ fn write(part: &Path, count: u64, progress: Progress<'_>) -> io::Result<()> {
     out.into_inner()?.sync_all()
 }
 
-pub(crate) fn plan(args: &Rescore, clients: &Clients, progress: Progress<'_>) -> Result<Study, LabError> {
+pub(crate) fn plan(
+    args: &Rescore,
+    clients: &Clients,
+    admin: &str,
+    progress: Progress<'_>,
+) -> Result<Study, LabError> {
     check_only(&args.common, NAMES)?;
     check_daemon(&args.common, &args.daemon)?;
-    let material = material(args, clients, progress)?;
-    let served = material.served.as_ref().map(|served| served.shown());
+    let material = material(args, clients, admin, progress)?;
     let questions = material.questions.as_ref();
     let head = questions.map(|questions| questions.head.clone());
     let head = head.ok_or_else(|| LabError::Failed("no candidates".to_owned()))?;
     let asked = args.queries.map_or(head.queries, |queries| queries as usize);
     let count = head.queries.min(asked);
     let made = format!("{DIM} f32, synthetic: {CLUSTERS} clusters, seed {SEED}");
-    let settings = vec![
+    let mut settings = vec![
         pair("vectors", format!("{} of {made}", args.vectors)),
         pair("candidates", format!("by {}", head.made_by)),
         pair("queries", count),
@@ -142,8 +151,8 @@ pub(crate) fn plan(args: &Rescore, clients: &Clients, progress: Progress<'_>) ->
         pair("parallel", list(&args.parallel)),
         pair("oversampling", list(&args.oversampling)),
         pair("buffered", args.buffered),
-        pair("daemon", served.unwrap_or_else(|| "none".to_owned())),
     ];
+    settings.extend(Served::settings_of(material.served.as_deref()));
     let mut study = Study::new(&ABOUT, &args.common, NAMES, settings, vec![material]);
     study.needs = NEEDS;
     let heat = if args.buffered { Heat::Cold } else { Heat::Direct };

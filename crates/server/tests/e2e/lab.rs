@@ -269,7 +269,8 @@ async fn no_step_goes_without_the_cpu_time_of_the_daemon() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_daemon_gets_back_the_backend_that_it_had() {
     // Scenario: a study of two backends, with random items and with a trace at a rate; one that is stopped in
-    // its second step, and continued when the dataset has a backend of its own; one of such a dataset, at a directory; a
+    // its second step, and continued when the engine has another backend, when the daemon's CPU time is counted, and when the
+    // dataset has a backend of its own; one of such a dataset, at a directory; a
     // trace that goes past the end; other files than the dataset's. Expectation: a verdict; each time the original backend
     // afterwards; errors that name the option, or what has changed.
     let mut bed = Bed::new();
@@ -299,8 +300,24 @@ async fn a_daemon_gets_back_the_backend_that_it_had() {
     let stopped = bed.run(&slow, true).await.unwrap_err();
     assert!(stopped.contains("stopped after 1 of 4 steps"), "{stopped}");
     assert_eq!(read_by().await, before);
+    // Its rows would be of two daemons.
+    let (daemon, mmap, pread) = {
+        use ringfetch_proto::v1::Backend;
+        (bed.daemon.as_ref().unwrap(), Backend::Mmap, Backend::Pread)
+    };
+    let pid = daemon.pid().as_raw_nonzero();
+    crate::flip::set(daemon, mmap, None).await.unwrap();
+    let refused = bed.run(&format!("{slow} --resume"), true).await.unwrap_err();
+    let named = "has daemon's backend: pread, cores: 2; this one has mmap, cores: 2";
+    assert!(refused.contains(named), "{refused}");
+    crate::flip::set(daemon, pread, None).await.unwrap();
+    let counted = format!("{slow} --resume --server-pid {pid}");
+    let refused = bed.run(&counted, true).await.unwrap_err();
+    assert!(
+        refused.contains("has daemon's CPU time: not counted"),
+        "{refused}"
+    );
     // As if it had been killed: the daemon has the backend of a step.
-    let (daemon, mmap) = (bed.daemon.as_ref().unwrap(), ringfetch_proto::v1::Backend::Mmap);
     crate::flip::set(daemon, mmap, Some("data")).await.unwrap();
     let resumed = bed.run(&format!("{slow} --resume"), true).await.unwrap_err();
     assert!(
