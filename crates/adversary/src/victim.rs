@@ -22,7 +22,8 @@ const PROBE_EVERY: Duration = Duration::from_millis(100);
 const SAMPLE_EVERY: Duration = Duration::from_millis(50);
 /// After a failure, so that the victim does not flood a daemon that refuses everything.
 const AFTER_FAILURE: Duration = Duration::from_millis(5);
-const WRONG: &str = "wrong bytes";
+/// Why an answer with other bytes than those of the pattern failed.
+pub(crate) const WRONG: &str = "wrong bytes";
 
 /// What the reader speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]

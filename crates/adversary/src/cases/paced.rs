@@ -2,11 +2,11 @@
 //! a proxy, another principal may read as much as it gets.
 
 use super::{all, big_answers};
-use crate::grpc::{Connection, Ended, fetch_blocks};
+use crate::grpc::{Connection, Ended, blocks_of, fetch_blocks};
 use crate::hold::Hold;
 use crate::tally::Tally;
 use crate::target::Target;
-use crate::victim::{End, Figures, Measured};
+use crate::victim::{End, Figures, Measured, WRONG};
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -36,11 +36,15 @@ pub struct Options {
 /// The connection could not be made, or a task panicked.
 pub async fn run(target: &Target, options: &Options, hold: &Hold, tally: &Tally) -> io::Result<Figures> {
     let connection = Arc::new(Connection::open(target).await?);
+    let target = Arc::new(target.clone());
     let mut others = JoinSet::new();
     if let Some(authorization) = Target::authorization(options.beside_token.as_deref())? {
         for call in 0..options.beside_calls {
-            let (connection, target, blocks) =
-                (Arc::clone(&connection), target.clone(), options.beside_blocks);
+            let (connection, target, blocks) = (
+                Arc::clone(&connection),
+                Arc::clone(&target),
+                options.beside_blocks,
+            );
             let (hold, tally, authorization) = (hold.clone(), tally.clone(), authorization.clone());
             let mut random = fastrand::Rng::with_seed(u64::try_from(call).unwrap_or(0));
             others.spawn(async move {
@@ -56,17 +60,25 @@ pub async fn run(target: &Target, options: &Options, hold: &Hold, tally: &Tally)
     // A late tick is a late request, not a missing one.
     ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
     while hold.unless_ended(ticks.tick()).await.is_some() {
-        let message = fetch_blocks(target, [random.u64(..target.blocks)]);
-        let (connection, measured) = (Arc::clone(&connection), Arc::clone(&measured));
+        let block = random.u64(..target.blocks);
+        let message = fetch_blocks(&target, [block]);
+        let (connection, measured, target) = (
+            Arc::clone(&connection),
+            Arc::clone(&measured),
+            Arc::clone(&target),
+        );
         asked.spawn(async move {
             let begun = Instant::now();
-            let end = match connection.call(&message).await {
-                Ended::Answered(_) => End::Ok,
+            let ended = connection.call(&message).await;
+            let after = begun.elapsed();
+            let end = match ended {
+                Ended::Answered(data) if target.is_block(block, &blocks_of(&data)) => End::Ok,
+                Ended::Answered(_) => End::Failed(WRONG.to_owned()),
                 Ended::Refused(code) => End::Refused(code),
                 Ended::Broken(how) => End::Failed(how),
             };
             let mut measured = measured.lock().unwrap_or_else(PoisonError::into_inner);
-            measured.end(end, begun.elapsed());
+            measured.end(end, after);
         });
         while let Some(ended) = asked.try_join_next() {
             ended.map_err(io::Error::other)?;

@@ -81,6 +81,44 @@ async fn requests_that_never_end_hold_no_more_than_their_memory() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_paced_reader_compares_what_it_gets() {
+    // Scenario: a reader at a steady rate that expects the blocks' pattern, and one that expects another. Expectation: all answers of
+    // the former are right, all of the latter wrong.
+    let setup = Setup::new("pread");
+    ringfetch_pattern::write_blocks(&setup.path("blocks.bin"), 9, 1024 * 4096, &mut |_| true).unwrap();
+    let daemon = setup
+        .dataset(&["{name: blocks, kind: blocks, block_bytes: 4KiB, path: blocks.bin}"])
+        .start();
+    let options = cases::paced::Options {
+        rate: 1000.0,
+        beside_token: None,
+        beside_calls: 0,
+        beside_blocks: 0,
+    };
+    for (seed, is_right) in [(9, true), (10, false)] {
+        let target = Target {
+            seed: Some(seed),
+            ..target(&daemon, "127.0.0.1")
+        };
+        let read = async || daemon.sum("ringfetch_batch_items_count", &[]).await;
+        let before = read().await;
+        let (hold, release) = Hold::until_released();
+        let options = options.clone();
+        let run =
+            tokio::spawn(async move { cases::paced::run(&target, &options, &hold, &Tally::default()).await });
+        eventually_async("some is read", async || {
+            (read().await >= before + 5).then_some(())
+        })
+        .await;
+        drop(release);
+        let figures = run.await.expect("no panic").expect("it could read");
+        let wrong: u64 = figures.failed.values().sum();
+        assert_eq!((figures.ok > 0, wrong > 0), (is_right, !is_right), "{figures:?}");
+    }
+    daemon.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs root, /dev/fuse and io_uring"]
 async fn a_herd_on_one_cold_block_is_one_read_a_shard() {
     // Scenario: a disk that holds its reads; 1,000 calls for one block on 50 connections; once all have
