@@ -7,6 +7,7 @@ pub mod half_open;
 pub mod herd;
 pub mod paced;
 pub mod partial_bodies;
+pub mod pinned_buffers;
 pub mod stalled;
 
 use crate::hold::Hold;
@@ -18,6 +19,8 @@ use tokio::task::JoinSet;
 
 /// After this pause a case replaces a lost connection.
 const RECONNECT_AFTER: Duration = Duration::from_secs(1);
+/// The same for attacks that send as much as they can.
+const REPLACE_AFTER: Duration = Duration::from_millis(10);
 /// Most connections opened at a time; more would overflow the kernel's queue of handshakes.
 const OPENING_AT_A_TIME: usize = 64;
 

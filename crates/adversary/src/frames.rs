@@ -10,6 +10,8 @@ pub(crate) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Every implementation accepts frames of this length.
 pub(crate) const FRAME_BYTES_MAX: usize = 16_384;
 pub(crate) const WINDOW_MAX: u32 = 0x7fff_ffff;
+/// Of a connection, and of each stream of a peer whose settings were not acknowledged.
+pub(crate) const WINDOW_AT_FIRST: u32 = 65_535;
 
 pub(crate) const DATA: u8 = 0;
 pub(crate) const HEADERS: u8 = 1;
@@ -23,6 +25,9 @@ pub(crate) const CONTINUATION: u8 = 9;
 pub(crate) const END_STREAM: u8 = 1;
 pub(crate) const ACK: u8 = 1;
 pub(crate) const END_HEADERS: u8 = 4;
+
+/// Index of the newest entry of a dynamic table (RFC 7541, 2.3.3).
+pub(crate) const DYNAMIC_INDEX_MIN: u8 = 62;
 
 /// RST_STREAM's CANCEL: the client no longer wants the response.
 pub(crate) const CANCEL: u32 = 8;
@@ -38,24 +43,61 @@ pub(crate) fn put(out: &mut Vec<u8>, kind: u8, flags: u8, stream: u32, payload: 
 
 /// Appends the preface and settings, and raises the connection's own window to the maximum.
 pub(crate) fn put_opening(out: &mut Vec<u8>, stream_window: u32) {
-    // SETTINGS_INITIAL_WINDOW_SIZE.
-    let mut settings = vec![0, 4];
-    settings.extend_from_slice(&stream_window.to_be_bytes());
     out.extend_from_slice(PREFACE);
-    put(out, SETTINGS, 0, 0, &settings);
-    // The window starts at 65,535 and may not exceed 2^31 - 1.
-    put(out, WINDOW_UPDATE, 0, 0, &(WINDOW_MAX - 65_535).to_be_bytes());
+    put_stream_window(out, stream_window);
+    put(
+        out,
+        WINDOW_UPDATE,
+        0,
+        0,
+        &(WINDOW_MAX - WINDOW_AT_FIRST).to_be_bytes(),
+    );
+}
+
+/// Appends settings that change the window of each stream (SETTINGS_INITIAL_WINDOW_SIZE).
+pub(crate) fn put_stream_window(out: &mut Vec<u8>, bytes: u32) {
+    let [a, b, c, d] = bytes.to_be_bytes();
+    put(out, SETTINGS, 0, 0, &[0, 4, a, b, c, d]);
 }
 
 /// Appends header fields, each as a literal that is not indexed and not compressed (RFC 7541, 6.2.2).
 pub(crate) fn put_fields(out: &mut Vec<u8>, fields: &[(&str, &str)]) {
-    for (name, value) in fields {
-        out.push(0);
-        for text in [name, value] {
-            put_length(out, text.len());
-            out.extend_from_slice(text.as_bytes());
-        }
-    }
+    fields.iter().for_each(|field| put_field(out, 0, *field));
+}
+
+/// Appends header fields that become entries of the receiver's dynamic table (RFC 7541, 6.2.1), the last one with the index
+/// [`DYNAMIC_INDEX_MIN`].
+pub(crate) fn put_entries(out: &mut Vec<u8>, fields: &[(&str, &str)]) {
+    fields.iter().for_each(|field| put_field(out, 0x40, *field));
+}
+
+/// Appends a reference to an entry of the static or dynamic table (RFC 7541, 6.1), whose index is below 127.
+pub(crate) fn put_reference(out: &mut Vec<u8>, index: u8) {
+    out.push(0x80 | index);
+}
+
+fn put_field(out: &mut Vec<u8>, representation: u8, (name, value): (&str, &str)) {
+    out.push(representation);
+    put_text(out, name);
+    put_text(out, value);
+}
+
+/// Appends the beginning of a field whose value of so many bytes is to follow.
+pub(crate) fn put_field_start(out: &mut Vec<u8>, name: &str, value_bytes: usize) {
+    out.push(0);
+    put_text(out, name);
+    put_length(out, value_bytes);
+}
+
+fn put_text(out: &mut Vec<u8>, text: &str) {
+    put_length(out, text.len());
+    out.extend_from_slice(text.as_bytes());
+}
+
+/// What header fields count for in a limit of their list (RFC 9113, 6.5.2): their text and 32 bytes each.
+pub(crate) fn list_bytes(fields: &[(&str, &str)]) -> usize {
+    let lengths = fields.iter().map(|(name, value)| name.len() + value.len() + 32);
+    lengths.sum()
 }
 
 /// A string's length, as an integer with a prefix of seven bits (RFC 7541, 5.1).
@@ -247,5 +289,19 @@ mod tests {
         assert_eq!(encoded(10), [10]);
         assert_eq!(encoded(127), [127, 0]);
         assert_eq!(encoded(127 + 1210), [127, 0x80 | 58, 9]);
+    }
+
+    #[test]
+    fn entries_and_references_are_encoded_as_the_rfc_shows() {
+        // Scenario: RFC 7541, C.2.1 and C.2.4: a field that becomes an entry; a reference to `:method: GET`. Then the size of
+        // the first one's entry. Expectation: the RFC's bytes, and its 55 bytes.
+        let field = [("custom-key", "custom-header")];
+        let mut out = Vec::new();
+        put_entries(&mut out, &field);
+        assert_eq!(out, *b"\x40\x0acustom-key\x0dcustom-header");
+        out.clear();
+        put_reference(&mut out, 2);
+        assert_eq!(out, [0x82]);
+        assert_eq!(list_bytes(&field), 55);
     }
 }

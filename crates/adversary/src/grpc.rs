@@ -15,6 +15,8 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 
 pub(crate) const FETCH_BLOCKS: &str = "/ringfetch.v1.FetchService/FetchBlocks";
+pub(crate) const FETCH_STREAM: &str = "/ringfetch.v1.FetchService/FetchStream";
+pub(crate) const UNKNOWN_METHOD: &str = "/unknown.Service/Unknown";
 const WINDOW_BYTES: u32 = 64 << 20;
 
 /// How a call ended.

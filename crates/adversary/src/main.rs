@@ -1,7 +1,9 @@
 //! `adversary`: one command per case, and `victim`; each prints its counts as one JSON object.
 #![forbid(unsafe_code)]
 
-use adversary::cases::{big_answers, floods, friendly, half_open, herd, paced, partial_bodies, stalled};
+use adversary::cases::{
+    big_answers, floods, friendly, half_open, herd, paced, partial_bodies, pinned_buffers, stalled,
+};
 use adversary::{Hold, Process, Protocol, Tally, Target, Victim};
 use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand};
@@ -58,6 +60,8 @@ struct DaemonArguments {
 enum Case {
     /// Requests that are announced, sent in part and never ended.
     PartialBodies(partial_bodies::Options),
+    /// Few bytes of which the daemon may keep whole buffers, between frames that are read.
+    PinnedBuffers(pinned_buffers::Options),
     /// Readers that ask for large answers and do not take them.
     StalledReaders(stalled::Options),
     /// Connections that never make a whole request, and idle ones.
@@ -107,6 +111,7 @@ async fn run(arguments: Arguments) -> anyhow::Result<serde_json::Value> {
     let tally = Tally::default();
     match arguments.case {
         Case::PartialBodies(options) => partial_bodies::run(&target, &options, &hold, &tally).await?,
+        Case::PinnedBuffers(options) => pinned_buffers::run(&target, &options, &hold, &tally).await?,
         Case::StalledReaders(options) => stalled::run(&target, &options, &hold, &tally).await?,
         Case::HalfOpen(options) => half_open::run(&target, &options, &hold, &tally).await?,
         Case::BigAnswers(options) => big_answers::run(&target, &options, &hold, &tally).await?,

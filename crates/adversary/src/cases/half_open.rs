@@ -2,9 +2,10 @@
 
 use super::{OPENING_AT_A_TIME, RECONNECT_AFTER, again, each};
 use crate::frames::{
-    END_HEADERS, END_STREAM, HEADERS, PREFACE, ending, grpc_fields, put, put_fields, put_opening,
-    wait_politely,
+    CONTINUATION, END_HEADERS, END_STREAM, FRAME_BYTES_MAX, HEADERS, PREFACE, WINDOW_AT_FIRST, ending,
+    grpc_fields, put, put_field_start, put_fields, put_opening, wait_politely,
 };
+use crate::grpc::{FETCH_STREAM, UNKNOWN_METHOD};
 use crate::hold::Hold;
 use crate::http1;
 use crate::tally::Tally;
@@ -36,13 +37,18 @@ pub enum Kind {
     HalfPreface,
     /// The preface and settings, a byte a second.
     SlowPreface,
+    /// A FetchStream, and the head of another call, of which 16 KiB come at once and then a byte a second, without end.
+    SlowHttp2Head,
     /// A whole handshake of HTTP/2, pings answered, no call unless `calls` says so.
     IdleHttp2,
 }
 
 impl Kind {
     fn is_for_grpc(self) -> bool {
-        matches!(self, Self::HalfPreface | Self::SlowPreface | Self::IdleHttp2)
+        matches!(
+            self,
+            Self::HalfPreface | Self::SlowPreface | Self::SlowHttp2Head | Self::IdleHttp2
+        )
     }
 }
 
@@ -127,10 +133,14 @@ async fn stay(mut stream: TcpStream, kind: Kind, calls: usize, target: &Target, 
         }
         Kind::HalfPreface => opening.extend_from_slice(&PREFACE[..12]),
         Kind::SlowPreface => slow = PREFACE,
+        Kind::SlowHttp2Head => {
+            put_slow_head(&mut opening);
+            slow = b"a";
+        }
         Kind::IdleHttp2 => {
-            put_opening(&mut opening, 65_535);
+            put_opening(&mut opening, WINDOW_AT_FIRST);
             let mut fields = Vec::new();
-            put_fields(&mut fields, &grpc_fields("/unknown.Service/Unknown"));
+            put_fields(&mut fields, &grpc_fields(UNKNOWN_METHOD));
             for stream in (1..).step_by(2).take(calls) {
                 put(&mut opening, HEADERS, END_HEADERS | END_STREAM, stream, &fields);
             }
@@ -142,6 +152,20 @@ async fn stay(mut stream: TcpStream, kind: Kind, calls: usize, target: &Target, 
         Some(Ok(())) => tally.closed("end of stream"),
         Some(Err(error)) => tally.closed(&ending(&error)),
     }
+}
+
+/// A FetchStream, which may stay open, and the head of another one, up to the first byte of a CONTINUATION frame. Their only field
+/// does not end, so that nothing of it can be decoded.
+fn put_slow_head(out: &mut Vec<u8>) {
+    put_opening(out, WINDOW_AT_FIRST);
+    let mut fields = Vec::new();
+    put_fields(&mut fields, &grpc_fields(FETCH_STREAM));
+    put(out, HEADERS, END_HEADERS, 1, &fields);
+    put_field_start(&mut fields, "x-slow", 1 << 20);
+    fields.resize(FRAME_BYTES_MAX, b'a');
+    put(out, HEADERS, 0, 3, &fields);
+    put(out, CONTINUATION, 0, 3, &[b'a'; FRAME_BYTES_MAX]);
+    out.truncate(out.len() - FRAME_BYTES_MAX + 1);
 }
 
 /// Sends the opening, then one byte of `slow` a second, repeatedly, and reads until the daemon closes.

@@ -4,6 +4,7 @@
 
 use crate::daemon::{Daemon, PATIENCE, Setup, eventually_async};
 use crate::data::plain_blocks;
+use adversary::cases::floods::Kind;
 use adversary::{Counts, Hold, Tally, Target, cases};
 use ringfetch_client::Client;
 use std::future::Future;
@@ -39,6 +40,19 @@ async fn during<Fut>(
     meanwhile().await;
     drop(release);
     attack.await.expect("no panic").expect("it could attack");
+}
+
+/// The same with a flood of one connection.
+async fn flood(
+    target: &Target,
+    kind: Kind,
+    tally: &Tally,
+    seen: impl FnMut(&Counts) -> bool,
+    meanwhile: impl AsyncFnOnce(),
+) {
+    let (target, options) = (target.clone(), cases::floods::Options { kind, connections: 1 });
+    let attack = |hold, tally| async move { cases::floods::run(&target, &options, &hold, &tally).await };
+    during(tally, attack, seen, meanwhile).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -78,6 +92,132 @@ async fn requests_that_never_end_hold_no_more_than_their_memory() {
         .await;
         daemon.stop().await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn buffers_that_few_bytes_pin_are_bounded() {
+    // Scenario: with room for 1,024 calls in request memory, eight clients pin buffers with frames of a byte, of 300 bytes and of
+    // 2 KiB on streams that are not read, and come back. Expectation: they are closed for memory, the daemon grows by no more than
+    // those calls may keep three times and what eight connections have in buffers, and others are served.
+    for (streams, frame_bytes) in [(1, 1), (16, 300), (16, 2048)] {
+        let (setup, _) = plain_blocks(Setup::new("pread"), 1024);
+        let daemon = setup
+            .set("limits.request_bytes", "16KiB")
+            .set("limits.request_memory", "4MiB")
+            .start();
+        daemon.assert_serves("blocks").await;
+        let before = daemon.resident_mib();
+        let tally = Tally::default();
+        let target = target(&daemon, "127.0.0.2");
+        let options = cases::pinned_buffers::Options {
+            connections: 8,
+            kind: cases::pinned_buffers::Kind::Data,
+            streams,
+            frame_bytes,
+        };
+        during(
+            &tally,
+            |hold, tally| async move { cases::pinned_buffers::run(&target, &options, &hold, &tally).await },
+            |counts| counts.closed.values().sum::<u64>() >= 16,
+            async || {
+                daemon.assert_serves("blocks").await;
+                let grown = daemon.resident_mib() - before;
+                assert!(grown <= 8.0 + 32.0, "{frame_bytes}: {grown} MiB");
+                assert!(daemon.closed("grpc", "memory").await > 0);
+            },
+        )
+        .await;
+        daemon.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn heads_of_http2_that_never_end_end_their_connections() {
+    // Scenario: heads that do not end, beside an open stream, and go on slowly; ones that go on quickly. Expectation: the connections
+    // are closed, for the time and for a flood, and others are served meanwhile.
+    let (setup, _) = plain_blocks(Setup::new("pread"), 1024);
+    let daemon = setup.set("timeouts.head_ms", "300").start();
+    let (slow, quick) = (Tally::default(), Tally::default());
+    let target = target(&daemon, "127.0.0.2");
+    let options = cases::half_open::Options {
+        connections: 20,
+        kinds: vec![cases::half_open::Kind::SlowHttp2Head],
+        calls: 0,
+        once: true,
+    };
+    let of_slow = target.clone();
+    during(
+        &slow,
+        |hold, tally| async move { cases::half_open::run(&of_slow, &options, &hold, &tally).await },
+        |counts| counts.connections >= 20 && counts.connections_open == 0,
+        async || assert!(daemon.closed("grpc", "head").await >= 20),
+    )
+    .await;
+    flood(
+        &target,
+        Kind::Http2LongHead,
+        &quick,
+        |counts| !counts.closed.is_empty(),
+        async || {
+            daemon.has_closed("grpc", "flood").await;
+            daemon.assert_serves("blocks").await;
+        },
+    )
+    .await;
+    daemon.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn header_fields_that_are_references_are_served_up_to_the_limit() {
+    // Scenario: requests with as many fields as are allowed, each a byte, and ones whose 8 KiB of such bytes are 30 MB decoded.
+    // Expectation: the former are served, the latter end their connections; others are served meanwhile.
+    let (setup, _) = plain_blocks(Setup::new("pread"), 1024);
+    let daemon = setup.start();
+    let target = target(&daemon, "127.0.0.2");
+    let (within, over) = (Tally::default(), Tally::default());
+    flood(
+        &target,
+        Kind::IndexedHeaders,
+        &within,
+        |counts| counts.answers >= 500,
+        async || {
+            daemon.assert_serves("blocks").await;
+        },
+    )
+    .await;
+    assert!(within.counts().closed.is_empty(), "{within:?}");
+    flood(
+        &target,
+        Kind::IndexedHeadersOver,
+        &over,
+        |counts| counts.closed.values().sum::<u64>() >= 10,
+        async || daemon.assert_serves("blocks").await,
+    )
+    .await;
+    assert!(daemon.closed("grpc", "flood").await >= 10);
+    daemon.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn windows_that_open_and_close_all_the_time_stop_nobody() {
+    // Scenario: a client with 250 open requests changes the windows of all of them some thousand times. Expectation: each change is
+    // acknowledged, the connection goes on, and others are served meanwhile.
+    let (setup, _) = plain_blocks(Setup::new("pread"), 1024);
+    let daemon = setup.start();
+    let target = target(&daemon, "127.0.0.2");
+    let tally = Tally::default();
+    let acknowledged = |counts: &Counts| counts.frames_sent >= 5000 && counts.bytes_received >= 9 * 5000;
+    flood(&target, Kind::SettingsWindows, &tally, acknowledged, async || {
+        daemon.assert_serves("blocks").await;
+    })
+    .await;
+    let counts = tally.counts();
+    assert_eq!((counts.connections, counts.calls), (1, 250), "{counts:?}");
+    assert!(
+        counts.closed.is_empty() && counts.refused.is_empty(),
+        "{counts:?}"
+    );
+    daemon.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
