@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Careless and hostile clients against a release daemon that gives answers of up to 16 MiB, and what a friendly one gets.
 
-    bench/adversary.py                                 every case, 10 s each: 24 minutes
+    bench/adversary.py                                 every case, 10 s each: half an hour
     bench/adversary.py --seconds 10 --out bench/results/adversary.md
     bench/adversary.py --cases partial-bodies,herd     some of them (--list names all)
     bench/adversary.py --daemon old/ringfetchd         another build, for the column "before"

@@ -242,10 +242,17 @@ def greedy(name, title, *attack, token="greedy", **settings):
     return Case(name, title, list(attack), least, judges, runner="principals", token=token, **settings)
 
 
-def flood(kind, title, *more):
+def flood(kind, title, *more, **least):
     # Of 80,000 frames a second at most.
-    least = {"connections": 8, "frames_sent": 5_000}
+    least = {"connections": 8, "frames_sent": 5_000} | least
     return Case(kind, title, ["flood", kind], least, [memory, nobody_refused, *more, survives], 8)
+
+
+def pinned(name, title, streams, frame_bytes, frames_sent):
+    """Frames of some size that each keep a buffer until they are read, on streams that are not read."""
+    attack = ["pinned-buffers", "--connections", 64, "--streams", streams, "--frame-bytes", frame_bytes]
+    return Case(name, title, attack, {"connections": 64, "frames_sent": frames_sent},
+                [nobody_refused, p99_within(2), connections_closed, memory, survives], 64)
 
 
 CASES = [
@@ -267,6 +274,14 @@ CASES = [
     Case("kept-requests", "3,000 HTTP/2 connections that make 256 calls of an unknown method each, at once, are idle, and come back",
          ["half-open", "--connections", 3000, "--kinds", "idle-http2", "--calls", 256],
          {"connections": 256, "bytes_sent": 8 << 20}, [nobody_refused, memory, survives], 1000, 0.0),
+    pinned("pinned-buffers", "64 connections send bytes in frames of their own, with 8 KiB that are read between them, to a stream "
+           "that is not read", 1, 1, 6400),
+    pinned("pinned-buffers-300", "the same, to 16 streams each, with frames of 300 bytes", 16, 300, 6400),
+    pinned("pinned-buffers-2k", "the same with frames of 2 KiB", 16, 2048, 6400),
+    # Each fills its table: 107 entries.
+    Case("pinned-buffers-entries", "1,000 connections make 107 calls each whose path is an entry of HPACK's table, with 8 KiB of body, "
+         "and are idle", ["pinned-buffers", "--connections", 1000, "--kind", "entries"],
+         {"connections": 1000, "frames_sent": 50_000}, [nobody_refused, memory, survives], 1000, 5.0),
     Case("big-answers", "8 callers fetch answers of 16 MiB without pause", ["big-answers", "--callers", 8],
          {"connections": 8, "answers": 24}, [nobody_refused, p99_within(3)], 8),
     Case("big-answers-scattered", "the same, each answer of 4096 reads at random places",
@@ -281,6 +296,20 @@ CASES = [
     flood("ping", "PING without end, acknowledgements not read", p99_within(2)),
     flood("continuation", "a head that goes on in CONTINUATION frames (CVE-2024-27316)", connections_closed),
     flood("headers", "requests with thousands of header fields", p99_within(2)),
+    flood("indexed-headers", "requests with as many header fields as are allowed, each a byte that refers to an entry of HPACK's table",
+          p99_within(2), answers=500),
+    # Few of its frames fit into a connection.
+    flood("indexed-headers-over", "requests whose 8 KiB of such bytes are 30 MB decoded", p99_within(2), connections_closed,
+          connections=100, frames_sent=400),
+    flood("http2-long-head", "a head whose last field does not end, in CONTINUATION frames of 16 KiB", p99_within(2),
+          connections_closed, connections=100, frames_sent=400),
+    # Until the first of them are closed, after timeouts.head_ms.
+    Case("http2-long-head-slow", "1,000 connections with an open stream and a head of 16 KiB that goes on with a byte a second",
+         ["half-open", "--connections", 1000, "--kinds", "slow-http2-head"],
+         {"connections": 1000, "bytes_sent": 16_000_000}, [nobody_refused, p99_within(2), connections_closed, memory, survives],
+         1000, 17.0),
+    flood("settings-windows", "SETTINGS that close and open the windows of 250 requests all the time", p99_within(2), calls=8 * 250,
+          bytes_received=9 * 5000),
     flood("empty-data", "a body of empty DATA frames", connections_closed),
     flood("http-headers", "an HTTP/1.1 head without end", connections_closed),
     greedy("greedy-principal", "a principal with 64 connections, 64 scattered reads a call, without limits",
