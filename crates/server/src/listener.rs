@@ -22,6 +22,7 @@ mod running_time;
 mod serve;
 mod socket;
 mod stalls;
+mod table_entries;
 mod timeouts;
 mod tls_stream;
 

@@ -3,10 +3,12 @@
 //! - h2 keeps the payload of a DATA frame that nobody has read as a part of the buffer it was received in, of 8 KiB or more. Each
 //!   small frame may keep such a buffer, if what is received between them is read: 16,384 frames of one byte fit into a stream's
 //!   window, and kept 134 MiB. Trailers that nobody has read are kept decoded: up to 46 KiB from 500 bytes.
+//! - An entry of HPACK's table may keep such a buffer, too: see `table_entries`.
 //! - h2 collects what it cannot decode yet of a list of headers: up to 115 KiB, in frames that never end.
 
 use super::HEADER_LIST_BYTES;
 use super::progress::Progress;
+use super::table_entries::TableEntries;
 
 /// Head of a frame.
 pub(super) const FRAME_HEAD_BYTES: usize = 9;
@@ -59,6 +61,7 @@ pub(super) struct ClientFrames {
     medium_block: u64,
     small_block: u64,
     tiny_block: u64,
+    table: TableEntries,
 }
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -84,7 +87,11 @@ impl ClientFrames {
                 bytes = rest;
             }
             let passed = bytes.len().min(self.left as usize);
-            bytes = bytes.get(passed..).unwrap_or_default();
+            let (part, rest) = bytes.split_at(passed);
+            if self.list != ListState::None {
+                self.table.follow(part, self.received);
+            }
+            bytes = rest;
             self.left -= u32::try_from(passed).unwrap_or(self.left);
             self.received += passed as u64;
             if self.left == 0 && self.list == ListState::Ends {
@@ -98,6 +105,7 @@ impl ClientFrames {
         if was_open || self.list != ListState::None {
             progress.set_list_is_open(self.list != ListState::None);
         }
+        progress.keeps_entries(self.table.blocks());
     }
 
     /// Completes a frame's head; returns what follows it, if it is complete.
@@ -159,6 +167,8 @@ impl ClientFrames {
     }
 
     fn of_list(&mut self, flags: u8, progress: &Progress) {
+        let [.., kind, _, _, _, _, _] = self.head;
+        self.table.begin(kind == HEADERS, flags, self.left);
         self.list = if flags & END_HEADERS == 0 {
             ListState::Open
         } else {

@@ -326,13 +326,13 @@ mod tests {
             progress.idle_slots()
         };
         let (early, unread) = body(false);
-        assert_eq!(slots(&early), 18 + 3);
+        assert_eq!(slots(&early), 18 + 4);
         early.set_acknowledged();
-        assert_eq!(slots(&early), 18 + 3);
+        assert_eq!(slots(&early), 18 + 4);
         unread.received(60_000);
-        assert_eq!(slots(&early), 3);
+        assert_eq!(slots(&early), 4);
         let (late, _unread) = body(true);
-        assert_eq!(slots(&late), 3);
+        assert_eq!(slots(&late), 4);
     }
 
     #[test]
@@ -352,7 +352,7 @@ mod tests {
             progress.gets_frames(1005);
             progress.keeps_blocks([0, 1000, 0]);
             (0..1000).for_each(|_| reads.received(22));
-            assert_eq!(slots(), 5 * 3);
+            assert_eq!(slots(), 5 * 4);
             reads.mark_read();
             idle.mark_read();
             reads.produced(usize::from(is_owed));
@@ -361,7 +361,7 @@ mod tests {
             let _next = progress.open(false);
             progress.gets_frames(2);
             progress.keeps_blocks([0, 100, 0]);
-            assert_eq!(slots(), if is_owed { 7 * 3 } else { 2 * 3 });
+            assert_eq!(slots(), if is_owed { 7 * 4 } else { 2 * 4 });
         }
     }
 

@@ -50,11 +50,14 @@ const UNEXPLAINED_BYTES_MAX: i64 = MESSAGES_WINDOW_BYTES as i64 + (1 << 20);
 /// Unexplained bytes allowed per second: pings, settings, priorities.
 const UNEXPLAINED_BYTES_PER_S: u128 = 256 << 10;
 
-/// Blocks of a connection after which it is looked again how many it may keep: of 256 KiB at least.
-const BLOCKS_STEP: u32 = 64;
-/// Slots (2.6 KiB) of the buffer that a block may keep: 8 KiB of one with medium or small frames, 16 with tiny ones.
-const SLOTS_PER_BLOCK: usize = 3;
+/// Blocks of a connection after which it is looked again how many it may keep: of 64 KiB at least.
+const BLOCKS_STEP: u32 = 16;
+/// Slots (2.6 KiB) of the buffer that a block may keep: up to 10 KiB of one with entries, medium or small frames (measured), 16 with
+/// tiny frames.
+const SLOTS_PER_BLOCK: usize = 4;
 const SLOTS_PER_TINY_BLOCK: usize = 6;
+/// Blocks with entries of HPACK's table that are not counted: the 24 KiB that each connection is assumed to take cover them.
+const FREE_ENTRIES_BLOCKS: usize = 1;
 
 /// Blocks of received bytes with medium, with small and with tiny DATA frames: see `client_frames`. They wrap.
 pub(super) type Blocks = [u32; 3];
@@ -85,6 +88,9 @@ pub(super) struct Progress {
     blocks: [AtomicU32; 3],
     blocks_before: [AtomicU32; 3],
     seen_blocks: AtomicU32,
+    /// Blocks with entries of HPACK's table: those that it keeps, and how many there were in all, which wraps.
+    entries_blocks: AtomicUsize,
+    all_entries_blocks: AtomicU32,
     /// DATA frames smaller than [`MEDIUM_BYTES`] that came and were not read: at least those that wait to be.
     unread_frames: AtomicI64,
     /// The window of each request's body, once the client has acknowledged it, and `plain_bytes` when it did; 0 before.
@@ -302,6 +308,12 @@ impl Progress {
         }
     }
 
+    /// HPACK's table keeps so many blocks, and so many have had entries.
+    pub(super) fn keeps_entries(&self, (kept, all): (usize, u32)) {
+        self.entries_blocks.store(kept, Ordering::Relaxed);
+        self.all_entries_blocks.store(all, Ordering::Relaxed);
+    }
+
     /// So many DATA frames smaller than [`MEDIUM_BYTES`] come.
     pub(super) fn gets_frames(&self, frames: u32) {
         self.unread_frames.fetch_add(frames.into(), Ordering::Relaxed);
@@ -355,14 +367,19 @@ impl Progress {
     /// connections keep so much that some have to be closed.
     pub(super) fn buffers_too_much(&self) -> bool {
         let seen = self.seen_blocks.load(Ordering::Relaxed);
-        sum(self.blocks()).wrapping_sub(seen) >= BLOCKS_STEP && self.count_buffers()
+        self.all_blocks().wrapping_sub(seen) >= BLOCKS_STEP && self.count_buffers()
+    }
+
+    /// Blocks of every kind so far.
+    fn all_blocks(&self) -> u32 {
+        sum(self.blocks()).wrapping_add(self.all_entries_blocks.load(Ordering::Relaxed))
     }
 
     /// The same in any case.
     #[must_use]
     pub(super) fn count_buffers(&self) -> bool {
         let all = self.blocks();
-        self.seen_blocks.store(sum(all), Ordering::Relaxed);
+        self.seen_blocks.store(self.all_blocks(), Ordering::Relaxed);
         // Since the bytes that some body has not read came, at most.
         let (mut kept, mut unread, mut bodies) = (Blocks::default(), 0_usize, 0_usize);
         // What requests are not charged for: they are charged for the window that the client should acknowledge.
@@ -388,7 +405,8 @@ impl Progress {
         // first one out. A frame has a message, at least.
         let medium = medium.min(unread / SMALL_BYTES);
         let small = small.min(unread / MESSAGE_BYTES_MIN);
-        let others = (medium + small).min(frames).max(bodies);
+        let entries = self.entries_blocks.load(Ordering::Relaxed);
+        let others = (medium + small).min(frames).max(bodies) + entries.saturating_sub(FREE_ENTRIES_BLOCKS);
         let uncharged = usize::try_from(uncharged_bytes / SLOT_BYTES).unwrap_or(usize::MAX);
         self.slots
             .set_buffers(others * SLOTS_PER_BLOCK + tiny * SLOTS_PER_TINY_BLOCK + uncharged)

@@ -426,3 +426,44 @@ async fn clients_that_acknowledge_no_window_keep_no_more() {
     drop(held);
     daemon.stop().await;
 }
+
+#[tokio::test]
+async fn entries_of_the_header_table_that_keep_buffers_are_counted() {
+    // Scenario: with room for 1,024 calls in request memory, 16 connections that make 107 calls of an unknown method each, one after the
+    // other, whose paths become entries of HPACK's table, and whose bodies fill a buffer each. Then none is open. Expectation: some
+    // are closed for the buffers that the entries keep; another client is served.
+    let daemon = served_with_room_for_1024();
+    let (data, headers) = (0, 1);
+    let (end_stream, end_headers) = (1, 4);
+    let mut held = Vec::new();
+    for _ in 0..16 {
+        let mut stream = connect(&daemon).await;
+        stream
+            .write_all(&[PREFACE, &frame(4, 0, 0, &[])].concat())
+            .await
+            .unwrap();
+        let (mut reads, mut writes) = stream.into_split();
+        let drain = tokio::spawn(async move {
+            // Until it is closed.
+            let _read = tokio::io::copy(&mut reads, &mut tokio::io::sink()).await;
+        });
+        for call in 0..107 {
+            // POST, http, a path that becomes an entry, localhost, application/grpc.
+            let mut head = vec![0x83, 0x86, 0x44, 1, b'/', 0x01, 9];
+            head.extend(b"localhost");
+            head.extend([0x0f, 0x10, 16]);
+            head.extend(b"application/grpc");
+            let number = 2 * call + 1;
+            let begun = frame(headers, end_headers, number, &head);
+            let body = frame(data, end_stream, number, &[0; 8192]);
+            if writes.write_all(&[begun, body].concat()).await.is_err() {
+                break;
+            }
+        }
+        held.push((writes, drain));
+    }
+    daemon.has_closed("grpc", "memory").await;
+    daemon.assert_serves("blocks").await;
+    drop(held);
+    daemon.stop().await;
+}

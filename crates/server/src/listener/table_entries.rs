@@ -1,0 +1,349 @@
+//! Follows a client's header blocks as far as is needed to tell which entries of HPACK's dynamic table (RFC 7541) keep memory that
+//! nothing else accounts for.
+//!
+//! h2 keeps the value of `:path`, `:authority` and `:scheme` in the table as a part of the buffer that it was received in, of 8 KiB or
+//! more; others are copied. A table of 4 KiB has up to 110 such entries, each of which may keep a buffer of its own: 0.9 MiB for a
+//! connection on which no request is open (measured). The daemon cannot make the table smaller: h2 lets a client that does not
+//! care keep 4 KiB.
+
+use std::collections::VecDeque;
+
+/// Entries of a table of 4,096 bytes: an entry takes 32 bytes (RFC 7541 4.1), its name (`:path`) and its value (empty).
+const ENTRIES_MAX: u32 = 4096 / (32 + 5);
+/// Entries of the static table (appendix A): `:authority`, `:path`, `:scheme`, and its length.
+const AUTHORITY: u8 = 1;
+const PATHS_AND_SCHEMES: std::ops::RangeInclusive<u8> = 4..=7;
+const STATIC_ENTRIES: u8 = 61;
+/// The first byte of a name that begins with a colon, as it is and in Huffman's code, where it has seven bits.
+const COLON: u8 = b':';
+const HUFFMAN_COLON: u8 = 0xb8;
+
+/// Received bytes of which h2 keeps a buffer: 8 KiB, as h2's buffers have.
+const BLOCK_SHIFT: u32 = 13;
+
+/// Flags of HEADERS (RFC 9113 6.2), and the bytes of a priority.
+const PADDED: u8 = 8;
+const PRIORITY: u8 = 0x20;
+const PRIORITY_BYTES: u8 = 5;
+
+#[derive(Debug, Default)]
+pub(super) struct TableEntries {
+    /// Bytes of the frame before its part of the block: the length of the padding, if it has any, and a priority.
+    before: u8,
+    has_padding: bool,
+    /// Bytes of the frame's part of the block that are still to come, with those before it.
+    left: u32,
+    step: Step,
+    /// Blocks with entries, by number, and how many each has: of the last [`ENTRIES_MAX`] entries.
+    blocks: VecDeque<(u32, u8)>,
+    entries: u32,
+    /// Blocks with entries so far. It wraps.
+    all: u32,
+}
+
+/// What comes next in a block.
+#[derive(Debug, Default, Clone, Copy)]
+enum Step {
+    /// A field, or a change of the table's size.
+    #[default]
+    Field,
+    /// The rest of an index, and then a field or a text.
+    Index(Option<Text>),
+    /// The length of a text.
+    Length(Text),
+    RestOfLength {
+        text: Text,
+        is_huffman: bool,
+        value: u32,
+        shift: u32,
+    },
+    /// So many bytes of a text.
+    Text {
+        text: Text,
+        is_huffman: bool,
+        is_first: bool,
+        left: u32,
+    },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Text {
+    /// A name, of an entry if `is_entry`.
+    Name {
+        is_entry: bool,
+    },
+    Value,
+}
+
+impl TableEntries {
+    /// A frame of this length begins: HEADERS, which begin a block, or CONTINUATION.
+    pub(super) fn begin(&mut self, is_headers: bool, flags: u8, length: u32) {
+        self.left = length;
+        (self.before, self.has_padding) = (0, false);
+        if is_headers {
+            self.step = Step::Field;
+            self.has_padding = flags & PADDED != 0;
+            let priority = if flags & PRIORITY == 0 { 0 } else { PRIORITY_BYTES };
+            self.before = u8::from(self.has_padding) + priority;
+        }
+    }
+
+    /// Follows bytes of the frame, which begin after `received` bytes of the connection.
+    pub(super) fn follow(&mut self, mut bytes: &[u8], received: u64) {
+        while let Some((&byte, rest)) = bytes.split_first() {
+            if self.left == 0 {
+                return;
+            }
+            if self.before > 0 {
+                self.before -= 1;
+                self.left -= 1;
+                if std::mem::take(&mut self.has_padding) {
+                    self.left = self.left.saturating_sub(byte.into());
+                }
+                bytes = rest;
+                continue;
+            }
+            let passed = self.step(byte, bytes.len(), received);
+            self.left -= u32::try_from(passed).unwrap_or(self.left);
+            bytes = bytes.get(passed..).unwrap_or_default();
+        }
+    }
+
+    /// Blocks that the table keeps, and those that had entries so far.
+    pub(super) fn blocks(&self) -> (usize, u32) {
+        (self.blocks.len(), self.all)
+    }
+
+    /// Takes the next byte, or all of a text that are there. Returns how many.
+    fn step(&mut self, byte: u8, there: usize, received: u64) -> usize {
+        self.step = match self.step {
+            Step::Field => self.field(byte, received),
+            Step::Index(text) if byte & 0x80 == 0 => text.map_or(Step::Field, Step::Length),
+            Step::Index(text) => Step::Index(text),
+            Step::Length(text) => {
+                let (is_huffman, value) = (byte & 0x80 != 0, u32::from(byte & 0x7f));
+                if value == 0x7f {
+                    let shift = 0;
+                    Step::RestOfLength {
+                        text,
+                        is_huffman,
+                        value,
+                        shift,
+                    }
+                } else {
+                    Step::text(text, is_huffman, value)
+                }
+            }
+            Step::RestOfLength {
+                text,
+                is_huffman,
+                value,
+                shift,
+            } => {
+                // h2 refuses longer ones.
+                let more = u32::from(byte & 0x7f).checked_shl(shift).unwrap_or(u32::MAX);
+                let value = value.saturating_add(more);
+                if byte & 0x80 == 0 {
+                    Step::text(text, is_huffman, value)
+                } else {
+                    let shift = shift + 7;
+                    Step::RestOfLength {
+                        text,
+                        is_huffman,
+                        value,
+                        shift,
+                    }
+                }
+            }
+            Step::Text {
+                text,
+                is_huffman,
+                is_first,
+                left,
+            } => {
+                if is_first && text == (Text::Name { is_entry: true }) {
+                    let is_pseudo = match is_huffman {
+                        true => byte & !1 == HUFFMAN_COLON,
+                        false => byte == COLON,
+                    };
+                    if is_pseudo {
+                        self.enters(received);
+                    }
+                }
+                let passed = left.min(u32::try_from(there).unwrap_or(u32::MAX)).min(self.left);
+                self.step = match left - passed {
+                    0 => Step::after(text),
+                    left => Step::Text {
+                        text,
+                        is_huffman,
+                        is_first: false,
+                        left,
+                    },
+                };
+                return passed as usize;
+            }
+        };
+        1
+    }
+
+    fn field(&mut self, byte: u8, received: u64) -> Step {
+        let value = Step::Length(Text::Value);
+        match byte {
+            // Of the table, as it is.
+            0x80.. => Step::index(byte & 0x7f, 0x7f, Step::Field, None),
+            // Another entry.
+            0x40..0x80 => match byte & 0x3f {
+                0 => Step::Length(Text::Name { is_entry: true }),
+                name => {
+                    // Any name that is in the dynamic table may be one of those.
+                    if name == AUTHORITY || PATHS_AND_SCHEMES.contains(&name) || name > STATIC_ENTRIES {
+                        self.enters(received);
+                    }
+                    Step::index(name, 0x3f, value, Some(Text::Value))
+                }
+            },
+            // The table's size.
+            0x20..0x40 => Step::index(byte & 0x1f, 0x1f, Step::Field, None),
+            // No entry.
+            ..0x20 => match byte & 0x0f {
+                0 => Step::Length(Text::Name { is_entry: false }),
+                name => Step::index(name, 0x0f, value, Some(Text::Value)),
+            },
+        }
+    }
+
+    fn enters(&mut self, received: u64) {
+        #[expect(clippy::cast_possible_truncation, reason = "only equality matters")]
+        let block = (received >> BLOCK_SHIFT) as u32;
+        match self.blocks.back_mut() {
+            Some((last, entries)) if *last == block => *entries = entries.saturating_add(1),
+            Some(_) | None => {
+                self.blocks.push_back((block, 1));
+                self.all = self.all.wrapping_add(1);
+            }
+        }
+        if self.entries < ENTRIES_MAX {
+            self.entries += 1;
+        } else if let Some((_, entries)) = self.blocks.front_mut() {
+            // The oldest has left the table.
+            *entries -= 1;
+            if *entries == 0 {
+                self.blocks.pop_front();
+            }
+        }
+    }
+}
+
+impl Step {
+    /// After an index of `most` or less in the first byte; `most` means that more bytes of it come.
+    fn index(index: u8, most: u8, next: Self, text: Option<Text>) -> Self {
+        if index == most { Self::Index(text) } else { next }
+    }
+
+    fn text(text: Text, is_huffman: bool, left: u32) -> Self {
+        if left == 0 {
+            return Self::after(text);
+        }
+        Self::Text {
+            text,
+            is_huffman,
+            is_first: true,
+            left,
+        }
+    }
+
+    fn after(text: Text) -> Self {
+        match text {
+            Text::Name { .. } => Self::Length(Text::Value),
+            Text::Value => Self::Field,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The blocks that are kept after these frames, one in each 8 KiB received, in whatever pieces they come.
+    fn kept(frames: &[(bool, u8, &[u8])]) -> usize {
+        let outcomes = [1, 2, 3, 7, 1000].map(|piece| {
+            let mut entries = TableEntries::default();
+            for (number, (is_headers, flags, payload)) in frames.iter().enumerate() {
+                entries.begin(*is_headers, *flags, u32::try_from(payload.len()).unwrap());
+                for part in payload.chunks(piece) {
+                    entries.follow(part, 8192 * number as u64);
+                }
+            }
+            entries.blocks().0
+        });
+        assert!(
+            outcomes.iter().all(|outcome| *outcome == outcomes[0]),
+            "{outcomes:?}"
+        );
+        outcomes[0]
+    }
+
+    fn kept_of(block: &[u8]) -> usize {
+        kept(&[(true, 0, block)])
+    }
+
+    #[test]
+    fn only_entries_of_the_parts_of_an_address_count() {
+        // The examples of RFC 7541, C.3 and C.4 (Huffman): an :authority, and later cache-control and a name of its own.
+        let first = [&[0x82, 0x86, 0x84, 0x41, 0x0f], &b"www.example.com"[..]].concat();
+        assert_eq!(kept_of(&first), 1);
+        let huffman = [
+            0x82, 0x86, 0x84, 0x41, 0x8c, 0xf1, 0xe3, 0xc2, 0xe5, 0xf2, 0x3a, 0x6b, 0xa0,
+        ];
+        assert_eq!(kept_of(&[&huffman[..], &[0xab, 0x90, 0xf4, 0xff]].concat()), 1);
+        let second = [&[0x82, 0x86, 0x84, 0xbe, 0x58, 0x08], &b"no-cache"[..]].concat();
+        assert_eq!(kept_of(&second), 0);
+        let third = [
+            &[0x82, 0x87, 0x85, 0xbf, 0x40, 0x0a],
+            &b"custom-key"[..],
+            &[0x0c],
+            b"custom-value",
+        ]
+        .concat();
+        assert_eq!(kept_of(&third), 0);
+        // A path: without an entry; never indexed; with one; its name as text, and in Huffman's code; by a name of the dynamic table.
+        assert_eq!(kept_of(&[0x04, 1, b'/']), 0);
+        assert_eq!(kept_of(&[0x14, 1, b'/']), 0);
+        assert_eq!(kept_of(&[0x44, 1, b'/']), 1);
+        assert_eq!(kept_of(&[&[0x40, 5], &b":path"[..], &[1, b'/']].concat()), 1);
+        assert_eq!(kept_of(&[0x40, 0x84, 0xb9, 0x58, 0xd3, 0x3f, 1, b'/']), 1);
+        assert_eq!(kept_of(&[0x7e, 1, b'/']), 1);
+        assert_eq!(kept_of(&[0x7f, 0x80, 0x01, 1, b'/']), 1);
+        assert_eq!(kept_of(&[&[0x00, 5], &b":path"[..], &[1, b'/']].concat()), 0);
+        // After a change of the table's size, a long index, and long texts.
+        let filler = [0x61; 300];
+        let long = [
+            &[0x3f, 0xe1, 0x1f, 0xff, 0x80, 0x01, 0x0f, 0x10, 0x7f, 0xad, 0x01],
+            &filler[..],
+        ]
+        .concat();
+        assert_eq!(kept_of(&long), 0);
+        assert_eq!(kept_of(&[&long[..], &[0x44, 1, b'/']].concat()), 1);
+    }
+
+    #[test]
+    fn padding_and_priorities_are_no_fields_and_blocks_go_on() {
+        // A path in a frame with both, whose padding looks like paths; one that goes on in the next frame; the same bytes in a frame
+        // that begins a block.
+        let padded = [3, 0, 0, 0, 0, 7, 0x44, 1, b'/', 0x44, 1, b'/'];
+        assert_eq!(kept(&[(true, PADDED | PRIORITY, &padded)]), 1);
+        assert_eq!(kept(&[(true, PADDED, &[3, 0x82, 0x44, 1, b'/'])]), 0);
+        assert_eq!(kept(&[(true, 0, &[0x04, 3]), (false, 0, &[0x44, 1, b'/'])]), 0);
+        assert_eq!(kept(&[(true, 0, &[0x04, 3]), (true, 0, &[0x44, 1, b'/'])]), 1);
+    }
+
+    #[test]
+    fn what_has_left_the_table_is_kept_no_more() {
+        // A path in each of 1,000 blocks; then as many in one as the table has.
+        let path = (true, 0, &[0x44_u8, 1, b'/'][..]);
+        assert_eq!(kept(&vec![path; 50]), 50);
+        assert_eq!(kept(&vec![path; 1000]), ENTRIES_MAX as usize);
+        let many = path.2.repeat(ENTRIES_MAX as usize);
+        assert_eq!(kept(&[&vec![path; 1000][..], &[(true, 0, &many)]].concat()), 1);
+    }
+}
