@@ -8,12 +8,14 @@
 
 use std::collections::VecDeque;
 
-/// Entries of a table of 4,096 bytes: an entry takes 32 bytes (RFC 7541 4.1), its name (`:path`) and its value (empty).
-const ENTRIES_MAX: u32 = 4096 / (32 + 5);
+/// Bytes of the table (RFC 9113 6.5.2: the daemon announces no other size), and of an entry without its name and value
+/// (RFC 7541 4.1).
+const TABLE_BYTES: u32 = 4096;
+const ENTRY_BYTES: u32 = 32;
 /// Entries of the static table (appendix A): `:authority`, `:path`, `:scheme`, and its length.
-const AUTHORITY: u8 = 1;
-const PATHS_AND_SCHEMES: std::ops::RangeInclusive<u8> = 4..=7;
-const STATIC_ENTRIES: u8 = 61;
+const AUTHORITY: u32 = 1;
+const PATHS_AND_SCHEMES: std::ops::RangeInclusive<u32> = 4..=7;
+const STATIC_ENTRIES: u32 = 61;
 /// The first byte of a name that begins with a colon, as it is and in Huffman's code, where it has seven bits.
 const COLON: u8 = b':';
 const HUFFMAN_COLON: u8 = 0xb8;
@@ -34,10 +36,14 @@ pub(super) struct TableEntries {
     /// Bytes of the frame's part of the block that are still to come, with those before it.
     left: u32,
     step: Step,
-    /// Blocks with entries, by number, and how many each has: of the last [`ENTRIES_MAX`] entries.
-    blocks: VecDeque<(u32, u8)>,
-    entries: u32,
-    /// Blocks with entries so far. It wraps.
+    /// Whether each entry of the dynamic table has one of those names, the newest in the lowest bit. One that did not fit has emptied
+    /// the table, so no index leads to it or beyond it.
+    names: u128,
+    /// Bytes that entries have taken so far, at least. It wraps.
+    bytes: u32,
+    /// Blocks with such entries that may be in the table, by number, and `bytes` before the last entry of each.
+    blocks: VecDeque<(u32, u32)>,
+    /// Blocks with such entries so far. It wraps.
     all: u32,
 }
 
@@ -47,8 +53,10 @@ enum Step {
     /// A field, or a change of the table's size.
     #[default]
     Field,
-    /// The rest of an index, and then a field or a text.
+    /// The rest of an index or a size, and then a field or a text.
     Index(Option<Text>),
+    /// The rest of the index of an entry's name.
+    Name { value: u32, shift: u32 },
     /// The length of a text.
     Length(Text),
     RestOfLength {
@@ -67,12 +75,22 @@ enum Step {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Text {
-    /// A name, of an entry if `is_entry`.
-    Name {
-        is_entry: bool,
-    },
-    Value,
+struct Text {
+    is_name: bool,
+    /// Of a new entry.
+    is_entry: bool,
+}
+
+impl Text {
+    const fn name(is_entry: bool) -> Self {
+        let is_name = true;
+        Self { is_name, is_entry }
+    }
+
+    const fn value(is_entry: bool) -> Self {
+        let is_name = false;
+        Self { is_name, is_entry }
+    }
 }
 
 impl TableEntries {
@@ -120,6 +138,16 @@ impl TableEntries {
             Step::Field => self.field(byte, received),
             Step::Index(text) if byte & 0x80 == 0 => text.map_or(Step::Field, Step::Length),
             Step::Index(text) => Step::Index(text),
+            Step::Name { value, shift } => {
+                let value = longer(value, byte, shift);
+                if byte & 0x80 == 0 {
+                    self.enter(self.is_kept(value), received);
+                    Step::Length(Text::value(true))
+                } else {
+                    let shift = shift + 7;
+                    Step::Name { value, shift }
+                }
+            }
             Step::Length(text) => {
                 let (is_huffman, value) = (byte & 0x80 != 0, u32::from(byte & 0x7f));
                 if value == 0x7f {
@@ -131,7 +159,7 @@ impl TableEntries {
                         shift,
                     }
                 } else {
-                    Step::text(text, is_huffman, value)
+                    self.text(text, is_huffman, value)
                 }
             }
             Step::RestOfLength {
@@ -140,11 +168,9 @@ impl TableEntries {
                 value,
                 shift,
             } => {
-                // h2 refuses longer ones.
-                let more = u32::from(byte & 0x7f).checked_shl(shift).unwrap_or(u32::MAX);
-                let value = value.saturating_add(more);
+                let value = longer(value, byte, shift);
                 if byte & 0x80 == 0 {
-                    Step::text(text, is_huffman, value)
+                    self.text(text, is_huffman, value)
                 } else {
                     let shift = shift + 7;
                     Step::RestOfLength {
@@ -161,14 +187,13 @@ impl TableEntries {
                 is_first,
                 left,
             } => {
-                if is_first && text == (Text::Name { is_entry: true }) {
-                    let is_pseudo = match is_huffman {
-                        true => byte & !1 == HUFFMAN_COLON,
-                        false => byte == COLON,
+                if is_first && text == Text::name(true) {
+                    let is_kept = if is_huffman {
+                        byte & !1 == HUFFMAN_COLON
+                    } else {
+                        byte == COLON
                     };
-                    if is_pseudo {
-                        self.enters(received);
-                    }
+                    self.enter(is_kept, received);
                 }
                 let passed = left.min(u32::try_from(there).unwrap_or(u32::MAX)).min(self.left);
                 self.step = match left - passed {
@@ -187,51 +212,91 @@ impl TableEntries {
     }
 
     fn field(&mut self, byte: u8, received: u64) -> Step {
-        let value = Step::Length(Text::Value);
         match byte {
             // Of the table, as it is.
             0x80.. => Step::index(byte & 0x7f, 0x7f, Step::Field, None),
             // Another entry.
             0x40..0x80 => match byte & 0x3f {
-                0 => Step::Length(Text::Name { is_entry: true }),
+                0 => Step::Length(Text::name(true)),
+                0x3f => Step::Name {
+                    value: 0x3f,
+                    shift: 0,
+                },
                 name => {
-                    // Any name that is in the dynamic table may be one of those.
-                    if name == AUTHORITY || PATHS_AND_SCHEMES.contains(&name) || name > STATIC_ENTRIES {
-                        self.enters(received);
-                    }
-                    Step::index(name, 0x3f, value, Some(Text::Value))
+                    self.enter(self.is_kept(name.into()), received);
+                    Step::Length(Text::value(true))
                 }
             },
             // The table's size.
             0x20..0x40 => Step::index(byte & 0x1f, 0x1f, Step::Field, None),
             // No entry.
             ..0x20 => match byte & 0x0f {
-                0 => Step::Length(Text::Name { is_entry: false }),
-                name => Step::index(name, 0x0f, value, Some(Text::Value)),
+                0 => Step::Length(Text::name(false)),
+                name => {
+                    let value = Text::value(false);
+                    Step::index(name, 0x0f, Step::Length(value), Some(value))
+                }
             },
         }
     }
 
-    fn enters(&mut self, received: u64) {
-        #[expect(clippy::cast_possible_truncation, reason = "only equality matters")]
-        let block = (received >> BLOCK_SHIFT) as u32;
-        match self.blocks.back_mut() {
-            Some((last, entries)) if *last == block => *entries = entries.saturating_add(1),
-            Some(_) | None => {
-                self.blocks.push_back((block, 1));
-                self.all = self.all.wrapping_add(1);
-            }
-        }
-        if self.entries < ENTRIES_MAX {
-            self.entries += 1;
-        } else if let Some((_, entries)) = self.blocks.front_mut() {
-            // The oldest has left the table.
-            *entries -= 1;
-            if *entries == 0 {
-                self.blocks.pop_front();
-            }
+    /// Whether an index is that of a name whose value keeps its buffer.
+    fn is_kept(&self, name: u32) -> bool {
+        match name.checked_sub(STATIC_ENTRIES + 1) {
+            None => name == AUTHORITY || PATHS_AND_SCHEMES.contains(&name),
+            Some(place) => self.names.checked_shr(place).is_some_and(|names| names & 1 == 1),
         }
     }
+
+    /// An entry begins.
+    fn enter(&mut self, is_kept: bool, received: u64) {
+        self.names = self.names << 1 | u128::from(is_kept);
+        if is_kept {
+            #[expect(clippy::cast_possible_truncation, reason = "only equality matters")]
+            let block = (received >> BLOCK_SHIFT) as u32;
+            match self.blocks.back_mut() {
+                Some((last, bytes)) if *last == block => *bytes = self.bytes,
+                Some(_) | None => {
+                    self.blocks.push_back((block, self.bytes));
+                    self.all = self.all.wrapping_add(1);
+                }
+            }
+        }
+        self.takes(ENTRY_BYTES);
+    }
+
+    /// A text of this length begins.
+    fn text(&mut self, text: Text, is_huffman: bool, length: u32) -> Step {
+        if text.is_entry {
+            // Huffman's longest code has 30 bits. A name is taken before its entry begins, which keeps that a little longer.
+            self.takes(if is_huffman { length / 30 * 8 } else { length });
+        }
+        if length == 0 {
+            return Step::after(text);
+        }
+        Step::Text {
+            text,
+            is_huffman,
+            is_first: true,
+            left: length,
+        }
+    }
+
+    /// Entries take so many more bytes. What no longer fits with them is not in the table.
+    fn takes(&mut self, bytes: u32) {
+        self.bytes = self.bytes.wrapping_add(bytes);
+        while let Some((_, before)) = self.blocks.front()
+            && self.bytes.wrapping_sub(*before) > TABLE_BYTES
+        {
+            self.blocks.pop_front();
+        }
+    }
+}
+
+/// An integer of HPACK with seven more bits. h2 refuses those of more than 28.
+fn longer(value: u32, byte: u8, shift: u32) -> u32 {
+    let more = u32::from(byte & 0x7f).checked_shl(shift).unwrap_or(u32::MAX);
+    value.saturating_add(more)
 }
 
 impl Step {
@@ -240,22 +305,11 @@ impl Step {
         if index == most { Self::Index(text) } else { next }
     }
 
-    fn text(text: Text, is_huffman: bool, left: u32) -> Self {
-        if left == 0 {
-            return Self::after(text);
-        }
-        Self::Text {
-            text,
-            is_huffman,
-            is_first: true,
-            left,
-        }
-    }
-
     fn after(text: Text) -> Self {
-        match text {
-            Text::Name { .. } => Self::Length(Text::Value),
-            Text::Value => Self::Field,
+        if text.is_name {
+            Self::Length(Text::value(text.is_entry))
+        } else {
+            Self::Field
         }
     }
 }
@@ -312,8 +366,19 @@ mod tests {
         assert_eq!(kept_of(&[0x44, 1, b'/']), 1);
         assert_eq!(kept_of(&[&[0x40, 5], &b":path"[..], &[1, b'/']].concat()), 1);
         assert_eq!(kept_of(&[0x40, 0x84, 0xb9, 0x58, 0xd3, 0x3f, 1, b'/']), 1);
-        assert_eq!(kept_of(&[0x7e, 1, b'/']), 1);
-        assert_eq!(kept_of(&[0x7f, 0x80, 0x01, 1, b'/']), 1);
+        let (path, other) = ([0x44, 1, b'/'], [0x58, 1, b'x']);
+        let by_newest = [0x7e, 1, b'/'];
+        let by_next = [0x7f, 0x00, 1, b'/'];
+        let by_far = [0x7f, 0x80, 0x01, 1, b'/'];
+        let kept_after = |blocks: &[&[u8]]| {
+            let frames: Vec<_> = blocks.iter().map(|block| (true, 0, *block)).collect();
+            kept(&frames)
+        };
+        assert_eq!(kept_after(&[&path, &by_newest]), 2);
+        assert_eq!(kept_after(&[&other, &by_newest]), 0);
+        assert_eq!(kept_after(&[&path, &other, &by_newest]), 1);
+        assert_eq!(kept_after(&[&path, &other, &by_next]), 2);
+        assert_eq!(kept_after(&[&path, &by_far]), 1);
         assert_eq!(kept_of(&[&[0x00, 5], &b":path"[..], &[1, b'/']].concat()), 0);
         // After a change of the table's size, a long index, and long texts.
         let filler = [0x61; 300];
@@ -339,11 +404,14 @@ mod tests {
 
     #[test]
     fn what_has_left_the_table_is_kept_no_more() {
-        // A path in each of 1,000 blocks; then as many in one as the table has.
-        let path = (true, 0, &[0x44_u8, 1, b'/'][..]);
+        // A path in each of 1,000 blocks, of 37 and more bytes; then a value of another name that fills the table, and more of them,
+        // until no path can be left.
+        let path = (true, 0, &[0x44_u8, 5, b'/', b'p', b'a', b't', b'h'][..]);
         assert_eq!(kept(&vec![path; 50]), 50);
-        assert_eq!(kept(&vec![path; 1000]), ENTRIES_MAX as usize);
-        let many = path.2.repeat(ENTRIES_MAX as usize);
-        assert_eq!(kept(&[&vec![path; 1000][..], &[(true, 0, &many)]].concat()), 1);
+        assert_eq!(kept(&vec![path; 1000]), 4096 / 37);
+        let other = [&[0x58, 0x7f, 0xe1, 0x1d][..], &[b'x'; 4096 - 32 - 128]].concat();
+        let fills = (true, 0, &other[..]);
+        assert_eq!(kept(&[&vec![path; 1000][..], &[fills]].concat()), 3);
+        assert_eq!(kept(&[&vec![path; 1000][..], &[fills, fills]].concat()), 0);
     }
 }
