@@ -360,13 +360,6 @@ mod tests {
     fn a_run_is_resumed_on_the_same_host_and_device_alone() {
         // Scenario: an unfinished study; the same with other CPUs, less memory, on another file system, with another
         // read-ahead, of a device that is not known. Expected: refused, with the name of what differs; resumed if nothing does.
-        static ABOUT: About = About {
-            name: "sample",
-            title: "",
-            source: "",
-            columns: "",
-            judge: |_, _| {},
-        };
         let [data, out] = [scratch(), scratch()];
         let words = ["lab", "--path", "/", "--repetitions", "5"];
         let common = Line::parse_from(words).common;
@@ -380,7 +373,7 @@ mod tests {
             material.place.device = Some(device());
             let mut host: Key = ["CPU", "memory"].map(|name| pair(name, "8")).to_vec();
             change(&mut material.place, &mut host);
-            let study = Study::new(&ABOUT, &common, "", Vec::new(), vec![material]);
+            let study = Study::new(&About::SAMPLE, &common, "", Vec::new(), vec![material]);
             let identity = identity(&study, &common, &host);
             let header = Header::new(identity, String::new(), String::new(), Vec::new());
             let opened = Journal::open("--out", Some(out.path()), header, resume);

@@ -352,16 +352,9 @@ mod tests {
     }
 
     fn study(cells: Vec<Cell>, measure: Measure) -> (tempfile::TempDir, Study) {
-        static ABOUT: About = About {
-            name: "sample",
-            title: "",
-            source: "",
-            columns: "",
-            judge: |_, _| {},
-        };
         let directory = scratch();
         let study = Study {
-            about: &ABOUT,
+            about: &About::SAMPLE,
             settings: Vec::new(),
             materials: vec![Arc::new(small(directory.path()))],
             chosen: Vec::new(),

@@ -122,6 +122,18 @@ pub(crate) struct About {
     pub(crate) judge: fn(&mut Report, &Rows),
 }
 
+#[cfg(test)]
+impl About {
+    /// For tests.
+    pub(crate) const SAMPLE: Self = Self {
+        name: "sample",
+        title: "",
+        source: "",
+        columns: "",
+        judge: |_, _| {},
+    };
+}
+
 /// A study, planned for given data.
 #[derive(Debug)]
 pub(crate) struct Study {
@@ -391,15 +403,8 @@ pub(crate) mod tests {
     #[test]
     fn a_report_without_rows_is_a_failure() {
         // Scenario: a study whose only row failed; one with a row. Expected: an error with the reason; none.
-        static ABOUT: About = About {
-            name: "sample",
-            title: "",
-            source: "",
-            columns: "",
-            judge: |_, _| {},
-        };
         let study = Study {
-            about: &ABOUT,
+            about: &About::SAMPLE,
             settings: Vec::new(),
             materials: Vec::new(),
             chosen: Vec::new(),

@@ -414,4 +414,17 @@ mod tests {
         assert_eq!(kept(&[&vec![path; 1000][..], &[fills]].concat()), 3);
         assert_eq!(kept(&[&vec![path; 1000][..], &[fills, fills]].concat()), 0);
     }
+
+    #[test]
+    fn a_path_that_enters_the_table_again_and_again_is_kept_once_or_twice() {
+        // Scenario: 1,000 calls in a block each, with a value of their own of 55 bytes, for which the path has to leave the table, and
+        // enters it again with every 41st call. Expectation: two blocks at most, and one at least.
+        let first = [&[0x40, 11][..], b"traceparent", &[55], &[b'0'; 55]].concat();
+        let next = [&[0x7e, 55][..], &[b'0'; 55]].concat();
+        let again = [&[0x44, 5][..], b"/path", &first].concat();
+        let blocks = (0..1000).map(|call| if call % 41 == 0 { &again } else { &next });
+        let frames: Vec<(bool, u8, &[u8])> = blocks.map(|block| (true, 0, &block[..])).collect();
+        let kept = kept(&frames);
+        assert!((1..=2).contains(&kept), "{kept}");
+    }
 }
