@@ -135,8 +135,7 @@ fn of_unreadable(errno: i32) -> ErrorStatus {
     let errno = Errno::from_raw_os_error(errno);
     if errno == Errno::ACCESS || errno == Errno::PERM {
         ErrorStatus::new(Code::PermissionDenied, Http::FORBIDDEN, "object-unreadable")
-    } else if errno == Errno::MFILE || errno == Errno::NFILE {
-        // Other requests release descriptors when they finish.
+    } else if is_out_of_files(errno) {
         unreadable_for_now("out-of-files")
     } else if is_temporary(errno.raw_os_error()) {
         unreadable_for_now("object-unreadable")
@@ -146,6 +145,25 @@ fn of_unreadable(errno: i32) -> ErrorStatus {
     } else {
         ErrorStatus::new(Code::Internal, Http::INTERNAL_SERVER_ERROR, "object-unreadable")
     }
+}
+
+/// As of an object that cannot be opened, but for a missing permission: which directory it is, no client chooses.
+fn of_listing(errno: Option<i32>) -> ErrorStatus {
+    match errno.map(Errno::from_raw_os_error) {
+        Some(errno) if is_out_of_files(errno) || is_temporary(errno.raw_os_error()) => {
+            let status = ErrorStatus::new(Code::Unavailable, Http::SERVICE_UNAVAILABLE, "listing-failed");
+            status.retry(RETRY_LISTING)
+        }
+        Some(errno) if is_of_device(errno) => {
+            ErrorStatus::new(Code::DataLoss, Http::INTERNAL_SERVER_ERROR, "device-error")
+        }
+        Some(_) | None => ErrorStatus::new(Code::Internal, Http::INTERNAL_SERVER_ERROR, "listing-failed"),
+    }
+}
+
+/// Other requests release descriptors when they finish.
+fn is_out_of_files(errno: Errno) -> bool {
+    errno == Errno::MFILE || errno == Errno::NFILE
 }
 
 fn unreadable_for_now(slug: &'static str) -> ErrorStatus {
@@ -200,13 +218,7 @@ pub fn of_fetch(error: &FetchError) -> ErrorStatus {
             let status = ErrorStatus::new(Code::ResourceExhausted, Http::TOO_MANY_REQUESTS, "rate-limited");
             return status.retry(*retry_after);
         }
-        FetchError::ListingFailed {
-            is_temporary: true, ..
-        } => {
-            let status = ErrorStatus::new(Code::Unavailable, Http::SERVICE_UNAVAILABLE, "listing-failed");
-            return status.retry(RETRY_LISTING);
-        }
-        FetchError::ListingFailed { .. } => (Code::Internal, Http::INTERNAL_SERVER_ERROR, "listing-failed"),
+        FetchError::ListingFailed { errno, .. } => return of_listing(*errno),
         FetchError::Changed => {
             let status = ErrorStatus::new(Code::Aborted, Http::SERVICE_UNAVAILABLE, "changing");
             return status.retry(RETRY_CHANGING);
@@ -428,7 +440,8 @@ mod tests {
     fn errno_decides_how_an_unreadable_object_is_answered() {
         // A missing permission is for the client to fix, a lack of descriptors, threads or memory is temporary, a
         // failed device is the same error as for a read, and anything else is the server's fault. A read that failed for
-        // want of memory, or was interrupted too often, may succeed later, and is no loss of data.
+        // want of memory, or was interrupted too often, may succeed later, and is no loss of data. So it is with a
+        // directory that cannot be listed, but for the permission.
         let of = |errno: Errno| {
             of_read(&ReadError::ObjectUnreadable {
                 name: "o".into(),
@@ -461,5 +474,19 @@ mod tests {
             assert_eq!(read(errno).label(), "unreadable");
         }
         assert_eq!(of(Errno::ISDIR).grpc, Code::Internal);
+        let listed = |errno: Option<Errno>| {
+            let answer = of_fetch(&FetchError::ListingFailed {
+                problem: "p".into(),
+                errno: errno.map(Errno::raw_os_error),
+            });
+            (answer.grpc, answer.retry_after.is_some())
+        };
+        for errno in [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::AGAIN] {
+            assert_eq!(listed(Some(errno)), (Code::Unavailable, true), "{errno}");
+        }
+        assert_eq!(listed(Some(Errno::IO)), (Code::DataLoss, false));
+        for errno in [Some(Errno::ACCESS), None] {
+            assert_eq!(listed(errno), (Code::Internal, false));
+        }
     }
 }

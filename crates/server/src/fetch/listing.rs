@@ -114,15 +114,12 @@ impl Fetcher {
                 let _held = (in_flight, walking);
                 dataset.list_objects(&after, names + 1, &|| waiting.strong_count() > 0)
             });
-            let failed = |problem: String, is_temporary| FetchError::ListingFailed {
-                problem,
-                is_temporary,
-            };
-            let walk = walk.map_err(|error| failed(format!("no thread: {error}"), true))?;
+            let failed = |problem: String, errno| FetchError::ListingFailed { problem, errno };
+            let walk = walk.map_err(|error| failed(format!("no thread: {error}"), error.raw_os_error()))?;
             match timeout_at(deadline, walk).await {
                 None => Err(ReadError::DeadlineExceeded.into()),
-                Some(Err(_panicked)) => Err(failed("the walk panicked".to_owned(), false)),
-                Some(Ok(Err(error))) => Err(failed(error.to_string(), false)),
+                Some(Err(_panicked)) => Err(failed("the walk panicked".to_owned(), None)),
+                Some(Ok(Err(error))) => Err(failed(error.to_string(), error.raw_os_error())),
                 Some(Ok(Ok(entries))) => Ok(page_of(entries, names)),
             }
         };

@@ -196,8 +196,8 @@ pub enum FetchError {
     ListingFailed {
         /// Why.
         problem: String,
-        /// Whether it may be listed after a moment.
-        is_temporary: bool,
+        /// errno of the attempt; `None`: a defect.
+        errno: Option<i32>,
     },
     /// The bytes were replaced or written to after they were looked up.
     #[error("the data is being written: retry from the beginning after a moment")]
