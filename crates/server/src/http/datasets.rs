@@ -57,13 +57,12 @@ pub(super) fn page_of(uri: &Uri) -> Result<PageRequest, Problem> {
     let query = Query::<PageQuery>::try_from_uri(uri);
     let Query(query) = query.map_err(|error| Problem::malformed("query", error.body_text()))?;
     let size = query.page_size.map_or(Ok(0), |size| {
-        let problem = || {
-            Problem::malformed(
-                "page_size",
-                format!("{size:?} is not a number from 0 to {}", u32::MAX),
-            )
-        };
-        size.parse().map_err(|_| problem())
+        // `parse` alone would accept a sign.
+        let is_number = size.bytes().all(|byte| byte.is_ascii_digit());
+        size.parse().ok().filter(|_| is_number).ok_or_else(|| {
+            let problem = format!("{size:?} is not a number from 0 to {}", u32::MAX);
+            Problem::malformed("page_size", problem)
+        })
     });
     let size = size?;
     // Bytes that are no text became U+FFFD, after which a page would begin. Those of a name or a number are refused above.

@@ -104,12 +104,10 @@ async fn a_request_that_is_wrong_as_a_whole_is_told_so_over_http() {
         let answer = get(&format!("/v1/datasets/blocks/blocks/{index}")).await;
         answer.is_problem(400, "malformed", Some("index"), &["decimal number"]);
     }
-    get("/v1/datasets/objects/objects?page_size=x").await.is_problem(
-        400,
-        "malformed",
-        Some("page_size"),
-        &["0 to 4294967295"],
-    );
+    for size in ["x", "", "%2B1"] {
+        let answer = get(&format!("/v1/datasets/objects/objects?page_size={size}")).await;
+        answer.is_problem(400, "malformed", Some("page_size"), &["0 to 4294967295"]);
+    }
     get("/v1/datasets/objects/objects?nothing=1").await.is_problem(
         400,
         "malformed",
