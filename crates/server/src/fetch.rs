@@ -31,6 +31,7 @@ pub(crate) use self::describe::backend_word;
 pub use self::describe::{DatasetInfo, ReadPath, StorageInfo, VectorShape};
 pub use self::handle::{DatasetHandle, Dtype, Kind, RequiredKind};
 pub use self::listing::{ObjectPage, PAGE_NAMES_MAX, PageRequest};
+pub(crate) use self::planning::past_the_end;
 pub(crate) use self::rejection::Rejection;
 #[cfg(test)]
 pub(crate) use self::rejection::before_routing;

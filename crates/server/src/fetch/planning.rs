@@ -140,6 +140,15 @@ fn distinct(names: &[String]) -> (Vec<&str>, Vec<usize>) {
     (distinct, places)
 }
 
+/// The error of a read from an offset past the end to the end. Its message does not repeat the length, which nobody sent.
+pub(crate) fn past_the_end(offset: u64, end: u64) -> ReadError {
+    ReadError::RangeOutOfRange {
+        offset,
+        length: 1,
+        end,
+    }
+}
+
 fn push_object(
     batch: &mut Batch,
     object: &Arc<OpenFile>,
@@ -148,6 +157,9 @@ fn push_object(
     max: ResponseMax,
 ) {
     let end = object.length_bytes();
+    if length.is_none() && offset > end {
+        return batch.push_failed(past_the_end(offset, end));
+    }
     let wanted = length.unwrap_or_else(|| end.saturating_sub(offset));
     match too_large(offset, wanted, end, max) {
         Some(error) => batch.push_failed(error),
@@ -158,6 +170,7 @@ fn push_object(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fetch::tests::objects_of;
     use ringfetch_engine::config::DirectIo;
     use ringfetch_engine::dataset::{DatasetSpec, Dtype, KindSpec};
 
@@ -190,5 +203,29 @@ mod tests {
                 [&ReadError::ItemTooLarge { length: 512, max }, &past_the_end]
             );
         }
+    }
+
+    #[tokio::test]
+    async fn an_offset_past_the_end_is_out_of_range_whatever_it_is() {
+        // An object of three bytes, read to its end from there, from the byte after it, and from the largest offset: nothing,
+        // and the same error, which repeats no length.
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("a"), "abc").unwrap();
+        let dataset = objects_of(directory.path());
+        let names = ["a", "a", "a"].map(str::to_owned);
+        let items = Items::Objects {
+            names: &names,
+            offsets: &[3, 4, u64::MAX],
+            lengths: &[],
+            if_match: &[],
+        };
+        let (batch, _) = plan_objects(&dataset, &items, ResponseMax::of_any(9)).await;
+        let errors: Vec<_> = batch.errors().iter().map(|failed| &failed.error).collect();
+        assert_eq!(errors, [&past_the_end(4, 3), &past_the_end(u64::MAX, 3)]);
+        let message = errors[1].to_string();
+        assert!(
+            message.starts_with("offset 18446744073709551615 is past the end"),
+            "{message}"
+        );
     }
 }

@@ -11,6 +11,7 @@ use crate::caller::Connection;
 use crate::error_status;
 use crate::fetch::{
     BodyPart, FetchError, Fetcher, LOOK_UPS_MAX, Purpose, RequestContext, SnapshotReader, WindowedBody,
+    past_the_end,
 };
 use crate::listener::FrameParts;
 use crate::rpc_metrics::CallTimer;
@@ -86,13 +87,15 @@ pub(super) async fn begin(
 
 /// The requested extent of an object of `end` bytes; `None` if it is empty, at the end.
 fn extent(request: &v1::ReadObjectRequest, end: u64) -> Result<Option<Extent>, ReadError> {
+    let offset = request.offset;
     let length = match request.length {
-        0 if request.offset == end => return Ok(None),
-        // Past the end: one byte, so that the check refuses it.
-        0 => end.saturating_sub(request.offset).max(1),
+        0 if offset == end => return Ok(None),
+        // Not by `check_range`, for which an offset of 64 ones overflows.
+        0 if offset > end => return Err(past_the_end(offset, end)),
+        0 => end - offset,
         length => length,
     };
-    check_range(request.offset, length, end).map(Some)
+    check_range(offset, length, end).map(Some)
 }
 
 /// The field of a request for what an object of `end` bytes does not have.
@@ -230,5 +233,36 @@ impl LongResponse for ObjectMessages {
         if let Some(waker) = self.waker.take() {
             waker.wake();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_of_an_object_lies_within_it() {
+        // An object of 100 bytes: parts within it, and what ends or begins past its end, up to the largest numbers. Expectation:
+        // the extents; of the others, out of range, but for an end beyond 64 bits.
+        let of = |offset, length| {
+            let request = v1::ReadObjectRequest {
+                offset,
+                length,
+                ..v1::ReadObjectRequest::default()
+            };
+            extent(&request, 100)
+        };
+        let part = |offset, length| Ok(Some(Extent { offset, length }));
+        assert_eq!(of(0, 0), part(0, 100));
+        assert_eq!(of(99, 0), part(99, 1));
+        assert_eq!(of(40, 60), part(40, 60));
+        assert_eq!(of(100, 0), Ok(None));
+        for (offset, length) in [(101, 0), (u64::MAX, 0), (100, 1), (0, 101), (0, u64::MAX)] {
+            assert!(
+                matches!(of(offset, length), Err(ReadError::RangeOutOfRange { .. })),
+                "{offset} {length}"
+            );
+        }
+        assert!(matches!(of(1, u64::MAX), Err(ReadError::RangeOverflow { .. })));
     }
 }

@@ -9,13 +9,12 @@ use super::problem::Problem;
 use super::range::{Ranges, content_range, resolve};
 use crate::caller::Connection;
 use crate::error_status;
-use crate::fetch::{BodyPart, FetchError, Fetcher, Snapshot, SnapshotReader, WindowedBody};
+use crate::fetch::{BodyPart, FetchError, Fetcher, Snapshot, SnapshotReader, WindowedBody, past_the_end};
 use crate::rpc_metrics::cut_short;
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use http_body_util::BodyExt as _;
-use ringfetch_engine::error::ReadError;
 use ringfetch_engine::geometry::Extent;
 use std::sync::Arc;
 use std::time::Instant;
@@ -96,12 +95,7 @@ pub(super) async fn answer(
         }
         Decision::PreconditionFailed => return Ok(precondition_failed(&etag).into_response()),
         Decision::Unsatisfiable => {
-            let past_end = ReadError::RangeOutOfRange {
-                offset: length,
-                length: 1,
-                end: length,
-            };
-            fetcher.failed_read(&version, past_end).await;
+            fetcher.failed_read(&version, past_the_end(length, length)).await;
             return Ok(unsatisfiable(&etag, length).into_response());
         }
         Decision::HeadOnly => {

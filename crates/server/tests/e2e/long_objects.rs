@@ -135,7 +135,7 @@ async fn what_cannot_be_read_is_refused_before_the_first_message() {
         ),
         (
             one(|request| request.offset = u64::MAX),
-            Code::InvalidArgument,
+            Code::OutOfRange,
             "offset",
         ),
         (
