@@ -332,31 +332,40 @@ pub(crate) fn to_status_naming(error: &FetchError, field: &str) -> tonic::Status
     tonic::Status::with_error_details(answer.grpc, message, details)
 }
 
+/// A status with this reason, and a hint if a retry makes sense.
+pub(crate) fn status_with(
+    code: Code,
+    reason: &str,
+    message: &str,
+    retry_after: Option<Duration>,
+) -> tonic::Status {
+    let mut details = ErrorDetails::with_error_info(reason, ERROR_DOMAIN, HashMap::new());
+    if retry_after.is_some() {
+        details.set_retry_info(retry_after);
+    }
+    tonic::Status::with_error_details(code, message, details)
+}
+
 /// The status of a stream that ends because its connection leaves. Another one goes on on another connection.
 pub(crate) fn leaving_stream() -> tonic::Status {
-    let mut details = ErrorDetails::with_error_info("CONNECTION_CLOSING", ERROR_DOMAIN, HashMap::new());
-    details.set_retry_info(Some(Duration::ZERO));
     let message = "the daemon closes this connection, as it does with old ones: open another stream";
-    tonic::Status::with_error_details(Code::Unavailable, message, details)
+    status_with(
+        Code::Unavailable,
+        "CONNECTION_CLOSING",
+        message,
+        Some(Duration::ZERO),
+    )
 }
 
 /// The status of a call that is refused before its request is read.
 pub(crate) fn refused_call(code: Code, slug: &str, message: &str) -> tonic::Status {
-    let details = ErrorDetails::with_error_info(reason_of(slug), ERROR_DOMAIN, HashMap::new());
-    tonic::Status::with_error_details(code, message, details)
+    status_with(code, &reason_of(slug), message, None)
 }
 
 /// The status of a call refused for lack of memory before it is read.
 pub(crate) fn overloaded_call(message: &str) -> tonic::Status {
-    let ErrorStatus {
-        grpc,
-        slug,
-        retry_after,
-        ..
-    } = overloaded(true);
-    let mut details = ErrorDetails::with_error_info(reason_of(slug), ERROR_DOMAIN, HashMap::new());
-    details.set_retry_info(retry_after);
-    tonic::Status::with_error_details(grpc, message, details)
+    let status = overloaded(true);
+    status_with(status.grpc, &reason_of(status.slug), message, status.retry_after)
 }
 
 /// The reason of `ErrorInfo`: the slug in capitals.

@@ -126,15 +126,12 @@ pub(super) fn malformed(field: &str, problem: &str) -> Status {
 }
 
 fn with_reason(code: Code, reason: &str, message: &impl std::fmt::Display) -> Status {
-    let message = error_status::message_of(message);
-    let details = ErrorDetails::with_error_info(reason, ERROR_DOMAIN, HashMap::new());
-    Status::with_error_details(code, message, details)
+    error_status::status_with(code, reason, &error_status::message_of(message), None)
 }
 
 fn busy(message: &impl std::fmt::Display) -> Status {
-    let mut details = ErrorDetails::with_error_info("BUSY", ERROR_DOMAIN, HashMap::new());
-    details.set_retry_info(Some(RETRY_AFTER));
-    Status::with_error_details(Code::ResourceExhausted, message.to_string(), details)
+    let (code, message) = (Code::ResourceExhausted, message.to_string());
+    error_status::status_with(code, "BUSY", &message, Some(RETRY_AFTER))
 }
 
 fn not_switched(error: &SwitchError) -> Status {

@@ -4,17 +4,14 @@ use super::super::encode::EncodedMessage;
 use crate::error_status;
 use pin_project_lite::pin_project;
 use ringfetch_proto::v1;
-use std::collections::HashMap;
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 use tonic::{Code, Status};
-use tonic_types::{ErrorDetails, StatusExt as _};
 
 /// The response to a request that its client cancelled.
 fn cancelled(id: u64) -> Result<EncodedMessage, Status> {
-    let details = ErrorDetails::with_error_info("CANCELLED", error_status::ERROR_DOMAIN, HashMap::new());
-    let status = Status::with_error_details(Code::Cancelled, "cancelled by the client", details);
+    let status = error_status::status_with(Code::Cancelled, "CANCELLED", "cancelled by the client", None);
     let response = v1::fetch_stream_response::Response::Status(error_status::to_rpc_status(&status));
     EncodedMessage::plain(&v1::FetchStreamResponse {
         id,
