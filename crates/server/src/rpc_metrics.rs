@@ -127,13 +127,6 @@ impl Method for HttpOperation {
     }
 }
 
-/// One method's counts.
-#[derive(Debug, Clone, Copy)]
-pub struct MethodMetrics<'a, M> {
-    inner: &'a Inner,
-    method: M,
-}
-
 impl RpcMetrics {
     /// Creates and registers the metrics. Called once; transports get clones.
     ///
@@ -160,11 +153,32 @@ impl RpcMetrics {
         Ok(metrics)
     }
 
-    /// The counts of a gRPC method.
-    pub fn grpc(&self, method: GrpcMethod) -> MethodMetrics<'_, GrpcMethod> {
-        MethodMetrics {
-            inner: &self.inner,
+    /// A request that began at `started`.
+    pub fn begin<M: Method>(&self, method: M, started: Instant) -> RequestTimer<'_, M> {
+        record::note(|facts| facts.method = method.name());
+        RequestTimer {
+            rpc: self,
             method,
+            started,
+            ended: false,
+        }
+    }
+
+    /// Counts one request that was answered with `code` after `elapsed`.
+    pub fn observe<M: Method>(&self, method: M, code: M::Code, elapsed: Duration) {
+        self.observe_index(method, M::code_index(code), elapsed);
+    }
+
+    fn observe_index<M: Method>(&self, method: M, code: usize, elapsed: Duration) {
+        record::note(|facts| {
+            facts.method = method.name();
+            facts.code = Some(M::CODE_LABELS[code]);
+        });
+        let method = method.index();
+        self.inner.time(M::TRANSPORT, method, elapsed);
+        let outcome = Outcome::new(M::TRANSPORT, method, code);
+        if !outcome::leave_to_collector(outcome) {
+            self.inner.count(outcome);
         }
     }
 
@@ -172,21 +186,14 @@ impl RpcMetrics {
     pub(crate) fn count(&self, outcome: Outcome) {
         self.inner.count(outcome);
     }
-
-    /// The counts of an HTTP operation.
-    pub fn http(&self, method: HttpOperation) -> MethodMetrics<'_, HttpOperation> {
-        MethodMetrics {
-            inner: &self.inner,
-            method,
-        }
-    }
 }
 
 /// A request that is not answered yet. If it is dropped before [`Self::end`], it counts as cancelled by its
 /// client: CANCELLED, or 499.
 #[derive(Debug)]
 pub struct RequestTimer<'a, M: Method> {
-    metrics: MethodMetrics<'a, M>,
+    rpc: &'a RpcMetrics,
+    method: M,
     started: Instant,
     ended: bool,
 }
@@ -195,14 +202,15 @@ impl<M: Method> RequestTimer<'_, M> {
     /// Counts the request.
     pub fn end(mut self, code: M::Code) {
         self.ended = true;
-        self.metrics.observe(code, self.started.elapsed());
+        self.rpc.observe(self.method, code, self.started.elapsed());
     }
 }
 
 impl<M: Method> Drop for RequestTimer<'_, M> {
     fn drop(&mut self) {
         if !self.ended {
-            self.metrics.observe_index(M::ABANDONED, self.started.elapsed());
+            let elapsed = self.started.elapsed();
+            self.rpc.observe_index(self.method, M::ABANDONED, elapsed);
         }
     }
 }
@@ -229,7 +237,7 @@ impl CallTimer {
 
     pub(crate) fn end(&mut self, code: tonic::Code) {
         if !std::mem::replace(&mut self.ended, true) {
-            self.rpc.grpc(self.method).observe(code, self.started.elapsed());
+            self.rpc.observe(self.method, code, self.started.elapsed());
         }
     }
 }
@@ -237,36 +245,6 @@ impl CallTimer {
 impl Drop for CallTimer {
     fn drop(&mut self) {
         self.end(tonic::Code::Cancelled);
-    }
-}
-
-impl<'a, M: Method> MethodMetrics<'a, M> {
-    /// A request that began at `started`.
-    pub fn begin(self, started: Instant) -> RequestTimer<'a, M> {
-        record::note(|facts| facts.method = self.method.name());
-        RequestTimer {
-            metrics: self,
-            started,
-            ended: false,
-        }
-    }
-
-    /// Counts one request that was answered with `code` after `elapsed`.
-    pub fn observe(self, code: M::Code, elapsed: Duration) {
-        self.observe_index(M::code_index(code), elapsed);
-    }
-
-    fn observe_index(self, code: usize, elapsed: Duration) {
-        record::note(|facts| {
-            facts.method = self.method.name();
-            facts.code = Some(M::CODE_LABELS[code]);
-        });
-        let method = self.method.index();
-        self.inner.time(M::TRANSPORT, method, elapsed);
-        let outcome = Outcome::new(M::TRANSPORT, method, code);
-        if !outcome::leave_to_collector(outcome) {
-            self.inner.count(outcome);
-        }
     }
 }
 
@@ -354,15 +332,12 @@ mod tests {
         std::thread::scope(|scope| {
             for _ in 0..40 {
                 scope.spawn(|| {
-                    metrics
-                        .grpc(GrpcMethod::FetchBlocks)
-                        .observe(tonic::Code::Ok, Duration::from_micros(3));
+                    metrics.observe(GrpcMethod::FetchBlocks, tonic::Code::Ok, Duration::from_micros(3));
                 });
             }
         });
-        metrics
-            .http(HttpOperation::GetBytes)
-            .observe(::http::StatusCode::RANGE_NOT_SATISFIABLE, Duration::from_secs(60));
+        let status = ::http::StatusCode::RANGE_NOT_SATISFIABLE;
+        metrics.observe(HttpOperation::GetBytes, status, Duration::from_secs(60));
         let text = prometheus::TextEncoder::new()
             .encode_to_string(&registry.gather())
             .unwrap();
@@ -428,10 +403,7 @@ mod tests {
         let registry = prometheus::Registry::new();
         let metrics = RpcMetrics::new(&registry).unwrap();
         let ended = |code| {
-            let observe = || {
-                let bytes = metrics.http(HttpOperation::GetBytes);
-                bytes.observe(code, Duration::from_micros(3));
-            };
+            let observe = || metrics.observe(HttpOperation::GetBytes, code, Duration::from_micros(3));
             collect(observe).1.added_to(None).unwrap()
         };
         let sent = ended(::http::StatusCode::PARTIAL_CONTENT);

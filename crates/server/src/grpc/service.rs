@@ -159,8 +159,7 @@ impl FetchService {
             _ => {
                 let status = Status::unimplemented(format!("{NAME} has no such method"));
                 let rpc = &self.shared.rpc;
-                rpc.grpc(GrpcMethod::Other)
-                    .observe(status.code(), started.elapsed());
+                rpc.observe(GrpcMethod::Other, status.code(), started.elapsed());
                 ResponseFuture::new(ready(status.into_http()))
             }
         }
@@ -178,7 +177,7 @@ impl<B: BytesBody> GrpcRequest<B> {
             started,
         } = self;
         let Shared { fetcher, rpc, .. } = &*shared;
-        let counted = rpc.grpc(C::METHOD).begin(started);
+        let counted = rpc.begin(C::METHOD, started);
         let result = async {
             let to_status = |error: FetchError| error_status::to_status(&error, C::ITEMS_FIELD);
             let limits = fetcher.limits();
@@ -235,8 +234,7 @@ impl<B: BytesBody> GrpcRequest<B> {
         let deadline = match deadline {
             Ok(deadline) => deadline,
             Err(status) => {
-                rpc.grpc(GrpcMethod::FetchStream)
-                    .observe(status.code(), started.elapsed());
+                rpc.observe(GrpcMethod::FetchStream, status.code(), started.elapsed());
                 return status.into_http();
             }
         };
@@ -252,7 +250,7 @@ impl<B: BytesBody> GrpcRequest<B> {
             Box::new(move |bytes| holding.recharge_request_memory(held_by.as_ref(), &mut charge, bytes));
         let start =
             move |message| stream::respond(Arc::clone(&shared), connection.clone(), deadline, message);
-        let ended = Box::new(move |code| rpc.grpc(GrpcMethod::FetchStream).observe(code, started.elapsed()));
+        let ended = Box::new(move |code| rpc.observe(GrpcMethod::FetchStream, code, started.elapsed()));
         let leaving = body.leaving();
         let interrupted = async move {
             tokio::select! {

@@ -97,7 +97,7 @@ impl FastPath for ReadFastPath {
             let target = Target::of(path);
             let Shared { fetcher, rpc } = &*shared;
             let operation = target.map_or(HttpOperation::Other, |target| target.operation);
-            let counted = rpc.http(operation).begin(arrival);
+            let counted = rpc.begin(operation, arrival);
             let result = match target {
                 Some(Target {
                     operation: HttpOperation::GetBlock,

@@ -120,7 +120,7 @@ async fn outer_layer(State(rpc): State<RpcMetrics>, request: Request, next: Next
     let matched = request.extensions().get::<MatchedPath>().cloned();
     let matched = matched.as_ref().map(MatchedPath::as_str);
     let (method, uri) = (request.method().clone(), request.uri().clone());
-    let counted = rpc.http(routes::operation(matched, &method)).begin(arrival);
+    let counted = rpc.begin(routes::operation(matched, &method), arrival);
     let response = problem::render(next.run(request).await, uri.path(), matched, &method);
     counted.end(response.status());
     response
