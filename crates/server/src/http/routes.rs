@@ -4,21 +4,13 @@
 use crate::rpc_metrics::HttpOperation;
 use http::Method;
 
-/// The methods of a resource.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Verb {
-    /// GET and HEAD.
-    Read,
-    Post,
-}
-
 /// A path and what it does.
 #[derive(Debug)]
 pub(super) struct Route {
     /// axum's pattern; `{*name}` is a parameter of any number of segments.
     pub(super) pattern: &'static str,
     /// Its methods.
-    pub(super) verb: Verb,
+    pub(super) methods: &'static [&'static str],
     /// Its operation; each operation has one route.
     pub(super) operation: HttpOperation,
 }
@@ -26,7 +18,7 @@ pub(super) struct Route {
 const fn read(pattern: &'static str, operation: HttpOperation) -> Route {
     Route {
         pattern,
-        verb: Verb::Read,
+        methods: &["GET", "HEAD"],
         operation,
     }
 }
@@ -34,7 +26,7 @@ const fn read(pattern: &'static str, operation: HttpOperation) -> Route {
 const fn post(pattern: &'static str, operation: HttpOperation) -> Route {
     Route {
         pattern,
-        verb: Verb::Post,
+        methods: &["POST"],
         operation,
     }
 }
@@ -81,21 +73,14 @@ fn find(pattern: Option<&str>) -> Option<&'static Route> {
 /// The operation that metrics count a request as: a closed set, whatever clients send.
 pub(super) fn operation(pattern: Option<&str>, method: &Method) -> HttpOperation {
     match find(pattern) {
-        Some(route) if methods(route.verb).contains(&method.as_str()) => route.operation,
+        Some(route) if route.methods.contains(&method.as_str()) => route.operation,
         _ => HttpOperation::Other,
     }
 }
 
 /// The methods of the route with this pattern.
 pub(super) fn methods_of(pattern: Option<&str>) -> &'static [&'static str] {
-    find(pattern).map_or(&[], |route| methods(route.verb))
-}
-
-fn methods(verb: Verb) -> &'static [&'static str] {
-    match verb {
-        Verb::Read => &["GET", "HEAD"],
-        Verb::Post => &["POST"],
-    }
+    find(pattern).map_or(&[], |route| route.methods)
 }
 
 #[cfg(test)]
