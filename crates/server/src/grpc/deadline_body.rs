@@ -6,47 +6,79 @@ use http_body::Frame;
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Instant;
 
 /// What a response is made of.
 pub(super) trait LongResponse: Send + 'static {
-    /// As of a body.
-    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<FrameParts>, Infallible>>>;
+    /// The next frame. Its trailers are the last one.
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Frame<FrameParts>>;
 
-    /// Whether nothing follows.
-    fn is_end(&self) -> bool;
-
-    /// Gives back what is held for later frames, and wakes the task that polls.
+    /// Gives back what is held for later frames: the next ones have the status.
     fn end_at_deadline(&mut self);
 }
 
 /// The body: the response, and a task that ends it.
 pub(super) struct DeadlineBody<R> {
-    response: Arc<Mutex<R>>,
+    shared: Arc<Mutex<Shared<R>>>,
     /// Aborted with the body.
     watcher: Option<tokio::task::AbortHandle>,
 }
 
-fn lock<R>(response: &Mutex<R>) -> MutexGuard<'_, R> {
-    response.lock().unwrap_or_else(PoisonError::into_inner)
+struct Shared<R> {
+    response: R,
+    /// Its trailers are sent.
+    is_ended: bool,
+    /// Of the last poll, woken at the deadline.
+    waker: Option<Waker>,
+}
+
+fn lock<R>(shared: &Mutex<Shared<R>>) -> MutexGuard<'_, Shared<R>> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl<R: LongResponse> DeadlineBody<R> {
     /// Must be called inside a runtime.
     pub(super) fn new(response: R, deadline: Option<Instant>) -> Self {
-        let response = Arc::new(Mutex::new(response));
+        let shared = Arc::new(Mutex::new(Shared {
+            response,
+            is_ended: false,
+            waker: None,
+        }));
         let watcher = deadline.map(|deadline| {
-            let watched = Arc::downgrade(&response);
+            let watched = Arc::downgrade(&shared);
             let watch = async move {
                 tokio::time::sleep_until(deadline.into()).await;
-                if let Some(response) = watched.upgrade() {
-                    lock(&response).end_at_deadline();
+                if let Some(shared) = watched.upgrade() {
+                    lock(&shared).end_at_deadline();
                 }
             };
             tokio::spawn(watch).abort_handle()
         });
-        Self { response, watcher }
+        Self { shared, watcher }
+    }
+}
+
+impl<R: LongResponse> Shared<R> {
+    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<FrameParts>, Infallible>>> {
+        if self.is_ended {
+            return Poll::Ready(None);
+        }
+        let polled = self.response.poll_next(cx);
+        let is_known = |waker: &Waker| waker.will_wake(cx.waker());
+        if polled.is_pending() && !self.waker.as_ref().is_some_and(is_known) {
+            self.waker = Some(cx.waker().clone());
+        }
+        let frame = ready!(polled);
+        self.is_ended = frame.is_trailers();
+        Poll::Ready(Some(Ok(frame)))
+    }
+
+    fn end_at_deadline(&mut self) {
+        if !self.is_ended {
+            self.response.end_at_deadline();
+            self.waker.take().into_iter().for_each(Waker::wake);
+        }
     }
 }
 
@@ -66,10 +98,10 @@ impl<R: LongResponse> http_body::Body for DeadlineBody<R> {
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<FrameParts>, Infallible>>> {
-        lock(&self.response).poll_frame(cx)
+        lock(&self.shared).poll_frame(cx)
     }
 
     fn is_end_stream(&self) -> bool {
-        lock(&self.response).is_end()
+        lock(&self.shared).is_ended
     }
 }

@@ -21,10 +21,9 @@ use http_body::{Body as _, Frame};
 use ringfetch_engine::error::ReadError;
 use ringfetch_engine::geometry::{Extent, check_range};
 use ringfetch_proto::v1;
-use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, ready};
 use std::time::Instant;
 use tonic::{Code, Status};
 
@@ -114,10 +113,7 @@ struct ObjectMessages {
     /// The message to send next.
     next: Option<FrameParts>,
     end: Result<(), Status>,
-    trailers_sent: bool,
     timer: CallTimer,
-    /// Woken when the deadline ends the response.
-    waker: Option<Waker>,
 }
 
 /// The body of a response that has begun. Must be called inside a runtime.
@@ -132,9 +128,7 @@ pub(super) fn body(
         offset: first.offset,
         next: None,
         end: Ok(()),
-        trailers_sent: false,
         timer,
-        waker: None,
     };
     messages.queue(&first, Bytes::new());
     DeadlineBody::new(messages, deadline)
@@ -158,7 +152,7 @@ impl ObjectMessages {
         let Some(windows) = &mut self.windows else {
             return Poll::Ready(());
         };
-        match std::task::ready!(Pin::new(windows).poll_frame(cx)) {
+        match ready!(Pin::new(windows).poll_frame(cx)) {
             None => self.end_with(Ok(())),
             Some(Err(error)) => {
                 self.end_with(Err(error_status::to_status(&error, "name")));
@@ -180,7 +174,6 @@ impl ObjectMessages {
     }
 
     fn trailers(&mut self) -> HeaderMap {
-        self.trailers_sent = true;
         let end = std::mem::replace(&mut self.end, Ok(()));
         self.timer
             .end(end.as_ref().map_or_else(Status::code, |()| Code::Ok));
@@ -202,26 +195,16 @@ pub(super) fn trailers_of(status: &Status) -> HeaderMap {
 }
 
 impl LongResponse for ObjectMessages {
-    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<FrameParts>, Infallible>>> {
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Frame<FrameParts>> {
         loop {
             if let Some(next) = self.next.take() {
-                return Poll::Ready(Some(Ok(Frame::data(next))));
-            }
-            if self.trailers_sent {
-                return Poll::Ready(None);
+                return Poll::Ready(Frame::data(next));
             }
             if self.windows.is_none() {
-                return Poll::Ready(Some(Ok(Frame::trailers(self.trailers()))));
+                return Poll::Ready(Frame::trailers(self.trailers()));
             }
-            if self.poll_message(cx).is_pending() {
-                self.waker = Some(cx.waker().clone());
-                return Poll::Pending;
-            }
+            ready!(self.poll_message(cx));
         }
-    }
-
-    fn is_end(&self) -> bool {
-        self.trailers_sent
     }
 
     fn end_at_deadline(&mut self) {
@@ -230,9 +213,6 @@ impl LongResponse for ObjectMessages {
         };
         let late = windows.deadline_rejection();
         self.end_with(Err(error_status::to_status(&late, "name")));
-        if let Some(waker) = self.waker.take() {
-            waker.wake();
-        }
     }
 }
 

@@ -33,10 +33,9 @@ use in_flight::InFlightRequest;
 use request::MessageHeader;
 use ringfetch_engine::error::ReadError;
 use ringfetch_proto::v1;
-use std::convert::Infallible;
 use std::future::Future;
 use std::pin::Pin;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 use std::time::Instant;
 use tonic::{Code, Status};
 
@@ -104,12 +103,9 @@ struct StreamState<B, S, Fut> {
     /// The status to report when all requests in flight are answered.
     end: Result<(), Status>,
     deadline: Option<Instant>,
-    trailers_sent: bool,
     hold: ChargeMemory,
     /// When the last bytes arrived.
     arrived: Instant,
-    /// Woken when the deadline ends the stream.
-    waker: Option<Waker>,
     interrupted: Option<Pin<Box<dyn Future<Output = Status> + Send>>>,
     ended: Option<OnEnd>,
 }
@@ -138,10 +134,8 @@ where
             next: None,
             end: Ok(()),
             deadline: bounds.deadline,
-            trailers_sent: false,
             hold,
             arrived: Instant::now(),
-            waker: None,
             interrupted: Some(Box::pin(interrupted)),
             ended: Some(ended),
         }
@@ -266,7 +260,6 @@ where
     }
 
     fn finish(&mut self) -> Frame<FrameParts> {
-        self.trailers_sent = true;
         let mut end = std::mem::replace(&mut self.end, Ok(()));
         // The last requests may have reached the deadline before the task that watches it.
         let now = tokio::time::Instant::now();
@@ -290,10 +283,7 @@ where
     S: Fn(StreamRequest) -> Result<Fut, Status> + Send + 'static,
     Fut: Future<Output = Result<EncodedMessage, Status>> + Send + 'static,
 {
-    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<FrameParts>, Infallible>>> {
-        if self.trailers_sent {
-            return Poll::Ready(None);
-        }
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Frame<FrameParts>> {
         self.poll_interruptions(cx);
         let mut frame = FrameBuffer::default();
         if let Some(next) = self.next.take() {
@@ -320,37 +310,20 @@ where
                 }
                 Poll::Ready(Some(Err(status))) => self.cut(status),
                 Poll::Ready(None) if self.incoming.is_none() && frame.is_empty() => {
-                    return Poll::Ready(Some(Ok(self.finish())));
+                    return Poll::Ready(self.finish());
                 }
                 Poll::Ready(None) | Poll::Pending => break,
             }
         }
-        if !frame.is_empty() {
-            return Poll::Ready(Some(Ok(Frame::data(frame.into_frame()))));
+        if frame.is_empty() {
+            return Poll::Pending;
         }
-        if !self
-            .waker
-            .as_ref()
-            .is_some_and(|waker| waker.will_wake(cx.waker()))
-        {
-            self.waker = Some(cx.waker().clone());
-        }
-        Poll::Pending
-    }
-
-    fn is_end(&self) -> bool {
-        self.trailers_sent
+        Poll::Ready(Frame::data(frame.into_frame()))
     }
 
     fn end_at_deadline(&mut self) {
-        if self.trailers_sent {
-            return;
-        }
         self.cut(deadline_passed());
         self.next = None;
-        if let Some(waker) = self.waker.take() {
-            waker.wake();
-        }
     }
 }
 

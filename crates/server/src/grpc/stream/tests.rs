@@ -11,6 +11,7 @@ use http_body_util::BodyExt as _;
 use prost::Message as _;
 use ringfetch_proto::v1::fetch_stream_request::Request as OneOf;
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
