@@ -104,19 +104,9 @@ impl Lifecycle {
         self.advance(State::Serving);
     }
 
-    /// Ends readiness; requests are still served.
-    pub fn start_lame_duck(&self) {
-        self.advance(State::LameDuck);
-    }
-
     /// Moves to draining.
     pub fn start_draining(&self) {
         self.advance(State::Draining);
-    }
-
-    /// Closes what a drain leaves open.
-    pub fn end(&self) {
-        self.advance(State::Ended);
     }
 
     /// Moves to draining because of a failure: the process will exit with an error. The first reason is kept.
@@ -244,7 +234,7 @@ impl ShutdownSignals {
         if lame_duck.is_zero() {
             lifecycle.start_draining();
         } else {
-            lifecycle.start_lame_duck();
+            lifecycle.advance(State::LameDuck);
         }
         let draining_at_its_time = async {
             tokio::time::sleep(lame_duck).await;
@@ -394,31 +384,6 @@ pub fn survive_file_size_limit() -> std::io::Result<()> {
     signal(SignalKind::from_raw(rustix::process::Signal::XFSZ.as_raw())).map(drop)
 }
 
-/// SIGHUP, caught from creation. Signals that arrive during a reload are merged.
-#[derive(Debug)]
-pub struct ReloadSignals {
-    hangup: Signal,
-}
-
-impl ReloadSignals {
-    /// Replaces the signal's default action, which ends the process. Must be called inside a tokio runtime.
-    ///
-    /// # Errors
-    /// Errors of the kernel.
-    pub fn install() -> std::io::Result<Self> {
-        let hangup = signal(SignalKind::hangup())?;
-        Ok(Self { hangup })
-    }
-
-    /// Waits for the next signal; `None` if there can be no more.
-    ///
-    /// # Cancel safety
-    /// Dropping the future loses no signal.
-    pub async fn next(&mut self) -> Option<()> {
-        self.hangup.recv().await
-    }
-}
-
 /// How often the cores are checked, and the reads that wait.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 
@@ -506,7 +471,7 @@ pub async fn drain(
     // are shutting down accept no new requests.
     fetcher.start_draining();
     // The cores, which also serve operators, end with the engine.
-    lifecycle.end();
+    lifecycle.advance(State::Ended);
     let all_closed = join_all(ports.into_iter().map(DrainingPort::all_closed));
     let _closed_or_cut_off = tokio::time::timeout(FAREWELL.min(timeout / 20), all_closed).await;
     let report = fetcher.engine().drain(started + timeout).await;
@@ -533,11 +498,11 @@ mod tests {
         assert_eq!(lifecycle.state(), State::Starting);
         lifecycle.start_serving();
         assert_eq!(lifecycle.state(), State::Serving);
-        lifecycle.start_lame_duck();
+        lifecycle.advance(State::LameDuck);
         assert_eq!(lifecycle.state(), State::LameDuck);
         lifecycle.start_draining();
         lifecycle.start_serving();
-        lifecycle.start_lame_duck();
+        lifecycle.advance(State::LameDuck);
         assert_eq!(lifecycle.state(), State::Draining);
     }
 

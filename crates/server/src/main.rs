@@ -33,7 +33,7 @@ use ringfetch_server::catalogue::Catalogue;
 use ringfetch_server::config::{self, Base, Config, Inputs};
 use ringfetch_server::fetch::Fetcher;
 use ringfetch_server::key_file::FileError;
-use ringfetch_server::lifecycle::{self, EndWhileStarting, Lifecycle, ReloadSignals, ShutdownSignals};
+use ringfetch_server::lifecycle::{self, EndWhileStarting, Lifecycle, ShutdownSignals};
 use ringfetch_server::listener::{
     self, Addresses, AllowedHosts, BoundSocket, ConnectionLimits, CorePool, Listener, Port, Role,
 };
@@ -47,6 +47,7 @@ use ringfetch_server::tls::Tls;
 use ringfetch_server::{admin, demo, grpc, host_memory, http, log_output};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use cli::{Cli, Command};
 use start_errors::{ConfigError, HostError, StartErrors};
@@ -212,10 +213,10 @@ fn run(inputs: &Inputs, addresses_file: Option<&Path>) -> anyhow::Result<()> {
     raise_open_files();
     let runtime = runtime()?;
     // Before anything slow: a SIGHUP during startup must not end the daemon but wait until it serves.
-    let reload_signals = {
+    let hangups = {
         let _inside = runtime.enter();
         lifecycle::survive_file_size_limit().context("catching SIGXFSZ")?;
-        ReloadSignals::install().context("catching SIGHUP")?
+        signal(SignalKind::hangup()).context("catching SIGHUP")?
     };
     let notifier = Notifier::from_environment().map(Arc::new);
     let starting = EndWhileStarting::watch(notifier.clone()).context("catching signals")?;
@@ -298,7 +299,7 @@ fn run(inputs: &Inputs, addresses_file: Option<&Path>) -> anyhow::Result<()> {
         loaded,
         catalogue,
         ports,
-        (starting, reload_signals),
+        (starting, hangups),
         notifier,
         addresses_file,
     ));
@@ -312,7 +313,7 @@ async fn serve(
     loaded: config::Loaded,
     catalogue: Catalogue,
     ports: Ports,
-    (starting, reload_signals): (EndWhileStarting, ReloadSignals),
+    (starting, hangups): (EndWhileStarting, Signal),
     notifier: Option<Arc<Notifier>>,
     addresses_file: Option<&Path>,
 ) -> anyhow::Result<()> {
@@ -420,7 +421,7 @@ async fn serve(
     tokio::spawn(lifecycle::watch_engine(engine.clone(), lifecycle.clone()));
     tokio::spawn(lifecycle::tend_engine(engine.clone()));
     lifecycle.start_serving();
-    tokio::spawn(reconfigurer.clone().reload_on_signal(reload_signals));
+    tokio::spawn(reconfigurer.clone().reload_on_signal(hangups));
     if let Some(path) = addresses_file {
         addresses
             .write(path)

@@ -15,7 +15,7 @@ use crate::access_log::AccessLog;
 use crate::catalogue::Catalogue;
 use crate::config::{Config, Inputs, Loaded, Setting};
 use crate::fetch::{FetchError, Fetcher};
-use crate::lifecycle::{Lifecycle, ReloadSignals, State};
+use crate::lifecycle::{Lifecycle, State};
 use crate::listener::ConnectionLimits;
 use crate::telemetry::Telemetry;
 use crate::tls::Tls;
@@ -29,6 +29,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::runtime::Handle;
+use tokio::signal::unix::Signal;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError};
 
 pub use changes::ConfigChange;
@@ -253,12 +254,12 @@ impl Reconfigurer {
         })
     }
 
-    /// Reloads on each SIGHUP.
+    /// Reloads on each of these signals. Those that arrive during a reload are merged.
     ///
     /// # Cancel safety
     /// Dropping the future leaves the signal without effect.
-    pub async fn reload_on_signal(self, mut reload_signals: ReloadSignals) {
-        while reload_signals.next().await.is_some() {
+    pub async fn reload_on_signal(self, mut hangups: Signal) {
+        while hangups.recv().await.is_some() {
             self.reopen_access_log();
             // A signal cannot be refused, so it waits. The semaphore is never closed.
             let Ok(turn) = Arc::clone(&self.turns).acquire_owned().await else {
