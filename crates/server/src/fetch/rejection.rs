@@ -8,55 +8,45 @@ use prometheus::{IntCounter, IntCounterVec, Opts};
 use ringfetch_engine::error::{ReadError, Resource};
 use std::sync::Arc;
 
-/// Why a request was refused: the `reason` label of `ringfetch_rejected_total`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Rejection {
-    Items,
-    ResponseBytes,
-    RequestsInFlight,
-    Deadline,
-    Draining,
-    QueuedReads,
-    Memory,
-    CallerMemory,
-    ConnectionMemory,
-    CallerReads,
-    RequestMemory,
-    Listings,
-    OpenObjects,
-    CallerObjects,
-    RequestsPerSecond,
-    BytesPerSecond,
-    PrincipalRequests,
-    PrincipalMemory,
+/// The reasons with their labels.
+macro_rules! rejections {
+    ($($reason:ident = $label:literal,)*) => {
+        /// Why a request was refused: the `reason` label of `ringfetch_rejected_total`.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub(crate) enum Rejection { $($reason,)* }
+
+        /// Every rejection at its index, `reason as usize`, with its label.
+        const REJECTIONS: [(Rejection, &str); Rejection::COUNT] = [$((Rejection::$reason, $label)),*];
+
+        impl Rejection {
+            /// How many there are.
+            pub(crate) const COUNT: usize = [$($label),*].len();
+        }
+    };
 }
 
-/// Every rejection at its index, `reason as usize`, with its label.
-const REJECTIONS: [(Rejection, &str); Rejection::COUNT] = [
-    (Rejection::Items, "items"),
-    (Rejection::ResponseBytes, "response_bytes"),
-    (Rejection::RequestsInFlight, "requests_in_flight"),
-    (Rejection::Deadline, "deadline"),
-    (Rejection::Draining, "draining"),
-    (Rejection::QueuedReads, "queued_reads"),
-    (Rejection::Memory, "memory"),
-    (Rejection::CallerMemory, "caller_memory"),
-    (Rejection::ConnectionMemory, "connection_memory"),
-    (Rejection::CallerReads, "caller_reads"),
-    (Rejection::RequestMemory, "request_memory"),
-    (Rejection::Listings, "listings"),
-    (Rejection::OpenObjects, "open_objects"),
-    (Rejection::CallerObjects, "caller_objects"),
-    (Rejection::RequestsPerSecond, "requests_per_second"),
-    (Rejection::BytesPerSecond, "bytes_per_second"),
-    (Rejection::PrincipalRequests, "principal_requests"),
-    (Rejection::PrincipalMemory, "principal_memory"),
-];
+rejections! {
+    Items = "items",
+    ResponseBytes = "response_bytes",
+    RequestsInFlight = "requests_in_flight",
+    Deadline = "deadline",
+    Draining = "draining",
+    QueuedReads = "queued_reads",
+    Memory = "memory",
+    CallerMemory = "caller_memory",
+    ConnectionMemory = "connection_memory",
+    CallerReads = "caller_reads",
+    RequestMemory = "request_memory",
+    Listings = "listings",
+    OpenObjects = "open_objects",
+    CallerObjects = "caller_objects",
+    RequestsPerSecond = "requests_per_second",
+    BytesPerSecond = "bytes_per_second",
+    PrincipalRequests = "principal_requests",
+    PrincipalMemory = "principal_memory",
+}
 
 impl Rejection {
-    /// How many there are.
-    pub(crate) const COUNT: usize = Self::PrincipalMemory as usize + 1;
-
     /// All, with their labels.
     pub(crate) fn all() -> impl Iterator<Item = (Self, &'static str)> {
         REJECTIONS.into_iter()
