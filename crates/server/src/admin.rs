@@ -13,14 +13,13 @@ use crate::lifecycle::{Lifecycle, State};
 use crate::reconfigure::Reconfigurer;
 use crate::rpc_metrics::RpcMetrics;
 use crate::telemetry::Telemetry;
-use ringfetch_engine::engine::Totals;
+use ringfetch_engine::engine::{Engine, Totals};
 use ringfetch_engine::series::float;
 use ringfetch_engine::sync::lock;
 use ringfetch_proto::v1;
 use ringfetch_proto::v1::admin_service_server::{AdminService, AdminServiceServer};
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 use tonic::service::RoutesBuilder;
 use tonic::{Request, Response, Status};
@@ -35,7 +34,7 @@ const SAMPLES_MAX: usize = 5;
 /// Longest log filter in bytes.
 const FILTER_BYTES_MAX: usize = 4096;
 
-/// Everything that the admin port serves.
+/// Everything that the admin port serves. Must be called inside a runtime.
 pub fn service(
     fetcher: Fetcher,
     lifecycle: Lifecycle,
@@ -56,48 +55,37 @@ struct Admin {
     telemetry: Telemetry,
     reconfigurer: Reconfigurer,
     collector: Arc<StatusCollector>,
-    statuses: Gathering<v1::GetStatusResponse>,
+    statuses: Gathering<(v1::GetStatusResponse, Sample)>,
     samples: Arc<Mutex<Samples>>,
-    sampling: AtomicBool,
 }
 
 impl Admin {
     fn new(fetcher: Fetcher, lifecycle: Lifecycle, telemetry: Telemetry, reconfigurer: Reconfigurer) -> Self {
         let mut samples = Samples::default();
         samples.push(Sample::of(Instant::now(), &fetcher.engine().totals()));
-        let admin = Self {
+        let samples = Arc::new(Mutex::new(samples));
+        tokio::spawn(keep_sampling(Arc::downgrade(&samples), fetcher.engine().clone()));
+        Self {
             collector: Arc::new(StatusCollector::of(&fetcher)),
             statuses: Gathering::new(Duration::ZERO),
             fetcher,
             lifecycle,
             telemetry,
             reconfigurer,
-            samples: Arc::new(Mutex::new(samples)),
-            sampling: AtomicBool::new(false),
-        };
-        admin.keep_sampling();
-        admin
-    }
-
-    /// Starts the sampling task, once, as soon as there is a runtime. It ends with the service.
-    fn keep_sampling(&self) {
-        let Ok(runtime) = tokio::runtime::Handle::try_current() else {
-            return;
-        };
-        if self.sampling.swap(true, Ordering::Relaxed) {
-            return;
+            samples,
         }
-        let (samples, engine) = (Arc::downgrade(&self.samples), self.fetcher.engine().clone());
-        runtime.spawn(async move {
-            let mut ticks = tokio::time::interval(SAMPLE_INTERVAL);
-            ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-            loop {
-                ticks.tick().await;
-                let Some(samples) = samples.upgrade() else { return };
-                let sample = Sample::of(Instant::now(), &engine.totals());
-                lock(&samples).push(sample);
-            }
-        });
+    }
+}
+
+/// Takes samples until the service ends.
+async fn keep_sampling(samples: Weak<Mutex<Samples>>, engine: Engine) {
+    let mut ticks = tokio::time::interval(SAMPLE_INTERVAL);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        let Some(samples) = samples.upgrade() else { return };
+        let sample = Sample::of(Instant::now(), &engine.totals());
+        lock(&samples).push(sample);
     }
 }
 
@@ -219,13 +207,19 @@ impl AdminService for Admin {
         &self,
         _: Request<v1::GetStatusRequest>,
     ) -> Result<Response<v1::GetStatusResponse>, Status> {
-        self.keep_sampling();
         let (collector, fetcher) = (Arc::clone(&self.collector), self.fetcher.clone());
         let lifecycle = self.lifecycle.clone();
-        let gather = move || status(collector.collect(&fetcher, lifecycle.state()));
+        let gather = move || {
+            let taken = collector.collect(&fetcher, lifecycle.state());
+            let now = Sample {
+                at: Instant::now(),
+                reads: taken.totals.reads_total,
+                bytes: taken.totals.read_bytes_total,
+            };
+            (status(taken), now)
+        };
         let gathered = self.statuses.get(|_| true, gather).await;
-        let mut status = gathered.map_err(Status::internal)?;
-        let now = Sample::of(Instant::now(), &self.fetcher.engine().totals());
+        let (mut status, now) = gathered.map_err(Status::internal)?;
         let rates = lock(&self.samples).rates(now);
         status.reads_per_second = rates.reads_per_second;
         status.read_bytes_per_second = rates.bytes_per_second;
