@@ -104,7 +104,7 @@ impl Fetcher {
     /// The current version of a dataset's address space. Accesses no file.
     ///
     /// # Errors
-    /// `Forbidden`, `DatasetNotFound`, `WrongKind`.
+    /// As [`Self::open`].
     pub fn space(&self, dataset: &str, reader: Option<&Arc<Connection>>) -> Result<Snapshot, FetchError> {
         let dataset = self.open(dataset, RequiredKind::Space, reader)?;
         Ok(Snapshot {
@@ -206,28 +206,17 @@ impl Fetcher {
         phase: ReadPhase,
     ) -> Result<Bytes, FetchError> {
         let dataset = &version.dataset;
-        let Some(object) = &version.object else {
-            let items = Items::Ranges { offsets, lengths };
-            return self.read_part(dataset, &items, context, phase).await;
+        let items = match &version.object {
+            None => Items::Ranges { offsets, lengths },
+            Some(object) => Items::Pinned {
+                object,
+                offsets,
+                lengths,
+            },
         };
-        let items = Items::Pinned {
-            object,
-            offsets,
-            lengths,
-        };
-        self.read_part(dataset, &items, context, phase).await
-    }
-
-    async fn read_part(
-        &self,
-        dataset: &DatasetHandle,
-        items: &Items<'_>,
-        context: &RequestContext,
-        phase: ReadPhase,
-    ) -> Result<Bytes, FetchError> {
         let answered = match phase {
-            ReadPhase::BeforeHead => self.fetch_of(dataset, items, context).await,
-            ReadPhase::AfterHead => self.fetch_further(dataset, items, context).await,
+            ReadPhase::BeforeHead => self.fetch_of(dataset, &items, context).await,
+            ReadPhase::AfterHead => self.fetch_further(dataset, &items, context).await,
         };
         match answered {
             Ok(answered) => Ok(answered.fetched.data),

@@ -112,22 +112,18 @@ impl SnapshotReader {
                 lengths.push(extent.length);
             }
         }
-        let mut data = if offsets.is_empty() {
-            Bytes::new()
-        } else {
-            {
-                let context = RequestContext {
-                    arrived: (phase == ReadPhase::BeforeHead).then_some(self.arrived),
-                    deadline: None,
-                    connection: self.connection.clone(),
-                    fail_fast: true,
-                };
-                let read = self
-                    .fetcher
-                    .read_snapshot(&self.version, &offsets, &lengths, &context, phase);
-                read.await?
-            }
-        };
+        let mut data = Bytes::new();
+        if !offsets.is_empty() {
+            let context = RequestContext {
+                arrived: (phase == ReadPhase::BeforeHead).then_some(self.arrived),
+                deadline: None,
+                connection: self.connection.clone(),
+                fail_fast: true,
+            };
+            let fetcher = &self.fetcher;
+            let read = fetcher.read_snapshot(&self.version, &offsets, &lengths, &context, phase);
+            data = read.await?;
+        }
         let mut frames = Vec::with_capacity(window.len());
         for piece in window {
             match piece {
