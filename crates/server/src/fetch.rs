@@ -44,7 +44,7 @@ pub(crate) use self::window::BodyPart;
 pub(crate) use self::windowed::{SnapshotReader, WindowedBody};
 
 use self::planning::{forget_lost, plan, plan_objects};
-use self::rates::{ChargedBytes, count_bytes};
+use self::rates::{charge_bytes, charge_request, count_bytes, give_back_bytes};
 use self::rejection::RejectionCounters;
 use self::request::{check, check_in_force, may_read};
 use crate::caller::{Callers, Connection};
@@ -263,7 +263,7 @@ impl Fetcher {
         if self.is_draining() {
             return Err(ReadError::Draining.into());
         }
-        Self::charge_request(reader)?;
+        charge_request(reader)?;
         self.look_up(name, wanted, reader)
     }
 
@@ -443,8 +443,8 @@ impl Fetcher {
         } else {
             (batch, etags, _held) = (plan(dataset, items, max), Vec::new(), None);
         }
-        if batch.data_bytes() > max.bytes {
-            let length = batch.data_bytes();
+        let length = batch.data_bytes();
+        if length > max.bytes {
             return Err(ReadError::ResponseTooLarge { length, max }.into());
         }
         let first_failed = |errors: &[ItemError]| match errors.first() {
@@ -456,10 +456,9 @@ impl Fetcher {
         };
         // Without a read, if it is known before.
         first_failed(batch.errors())?;
-        let charged = match phase {
-            ReadPhase::BeforeHead => Some(Self::charge_bytes(context, batch.data_bytes())?),
-            ReadPhase::AfterHead => None,
-        };
+        if phase == ReadPhase::BeforeHead {
+            charge_bytes(context, length)?;
+        }
         let options = SubmitOptions {
             deadline,
             account: context
@@ -470,7 +469,9 @@ impl Fetcher {
         let result = match self.inner.engine.submit(batch, options) {
             Ok(ticket) => timeout_at(deadline, ticket).await.ok_or_else(late)?,
             Err(error) => {
-                charged.iter().for_each(ChargedBytes::give_back);
+                if phase == ReadPhase::BeforeHead {
+                    give_back_bytes(context, length);
+                }
                 Err(error)
             }
         };
@@ -482,7 +483,7 @@ impl Fetcher {
                 dataset.forget_object(object.name());
                 if phase == ReadPhase::BeforeHead {
                     // Not kept from above, which would enlarge every request's state.
-                    ChargedBytes::of(context, lengths.iter().sum()).give_back();
+                    give_back_bytes(context, lengths.iter().sum());
                 }
                 return Err(FetchError::Changed);
             }

@@ -2,6 +2,7 @@
 //! HTTP sends them as JSON, gRPC through `grpc::convert`.
 
 use super::handle::{Kind, kind_word};
+use super::rates::charge_request;
 use super::{FetchError, Fetcher};
 use crate::caller::Connection;
 use crate::record;
@@ -120,7 +121,7 @@ impl Fetcher {
     /// `OverRate`, `Revoked`, `Forbidden`, `DatasetNotFound`.
     pub fn describe(&self, name: &str, reader: Option<&Arc<Connection>>) -> Result<DatasetInfo, FetchError> {
         record::note_dataset(name);
-        let found = Self::charge_request(reader).and_then(|()| self.dataset_for(name, reader));
+        let found = charge_request(reader).and_then(|()| self.dataset_for(name, reader));
         Ok(DatasetInfo::new(&*self.count_rejection(found, reader)?))
     }
 }

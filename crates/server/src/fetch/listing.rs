@@ -4,6 +4,7 @@
 //! them. A walk is charged to its caller until it ends, which is soon if nobody waits for it. A page is limited by its number of names and by their bytes.
 
 use super::handle::{DatasetHandle, RequiredKind};
+use super::rates::charge_request;
 use super::request::{check_in_force, may_read};
 use super::{DatasetInfo, FetchError, Fetcher, RequestContext, timeout_at};
 use crate::caller::{Connection, WALKS_MAX};
@@ -74,7 +75,7 @@ impl Fetcher {
         page: &PageRequest,
         reader: Option<&Arc<Connection>>,
     ) -> Result<(Vec<DatasetInfo>, Option<String>), FetchError> {
-        self.count_rejection(Self::charge_request(reader), reader)?;
+        self.count_rejection(charge_request(reader), reader)?;
         let (size, mut datasets) = (page.names(), self.datasets());
         datasets.retain(|dataset| page.token.is_empty() || dataset.name() > page.token.as_str());
         datasets.retain(|dataset| may_read(reader, dataset.name()));

@@ -9,7 +9,7 @@
 
 use super::handle::{DatasetHandle, Kind, RequiredKind};
 use super::planning::plan;
-use super::rates::count_bytes;
+use super::rates::{charge_bytes, count_bytes, give_back_bytes};
 use super::request::{FetchError, Items, RequestContext};
 use super::{Fetcher, timeout_at};
 use crate::config::Limits;
@@ -150,7 +150,7 @@ impl Fetcher {
             return Err(FetchError::VectorTooLong { length, max });
         }
         // Charges what is read, although the response is small.
-        let charged = Self::charge_bytes(context, bytes)?;
+        charge_bytes(context, bytes)?;
         let mut unread = windows(work.ids.len(), work.vector_bytes, self.window_bytes(context)).peekable();
         let mut reading: VecDeque<(Range<usize>, Ticket)> = VecDeque::with_capacity(WINDOWS_AHEAD);
         let mut scored = 0;
@@ -167,7 +167,7 @@ impl Fetcher {
                     Err(ReadError::Overloaded { .. }) if !reading.is_empty() => break,
                     Err(error) => {
                         if scored == 0 && reading.is_empty() {
-                            charged.give_back();
+                            give_back_bytes(context, bytes);
                         }
                         return Err(error.into());
                     }
