@@ -238,31 +238,66 @@ fn bearer_token(headers: &HeaderMap) -> Result<Option<&[u8]>, Denied> {
 pub(crate) mod tests {
     pub(crate) use super::grant::tests::User;
     use super::*;
+    use crate::config::Limits;
+    use crate::fetch::tests::without_datasets;
     use http::HeaderValue;
+    use tempfile::TempDir;
+
+    /// A principals file.
+    pub(crate) struct PrincipalsFile {
+        _directory: TempDir,
+        config: AccessConfig,
+        path: PathBuf,
+    }
+
+    impl PrincipalsFile {
+        pub(crate) fn new(text: &str) -> Self {
+            let directory = tempfile::tempdir().unwrap();
+            let path = directory.path().join("principals");
+            std::fs::write(&path, text).unwrap();
+            let config = AccessConfig {
+                principals: Some(path.clone()),
+                anonymous: Anonymous::Nobody,
+            };
+            Self {
+                _directory: directory,
+                config,
+                path,
+            }
+        }
+
+        pub(crate) fn access(&self) -> Access {
+            Access::load(&self.config, false).unwrap().unwrap()
+        }
+
+        /// What is read of it with this text.
+        pub(crate) fn renewed(&self, access: &Access, text: &str) -> RenewedPrincipals {
+            std::fs::write(&self.path, text).unwrap();
+            access.read().unwrap().unwrap()
+        }
+    }
+
+    /// A line for a principal whose token is its name.
+    pub(crate) fn line(name: &str, rights: &str) -> String {
+        let hash = table::sha256(name.as_bytes()).map(|byte| format!("{byte:02x}"));
+        format!("{name} sha256:{} {rights}\n", hash.concat())
+    }
+
+    /// The head of a request of that principal.
+    pub(crate) fn headers_of(name: &str) -> HeaderMap {
+        let token = HeaderValue::try_from(format!("Bearer {name}")).unwrap();
+        HeaderMap::from_iter([(header::AUTHORIZATION, token)])
+    }
 
     #[test]
     fn a_line_that_changes_admits_its_principal_at_every_moment() {
         // Scenario: a line's rights change again and again, while its token is used on one connection after the other, and
         // on one that stays. Expectation: no request is refused, since the token is in every file.
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("principals");
-        let write = |right: &str| {
-            let hash: String = table::sha256(b"secret")
-                .iter()
-                .map(|byte| format!("{byte:02x}"))
-                .collect();
-            std::fs::write(&path, format!("a sha256:{hash} {right}\n")).unwrap();
-        };
-        write("x");
-        let config = AccessConfig {
-            principals: Some(path.clone()),
-            anonymous: Anonymous::Nobody,
-        };
-        let access = Access::load(&config, false).unwrap().unwrap();
-        let fetcher = crate::fetch::tests::without_datasets(crate::config::Limits::default());
+        let file = PrincipalsFile::new(&line("a", "x"));
+        let access = file.access();
+        let fetcher = without_datasets(Limits::default());
         let connect = || fetcher.callers().connect("192.0.2.1".parse().unwrap(), u64::MAX);
-        let mut headers = HeaderMap::new();
-        headers.insert(header::AUTHORIZATION, HeaderValue::from_static("Bearer secret"));
+        let headers = headers_of("a");
         let is_over = std::sync::atomic::AtomicBool::new(false);
         std::thread::scope(|scope| {
             let user = scope.spawn(|| {
@@ -276,8 +311,8 @@ pub(crate) mod tests {
                 }
             });
             for round in 0..1000 {
-                write(if round % 2 == 0 { "y" } else { "x" });
-                access.install(access.read().unwrap().unwrap());
+                let rights = if round % 2 == 0 { "y" } else { "x" };
+                access.install(file.renewed(&access, &line("a", rights)));
                 if user.is_finished() {
                     break;
                 }
@@ -286,40 +321,25 @@ pub(crate) mod tests {
         });
     }
 
-    /// A line for each, whose token is its name.
-    fn with_tokens(names: &[&str]) -> String {
-        let line = |name: &&str| {
-            let hash = table::sha256(name.as_bytes()).map(|byte| format!("{byte:02x}"));
-            format!("{name} sha256:{} x\n", hash.concat())
-        };
-        names.iter().map(line).collect()
+    fn lines(names: &[&str]) -> String {
+        names.iter().map(|name| line(name, "x")).collect()
     }
 
     #[test]
     fn a_line_that_comes_back_while_files_are_read_admits_its_principal() {
         // Scenario: of two reads that overlap, the first lacks a line that is in force, and the second has it; both are
         // installed, in that order; then the file changes once more. Expectation: the line's token is admitted after each.
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("principals");
-        let write = |names: &[&str]| std::fs::write(&path, with_tokens(names)).unwrap();
-        write(&["a", "b"]);
-        let config = AccessConfig {
-            principals: Some(path.clone()),
-            anonymous: Anonymous::Nobody,
-        };
-        let access = Access::load(&config, false).unwrap().unwrap();
-        let fetcher = crate::fetch::tests::without_datasets(crate::config::Limits::default());
-        let mut headers = HeaderMap::new();
-        headers.insert(header::AUTHORIZATION, HeaderValue::from_static("Bearer b"));
+        let file = PrincipalsFile::new(&lines(&["a", "b"]));
+        let access = file.access();
+        let fetcher = without_datasets(Limits::default());
         let is_admitted = || {
             let connection = fetcher.callers().connect("192.0.2.1".parse().unwrap(), u64::MAX);
             let user = Arc::new(User::default());
-            access.admit(&headers, Need::Known, &connection, &user).is_ok()
+            access
+                .admit(&headers_of("b"), Need::Known, &connection, &user)
+                .is_ok()
         };
-        let read = |names: &[&str]| {
-            write(names);
-            access.read().unwrap().unwrap()
-        };
+        let read = |names: &[&str]| file.renewed(&access, &lines(names));
         let (first, second) = (read(&["a"]), read(&["a", "b", "c"]));
         access.install(first);
         assert!(!is_admitted());
@@ -333,26 +353,16 @@ pub(crate) mod tests {
     fn a_line_that_two_files_have_keeps_its_connections() {
         // Scenario: of two files that are read before either is installed, both have a line that is new. A connection uses it
         // once the first is installed; then the second is. Expectation: the connection stays.
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("principals");
-        let write = |names: &[&str]| std::fs::write(&path, with_tokens(names)).unwrap();
-        write(&["a"]);
-        let config = AccessConfig {
-            principals: Some(path.clone()),
-            anonymous: Anonymous::Nobody,
-        };
-        let access = Access::load(&config, false).unwrap().unwrap();
-        let fetcher = crate::fetch::tests::without_datasets(crate::config::Limits::default());
+        let file = PrincipalsFile::new(&lines(&["a"]));
+        let access = file.access();
+        let fetcher = without_datasets(Limits::default());
         let connection = fetcher.callers().connect("192.0.2.1".parse().unwrap(), u64::MAX);
-        let mut headers = HeaderMap::new();
-        headers.insert(header::AUTHORIZATION, HeaderValue::from_static("Bearer b"));
-        let [first, second] = [&["a", "b"][..], &["a", "b", "c"]].map(|names| {
-            write(names);
-            access.read().unwrap().unwrap()
-        });
+        let [first, second] =
+            [&["a", "b"][..], &["a", "b", "c"]].map(|names| file.renewed(&access, &lines(names)));
         access.install(first);
         let user = Arc::new(User::default());
-        let granted = access.admit(&headers, Need::Known, &connection, &user).unwrap();
+        let granted = access.admit(&headers_of("b"), Need::Known, &connection, &user);
+        let granted = granted.unwrap();
         access.install(second);
         assert!(!user.is_revoked());
         drop(granted);
@@ -362,20 +372,15 @@ pub(crate) mod tests {
     fn anonymous_clients_are_let_in_by_their_host_and_never_administer() {
         // Scenario: requests without a credential from this host and from another one, where nobody, this host or everybody may
         // be anonymous. Expectation: those are let in and counted that may, but to no administration.
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("principals");
-        std::fs::write(&path, format!("a sha256:{} x\n", "1".repeat(64))).unwrap();
-        let fetcher = crate::fetch::tests::without_datasets(crate::config::Limits::default());
+        let mut file = PrincipalsFile::new(&line("a", "x"));
+        let fetcher = without_datasets(Limits::default());
         for (anonymous, let_in) in [
             (Anonymous::Nobody, [false, false]),
             (Anonymous::Loopback, [true, false]),
             (Anonymous::Everybody, [true, true]),
         ] {
-            let config = AccessConfig {
-                principals: Some(path.clone()),
-                anonymous,
-            };
-            let access = Access::load(&config, false).unwrap().unwrap();
+            file.config.anonymous = anonymous;
+            let access = file.access();
             let found = ["::ffff:127.0.0.2", "192.0.2.1"].map(|address| {
                 let connection = fetcher.callers().connect(address.parse().unwrap(), u64::MAX);
                 let user = Arc::new(User::default());

@@ -53,6 +53,30 @@ const OBJECTS_HELD_MAX: u64 = IN_FLIGHT_DESCRIPTORS_MAX as u64 / 2;
 /// leaves room for others.
 pub(crate) const WALKS_MAX: u32 = 8;
 
+/// What requests hold besides the engine's memory and queue, each with its budget and shares of it.
+#[derive(Debug, Clone)]
+pub struct PerResource<T> {
+    /// Requests in flight.
+    pub requests: T,
+    /// Bytes of incomplete and decoded requests.
+    pub request_memory: T,
+    /// Objects that requests hold open.
+    pub objects: T,
+    /// Directory walks.
+    pub walks: T,
+}
+
+impl<T> PerResource<T> {
+    fn map<U>(&self, of: impl Fn(&T) -> U) -> PerResource<U> {
+        PerResource {
+            requests: of(&self.requests),
+            request_memory: of(&self.request_memory),
+            objects: of(&self.objects),
+            walks: of(&self.walks),
+        }
+    }
+}
+
 /// All callers that are connected. Clones share them.
 #[derive(Debug, Clone)]
 pub struct Callers {
@@ -62,10 +86,7 @@ pub struct Callers {
 #[derive(Debug)]
 struct Inner {
     engine: Engine,
-    requests: Arc<Budget>,
-    request_memory: Arc<Budget>,
-    objects: Arc<Budget>,
-    walks: Arc<Budget>,
+    budgets: PerResource<Arc<Budget>>,
     known: Mutex<HashMap<CallerKey, Weak<Caller>>>,
     next_id: AtomicU64,
     address_ids: RandomState,
@@ -77,10 +98,7 @@ pub struct Caller {
     /// `None`: the caller is a principal.
     key: Option<CallerKey>,
     engine: Arc<CallerAccount>,
-    requests: Arc<CallerShare>,
-    request_memory: Arc<CallerShare>,
-    objects: Arc<CallerShare>,
-    walks: Arc<CallerShare>,
+    shares: PerResource<Arc<CallerShare>>,
     callers: Weak<Inner>,
 }
 
@@ -89,7 +107,8 @@ pub struct Caller {
 #[derive(Debug)]
 pub struct Connection {
     caller: Arc<Caller>,
-    shares: Shares,
+    account: Arc<Account>,
+    shares: PerResource<Arc<Share>>,
     address: CallerKey,
     memory_bytes: u64,
     is_from_this_host: bool,
@@ -129,14 +148,7 @@ impl Forms {
 }
 
 /// A connection's parts of what its caller may hold.
-#[derive(Debug, Clone)]
-struct Shares {
-    account: Arc<Account>,
-    requests: Arc<Share>,
-    request_memory: Arc<Share>,
-    objects: Arc<Share>,
-    walks: Arc<Share>,
-}
+type ConnectionShares = (Arc<Account>, PerResource<Arc<Share>>);
 
 impl Callers {
     /// No callers yet.
@@ -144,10 +156,12 @@ impl Callers {
         Self {
             inner: Arc::new(Inner {
                 engine,
-                requests: Budget::new(limits.requests_in_flight.into()),
-                request_memory: Budget::new(limits.request_memory_bytes),
-                objects: Budget::new(OBJECTS_HELD_MAX),
-                walks: Budget::new(WALKS_MAX.into()),
+                budgets: PerResource {
+                    requests: Budget::new(limits.requests_in_flight.into()),
+                    request_memory: Budget::new(limits.request_memory_bytes),
+                    objects: Budget::new(OBJECTS_HELD_MAX),
+                    walks: Budget::new(WALKS_MAX.into()),
+                },
                 known: Mutex::default(),
                 next_id: AtomicU64::new(0),
                 address_ids: RandomState::new(),
@@ -157,18 +171,19 @@ impl Callers {
 
     /// Replaces the limits that callers share.
     pub fn set_limits(&self, limits: &Limits) {
-        self.inner.requests.set_capacity(limits.requests_in_flight.into());
-        self.inner
-            .request_memory
-            .set_capacity(limits.request_memory_bytes);
+        let budgets = &self.inner.budgets;
+        budgets.requests.set_capacity(limits.requests_in_flight.into());
+        budgets.request_memory.set_capacity(limits.request_memory_bytes);
     }
 
     /// A connection from `address`, which may hold at most `memory_bytes` of response memory.
     pub fn connect(&self, address: IpAddr, memory_bytes: u64) -> Arc<Connection> {
         let caller = self.caller(CallerKey::of(address));
+        let (account, shares) = self.shares(&caller, memory_bytes);
         Arc::new(Connection {
-            shares: self.shares(&caller, memory_bytes),
             caller,
+            account,
+            shares,
             address: CallerKey::of(address),
             memory_bytes,
             is_from_this_host: address.to_canonical().is_loopback(),
@@ -178,24 +193,9 @@ impl Callers {
         })
     }
 
-    /// Requests in flight of all callers.
-    pub fn requests(&self) -> &Arc<Budget> {
-        &self.inner.requests
-    }
-
-    /// Bytes of all callers' incomplete and decoded requests.
-    pub fn request_memory(&self) -> &Arc<Budget> {
-        &self.inner.request_memory
-    }
-
-    /// Objects that all callers' requests hold open.
-    pub fn objects(&self) -> &Arc<Budget> {
-        &self.inner.objects
-    }
-
-    /// Directory walks of all callers.
-    pub fn walks(&self) -> &Arc<Budget> {
-        &self.inner.walks
+    /// What all callers together may hold.
+    pub fn budgets(&self) -> &PerResource<Arc<Budget>> {
+        &self.inner.budgets
     }
 
     fn caller(&self, key: CallerKey) -> Arc<Caller> {
@@ -208,14 +208,9 @@ impl Callers {
         caller
     }
 
-    fn shares(&self, caller: &Caller, memory_bytes: u64) -> Shares {
-        Shares {
-            account: caller.engine.connection(self.next_id(), memory_bytes),
-            requests: caller.requests.connection(u64::MAX),
-            request_memory: caller.request_memory.connection(u64::MAX),
-            objects: caller.objects.connection(u64::MAX),
-            walks: caller.walks.connection(u64::MAX),
-        }
+    fn shares(&self, caller: &Caller, memory_bytes: u64) -> ConnectionShares {
+        let account = caller.engine.connection(self.next_id(), memory_bytes);
+        (account, caller.shares.map(|share| share.connection(u64::MAX)))
     }
 
     fn next_id(&self) -> u64 {
@@ -233,10 +228,7 @@ impl Callers {
         Arc::new(Caller {
             key,
             engine: inner.engine.caller_account(id),
-            requests: inner.requests.caller(),
-            request_memory: inner.request_memory.caller(),
-            objects: inner.objects.caller(),
-            walks: inner.walks.caller(),
+            shares: inner.budgets.map(Budget::caller),
             callers: Arc::downgrade(&self.inner),
         })
     }
@@ -258,13 +250,13 @@ impl Drop for Caller {
 impl Caller {
     /// Applies limits to what it holds at once, and its weight to later reads.
     pub(crate) fn set_limits(&self, limits: PrincipalLimits) {
-        self.requests.set_most(limits.requests);
+        self.shares.requests.set_most(limits.requests);
         self.engine.memory().set_most(limits.memory_bytes);
         self.engine.set_weight(limits.weight);
     }
 
     pub(crate) fn requests_in_flight(&self) -> u64 {
-        self.requests.held()
+        self.shares.requests.held()
     }
 
     /// Bytes of response memory that it holds.
@@ -286,27 +278,17 @@ impl Connection {
 
     /// Its account with the engine.
     pub fn account(&self) -> &Arc<Account> {
-        &self.shares.account
+        &self.account
     }
 
-    /// Its requests in flight.
-    pub fn requests(&self) -> &Arc<Share> {
-        &self.shares.requests
+    /// What its requests hold, besides that.
+    pub fn shares(&self) -> &PerResource<Arc<Share>> {
+        &self.shares
     }
 
     /// Bytes of its incomplete and decoded requests.
     pub fn request_memory(&self) -> &Arc<Share> {
         &self.shares.request_memory
-    }
-
-    /// Objects that its requests hold open.
-    pub fn objects(&self) -> &Arc<Share> {
-        &self.shares.objects
-    }
-
-    /// Its directory walks.
-    pub fn walks(&self) -> &Arc<Share> {
-        &self.shares.walks
     }
 
     /// Whether its client is on this host.
@@ -349,10 +331,14 @@ impl Connection {
         let caller = grant.principal.caller(|| callers.new_caller(None));
         // Shared with other credentials of the same principal, so that the limits cover both.
         let same = forms.find(|form| Arc::ptr_eq(&form.caller, &caller));
-        let shares = same.map(|same| same.shares.clone());
+        let (account, shares) = same.map_or_else(
+            || callers.shares(&caller, self.memory_bytes),
+            |same| (Arc::clone(&same.account), same.shares.clone()),
+        );
         let granted = Arc::new(Self {
-            shares: shares.unwrap_or_else(|| callers.shares(&caller, self.memory_bytes)),
             caller,
+            account,
+            shares,
             address: self.address,
             memory_bytes: self.memory_bytes,
             is_from_this_host: self.is_from_this_host,
@@ -423,14 +409,18 @@ mod tests {
             connection.granted(grant, &Arc::new(User::default())).unwrap()
         };
         let take = |grant: &Arc<Grant>| -> Vec<_> {
-            let ask = |connection| granted(connection, grant).requests().charge(1).ok();
+            let ask = |connection| granted(connection, grant).shares.requests.charge(1).ok();
             connections.iter().filter_map(ask).collect()
         };
         let mut held = take(&grants[0]);
         held.extend(take(&grants[1]));
         assert_eq!((held.len(), principal.held().0), (3, 3));
         assert_eq!(take(&other).len(), 3);
-        assert!(connections.iter().all(|own| own.requests().charge(1).is_ok()));
+        assert!(
+            connections
+                .iter()
+                .all(|own| own.shares.requests.charge(1).is_ok())
+        );
         let memory = |connection: usize, bytes| {
             let connection = granted(&connections[connection], &grants[connection % 2]);
             connection.account().memory().charge(bytes)

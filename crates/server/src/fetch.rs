@@ -286,12 +286,12 @@ impl Fetcher {
         context: &RequestContext,
     ) -> Result<(Charge, Option<Instant>), FetchError> {
         let entered = match &context.connection {
-            Some(connection) => connection.requests().charge(1),
-            None => self.inner.callers.requests().charge(1),
+            Some(connection) => connection.shares().requests.charge(1),
+            None => self.callers().budgets().requests.charge(1),
         };
         let entered = entered.map_err(|refused| match &context.connection {
             Some(connection) if refused == Refused::CallerLimit => FetchError::PrincipalRequests {
-                max: connection.requests().most(),
+                max: connection.shares().requests.most(),
             },
             Some(_) | None => FetchError::TooManyRequests {
                 max: limits.requests_in_flight,
@@ -314,8 +314,8 @@ impl Fetcher {
     fn charge_objects(&self, context: &RequestContext, objects: usize) -> Result<Charge, FetchError> {
         let amount = u64::try_from(objects).unwrap_or(u64::MAX);
         let held = match &context.connection {
-            Some(connection) => connection.objects().charge(amount),
-            None => self.inner.callers.objects().charge(amount),
+            Some(connection) => connection.shares().objects.charge(amount),
+            None => self.callers().budgets().objects.charge(amount),
         };
         held.map_err(|refused| {
             let resource = match refused {

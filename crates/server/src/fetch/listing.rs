@@ -57,8 +57,8 @@ impl Fetcher {
     /// `ListingsBusy`.
     fn charge_walk(&self, connection: Option<&Arc<Connection>>) -> Result<Charge, FetchError> {
         let walk = match connection {
-            Some(connection) => connection.walks().charge(1),
-            None => self.inner.callers.walks().charge(1),
+            Some(connection) => connection.shares().walks.charge(1),
+            None => self.callers().budgets().walks.charge(1),
         };
         walk.map_err(|refused| FetchError::ListingsBusy {
             max: WALKS_MAX.into(),
@@ -154,12 +154,11 @@ fn page_of(entries: Vec<ObjectEntry>, names: usize) -> ObjectPage {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::access::tests::User;
-    use crate::access::{Access, Need};
-    use crate::config::{AccessConfig, Anonymous, Limits};
+    use crate::access::Need;
+    use crate::access::tests::{PrincipalsFile, User, headers_of, line};
+    use crate::config::Limits;
     use crate::error_status::of_fetch;
     use crate::fetch::tests::{objects_of, serving};
-    use http::{HeaderMap, HeaderValue, header};
     use std::future::poll_fn;
     use std::sync::{Barrier, Mutex, mpsc};
     use std::task::Poll;
@@ -172,18 +171,9 @@ mod tests {
         // list is not empty, and its dataset not forbidden; what the new line admits finds it again.
         let directory = tempfile::tempdir().unwrap();
         let fetcher = serving(vec![objects_of(directory.path())], Limits::default());
-        let path = directory.path().join("principals");
-        // The hash of "abc" (FIPS 180-2, B.1).
-        let hash = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
-        let write = |rights: &str| std::fs::write(&path, format!("a sha256:{hash} {rights}\n")).unwrap();
-        write("objects,other");
-        let config = AccessConfig {
-            principals: Some(path.clone()),
-            anonymous: Anonymous::Nobody,
-        };
-        let access = Access::load(&config, false).unwrap().unwrap();
-        let mut headers = HeaderMap::new();
-        headers.insert(header::AUTHORIZATION, HeaderValue::from_static("Bearer abc"));
+        let file = PrincipalsFile::new(&line("a", "objects,other"));
+        let access = file.access();
+        let headers = headers_of("a");
         let own = fetcher.callers().connect("192.0.2.1".parse().unwrap(), u64::MAX);
         let admit = || access.admit(&headers, Need::Known, &own, &Arc::new(User::default()));
         let found = |connection: &Arc<Connection>| {
@@ -197,8 +187,7 @@ mod tests {
         };
         let before = admit().unwrap();
         assert_eq!(found(&before), [const { Ok(()) }; 3]);
-        write("objects");
-        access.install(access.read().unwrap().unwrap());
+        access.install(file.renewed(&access, &line("a", "objects")));
         assert_eq!(found(&before), [const { Err(FetchError::Revoked) }; 3]);
         let status = of_fetch(&FetchError::Revoked);
         assert_eq!((status.grpc, status.http.as_u16()), (Code::Unavailable, 503));
@@ -242,7 +231,8 @@ mod tests {
         let fetcher = serving(vec![objects_of(directory.path())], Limits::default());
         let callers = fetcher.callers();
         let connection = callers.connect("192.0.2.1".parse().unwrap(), u64::MAX);
-        let held = || (connection.requests().held(), connection.walks().held());
+        let shares = connection.shares();
+        let held = || (shares.requests.held(), shares.walks.held());
         let mut runtime = tokio::runtime::Builder::new_current_thread();
         let runtime = runtime.enable_all().build().unwrap();
         for deadline in [None, Some(std::time::Duration::from_millis(1))] {

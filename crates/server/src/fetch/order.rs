@@ -2,10 +2,8 @@
 
 use super::tests::serving;
 use super::*;
-use crate::access::tests::User;
-use crate::access::{Access, Need, PrincipalLimits};
-use crate::config::{AccessConfig, Anonymous};
-use http::{HeaderMap, HeaderValue, header};
+use crate::access::tests::{PrincipalsFile, User, headers_of, line};
+use crate::access::{Need, PrincipalLimits};
 use ringfetch_engine::config::DirectIo;
 use ringfetch_engine::dataset::{DatasetSpec, KindSpec};
 
@@ -23,10 +21,6 @@ async fn a_request_is_refused_by_the_first_check_that_it_fails() {
     // Expectation: the refusals come in the order of ADR 0014; a refused response is charged to no rate.
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("data"), [7; 128 << 10]).unwrap();
-    let path = directory.path().join("principals");
-    // The hash of "abc" (FIPS 180-2, B.1).
-    let hash = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
-    std::fs::write(&path, format!("a sha256:{hash} blocks,absent\n")).unwrap();
     let spec = DatasetSpec::new(
         "blocks",
         directory.path().join("data"),
@@ -34,22 +28,21 @@ async fn a_request_is_refused_by_the_first_check_that_it_fails() {
         DirectIo::Off,
     );
     let fetcher = serving(vec![Arc::new(Dataset::open(&spec).unwrap())], Limits::default());
-    let config = AccessConfig {
-        principals: Some(path),
-        anonymous: Anonymous::Nobody,
-    };
-    let access = Access::load(&config, false).unwrap().unwrap();
-    let mut headers = HeaderMap::new();
-    headers.insert(header::AUTHORIZATION, HeaderValue::from_static("Bearer abc"));
+    let access = PrincipalsFile::new(&line("a", "blocks,absent")).access();
     let connection = fetcher.callers().connect("192.0.2.1".parse().unwrap(), u64::MAX);
     let connection = access
-        .admit(&headers, Need::Known, &connection, &Arc::new(User::default()))
+        .admit(
+            &headers_of("a"),
+            Need::Known,
+            &connection,
+            &Arc::new(User::default()),
+        )
         .unwrap();
     let principal = connection.principal().unwrap();
     principal.set_limits(LIMITS);
     principal.take_request().unwrap();
     principal.take_bytes(1 << 40).unwrap();
-    let in_flight = connection.requests().charge(1).unwrap();
+    let in_flight = connection.shares().requests.charge(1).unwrap();
     let memory = connection.account().memory().charge(64 << 10).unwrap();
     let now = Instant::now();
     let mut context = RequestContext {

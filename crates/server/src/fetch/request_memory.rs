@@ -193,7 +193,7 @@ impl Fetcher {
             return Ok(());
         }
         let more = wanted - charged;
-        let budget = self.callers().request_memory();
+        let budget = &self.callers().budgets().request_memory;
         let result = match (charge, connection) {
             (Some(charge), _) => charge.grow(more),
             (none, Some(connection)) => {
@@ -238,7 +238,7 @@ mod tests {
     fn text_is_charged_in_place_of_its_request() {
         // Scenario: a request of 1 MiB has a response with 5 KiB of text. Expectation: 16 KiB are charged until that is sent.
         let fetcher = without_datasets(Limits::default());
-        let used = || fetcher.callers().request_memory().used();
+        let used = || fetcher.callers().budgets().request_memory.used();
         let mut memory = RequestMemory::new(&fetcher, None);
         memory.whole(1 << 20, 0).unwrap();
         assert_eq!(used(), 1 << 20);
