@@ -32,8 +32,9 @@ use tonic::{Code, Status};
 
 /// What every port has, in messages.
 const COMMON_SERVICES: &str = "grpc.health.v1.Health and grpc.reflection.v1.ServerReflection";
-/// Longest request message.
-const MESSAGE_BYTES_MAX: u32 = 64 << 10;
+/// Longest request message. The longest that is needed is a name of 4 KiB as a page's token. It may take as long to arrive as
+/// the client likes, and what an open call is charged covers it (`listener::dispatch`, `ROUTED_CALL_UNITS`).
+const MESSAGE_BYTES_MAX: u32 = 8 << 10;
 
 /// What calls need besides their service.
 #[derive(Debug, Clone)]
@@ -78,7 +79,7 @@ pub(super) async fn serve(State(state): State<CallState>, request: Request, next
     let is_late = deadline.is_some_and(|deadline| deadline <= Instant::now());
     let answer = async {
         Ok(if matches!(method, GrpcMethod::ServerReflectionInfo) {
-            reflection::respond(request, next, lifecycle, last)
+            reflection::respond(request, next, fetcher.clone(), lifecycle, last)
         } else {
             next.run(with_one_message(request).await?).await
         })

@@ -73,7 +73,7 @@ async fn bytes_that_are_no_call_get_a_status() {
     // Scenario: what a broken or hostile client sends to services of both kinds of framing. Expectation: the same status
     // from all of them, with the field or the limit.
     let setup = plain_blocks(Setup::new("mmap"), 1).0;
-    let daemon = setup.set("limits.request_bytes", "64KiB").start();
+    let daemon = setup.set("limits.request_bytes", "8KiB").start();
     let blocks = wire::blocks("blocks", &[0]).encode_to_vec();
     for (address, path, message) in [
         (daemon.grpc, "/ringfetch.v1.FetchService/FetchBlocks", &blocks[..]),
@@ -91,12 +91,12 @@ async fn bytes_that_are_no_call_get_a_status() {
             (&[], wire::framed(&[0; 9])[..13].to_vec(), Code::Internal, ""),
             (&[], wire::framed(&[0xff; 9]).to_vec(), Code::InvalidArgument, ""),
             (&[], compressed, Code::Internal, ""),
-            (&[], claims_4_gib, Code::ResourceExhausted, "the limit is 65536"),
+            (&[], claims_4_gib, Code::ResourceExhausted, "the limit is 8192"),
             (
                 &[],
-                wire::framed(&[0; 65_537]).to_vec(),
+                wire::framed(&[0; 8193]).to_vec(),
                 Code::ResourceExhausted,
-                "the limit is 65536",
+                "the limit is 8192",
             ),
             (
                 &[("grpc-encoding", "gzip")],
