@@ -18,6 +18,7 @@ use crate::record;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
 use ringfetch_engine::series::{Catalog, DURATION_BOUNDS_NS, HistogramTotal};
+use std::borrow::Borrow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -153,17 +154,6 @@ impl RpcMetrics {
         Ok(metrics)
     }
 
-    /// A request that began at `started`.
-    pub fn begin<M: Method>(&self, method: M, started: Instant) -> RequestTimer<'_, M> {
-        record::note(|facts| facts.method = method.name());
-        RequestTimer {
-            rpc: self,
-            method,
-            started,
-            ended: false,
-        }
-    }
-
     /// Counts one request that was answered with `code` after `elapsed`.
     pub fn observe<M: Method>(&self, method: M, code: M::Code, elapsed: Duration) {
         self.observe_index(method, M::code_index(code), elapsed);
@@ -182,69 +172,66 @@ impl RpcMetrics {
         }
     }
 
+    /// How many calls ended with this code.
+    #[cfg(test)]
+    pub(crate) fn counted(&self, method: GrpcMethod, code: tonic::Code) -> usize {
+        let code = grpc_code_index(code);
+        let calls = self.inner.sum(GRPC, method.index(), |counts| &counts.codes[code]);
+        usize::try_from(calls).unwrap_or(usize::MAX)
+    }
+
     /// Counts a request that has ended.
     pub(crate) fn count(&self, outcome: Outcome) {
         self.inner.count(outcome);
     }
 }
 
-/// A request that is not answered yet. If it is dropped before [`Self::end`], it counts as cancelled by its
+/// A request that is not answered yet. Counted once: by [`Self::end`], or, if it is dropped before, as cancelled by its
 /// client: CANCELLED, or 499.
 #[derive(Debug)]
-pub struct RequestTimer<'a, M: Method> {
-    rpc: &'a RpcMetrics,
+pub(crate) struct RequestTimer<M: Method, R: Borrow<RpcMetrics>> {
+    rpc: R,
     method: M,
     started: Instant,
-    ended: bool,
+    is_ended: bool,
 }
 
-impl<M: Method> RequestTimer<'_, M> {
-    /// Counts the request.
-    pub fn end(mut self, code: M::Code) {
-        self.ended = true;
-        self.rpc.observe(self.method, code, self.started.elapsed());
-    }
-}
+/// Of a gRPC call whose status is known only at the end of its body.
+pub(crate) type CallTimer = RequestTimer<GrpcMethod, RpcMetrics>;
 
-impl<M: Method> Drop for RequestTimer<'_, M> {
-    fn drop(&mut self) {
-        if !self.ended {
-            let elapsed = self.started.elapsed();
-            self.rpc.observe_index(self.method, M::ABANDONED, elapsed);
-        }
-    }
-}
-
-/// A gRPC call whose status is known only at the end of its body. Counted once: by [`Self::end`], or as
-/// CANCELLED when it is dropped.
-#[derive(Debug)]
-pub(crate) struct CallTimer {
-    rpc: RpcMetrics,
-    method: GrpcMethod,
-    started: Instant,
-    ended: bool,
-}
-
-impl CallTimer {
-    pub(crate) fn new(rpc: RpcMetrics, method: GrpcMethod, started: Instant) -> Self {
+impl<M: Method, R: Borrow<RpcMetrics>> RequestTimer<M, R> {
+    /// For a request that began at `started`.
+    pub(crate) fn new(rpc: R, method: M, started: Instant) -> Self {
+        record::note(|facts| facts.method = method.name());
         Self {
             rpc,
             method,
             started,
-            ended: false,
+            is_ended: false,
         }
     }
 
-    pub(crate) fn end(&mut self, code: tonic::Code) {
-        if !std::mem::replace(&mut self.ended, true) {
-            self.rpc.observe(self.method, code, self.started.elapsed());
+    /// Whether it is counted.
+    pub(crate) fn is_ended(&self) -> bool {
+        self.is_ended
+    }
+
+    /// Counts the request.
+    pub(crate) fn end(&mut self, code: M::Code) {
+        self.end_with(M::code_index(code));
+    }
+
+    fn end_with(&mut self, code: usize) {
+        if !std::mem::replace(&mut self.is_ended, true) {
+            let rpc = self.rpc.borrow();
+            rpc.observe_index(self.method, code, self.started.elapsed());
         }
     }
 }
 
-impl Drop for CallTimer {
+impl<M: Method, R: Borrow<RpcMetrics>> Drop for RequestTimer<M, R> {
     fn drop(&mut self) {
-        self.end(tonic::Code::Cancelled);
+        self.end_with(M::ABANDONED);
     }
 }
 

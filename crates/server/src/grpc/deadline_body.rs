@@ -1,18 +1,22 @@
 //! A long response that ends at its deadline even if it is not polled, as when its client does not read: what it
 //! holds is given back then, and the client gets the status once it reads.
 
+use super::service::trailers_ok;
 use crate::listener::FrameParts;
+use crate::rpc_metrics::CallTimer;
+use http::HeaderMap;
 use http_body::Frame;
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Instant;
+use tonic::{Code, Status};
 
 /// What a response is made of.
 pub(super) trait LongResponse: Send + 'static {
-    /// The next frame. Its trailers are the last one.
-    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Frame<FrameParts>>;
+    /// The next frame with messages. `None`, or a status, is its end, after which it is not polled.
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<FrameParts, Status>>>;
 
     /// Gives back what is held for later frames: the next ones have the status.
     fn end_at_deadline(&mut self);
@@ -27,8 +31,8 @@ pub(super) struct DeadlineBody<R> {
 
 struct Shared<R> {
     response: R,
-    /// Its trailers are sent.
-    is_ended: bool,
+    /// Ends when the trailers are sent.
+    timer: CallTimer,
     /// Of the last poll, woken at the deadline.
     waker: Option<Waker>,
 }
@@ -39,10 +43,10 @@ fn lock<R>(shared: &Mutex<Shared<R>>) -> MutexGuard<'_, Shared<R>> {
 
 impl<R: LongResponse> DeadlineBody<R> {
     /// Must be called inside a runtime.
-    pub(super) fn new(response: R, deadline: Option<Instant>) -> Self {
+    pub(super) fn new(response: R, deadline: Option<Instant>, timer: CallTimer) -> Self {
         let shared = Arc::new(Mutex::new(Shared {
             response,
-            is_ended: false,
+            timer,
             waker: None,
         }));
         let watcher = deadline.map(|deadline| {
@@ -61,7 +65,7 @@ impl<R: LongResponse> DeadlineBody<R> {
 
 impl<R: LongResponse> Shared<R> {
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<FrameParts>, Infallible>>> {
-        if self.is_ended {
+        if self.timer.is_ended() {
             return Poll::Ready(None);
         }
         let polled = self.response.poll_next(cx);
@@ -69,13 +73,17 @@ impl<R: LongResponse> Shared<R> {
         if polled.is_pending() && !self.waker.as_ref().is_some_and(is_known) {
             self.waker = Some(cx.waker().clone());
         }
-        let frame = ready!(polled);
-        self.is_ended = frame.is_trailers();
-        Poll::Ready(Some(Ok(frame)))
+        let (code, trailers) = match ready!(polled) {
+            Some(Ok(frame)) => return Poll::Ready(Some(Ok(Frame::data(frame)))),
+            Some(Err(status)) => (status.code(), trailers_of(&status)),
+            None => (Code::Ok, trailers_ok()),
+        };
+        self.timer.end(code);
+        Poll::Ready(Some(Ok(Frame::trailers(trailers))))
     }
 
     fn end_at_deadline(&mut self) {
-        if !self.is_ended {
+        if !self.timer.is_ended() {
             self.response.end_at_deadline();
             self.waker.take().into_iter().for_each(Waker::wake);
         }
@@ -102,6 +110,16 @@ impl<R: LongResponse> http_body::Body for DeadlineBody<R> {
     }
 
     fn is_end_stream(&self) -> bool {
-        lock(&self.shared).is_ended
+        lock(&self.shared).timer.is_ended()
     }
+}
+
+/// The trailers of a call that failed after its head was sent.
+pub(super) fn trailers_of(status: &Status) -> HeaderMap {
+    let mut trailers = HeaderMap::new();
+    // Cannot fail: messages are percent-encoded.
+    if status.add_header(&mut trailers).is_err() {
+        trailers.insert(Status::GRPC_STATUS, http::HeaderValue::from(status.code() as i32));
+    }
+    trailers
 }

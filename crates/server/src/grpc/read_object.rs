@@ -6,7 +6,6 @@
 
 use super::deadline_body::{DeadlineBody, LongResponse};
 use super::encode::EncodedMessage;
-use super::service::trailers_ok;
 use crate::caller::Connection;
 use crate::error_status;
 use crate::fetch::{
@@ -16,8 +15,7 @@ use crate::fetch::{
 use crate::listener::FrameParts;
 use crate::rpc_metrics::CallTimer;
 use bytes::Bytes;
-use http::HeaderMap;
-use http_body::{Body as _, Frame};
+use http_body::Body as _;
 use ringfetch_engine::error::ReadError;
 use ringfetch_engine::geometry::{Extent, check_range};
 use ringfetch_proto::v1;
@@ -25,7 +23,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Instant;
-use tonic::{Code, Status};
+use tonic::Status;
 
 /// An object whose first window has been read.
 pub(super) struct ObjectStart {
@@ -112,8 +110,8 @@ struct ObjectMessages {
     offset: u64,
     /// The message to send next.
     next: Option<FrameParts>,
-    end: Result<(), Status>,
-    timer: CallTimer,
+    /// Not OK.
+    end: Option<Status>,
 }
 
 /// The body of a response that has begun. Must be called inside a runtime.
@@ -127,22 +125,21 @@ pub(super) fn body(
         windows: Some(windows),
         offset: first.offset,
         next: None,
-        end: Ok(()),
-        timer,
+        end: None,
     };
     messages.queue(&first, Bytes::new());
-    DeadlineBody::new(messages, deadline)
+    DeadlineBody::new(messages, deadline, timer)
 }
 
 impl ObjectMessages {
     fn queue(&mut self, message: &v1::ReadObjectResponse, data: Bytes) {
         match EncodedMessage::unary(message, data) {
             Ok(encoded) => self.next = Some(encoded.into_frame()),
-            Err(status) => self.end_with(Err(status)),
+            Err(status) => self.end_with(Some(status)),
         }
     }
 
-    fn end_with(&mut self, end: Result<(), Status>) {
+    fn end_with(&mut self, end: Option<Status>) {
         self.windows = None;
         self.end = end;
     }
@@ -153,10 +150,8 @@ impl ObjectMessages {
             return Poll::Ready(());
         };
         match ready!(Pin::new(windows).poll_frame(cx)) {
-            None => self.end_with(Ok(())),
-            Some(Err(error)) => {
-                self.end_with(Err(error_status::to_status(&error, "name")));
-            }
+            None => self.end_with(None),
+            Some(Err(error)) => self.end_with(Some(error_status::to_status(&error, "name"))),
             Some(Ok(frame)) => {
                 // A windowed body has no trailers.
                 let data = frame.into_data().unwrap_or_default();
@@ -172,36 +167,16 @@ impl ObjectMessages {
         }
         Poll::Ready(())
     }
-
-    fn trailers(&mut self) -> HeaderMap {
-        let end = std::mem::replace(&mut self.end, Ok(()));
-        self.timer
-            .end(end.as_ref().map_or_else(Status::code, |()| Code::Ok));
-        match end {
-            Ok(()) => trailers_ok(),
-            Err(status) => trailers_of(&status),
-        }
-    }
-}
-
-/// The trailers of a call that failed after its head was sent.
-pub(super) fn trailers_of(status: &Status) -> HeaderMap {
-    let mut trailers = HeaderMap::new();
-    // Cannot fail: messages are percent-encoded.
-    if status.add_header(&mut trailers).is_err() {
-        trailers.insert(Status::GRPC_STATUS, http::HeaderValue::from(status.code() as i32));
-    }
-    trailers
 }
 
 impl LongResponse for ObjectMessages {
-    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Frame<FrameParts>> {
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<FrameParts, Status>>> {
         loop {
             if let Some(next) = self.next.take() {
-                return Poll::Ready(Frame::data(next));
+                return Poll::Ready(Some(Ok(next)));
             }
             if self.windows.is_none() {
-                return Poll::Ready(Frame::trailers(self.trailers()));
+                return Poll::Ready(self.end.take().map(Err));
             }
             ready!(self.poll_message(cx));
         }
@@ -212,7 +187,7 @@ impl LongResponse for ObjectMessages {
             return;
         };
         let late = windows.deadline_rejection();
-        self.end_with(Err(error_status::to_status(&late, "name")));
+        self.end_with(Some(error_status::to_status(&late, "name")));
     }
 }
 

@@ -4,7 +4,7 @@
 //! protocol has an error response for the former, after which the call continues. So each request is passed on as a
 //! call of its own. A drain ends a call that waits for its next request, since tools keep one open; on the admin port its end does.
 
-use super::read_object::trailers_of;
+use super::deadline_body::trailers_of;
 use super::service::{decode, trailers_ok};
 use super::tonic_calls::{Messages, framed};
 use crate::caller::Connection;

@@ -18,7 +18,7 @@ use crate::http::refusal;
 use crate::lifecycle::Lifecycle;
 use crate::listener::{AnswerBody, FastPath, FrameParts, RequestBody, ResponseFuture, cleared};
 use crate::record::note_dataset;
-use crate::rpc_metrics::{CallTimer, GrpcMethod, RpcMetrics};
+use crate::rpc_metrics::{CallTimer, GrpcMethod, RequestTimer, RpcMetrics};
 use axum::body::Body;
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
@@ -177,7 +177,7 @@ impl<B: BytesBody> GrpcRequest<B> {
             started,
         } = self;
         let Shared { fetcher, rpc, .. } = &*shared;
-        let counted = rpc.begin(C::METHOD, started);
+        let mut counted = RequestTimer::new(rpc, C::METHOD, started);
         let result = async {
             let to_status = |error: FetchError| error_status::to_status(&error, C::ITEMS_FIELD);
             let limits = fetcher.limits();
@@ -231,10 +231,11 @@ impl<B: BytesBody> GrpcRequest<B> {
             lifecycle,
             rpc,
         } = Shared::clone(&shared);
+        let mut timer = CallTimer::new(rpc, GrpcMethod::FetchStream, started);
         let deadline = match deadline {
             Ok(deadline) => deadline,
             Err(status) => {
-                rpc.observe(GrpcMethod::FetchStream, status.code(), started.elapsed());
+                timer.end(status.code());
                 return status.into_http();
             }
         };
@@ -250,7 +251,6 @@ impl<B: BytesBody> GrpcRequest<B> {
             Box::new(move |bytes| holding.recharge_request_memory(held_by.as_ref(), &mut charge, bytes));
         let start =
             move |message| stream::respond(Arc::clone(&shared), connection.clone(), deadline, message);
-        let ended = Box::new(move |code| rpc.observe(GrpcMethod::FetchStream, code, started.elapsed()));
         let leaving = body.leaving();
         let interrupted = async move {
             tokio::select! {
@@ -260,7 +260,7 @@ impl<B: BytesBody> GrpcRequest<B> {
             }
         };
         ok(
-            framed(stream::body(body, bounds, start, hold, interrupted, ended)),
+            framed(stream::body(body, bounds, start, hold, interrupted, timer)),
             headers,
         )
     }

@@ -20,15 +20,14 @@ pub(super) use request::{StreamRequest, respond};
 use super::deadline_body::{DeadlineBody, LongResponse};
 use super::encode::{EncodedMessage, FrameBuffer};
 use super::frame::FrameDecoder;
-use super::read_object::trailers_of;
-use super::service::{decode, trailers_ok};
+use super::service::decode;
 use crate::error_status;
 use crate::fetch::{FetchError, RequestMemory};
 use crate::listener::FrameParts;
+use crate::rpc_metrics::CallTimer;
 use bytes::Bytes;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
-use http_body::Frame;
 use in_flight::InFlightRequest;
 use request::MessageHeader;
 use ringfetch_engine::error::ReadError;
@@ -37,7 +36,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Instant;
-use tonic::{Code, Status};
+use tonic::Status;
 
 /// Cancels handled by one poll. Each scans the requests in flight.
 const CANCELS_AT_ONCE: usize = 64;
@@ -61,30 +60,40 @@ pub(super) struct StreamLimits {
 }
 
 /// The body. `start` starts a request, `hold` charges the bytes of an incomplete one, `interrupted` resolves when the
-/// stream has to end, with its status, `ended` is called once with the final code. Must be called inside a runtime.
+/// stream has to end, with its status. Must be called inside a runtime.
 pub(super) fn body<B, S, Fut>(
     incoming: B,
     bounds: StreamLimits,
     start: S,
     hold: ChargeMemory,
     interrupted: impl Future<Output = Status> + Send + 'static,
-    ended: OnEnd,
+    timer: CallTimer,
 ) -> DeadlineBody<impl LongResponse>
 where
     B: http_body::Body<Data = Bytes> + Unpin + Send + 'static,
     S: Fn(StreamRequest) -> Result<Fut, Status> + Send + 'static,
     Fut: Future<Output = Result<EncodedMessage, Status>> + Send + 'static,
 {
-    let stream = StreamState::new(incoming, bounds, start, hold, interrupted, ended);
-    DeadlineBody::new(stream, bounds.deadline)
+    let stream = StreamState {
+        incoming: Some(incoming),
+        decoder: FrameDecoder::new(bounds.message_bytes),
+        start,
+        in_flight: FuturesUnordered::new(),
+        requests_in_flight_max: bounds.requests_in_flight.max(1),
+        waiting: None,
+        next: None,
+        end: None,
+        deadline: bounds.deadline,
+        hold,
+        arrived: Instant::now(),
+        interrupted: Some(Box::pin(interrupted)),
+    };
+    DeadlineBody::new(stream, bounds.deadline, timer)
 }
 
 fn deadline_passed() -> Status {
     error_status::to_status(&ReadError::DeadlineExceeded.into(), "request")
 }
-
-/// Called once with the final code of the call.
-type OnEnd = Box<dyn FnOnce(Code) + Send>;
 
 /// Charges the bytes of an incomplete request.
 type ChargeMemory = Box<dyn FnMut(usize) -> Result<(), FetchError> + Send>;
@@ -100,14 +109,13 @@ struct StreamState<B, S, Fut> {
     waiting: Option<StreamRequest>,
     /// Sent next: a response that did not fit in the last frame.
     next: Option<EncodedMessage>,
-    /// The status to report when all requests in flight are answered.
-    end: Result<(), Status>,
+    /// The status to report when all requests in flight are answered; `None`: OK.
+    end: Option<Status>,
     deadline: Option<Instant>,
     hold: ChargeMemory,
     /// When the last bytes arrived.
     arrived: Instant,
     interrupted: Option<Pin<Box<dyn Future<Output = Status> + Send>>>,
-    ended: Option<OnEnd>,
 }
 
 impl<B, S, Fut> StreamState<B, S, Fut>
@@ -116,31 +124,6 @@ where
     S: Fn(StreamRequest) -> Result<Fut, Status>,
     Fut: Future<Output = Result<EncodedMessage, Status>>,
 {
-    fn new(
-        incoming: B,
-        bounds: StreamLimits,
-        start: S,
-        hold: ChargeMemory,
-        interrupted: impl Future<Output = Status> + Send + 'static,
-        ended: OnEnd,
-    ) -> Self {
-        Self {
-            incoming: Some(incoming),
-            decoder: FrameDecoder::new(bounds.message_bytes),
-            start,
-            in_flight: FuturesUnordered::new(),
-            requests_in_flight_max: bounds.requests_in_flight.max(1),
-            waiting: None,
-            next: None,
-            end: Ok(()),
-            deadline: bounds.deadline,
-            hold,
-            arrived: Instant::now(),
-            interrupted: Some(Box::pin(interrupted)),
-            ended: Some(ended),
-        }
-    }
-
     /// Starts requests that have arrived while there is room, and reads one more.
     fn take_up(&mut self, cx: &mut Context<'_>, turn: &mut BodyTurn) -> Result<(), Status> {
         loop {
@@ -237,7 +220,7 @@ where
         self.incoming = None;
         self.decoder = FrameDecoder::new(0);
         self.waiting = None;
-        self.end = Err(status);
+        self.end = Some(status);
     }
 
     /// Ends the stream at once and cancels the requests in flight.
@@ -259,21 +242,12 @@ where
         }
     }
 
-    fn finish(&mut self) -> Frame<FrameParts> {
-        let mut end = std::mem::replace(&mut self.end, Ok(()));
+    /// Its last status, if it is not OK.
+    fn finish(&mut self) -> Option<Status> {
         // The last requests may have reached the deadline before the task that watches it.
         let now = tokio::time::Instant::now();
-        if end.is_ok() && self.deadline.is_some_and(|deadline| now >= deadline.into()) {
-            end = Err(deadline_passed());
-        }
-        if let Some(ended) = self.ended.take() {
-            ended(end.as_ref().map_or_else(Status::code, |()| Code::Ok));
-        }
-        let trailers = match end {
-            Ok(()) => trailers_ok(),
-            Err(status) => trailers_of(&status),
-        };
-        Frame::trailers(trailers)
+        let is_late = self.deadline.is_some_and(|deadline| now >= deadline.into());
+        self.end.take().or_else(|| is_late.then(deadline_passed))
     }
 }
 
@@ -283,7 +257,7 @@ where
     S: Fn(StreamRequest) -> Result<Fut, Status> + Send + 'static,
     Fut: Future<Output = Result<EncodedMessage, Status>> + Send + 'static,
 {
-    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Frame<FrameParts>> {
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<FrameParts, Status>>> {
         self.poll_interruptions(cx);
         let mut frame = FrameBuffer::default();
         if let Some(next) = self.next.take() {
@@ -310,7 +284,7 @@ where
                 }
                 Poll::Ready(Some(Err(status))) => self.cut(status),
                 Poll::Ready(None) if self.incoming.is_none() && frame.is_empty() => {
-                    return Poll::Ready(self.finish());
+                    return Poll::Ready(self.finish().map(Err));
                 }
                 Poll::Ready(None) | Poll::Pending => break,
             }
@@ -318,21 +292,12 @@ where
         if frame.is_empty() {
             return Poll::Pending;
         }
-        Poll::Ready(Frame::data(frame.into_frame()))
+        Poll::Ready(Some(Ok(frame.into_frame())))
     }
 
     fn end_at_deadline(&mut self) {
         self.cut(deadline_passed());
         self.next = None;
-    }
-}
-
-impl<B, S, Fut> Drop for StreamState<B, S, Fut> {
-    fn drop(&mut self) {
-        // Dropped before the end: the client reset the stream or its connection.
-        if let Some(ended) = self.ended.take() {
-            ended(Code::Cancelled);
-        }
     }
 }
 

@@ -4,9 +4,9 @@
 //! The status is in the head of a trailers-only response, otherwise in the trailers. A response dropped
 //! before its trailers was cancelled.
 
+use super::deadline_body::trailers_of;
 use super::frame::{FrameDecoder, FrameError, PREFIX_BYTES, too_large};
 use super::metadata::check_encoding;
-use super::read_object::trailers_of;
 use super::reflection;
 use super::service::{broken_off, deadline_of, malformed, no_message, several_messages};
 use crate::caller::Connection;

@@ -11,7 +11,7 @@ use super::{items, objects, problem};
 use crate::caller::Connection;
 use crate::fetch::Fetcher;
 use crate::listener::{AnswerBody, FastPath, RequestBody, ResponseFuture};
-use crate::rpc_metrics::{HttpOperation, RpcMetrics};
+use crate::rpc_metrics::{HttpOperation, RequestTimer, RpcMetrics};
 use axum::response::IntoResponse as _;
 use http::{Method, Request, header};
 use http_body::Body as _;
@@ -97,7 +97,7 @@ impl FastPath for ReadFastPath {
             let target = Target::of(path);
             let Shared { fetcher, rpc } = &*shared;
             let operation = target.map_or(HttpOperation::Other, |target| target.operation);
-            let counted = rpc.begin(operation, arrival);
+            let mut counted = RequestTimer::new(rpc, operation, arrival);
             let result = match target {
                 Some(Target {
                     operation: HttpOperation::GetBlock,

@@ -30,7 +30,7 @@ mod text_body;
 use crate::fetch::Fetcher;
 use crate::gathering::Gathering;
 use crate::lifecycle::Lifecycle;
-use crate::rpc_metrics::{HttpOperation, RpcMetrics};
+use crate::rpc_metrics::{HttpOperation, RequestTimer, RpcMetrics};
 use axum::Router;
 use axum::extract::{MatchedPath, Request, State};
 use axum::middleware::{Next, from_fn_with_state};
@@ -120,7 +120,7 @@ async fn outer_layer(State(rpc): State<RpcMetrics>, request: Request, next: Next
     let matched = request.extensions().get::<MatchedPath>().cloned();
     let matched = matched.as_ref().map(MatchedPath::as_str);
     let (method, uri) = (request.method().clone(), request.uri().clone());
-    let counted = rpc.begin(routes::operation(matched, &method), arrival);
+    let mut counted = RequestTimer::new(&rpc, routes::operation(matched, &method), arrival);
     let response = problem::render(next.run(request).await, uri.path(), matched, &method);
     counted.end(response.status());
     response

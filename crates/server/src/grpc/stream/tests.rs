@@ -4,9 +4,10 @@ mod memory;
 
 use super::request::failed;
 use super::*;
+use crate::rpc_metrics::{GrpcMethod, RpcMetrics};
 use bytes::Buf as _;
 use futures_util::FutureExt as _;
-use http_body::Body as _;
+use http_body::{Body as _, Frame};
 use http_body_util::BodyExt as _;
 use prost::Message as _;
 use ringfetch_proto::v1::fetch_stream_request::Request as OneOf;
@@ -15,6 +16,7 @@ use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
+use tonic::Code;
 
 type Pieces = mpsc::UnboundedSender<Result<Bytes, ()>>;
 
@@ -37,12 +39,27 @@ impl Begun {
     }
 }
 
+/// Metrics and the timer of a call.
+fn timed() -> (RpcMetrics, CallTimer) {
+    let rpc = RpcMetrics::new(&prometheus::Registry::new()).unwrap();
+    let timer = CallTimer::new(rpc.clone(), GrpcMethod::FetchStream, Instant::now());
+    (rpc, timer)
+}
+
+/// The codes of the calls that have ended.
+fn counted(rpc: &RpcMetrics) -> Vec<Code> {
+    let codes = (0..=16).map(Code::from_i32);
+    codes
+        .flat_map(|code| std::iter::repeat_n(code, rpc.counted(GrpcMethod::FetchStream, code)))
+        .collect()
+}
+
 struct Stream<B> {
     body: B,
     pieces: Option<Pieces>,
     begun: Begun,
     draining: watch::Sender<bool>,
-    ended: Arc<Mutex<Vec<Code>>>,
+    rpc: RpcMetrics,
     /// Received frames, cut into messages: several responses may share a frame.
     received: FrameDecoder,
 }
@@ -88,8 +105,7 @@ fn stream_of(
         }
     };
     let (draining, mut drains) = watch::channel(false);
-    let ended = Arc::new(Mutex::new(Vec::new()));
-    let hears = Arc::clone(&ended);
+    let (rpc, timer) = timed();
     let body = body(
         incoming,
         StreamLimits {
@@ -103,14 +119,14 @@ fn stream_of(
             let _sender_is_gone = drains.wait_for(|drains| *drains).await;
             error_status::to_status(&ReadError::Draining.into(), "request")
         },
-        Box::new(move |code| hears.lock().unwrap().push(code)),
+        timer,
     );
     Stream {
         body,
         pieces: Some(pieces),
         begun,
         draining,
-        ended,
+        rpc,
         received: FrameDecoder::new(1 << 20),
     }
 }
@@ -279,7 +295,7 @@ async fn answers_come_in_the_order_of_completion() {
     stream.begun.answer(1, b"one");
     assert_eq!(stream.answer(), (1, Bytes::from_static(b"one")));
     assert_eq!(stream.end().code(), Code::Ok);
-    assert_eq!(*stream.ended.lock().unwrap(), [Code::Ok]);
+    assert_eq!(counted(&stream.rpc), [Code::Ok]);
 }
 
 #[tokio::test]
@@ -357,7 +373,7 @@ async fn bytes_that_are_no_request_end_the_stream() {
         stream.begun.answer(1, b"one");
         assert_eq!(stream.answer().0, 1);
         assert_eq!(stream.end().code(), code, "{bytes:?}");
-        assert_eq!(*stream.ended.lock().unwrap(), [code]);
+        assert_eq!(counted(&stream.rpc), [code]);
     }
 }
 
@@ -417,7 +433,7 @@ async fn a_deadline_ends_the_stream() {
             .unwrap()["grpc-status"],
         "4"
     );
-    assert_eq!(*stream.ended.lock().unwrap(), [Code::DeadlineExceeded]);
+    assert_eq!(counted(&stream.rpc), [Code::DeadlineExceeded]);
 }
 
 #[tokio::test]
@@ -431,7 +447,7 @@ async fn answers_at_the_deadline_do_not_make_the_stream_a_success() {
     stream.pieces = None;
     assert_eq!(stream.answer(), (1, Bytes::from_static(b"late")));
     assert_eq!(stream.end().code(), Code::DeadlineExceeded);
-    assert_eq!(*stream.ended.lock().unwrap(), [Code::DeadlineExceeded]);
+    assert_eq!(counted(&stream.rpc), [Code::DeadlineExceeded]);
 }
 
 #[tokio::test]
@@ -443,7 +459,7 @@ async fn a_stream_that_is_dropped_was_cancelled() {
     assert!(stream.poll().is_none());
     drop(stream.body);
     assert!(stream.begun.0.lock().unwrap()[&1].is_closed());
-    assert_eq!(*stream.ended.lock().unwrap(), [Code::Cancelled]);
+    assert_eq!(counted(&stream.rpc), [Code::Cancelled]);
 }
 
 #[tokio::test(start_paused = true)]

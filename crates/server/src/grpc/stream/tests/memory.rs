@@ -30,14 +30,7 @@ fn charged() -> (
     });
     let start = |_message: StreamRequest| Ok(std::future::pending());
     let incoming = http_body_util::StreamBody::new(incoming);
-    let body = body(
-        incoming,
-        bounds,
-        start,
-        hold,
-        std::future::pending(),
-        Box::new(|_code| {}),
-    );
+    let body = body(incoming, bounds, start, hold, std::future::pending(), timed().1);
     (held, pieces, body)
 }
 
