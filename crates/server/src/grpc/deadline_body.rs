@@ -18,8 +18,8 @@ pub(super) trait LongResponse: Send + 'static {
     /// The next frame with messages. `None`, or a status, is its end, after which it is not polled.
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<FrameParts, Status>>>;
 
-    /// Gives back what is held for later frames: the next ones have the status.
-    fn end_at_deadline(&mut self);
+    /// The deadline has passed: gives back what is held for later frames, and returns the status in their place.
+    fn give_up(&mut self) -> Status;
 }
 
 /// The body: the response, and a task that ends it.
@@ -31,6 +31,9 @@ pub(super) struct DeadlineBody<R> {
 
 struct Shared<R> {
     response: R,
+    deadline: Option<Instant>,
+    /// The status of a response that was given up.
+    given_up: Option<Status>,
     /// Ends when the trailers are sent.
     timer: CallTimer,
     /// Of the last poll, woken at the deadline.
@@ -46,6 +49,8 @@ impl<R: LongResponse> DeadlineBody<R> {
     pub(super) fn new(response: R, deadline: Option<Instant>, timer: CallTimer) -> Self {
         let shared = Arc::new(Mutex::new(Shared {
             response,
+            deadline,
+            given_up: None,
             timer,
             waker: None,
         }));
@@ -54,7 +59,7 @@ impl<R: LongResponse> DeadlineBody<R> {
             let watch = async move {
                 tokio::time::sleep_until(deadline.into()).await;
                 if let Some(shared) = watched.upgrade() {
-                    lock(&shared).end_at_deadline();
+                    lock(&shared).give_up();
                 }
             };
             tokio::spawn(watch).abort_handle()
@@ -68,23 +73,34 @@ impl<R: LongResponse> Shared<R> {
         if self.timer.is_ended() {
             return Poll::Ready(None);
         }
-        let polled = self.response.poll_next(cx);
+        let polled = match self.given_up.take() {
+            Some(status) => Poll::Ready(Some(Err(status))),
+            None => self.response.poll_next(cx),
+        };
         let is_known = |waker: &Waker| waker.will_wake(cx.waker());
         if polled.is_pending() && !self.waker.as_ref().is_some_and(is_known) {
             self.waker = Some(cx.waker().clone());
         }
-        let (code, trailers) = match ready!(polled) {
+        let failed = match ready!(polled) {
             Some(Ok(frame)) => return Poll::Ready(Some(Ok(Frame::data(frame)))),
-            Some(Err(status)) => (status.code(), trailers_of(&status)),
-            None => (Code::Ok, trailers_ok()),
+            Some(Err(status)) => Some(status),
+            // It may have ended after the deadline, and before the task that watches that.
+            None => self.is_late().then(|| self.response.give_up()),
         };
-        self.timer.end(code);
+        self.timer.end(failed.as_ref().map_or(Code::Ok, Status::code));
+        let trailers = failed.map_or_else(trailers_ok, |status| trailers_of(&status));
         Poll::Ready(Some(Ok(Frame::trailers(trailers))))
     }
 
-    fn end_at_deadline(&mut self) {
+    fn is_late(&self) -> bool {
+        // The clock of the task.
+        let now = tokio::time::Instant::now();
+        self.deadline.is_some_and(|deadline| now >= deadline.into())
+    }
+
+    fn give_up(&mut self) {
         if !self.timer.is_ended() {
-            self.response.end_at_deadline();
+            self.given_up = Some(self.response.give_up());
             self.waker.take().into_iter().for_each(Waker::wake);
         }
     }

@@ -102,98 +102,74 @@ fn field_past_the_end(request: &v1::ReadObjectRequest, end: u64) -> &'static str
     if is_too_long { "length" } else { "offset" }
 }
 
-/// The messages of the response and its trailers.
+/// The messages of the response.
 struct ObjectMessages {
-    /// `None` once the end status is known.
+    /// Sent first: it has no data.
+    first: Option<v1::ReadObjectResponse>,
+    /// `None` once it is given up.
     windows: Option<WindowedBody>,
     /// Offset of the next message with data.
     offset: u64,
-    /// The message to send next.
-    next: Option<FrameParts>,
-    /// Not OK.
-    end: Option<Status>,
 }
 
 /// The body of a response that has begun. Must be called inside a runtime.
 pub(super) fn body(
-    begun: ObjectStart,
+    ObjectStart { first, windows }: ObjectStart,
     deadline: Option<Instant>,
     timer: CallTimer,
 ) -> DeadlineBody<impl LongResponse> {
-    let ObjectStart { first, windows } = begun;
-    let mut messages = ObjectMessages {
-        windows: Some(windows),
+    let messages = ObjectMessages {
         offset: first.offset,
-        next: None,
-        end: None,
+        first: Some(first),
+        windows: Some(windows),
     };
-    messages.queue(&first, Bytes::new());
     DeadlineBody::new(messages, deadline, timer)
-}
-
-impl ObjectMessages {
-    fn queue(&mut self, message: &v1::ReadObjectResponse, data: Bytes) {
-        match EncodedMessage::unary(message, data) {
-            Ok(encoded) => self.next = Some(encoded.into_frame()),
-            Err(status) => self.end_with(Some(status)),
-        }
-    }
-
-    fn end_with(&mut self, end: Option<Status>) {
-        self.windows = None;
-        self.end = end;
-    }
-
-    /// Fills `next`, or sets the end status.
-    fn poll_message(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let Some(windows) = &mut self.windows else {
-            return Poll::Ready(());
-        };
-        match ready!(Pin::new(windows).poll_frame(cx)) {
-            None => self.end_with(None),
-            Some(Err(error)) => self.end_with(Some(error_status::to_status(&error, "name"))),
-            Some(Ok(frame)) => {
-                // A windowed body has no trailers.
-                let data = frame.into_data().unwrap_or_default();
-                let message = v1::ReadObjectResponse {
-                    offset: self.offset,
-                    ..Default::default()
-                };
-                self.offset = self
-                    .offset
-                    .saturating_add(u64::try_from(data.len()).unwrap_or(u64::MAX));
-                self.queue(&message, data);
-            }
-        }
-        Poll::Ready(())
-    }
 }
 
 impl LongResponse for ObjectMessages {
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<FrameParts, Status>>> {
-        loop {
-            if let Some(next) = self.next.take() {
-                return Poll::Ready(Some(Ok(next)));
-            }
-            if self.windows.is_none() {
-                return Poll::Ready(self.end.take().map(Err));
-            }
-            ready!(self.poll_message(cx));
+        let encoded = |message: v1::ReadObjectResponse, data| {
+            EncodedMessage::unary(&message, data).map(EncodedMessage::into_frame)
+        };
+        if let Some(first) = self.first.take() {
+            return Poll::Ready(Some(encoded(first, Bytes::new())));
         }
+        let Some(windows) = &mut self.windows else {
+            return Poll::Ready(None);
+        };
+        let frame = ready!(Pin::new(windows).poll_frame(cx));
+        Poll::Ready(frame.map(|frame| {
+            let frame = frame.map_err(|error| error_status::to_status(&error, "name"))?;
+            // A windowed body has no trailers.
+            let data = frame.into_data().unwrap_or_default();
+            let message = v1::ReadObjectResponse {
+                offset: self.offset,
+                ..Default::default()
+            };
+            let bytes = u64::try_from(data.len()).unwrap_or(u64::MAX);
+            self.offset = self.offset.saturating_add(bytes);
+            encoded(message, data)
+        }))
     }
 
-    fn end_at_deadline(&mut self) {
-        let Some(windows) = &self.windows else {
-            return;
+    fn give_up(&mut self) -> Status {
+        let late = match self.windows.take() {
+            Some(windows) => windows.deadline_rejection(),
+            None => ReadError::DeadlineExceeded.into(),
         };
-        let late = windows.deadline_rejection();
-        self.end_with(Some(error_status::to_status(&late, "name")));
+        error_status::to_status(&late, "name")
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Limits;
+    use crate::fetch::tests::{objects_of, serving};
+    use crate::rpc_metrics::{GrpcMethod, RpcMetrics};
+    use futures_util::FutureExt as _;
+    use http_body_util::BodyExt as _;
+    use tonic::Code;
 
     #[test]
     fn a_part_of_an_object_lies_within_it() {
@@ -219,5 +195,31 @@ mod tests {
             );
         }
         assert!(matches!(of(1, u64::MAX), Err(ReadError::RangeOverflow { .. })));
+    }
+
+    #[tokio::test]
+    async fn an_object_that_is_sent_after_the_deadline_is_no_success() {
+        // Scenario: the last part of an object is taken when the deadline has passed, before the task that watches the deadline
+        // runs. Expectation: all of it, then DEADLINE_EXCEEDED, which is counted.
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("a"), "abc").unwrap();
+        let fetcher = serving(vec![objects_of(directory.path())], Limits::default());
+        let request = v1::ReadObjectRequest {
+            dataset: "objects".to_owned(),
+            name: "a".to_owned(),
+            ..v1::ReadObjectRequest::default()
+        };
+        let now = Instant::now();
+        let begun = begin(&fetcher, None, now, None, &request).await.unwrap();
+        let rpc = RpcMetrics::new(&prometheus::Registry::new()).unwrap();
+        let timer = CallTimer::new(rpc.clone(), GrpcMethod::ReadObject, now);
+        let mut body = body(begun, Some(now), timer);
+        let mut next = || body.frame().now_or_never().unwrap();
+        assert!(next().unwrap().unwrap().is_data());
+        assert!(next().unwrap().unwrap().is_data());
+        let trailers = next().unwrap().unwrap().into_trailers().unwrap();
+        assert_eq!(trailers[Status::GRPC_STATUS], "4");
+        assert!(next().is_none());
+        assert_eq!(rpc.counted(GrpcMethod::ReadObject, Code::DeadlineExceeded), 1);
     }
 }

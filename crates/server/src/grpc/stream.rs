@@ -83,16 +83,11 @@ where
         waiting: None,
         next: None,
         end: None,
-        deadline: bounds.deadline,
         hold,
         arrived: Instant::now(),
         interrupted: Some(Box::pin(interrupted)),
     };
     DeadlineBody::new(stream, bounds.deadline, timer)
-}
-
-fn deadline_passed() -> Status {
-    error_status::to_status(&ReadError::DeadlineExceeded.into(), "request")
 }
 
 /// Charges the bytes of an incomplete request.
@@ -111,7 +106,6 @@ struct StreamState<B, S, Fut> {
     next: Option<EncodedMessage>,
     /// The status to report when all requests in flight are answered; `None`: OK.
     end: Option<Status>,
-    deadline: Option<Instant>,
     hold: ChargeMemory,
     /// When the last bytes arrived.
     arrived: Instant,
@@ -241,14 +235,6 @@ where
             }
         }
     }
-
-    /// Its last status, if it is not OK.
-    fn finish(&mut self) -> Option<Status> {
-        // The last requests may have reached the deadline before the task that watches it.
-        let now = tokio::time::Instant::now();
-        let is_late = self.deadline.is_some_and(|deadline| now >= deadline.into());
-        self.end.take().or_else(|| is_late.then(deadline_passed))
-    }
 }
 
 impl<B, S, Fut> LongResponse for StreamState<B, S, Fut>
@@ -284,7 +270,7 @@ where
                 }
                 Poll::Ready(Some(Err(status))) => self.cut(status),
                 Poll::Ready(None) if self.incoming.is_none() && frame.is_empty() => {
-                    return Poll::Ready(self.finish().map(Err));
+                    return Poll::Ready(self.end.take().map(Err));
                 }
                 Poll::Ready(None) | Poll::Pending => break,
             }
@@ -295,9 +281,11 @@ where
         Poll::Ready(Some(Ok(frame.into_frame())))
     }
 
-    fn end_at_deadline(&mut self) {
-        self.cut(deadline_passed());
+    fn give_up(&mut self) -> Status {
+        let late = error_status::to_status(&ReadError::DeadlineExceeded.into(), "request");
+        self.cut(late.clone());
         self.next = None;
+        late
     }
 }
 
