@@ -266,14 +266,7 @@ impl ShutdownSignals {
 /// # Errors
 /// Errors of the kernel.
 pub fn end_on_signal() -> std::io::Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_io()
-        .build()?;
-    let mut signals = {
-        let _inside = runtime.enter();
-        ShutdownSignals::install()?
-    };
-    let watch = async move {
+    let watch = async |mut signals: ShutdownSignals| {
         let code = if signals.next().await == "SIGINT" {
             130
         } else {
@@ -281,10 +274,23 @@ pub fn end_on_signal() -> std::io::Result<()> {
         };
         std::process::exit(code);
     };
-    std::thread::Builder::new()
-        .name("rf-signals".to_owned())
-        .spawn(move || runtime.block_on(watch))?;
-    Ok(())
+    on_a_thread("rf-signals", watch)?.map(drop)
+}
+
+/// Replaces the signals' default action, and watches for them on a thread of its own. The inner error: there is none.
+fn on_a_thread<W>(name: &str, watch: W) -> std::io::Result<std::io::Result<JoinHandle<()>>>
+where
+    W: AsyncFnOnce(ShutdownSignals) + Send + 'static,
+{
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let signals = {
+        let _inside = runtime.enter();
+        ShutdownSignals::install()?
+    };
+    let thread = std::thread::Builder::new().name(name.to_owned());
+    Ok(thread.spawn(move || runtime.block_on(watch(signals))))
 }
 
 /// A start that takes longer is logged again and again, with the step that it is at.
@@ -308,13 +314,6 @@ impl EndWhileStarting {
     /// # Errors
     /// Errors of the kernel.
     pub fn watch(notifier: Option<Arc<Notifier>>) -> std::io::Result<Self> {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()?;
-        let mut signals = {
-            let _inside = runtime.enter();
-            ShutdownSignals::install()?
-        };
         let (until, started) = oneshot::channel();
         let step = Arc::new(Mutex::new(String::new()));
         let long_start = tell_of_long_start(Arc::clone(&step), notifier);
@@ -323,7 +322,7 @@ impl EndWhileStarting {
             let _dropped = started.await;
             tokio::task::yield_now().await;
         };
-        let watch = async move {
+        let watch = async move |mut signals: ShutdownSignals| {
             tokio::select! {
                 biased;
                 signal = signals.next() => {
@@ -335,13 +334,10 @@ impl EndWhileStarting {
             }
         };
         // Where there is no thread for it, there is none for a core either, and the start fails.
-        let watch = std::thread::Builder::new()
-            .name("rf-start".to_owned())
-            .spawn(move || runtime.block_on(watch));
         Ok(Self {
             step,
             until: Some(until),
-            watch: watch.ok(),
+            watch: on_a_thread("rf-start", watch)?.ok(),
         })
     }
 

@@ -97,13 +97,7 @@ async fn requests_that_never_end_are_charged_from_their_heads_on() {
                 open.push(sender.send_request(request.body(()).unwrap(), false).unwrap());
             }
         }
-        // Any of them: the order in which the connections send is not that of the calls.
-        let (answers, _bodies): (Vec<_>, Vec<_>) = open.into_iter().unzip();
-        let first = timeout(PATIENCE, select_all(answers)).await;
-        let (head, _, _open) = first.expect("an answer");
-        let head = head.unwrap();
-        let status = Status::from_header_map(head.headers()).unwrap();
-        assert_eq!(status.code(), Code::ResourceExhausted);
+        let status = first_refusal(&mut open).await;
         assert!(status.get_error_details().retry_info().is_some(), "{status:?}");
         assert_eq!(read(&daemon, "first", "blocks").await, Ok(()), "{path}");
         connections.iter().for_each(tokio::task::JoinHandle::abort);
@@ -118,6 +112,16 @@ async fn requests_that_never_end_are_charged_from_their_heads_on() {
         })
         .await;
     }
+}
+
+/// The refusal of any of these calls for want of memory: the order in which connections send is not that of the calls.
+async fn first_refusal(open: &mut [(h2::client::ResponseFuture, h2::SendStream<Bytes>)]) -> Status {
+    let answers = open.iter_mut().map(|(answer, _body)| answer);
+    let first = timeout(PATIENCE, select_all(answers)).await;
+    let (head, ..) = first.expect("an answer");
+    let status = Status::from_header_map(head.unwrap().headers()).unwrap();
+    assert_eq!(status.code(), Code::ResourceExhausted);
+    status
 }
 
 #[tokio::test]
@@ -141,11 +145,7 @@ async fn small_header_fields_are_charged_what_they_take() {
         let mut sender = sender.clone().ready().await.unwrap();
         open.push(sender.send_request(request.body(()).unwrap(), false).unwrap());
     }
-    let (answers, _bodies): (Vec<_>, Vec<_>) = open.into_iter().unzip();
-    let first = timeout(PATIENCE, select_all(answers)).await;
-    let (head, _, _open) = first.expect("an answer");
-    let status = Status::from_header_map(head.unwrap().headers()).unwrap();
-    assert_eq!(status.code(), Code::ResourceExhausted);
+    first_refusal(&mut open).await;
     connection.abort();
 }
 
