@@ -7,7 +7,6 @@
 //! A turn is bounded too: a connection that sends megabytes, or receives requests without pause, yields to
 //! the core's other connections. There are no timers: nothing is held back beyond the poll that wrote it.
 
-use super::core_turns;
 use super::progress::Progress;
 use hyper::rt::{Read, ReadBuf, ReadBufCursor, Write};
 use ringfetch_engine::cores::{give_way, submit_left};
@@ -36,8 +35,8 @@ const TURN_BYTES_MAX: usize = 144 << 10;
 /// per round.
 const TURN_RECEIVED_BYTES_MAX: usize = 8 << 10;
 
-/// Least. While several callers share the core, a connection whose turn took long receives half as much in the next ones: 8 KiB of
-/// requests whose 490 fields are each a reference of one byte took 1 to 2 ms.
+/// Least. A connection whose turn took long receives half as much in the next one: 8 KiB of requests whose 490 fields are each a
+/// reference of one byte took 1 to 2 ms.
 const TURN_RECEIVED_BYTES_MIN: usize = 256;
 
 /// A longer turn is long: five times a caller's part of a round of `core_turns`. With 100 us single requests of a principal took 2 % more CPU.
@@ -64,8 +63,8 @@ struct WriteBuffer<T> {
     turn_bytes: usize,
     /// Counts received bytes.
     progress: Arc<Progress>,
-    /// When this turn began, later by the time of its large writes, if the core is shared.
-    begun: Option<Instant>,
+    /// When this turn began, later by the time of its large writes.
+    begun: Instant,
     /// Bytes that hyper had got when it began, and how many it may get in a turn.
     received_before: u64,
     receives: usize,
@@ -112,19 +111,16 @@ impl<T: Write + Unpin> WriteBuffer<T> {
             }
         }
         let cut = cut.get(..count).unwrap_or_default();
-        let before = self.begun.map(|_| Instant::now());
+        let before = Instant::now();
         let written = Pin::new(&mut self.io).poll_write_vectored(cx, cut);
-        if let (Some(begun), Some(before)) = (&mut self.begun, before) {
-            *begun += before.elapsed();
-        }
+        self.begun += before.elapsed();
         let written = ready!(written)?;
         self.turn_bytes += written;
         Poll::Ready(Ok(written))
     }
 
-    /// `begun`: now, on a shared core.
-    fn begin_turn(&mut self, begun: Option<Instant>) {
-        self.begun = begun;
+    fn begin_turn(&mut self, now: Instant) {
+        self.begun = now;
         self.turn_bytes = 0;
         self.received_before = self.progress.plain_bytes();
     }
@@ -135,18 +131,14 @@ impl<T: Write + Unpin> WriteBuffer<T> {
         usize::try_from(received).unwrap_or(usize::MAX)
     }
 
-    /// Adapts what is received in a turn to the time that this one took on a shared core, but for its writes: an upload beside a
-    /// download on one connection is not what takes long.
+    /// Adapts what is received in a turn to the time that this one took, but for its writes: an upload beside a download on one
+    /// connection is not what takes long.
     fn end_turn(&mut self) {
-        let Some(begun) = self.begun.take() else {
-            self.receives = TURN_RECEIVED_BYTES_MAX;
-            return;
-        };
         let received = self.received();
         if received == 0 {
             return;
         }
-        let is_long = begun.elapsed() > LONG_TURN;
+        let is_long = self.begun.elapsed() > LONG_TURN;
         if is_long && received >= self.receives / 2 {
             self.receives = (self.receives / 2).max(TURN_RECEIVED_BYTES_MIN);
         } else if !is_long && received >= self.receives {
@@ -177,7 +169,7 @@ impl<T: Read + Write + Unpin> CoalescingIo<T> {
             bytes: Vec::new(),
             written: 0,
             turn_bytes: 0,
-            begun: None,
+            begun: Instant::now(),
             received_before: progress.plain_bytes(),
             receives: TURN_RECEIVED_BYTES_MAX,
             progress,
@@ -225,8 +217,7 @@ impl<T: Write + Unpin> Flusher<T> {
         let mut outcome = Ok(());
         std::future::poll_fn(|cx| {
             submit_left();
-            let begun = core_turns::is_shared().then(Instant::now);
-            self.gathered.borrow_mut().begin_turn(begun);
+            self.gathered.borrow_mut().begin_turn(Instant::now());
             if !self.ended.get()
                 && let Poll::Ready(result) = connection.as_mut().poll(cx)
             {
@@ -628,14 +619,14 @@ mod tests {
     }
 
     #[test]
-    fn who_takes_long_on_a_shared_core_receives_less_in_a_turn() {
-        // Scenario: turns in which all is received that may be: long ones on a core with several callers, then quick ones, then
-        // long ones on a core of its own. Expectation: half as much each time, but some; twice as much each time, up to all; all.
+    fn who_takes_long_receives_less_in_a_turn() {
+        // Scenario: turns in which all is received that may be: long ones, then quick ones. Expectation: half as much each time, but
+        // some; twice as much each time, up to all.
         let progress: Arc<Progress> = Arc::default();
         let socket = Scripted::default();
         let (io, _drain) = CoalescingIo::new(socket, Arc::clone(&progress));
         let gathered = &mut *io.0.borrow_mut();
-        let mut turn = |begun: Option<Instant>| {
+        let mut turn = |begun: Instant| {
             gathered.begin_turn(begun);
             progress.read(&vec![0; gathered.receives]);
             gathered.end_turn();
@@ -644,17 +635,15 @@ mod tests {
         let now = Instant::now();
         // Whatever time the test takes, none has passed since then.
         let (long, quick) = (now - LONG_TURN * 2, now + Duration::from_secs(3600));
-        let received: Vec<_> = (0..7).map(|_| turn(Some(long))).collect();
+        let received: Vec<_> = (0..7).map(|_| turn(long)).collect();
         assert_eq!(received, [4096, 2048, 1024, 512, 256, 256, 256]);
-        let received: Vec<_> = (0..6).map(|_| turn(Some(quick))).collect();
+        let received: Vec<_> = (0..6).map(|_| turn(quick)).collect();
         assert_eq!(received, [512, 1024, 2048, 4096, 8192, 8192]);
-        turn(Some(long));
-        assert_eq!(turn(None), TURN_RECEIVED_BYTES_MAX);
     }
 
     #[test]
     fn the_time_of_large_writes_is_not_that_of_the_turn() {
-        // Scenario: a large write on a shared core that takes a millisecond. Expectation: the turn counts as begun that much later.
+        // Scenario: a large write that takes a millisecond. Expectation: the turn counts as begun that much later.
         let socket = Scripted {
             write: Duration::from_millis(1),
             ..Scripted::default()
@@ -662,11 +651,11 @@ mod tests {
         let (io, _drain) = CoalescingIo::new(socket, Arc::default());
         let gathered = &mut *io.0.borrow_mut();
         let begun = Instant::now();
-        gathered.begin_turn(Some(begun));
+        gathered.begin_turn(begun);
         let cx = &mut Context::from_waker(Waker::noop());
         let written = gathered.poll_write_through(cx, &[IoSlice::new(&[0; 2 * COPIED_BYTES_MAX])]);
         assert!(written.is_ready());
-        assert!(gathered.begun >= Some(begun + Duration::from_millis(1)));
+        assert!(gathered.begun >= begun + Duration::from_millis(1));
     }
 
     #[tokio::test]
