@@ -7,6 +7,7 @@
 //! A turn is bounded too: a connection that sends megabytes, or receives requests without pause, yields to
 //! the core's other connections. There are no timers: nothing is held back beyond the poll that wrote it.
 
+use super::core_turns;
 use super::progress::Progress;
 use hyper::rt::{Read, ReadBuf, ReadBufCursor, Write};
 use ringfetch_engine::cores::{give_way, submit_left};
@@ -42,6 +43,10 @@ const TURN_RECEIVED_BYTES_MIN: usize = 256;
 /// A longer turn is long: five times a caller's part of a round of `core_turns`. With 100 us single requests of a principal took 2 % more CPU.
 const LONG_TURN: Duration = Duration::from_micros(250);
 
+/// Turns in a row, less those between them, whose bound of received bytes was reached, after which a connection has a backlog: 64 KiB at
+/// once are none.
+const BACKLOG_TURNS: u32 = 8;
+
 /// Most slices in one write, the same bound as in h2 and hyper.
 const PIECES_MAX: usize = 64;
 
@@ -68,6 +73,9 @@ struct WriteBuffer<T> {
     /// Bytes that hyper had got when it began, and how many it may get in a turn.
     received_before: u64,
     receives: usize,
+    /// It could have got more in this turn; in how many turns it could, less those in which it could not.
+    is_bounded: bool,
+    bounded_turns: u32,
 }
 
 impl<T: Write + Unpin> WriteBuffer<T> {
@@ -138,6 +146,12 @@ impl<T: Write + Unpin> WriteBuffer<T> {
         if received == 0 {
             return;
         }
+        self.bounded_turns = if std::mem::take(&mut self.is_bounded) {
+            (self.bounded_turns + 1).min(2 * BACKLOG_TURNS)
+        } else {
+            self.bounded_turns.saturating_sub(1)
+        };
+        core_turns::note_backlog(self.bounded_turns >= BACKLOG_TURNS);
         let is_long = self.begun.elapsed() > LONG_TURN;
         if is_long && received >= self.receives / 2 {
             self.receives = (self.receives / 2).max(TURN_RECEIVED_BYTES_MIN);
@@ -172,6 +186,8 @@ impl<T: Read + Write + Unpin> CoalescingIo<T> {
             begun: Instant::now(),
             received_before: progress.plain_bytes(),
             receives: TURN_RECEIVED_BYTES_MAX,
+            is_bounded: false,
+            bounded_turns: 0,
             progress,
         }));
         (
@@ -252,6 +268,7 @@ impl<T: Read + Write + Unpin> Read for CoalescingIo<T> {
         let gathered = &mut *self.0.borrow_mut();
         let most = gathered.receives.saturating_sub(gathered.received());
         if most == 0 || gathered.progress.must_wait() {
+            gathered.is_bounded = true;
             // The socket may have more bytes and would not wake the task.
             give_way(cx);
             return Poll::Pending;
@@ -639,6 +656,43 @@ mod tests {
         assert_eq!(received, [4096, 2048, 1024, 512, 256, 256, 256]);
         let received: Vec<_> = (0..6).map(|_| turn(quick)).collect();
         assert_eq!(received, [512, 1024, 2048, 4096, 8192, 8192]);
+    }
+
+    #[tokio::test]
+    async fn who_sends_more_than_its_turns_take_has_a_backlog() {
+        // Scenario: connections whose clients have sent 1 MiB, and 4 KiB, which each poll reads as far as it may. Expectation:
+        // the first has a backlog after some turns, until it has read all; the second never has.
+        for (bytes, has_backlog) in [(1 << 20, true), (4 << 10, false)] {
+            let progress: Arc<Progress> = Arc::default();
+            let socket = Filled {
+                bytes: vec![0; bytes].into(),
+                progress: Arc::clone(&progress),
+            };
+            let (mut io, drain) = CoalescingIo::new(socket, progress);
+            let mut left = bytes;
+            let mut connection = std::pin::pin!(std::future::poll_fn(|cx| {
+                while left > 0 {
+                    let mut bytes = [0; 1000];
+                    let mut buffer = ReadBuf::new(&mut bytes);
+                    ready!(Pin::new(&mut io).poll_read(cx, buffer.unfilled()))?;
+                    left -= buffer.filled().len();
+                }
+                Poll::<io::Result<()>>::Pending
+            }));
+            let mut driving = std::pin::pin!(drain.drive(connection.as_mut()));
+            let mut backlogs = Vec::new();
+            for _ in 0..2 * (1 << 20) / TURN_RECEIVED_BYTES_MAX {
+                core_turns::note_backlog(false);
+                std::future::poll_fn(|cx| {
+                    assert!(driving.as_mut().poll(cx).is_pending());
+                    Poll::Ready(())
+                })
+                .await;
+                backlogs.push(core_turns::take_backlog());
+            }
+            assert_eq!(backlogs.iter().position(|has| *has), has_backlog.then_some(7));
+            assert_eq!(backlogs.last(), Some(&false));
+        }
     }
 
     #[test]

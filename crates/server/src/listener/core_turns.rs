@@ -6,6 +6,10 @@
 //! ready tasks wait in a queue, in order of arrival, and are let on one at a time. While a core has one
 //! caller, nothing is timed and no task waits.
 //!
+//! A connection whose client sends more than its turns take, one after the other, has a backlog. Its tasks wait apart from
+//! their caller's others, and are let on by turns with these, also if the caller is alone: who sends without pause does
+//! not delay those behind the same address that send little.
+//!
 //! A poll that refuses a request, for its credential, its rights or its rate, is charged the maximum
 //! ([`POLL_NS_MAX`]): a client that keeps sending such requests gets less than its share.
 //!
@@ -57,8 +61,8 @@ struct Core {
     busy: RefCell<Vec<Rc<Caller>>>,
     /// The caller of the task that is being polled.
     current: RefCell<Option<Rc<Caller>>>,
-    /// The caller of the last poll.
-    last: Cell<Option<u64>>,
+    /// The caller of the last poll, and whether its connection had a backlog.
+    last: Cell<Option<(u64, bool)>>,
     shared_until: Cell<Option<Instant>>,
     /// How often the core had parked, by the last poll.
     parks: Cell<Option<u64>>,
@@ -66,6 +70,8 @@ struct Core {
     waker: RefCell<Option<Waker>>,
     /// Whether the task that is being polled has refused a request.
     refuses: Cell<bool>,
+    /// Whether it works for a connection with a backlog.
+    has_backlog: Cell<bool>,
 }
 
 /// State of the task that begins rounds ([`Rounds`]).
@@ -91,7 +97,16 @@ pub(super) struct Caller {
     /// Nanoseconds left; if negative, they are deducted from later rounds.
     balance: Cell<i64>,
     is_busy: Cell<bool>,
-    waiting: RefCell<VecDeque<Rc<Ticket>>>,
+    waiting: RefCell<WaitingTasks>,
+}
+
+/// Tasks that wait for their caller's time, in the order of arrival.
+#[derive(Debug, Default)]
+struct WaitingTasks {
+    /// Of connections without a backlog, and with one.
+    tickets: [VecDeque<Rc<Ticket>>; 2],
+    /// Which of them is let on next, if both wait.
+    next_has_backlog: bool,
 }
 
 /// A waiting task.
@@ -123,10 +138,21 @@ pub(crate) fn note_refusal() {
     CORE.with(|core| core.refuses.set(true));
 }
 
+/// Notes whether the connection whose task is being polled has a backlog.
+pub(super) fn note_backlog(has_backlog: bool) {
+    CORE.with(|core| core.has_backlog.set(has_backlog));
+}
+
 /// Whether the task that is being polled, or the calling thread without one, has noted a refusal; forgets it.
 #[cfg(test)]
 pub(crate) fn take_refusal() -> bool {
     CORE.with(|core| core.refuses.take())
+}
+
+/// Whether the calling thread, without a task, has noted a backlog; forgets it.
+#[cfg(test)]
+pub(super) fn take_backlog() -> bool {
+    CORE.with(|core| core.has_backlog.take())
 }
 
 /// The caller of the task that is being polled.
@@ -163,9 +189,9 @@ impl Core {
     }
 
     /// Notes that a task of this caller is being polled; returns the time if the core is shared.
-    fn shared_now(&self, caller: &Caller) -> Option<Instant> {
-        let last = self.last.replace(Some(caller.id));
-        let is_other = last.is_some_and(|last| last != caller.id);
+    fn shared_now(&self, caller: &Caller, has_backlog: bool) -> Option<Instant> {
+        let now = (caller.id, has_backlog);
+        let is_other = self.last.replace(Some(now)).is_some_and(|last| last != now);
         if !is_other && self.shared_until.get().is_none() {
             return None;
         }
@@ -202,14 +228,13 @@ impl Core {
         for caller in self.busy.borrow_mut().drain(..) {
             caller.is_busy.set(false);
             caller.balance.set(caller.full());
-            for ticket in caller.waiting.borrow_mut().drain(..) {
-                ticket.let_on();
-            }
+            while caller.let_on() {}
         }
     }
 
     /// Whether a task may be polled; otherwise it gets a ticket, or keeps the one it has.
-    fn admits(&self, caller: &Rc<Caller>, ticket: &mut Option<Rc<Ticket>>, cx: &mut Context<'_>) -> bool {
+    fn admits(&self, turns: &mut TaskTurns, cx: &mut Context<'_>) -> bool {
+        let TaskTurns { caller, ticket, .. } = turns;
         if let Some(waiting) = ticket {
             if waiting.state.get() == TicketState::MayRun {
                 *ticket = None;
@@ -218,14 +243,17 @@ impl Core {
             waiting.waker.borrow_mut().clone_from(cx.waker());
             return false;
         }
-        if caller.has_time() && caller.waiting.borrow().is_empty() {
+        let mut waiting = caller.waiting.borrow_mut();
+        let [light, backlog] = &mut waiting.tickets;
+        let queue = if turns.has_backlog { backlog } else { light };
+        if caller.has_time() && queue.is_empty() {
             return true;
         }
         let new = Rc::new(Ticket {
             waker: RefCell::new(cx.waker().clone()),
             state: Cell::new(TicketState::Waits),
         });
-        caller.waiting.borrow_mut().push_back(Rc::clone(&new));
+        queue.push_back(Rc::clone(&new));
         *ticket = Some(new);
         self.note_busy(caller);
         self.want_round();
@@ -306,19 +334,38 @@ impl Caller {
             .set(self.balance.get().saturating_sub(nanoseconds).max(-DEBT_NS_MAX));
     }
 
-    /// Lets the next waiting task on.
-    fn let_on(&self) {
+    /// Lets the next waiting task on; returns false if none waits.
+    fn let_on(&self) -> bool {
         let mut waiting = self.waiting.borrow_mut();
-        while let Some(ticket) = waiting.pop_front() {
+        while let Some(ticket) = waiting.pop() {
             if ticket.let_on() {
-                return;
+                return true;
             }
         }
+        false
     }
 
     /// The most time that it can have saved.
     fn full(&self) -> i64 {
         CREDIT_NS_MAX.max(self.part())
+    }
+}
+
+impl WaitingTasks {
+    fn is_empty(&self) -> bool {
+        self.tickets.iter().all(VecDeque::is_empty)
+    }
+
+    /// The next one: of each kind by turns.
+    fn pop(&mut self) -> Option<Rc<Ticket>> {
+        let [light, backlog] = &mut self.tickets;
+        let backlog_first = self.next_has_backlog && !backlog.is_empty() || light.is_empty();
+        self.next_has_backlog = !backlog_first;
+        if backlog_first {
+            backlog.pop_front()
+        } else {
+            light.pop_front()
+        }
     }
 }
 
@@ -371,6 +418,8 @@ struct TaskTurns {
     own: Rc<Caller>,
     /// It has worked for several other callers, and from then on works for its own.
     serves_several: bool,
+    /// Its connection had a backlog in its last poll, or when it was spawned.
+    has_backlog: bool,
 }
 
 impl TaskTurns {
@@ -406,6 +455,7 @@ impl<F> InTurn<F> {
                 caller,
                 ticket: None,
                 serves_several: false,
+                has_backlog: CORE.with(|core| core.has_backlog.get()),
             },
         }
     }
@@ -418,14 +468,16 @@ impl<F: Future> Future for InTurn<F> {
         let this = self.project();
         CORE.with(|core| {
             let turns = this.turns;
-            let begun = core.shared_now(&turns.caller);
-            if begun.is_some() && !core.admits(&turns.caller, &mut turns.ticket, cx) {
+            let begun = core.shared_now(&turns.caller, turns.has_backlog);
+            if begun.is_some() && !core.admits(turns, cx) {
                 return Poll::Pending;
             }
             turns.ticket = None;
             let outer = core.current.replace(Some(Rc::clone(&turns.caller)));
+            let outer_backlog = core.has_backlog.replace(turns.has_backlog);
             core.refuses.set(false);
             let polled = this.task.poll(cx);
+            turns.has_backlog = core.has_backlog.replace(outer_backlog);
             let worked_for = core.current.replace(outer);
             if let Some(begun) = begun {
                 // Requests of other callers on the same connection must not wait for this refusal.

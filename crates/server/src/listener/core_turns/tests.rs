@@ -179,6 +179,50 @@ fn a_caller_alone_waits_for_nobody() {
 }
 
 #[test]
+fn connections_with_a_backlog_do_not_delay_the_callers_others() {
+    // 64 connections of one caller that send without pause, each with a task that it spawns, and one that does not.
+    // Expectation: few polls of the former between two of the latter, as one of each is let on by turns; none of them gets many
+    // more turns than another.
+    on_a_core(|| async {
+        let turns = Rc::new(RefCell::new([0_u32; 64]));
+        for number in 0..64 {
+            let turns = Rc::clone(&turns);
+            let task = async move {
+                note_backlog(true);
+                let seen = Rc::clone(&turns);
+                let spawned = async move {
+                    loop {
+                        work();
+                        seen.borrow_mut()[number] += 1;
+                        yield_now().await;
+                    }
+                };
+                drop(tokio::task::spawn_local(InTurn::new(of(1, 1), spawned)));
+            };
+            drop(tokio::task::spawn_local(InTurn::new(of(1, 1), task)));
+        }
+        let sum = || turns.borrow().iter().sum::<u32>();
+        let light = async {
+            let mut most = 0;
+            // In the first turns the core is not yet known to be shared.
+            for turn in 0..500 {
+                let (before, since) = (sum(), Instant::now());
+                yield_now().await;
+                if turn >= 20 && since.elapsed() < SHARED_FOR {
+                    most = most.max(sum() - before);
+                }
+            }
+            most
+        };
+        let most = InTurn::new(of(1, 1), light).await;
+        assert!((1..=4).contains(&most), "{most}");
+        let turns = turns.borrow();
+        let (least, most) = (turns.iter().min().expect("64"), turns.iter().max().expect("64"));
+        assert!(*most - *least <= 3, "{turns:?}");
+    });
+}
+
+#[test]
 fn tasks_that_are_dropped_while_they_wait_hold_nobody_up() {
     // 30 tasks of one caller wait; every other one is dropped, some while they may run. Expectation: the
     // others complete.
