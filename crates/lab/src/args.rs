@@ -107,6 +107,10 @@ pub struct OfDaemon {
     /// PID of the daemon on this machine, to count its CPU time too.
     #[arg(long, value_name = "PID", requires = "server")]
     pub(crate) server_pid: Option<u32>,
+    /// Connections to it [default: as many as it has cores, if the service of --admin tells; otherwise half as many as this
+    /// machine has CPUs, at most 4].
+    #[arg(long, value_name = "N", requires = "server", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub(crate) connections: Option<u16>,
 }
 
 /// See [`LabCommand::Act`].

@@ -1,7 +1,7 @@
 //! A running daemon that reads a study's data: finds it, calls it, and switches its backends.
 
 use crate::args::OfDaemon;
-use crate::drive::daemon::connections;
+use crate::drive::daemon::threads;
 use crate::error::LabError;
 use crate::job::ReadAt;
 use crate::material::{DataFile, open};
@@ -19,6 +19,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+/// The client takes no more.
+const CONNECTIONS_MAX: usize = 1024;
 /// Most names of objects to read: the first ones.
 pub(crate) const OBJECTS_MAX: usize = 10_000;
 /// Bytes at either end that tell one file from another.
@@ -36,12 +38,13 @@ impl Clients {
         Self(Arc::new(make))
     }
 
+    fn builder(&self, url: &str, timeout: Duration) -> Builder {
+        (self.0)(url).timeout(timeout).retry(RetryPolicy::none())
+    }
+
     /// Must be called within a runtime.
     fn client(&self, url: &str, timeout: Duration) -> Result<Client, Error> {
-        (self.0)(url)
-            .timeout(timeout)
-            .retry(RetryPolicy::none())
-            .connect_lazy()
+        self.builder(url, timeout).connect_lazy()
     }
 }
 
@@ -77,6 +80,8 @@ pub(crate) struct Served {
     pub(crate) url: String,
     pub(crate) dataset: Dataset,
     pub(crate) items: Items,
+    /// Connections that requests share, if as many are in flight.
+    pub(crate) connections: usize,
     pid: Option<u32>,
     /// What the daemon's operator sees of how it is read.
     read_by: String,
@@ -93,13 +98,21 @@ impl Served {
             clients.client(url, TIMEOUT)?.get_dataset(name).await
         })?;
         // Without the address, which may have a password.
-        let unknown = || "unknown: the service of --admin does not list this dataset".to_owned();
-        let read_by = read_by(clients, admin, &dataset).unwrap_or_else(unknown);
+        let mut read_by = "unknown: the service of --admin does not list this dataset".to_owned();
+        // One connection uses one of the daemon's cores.
+        let mut connections = threads();
+        if let Some((backend, cores)) = backend_and_cores(clients, admin, &dataset) {
+            read_by = format!("{backend}, cores: {cores}");
+            connections = usize::try_from(cores)
+                .unwrap_or(usize::MAX)
+                .clamp(1, CONNECTIONS_MAX);
+        }
         let served = Self {
             url: url.clone(),
             read_by,
             dataset,
             items: Items::Ranges,
+            connections: args.connections.map_or(connections, usize::from),
             pid: args.server_pid,
             clients: clients.clone(),
         };
@@ -137,9 +150,9 @@ impl Served {
             Some(_) => "counted",
             None => "not counted: no --server-pid",
         };
+        let (connections, threads) = (served.connections, threads().min(served.connections));
         let most = format!(
-            "{}, or as many as requests in flight if those are fewer",
-            connections()
+            "{connections}, or as many as requests in flight if those are fewer; threads that drive them: {threads}"
         );
         vec![
             pair("daemon", served.shown()),
@@ -182,11 +195,16 @@ impl Served {
         Ok(true)
     }
 
-    pub(crate) async fn connect(&self, timeout: Duration) -> Result<Client, LabError> {
-        let failed = |error| told("server", &self.url, &error);
-        let client = self.clients.client(&self.url, timeout).map_err(failed)?;
-        client.get_dataset(&self.dataset.name).await.map_err(failed)?;
-        Ok(client)
+    /// A client for at most so many calls at a time, with all of its connections open.
+    pub(crate) async fn connect(
+        &self,
+        timeout: Duration,
+        connections: usize,
+        calls: usize,
+    ) -> Result<Client, LabError> {
+        let builder = self.clients.builder(&self.url, timeout);
+        let client = builder.connections(connections).max_in_flight(calls).connect();
+        client.await.map_err(|error| told("server", &self.url, &error))
     }
 
     /// A call for these reads.
@@ -239,16 +257,15 @@ impl Served {
     }
 }
 
-/// `uring, cores: 2`. `None`: the admin service does not say, or not of this dataset.
-fn read_by(clients: &Clients, admin: &str, dataset: &Dataset) -> Option<String> {
+/// What reads a dataset. `None`: the admin service does not say, or not of this dataset.
+fn backend_and_cores(clients: &Clients, admin: &str, dataset: &Dataset) -> Option<(Backend, u32)> {
     let status = wait("admin", admin, async {
         AdminClient::from(clients.client(admin, TIMEOUT)?).status().await
     });
     let status = status.ok()?;
     let mut known = status.datasets.iter();
     let known = known.find(|known| known.dataset.as_ref() == Some(dataset))?;
-    let backend = known.read_path.as_ref()?.backend;
-    Some(format!("{backend}, cores: {}", status.cores))
+    Some((known.read_path.as_ref()?.backend, status.cores))
 }
 
 /// A daemon whose dataset is switched between backends. Its previous backend is restored by [`Flip::back`],

@@ -1,9 +1,13 @@
-//! `ringfetch lab`: what a study of a daemon refuses.
+//! `ringfetch lab`: how a study asks a daemon, and what it refuses.
 
 use crate::flaw::Flaw;
 use crate::server::{REPLACED, start};
-use crate::{failure, word};
-use std::fs;
+use crate::{failure, stdout, word};
+use serde_json::Value;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::{fs, io, thread};
 
 #[test]
 fn act_measures_no_daemon_that_serves_another_file() {
@@ -29,4 +33,53 @@ fn act_measures_no_daemon_that_serves_another_file() {
         );
     }
     assert!(!out.exists());
+}
+
+/// Forwards connections to a server, and counts them.
+fn counted(server: SocketAddr) -> (SocketAddr, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (address, count) = (listener.local_addr().unwrap(), Arc::<AtomicUsize>::default());
+    let counter = Arc::clone(&count);
+    thread::spawn(move || {
+        for client in listener.incoming() {
+            counter.fetch_add(1, Ordering::Relaxed);
+            let (client, server) = (client.unwrap(), TcpStream::connect(server).unwrap());
+            for (mut from, mut to) in [
+                (client.try_clone().unwrap(), server.try_clone().unwrap()),
+                (server, client),
+            ] {
+                thread::spawn(move || io::copy(&mut from, &mut to));
+            }
+        }
+    });
+    (address, count)
+}
+
+#[test]
+fn requests_to_a_daemon_share_as_many_connections_as_asked_for() {
+    // Scenario: a study with runs of many requests in flight, over one connection and over three. Expected: besides those
+    // that find and try the dataset, so many for each of two runs; the report names them.
+    let server = start(Flaw::NONE);
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = directory.path().join("data");
+    // As the dataset.
+    fs::write(&path, vec![0; 5 << 20]).unwrap();
+    let opened = [1, 3].map(|connections| {
+        let (proxy, count) = counted(server);
+        let out = directory.path().join(connections.to_string());
+        let args = format!(
+            "lab act --force --repetitions 1 --hold 10ms --step 10ms --most 1 --only daemon --path {} --out {} \
+             --server http://{proxy} --dataset {REPLACED} --connections {connections}",
+            word(&path),
+            word(&out)
+        );
+        stdout(server, &args);
+        let report: Value = serde_json::from_slice(&fs::read(out.join("report.json")).unwrap()).unwrap();
+        let settings = report["settings"].as_array().unwrap();
+        let named = settings.iter().find(|setting| setting[0] == "connections").unwrap();
+        let said = named[1].as_str().unwrap();
+        assert!(said.starts_with(&format!("{connections}, or ")), "{said}");
+        count.load(Ordering::Relaxed)
+    });
+    assert_eq!(opened, [5, 9]);
 }
