@@ -66,6 +66,8 @@ pub(crate) struct Job {
 #[derive(Debug)]
 struct Totals {
     counts: Counts,
+    /// Of lanes that have ended. Added up when all have: it takes longer than a small read, while other lanes still read.
+    ended: Vec<Counts>,
     end: Option<(Instant, Duration)>,
     own_memory_bytes: u64,
     note: Option<String>,
@@ -106,6 +108,7 @@ impl Job {
             check_whole,
             totals: Mutex::new(Totals {
                 counts: Counts::none(),
+                ended: Vec::new(),
                 end: None,
                 own_memory_bytes: 0,
                 note: None,
@@ -263,8 +266,10 @@ impl Job {
         Some(read)
     }
 
-    /// A lane to count reads with. Each thread or task has its own; its counts are added when it is dropped.
+    /// A lane to count reads with, made before the clock starts, so that its memory is not part of the figures. Each thread or
+    /// task has its own; its counts are added when it is dropped.
     pub(crate) fn lane(self: &Arc<Self>) -> Lane {
+        debug_assert!(self.begun.get().is_none(), "the clock has started");
         Lane {
             job: Arc::clone(self),
             counts: Counts::none(),
@@ -296,10 +301,19 @@ impl Job {
         self.totals.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The sums of all lanes that have ended.
+    fn added_up(&self) -> MutexGuard<'_, Totals> {
+        let mut totals = self.totals();
+        for counts in std::mem::take(&mut totals.ended) {
+            totals.counts.add(&counts);
+        }
+        totals
+    }
+
     /// What a device read, as a share of what it would have without a cache above it: the page cache reads whole pages.
     /// `past_cache`: whether the bytes alone are read instead; `None`: perhaps.
     pub(crate) fn device_share(&self, read: u64, past_cache: Option<bool>) -> f64 {
-        let totals = self.totals();
+        let totals = self.added_up();
         let (exact, paged) = (totals.counts.bytes, totals.counts.paged_bytes);
         let due = match past_cache {
             Some(true) => exact,
@@ -314,7 +328,7 @@ impl Job {
     /// # Errors
     /// A read failed, or there was none.
     pub(crate) fn outcome(&self) -> Result<Sample, String> {
-        let mut totals = self.totals();
+        let mut totals = self.added_up();
         if let Some(problem) = totals.problem.take() {
             return Err(problem);
         }
@@ -412,7 +426,7 @@ impl Drop for Lane {
     fn drop(&mut self) {
         let end = (Instant::now(), own_cpu());
         let mut totals = self.job.totals();
-        totals.counts.add(&self.counts);
+        totals.ended.push(std::mem::take(&mut self.counts));
         if totals.end.is_none() {
             // Taken when the first lane ends: the others still have their buffers.
             totals.own_memory_bytes = crate::facts::own_memory_bytes();
@@ -459,8 +473,8 @@ mod tests {
         // ten in a page each; the figures match. Through the page cache, ten pages are due; where it is not known, the bytes suffice.
         let (_directory, job) = job(Amount::Reads(10));
         assert_eq!(job.next(), None);
-        job.begin();
         let mut lane = job.lane();
+        job.begin();
         let started = Instant::now();
         while let Some(read) = job.next() {
             assert!(read.offset.is_multiple_of(512) && read.length == 512);
@@ -490,18 +504,20 @@ mod tests {
         };
         for (wrong, words) in [(0, "wrong bytes at 8192"), (511, "wrong bytes at 8703")] {
             let (_directory, job) = job(Amount::Reads(1));
+            let mut lane = job.lane();
             job.begin();
             let mut data = vec![0; 512];
             pattern::fill(42, 8192, &mut data);
             data[wrong] ^= 1;
-            job.lane().done(&read, Instant::now(), &data);
+            lane.done(&read, Instant::now(), &data);
             assert_eq!(job.next(), None);
             assert_eq!(job.outcome().unwrap_err(), words);
         }
         let (_directory, job) = job(Amount::Reads(1));
+        let mut lane = job.lane();
         job.begin();
         assert_eq!(job.outcome().unwrap_err(), "nothing was read");
-        job.lane().done(&read, Instant::now(), &[0; 5]);
+        lane.done(&read, Instant::now(), &[0; 5]);
         assert!(job.outcome().unwrap_err().contains("short"));
     }
 
@@ -517,9 +533,9 @@ mod tests {
             let open = Some((Ramp::constant(10.0), Arrivals::Constant));
             let pacer = Pacer::new(begin.unwrap(), Duration::ZERO, Ok(time), open);
             job.pacer.set(Arc::new(pacer)).unwrap();
+            let mut lane = job.lane();
             job.begin();
             let gate = job.gate(0, 1);
-            let mut lane = job.lane();
             let start = job.turn(gate.as_deref()).await.unwrap();
             lane.counted(0, 512, start);
             assert_eq!(job.turn(gate.as_deref()).await.is_some(), goes_on, "{late_s} s");

@@ -341,13 +341,14 @@ mod tests {
     static FIRST: Mutex<Vec<u64>> = Mutex::new(Vec::new());
 
     fn noted(job: &Arc<Job>) -> Result<(), String> {
+        let mut lane = job.lane();
         job.begin();
         let read = job.next().ok_or("nothing to read")?;
         FIRST
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .push(read.offset);
-        job.lane().counted(read.offset, read.length, Instant::now());
+        lane.counted(read.offset, read.length, Instant::now());
         Ok(())
     }
 
@@ -542,9 +543,10 @@ mod tests {
         if job.reads.bytes < 4096 {
             return Err("Invalid argument".to_owned());
         }
+        let mut lane = job.lane();
         job.begin();
         let read = job.next().ok_or("nothing to read")?;
-        job.lane().counted(read.offset, read.length, Instant::now());
+        lane.counted(read.offset, read.length, Instant::now());
         Ok(())
     }
 

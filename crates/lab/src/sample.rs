@@ -9,6 +9,8 @@ use std::time::Duration;
 const PAGE_BYTES: u64 = 4096;
 /// Limits that latencies are counted against: 2^n ms, from 1 ms to 64 ms.
 pub(crate) const OVER_LIMITS: usize = 7;
+/// The longest usual latency, a little over a second: 2^30 ns.
+const READY: Duration = Duration::from_nanos(1 << 30);
 
 /// The result of a step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -92,7 +94,7 @@ pub(crate) fn seconds(sample: &Sample) -> f64 {
 }
 
 /// Finished reads.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Counts {
     reads: u64,
     pub(crate) bytes: u64,
@@ -104,15 +106,17 @@ pub(crate) struct Counts {
 }
 
 impl Counts {
+    /// No reads, with the memory to count them: up to [`READY`], counting takes no more of it.
     pub(crate) fn none() -> Self {
+        // Three digits are valid. It grows by itself, and does not shrink.
+        let mut latency = Histogram::new(3).ok();
+        if let Some(latency) = &mut latency {
+            let _recorded = latency.record(nanos(READY));
+            latency.reset();
+        }
         Self {
-            reads: 0,
-            bytes: 0,
-            paged_bytes: 0,
-            waited: Duration::ZERO,
-            in_flight: Duration::ZERO,
-            // Three digits are valid, and it grows by itself.
-            latency: Histogram::new(3).ok(),
+            latency,
+            ..Self::default()
         }
     }
 
@@ -126,7 +130,7 @@ impl Counts {
         self.waited += latency;
         self.in_flight += in_flight;
         if let Some(histogram) = &mut self.latency {
-            let _recorded = histogram.record(u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX));
+            let _recorded = histogram.record(nanos(latency));
         }
     }
 
@@ -176,6 +180,10 @@ impl Counts {
     }
 }
 
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
 /// The shares of latencies above 2^n ms, with `missed` more that are above every limit.
 fn over(latency: &Histogram<u32>, missed: u64) -> [f64; OVER_LIMITS] {
     let all = approximate((latency.len() + missed).max(1));
@@ -207,6 +215,21 @@ mod tests {
         assert!((sample.depth_achieved - 0.1).abs() < 1e-9, "{sample:?}");
         assert!(sample.p50_us > 1e6, "{sample:?}");
         assert!((sample.mean_us - 1_010_000.0).abs() < 1e-3, "{sample:?}");
+    }
+
+    #[test]
+    fn to_count_a_read_takes_no_memory() {
+        // Scenario: latencies from 1 ns to more than a second. Expected: the histogram does not grow, as the first read of each
+        // thread would have it, within the time that is measured.
+        let mut counts = Counts::none();
+        let values = |counts: &Counts| counts.latency.as_ref().map(Histogram::distinct_values);
+        let before = values(&counts);
+        for latency in (0..=30).map(|bits| Duration::from_nanos(1 << bits)) {
+            counts.read(0, 1, latency, latency);
+        }
+        assert_eq!(values(&counts), before);
+        let sample = counts.sample(Duration::from_secs(1), Duration::ZERO, None);
+        assert_eq!(sample.map(|sample| sample.reads), Some(31));
     }
 
     #[test]

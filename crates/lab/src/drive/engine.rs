@@ -81,9 +81,9 @@ async fn drive_on(job: &Arc<Job>, choice: Choice) -> Result<(), String> {
     });
     engine.introduce(&source.dataset);
     let (done, mut ended) = mpsc::channel::<()>(1);
-    job.begin();
     let cores = engine.core_count().max(1);
     let lanes: Vec<_> = (0..cores).map(|_| Arc::new(Core::of(job))).collect();
+    job.begin();
     for (core, shared) in lanes.iter().enumerate().cycle().take(slots) {
         let (job, source, done) = (Arc::clone(job), Arc::clone(&source), done.clone());
         let shared = Arc::clone(shared);

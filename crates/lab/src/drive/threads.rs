@@ -1,7 +1,7 @@
 //! Threads that each make one read at a time.
 
 use super::buffers;
-use crate::job::Job;
+use crate::job::{Job, Lane};
 use ringfetch_baselines::Buffer;
 use std::fs::File;
 use std::io;
@@ -21,10 +21,10 @@ pub(crate) fn drive(
     std::thread::scope(|scope| {
         let mut started = Ok(());
         for buffer in buffers {
-            let (gate, read) = (&gate, &read);
+            let (gate, read, lane) = (&gate, &read, job.lane());
             let thread = move || {
                 drop(gate.read());
-                if let Err(problem) = one(job, buffer, read) {
+                if let Err(problem) = one(job, buffer, lane, read) {
                     job.fail(problem);
                 }
             };
@@ -43,9 +43,11 @@ pub(crate) fn drive(
 fn one(
     job: &Arc<Job>,
     mut buffer: Buffer,
+    lane: Lane,
     read: &(impl Fn(&File, &mut [u8], u64) -> io::Result<usize> + Sync),
 ) -> io::Result<()> {
-    let (mut lane, mut reads) = (job.lane(), Vec::new());
+    // Ends before the buffer is freed.
+    let (mut lane, mut reads) = (lane, Vec::new());
     while job.group(1, &mut reads) {
         for at in &reads {
             let started = Instant::now();

@@ -183,8 +183,8 @@ mod tests {
         for heat in [Heat::Direct, Heat::Cold] {
             let setup = Setup::new(heat, Shape::random(512, 4 << 20), Amount::Reads(10), 1);
             let job = Job::new(&material, setup, 1, false, &Arc::new(AtomicBool::new(false))).unwrap();
-            job.begin();
             let mut lane = job.lane();
+            job.begin();
             while let Some(read) = job.next() {
                 lane.counted(read.offset, read.length, std::time::Instant::now());
             }

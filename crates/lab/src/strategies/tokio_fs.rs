@@ -26,12 +26,13 @@ fn run(job: &Arc<Job>) -> Result<(), String> {
         .max_blocking_threads(job.setup.depth.max(1))
         .build();
     runtime.map_err(|error| error.to_string())?.block_on(async {
-        let (buffers, mut tasks) = (buffers(job)?, Vec::new());
+        let buffers = buffers(job)?.into_iter().map(|buffer| (buffer, job.lane()));
+        let (buffers, mut tasks) = (buffers.collect::<Vec<_>>(), Vec::new());
         job.begin();
-        for buffer in buffers {
+        for (buffer, mut lane) in buffers {
             let job = Arc::clone(job);
             tasks.push(tokio::spawn(async move {
-                if let Err(error) = task(&job, buffer, &mut job.lane()).await {
+                if let Err(error) = task(&job, buffer, &mut lane).await {
                     job.fail(error);
                 }
             }));
