@@ -233,6 +233,18 @@ mod tests {
     }
 
     #[test]
+    fn a_quantile_is_that_of_its_rank() {
+        // Scenario: latencies of 1 to 29 ms, and one read that was never sent. Expected: the median is the 15th of 30.
+        let mut counts = Counts::none();
+        for ms in (1..=29).map(Duration::from_millis) {
+            counts.read(0, 1, ms, ms);
+        }
+        let sample = counts.sample(Duration::from_secs(1), Duration::ZERO, Some(1));
+        let median = sample.map_or(0.0, |sample| sample.p50_us);
+        assert!((median / 15e3 - 1.0).abs() < 0.002, "{median}");
+    }
+
+    #[test]
     fn reads_that_were_never_sent_are_slower_than_all_others() {
         // Scenario: latencies of 1 to 1000 ms, 500 reads that were never sent. Expected: the median is that of 1500; p99 and
         // p99.9 are among the reads that were never sent, so at least the longest.
