@@ -1,6 +1,6 @@
 //! The claims of a publication, and whether they hold here.
 
-use crate::stats::Summary;
+use crate::stats::{Summary, Verdict};
 use serde::{Deserialize, Serialize};
 
 /// Our ratio confirms the published one if it is within these factors of it.
@@ -66,12 +66,12 @@ impl Claim {
         judged
     }
 
-    /// Judges that something is more than something else, by their ratio.
+    /// Judges that something is more than something else, by their ratio (see [`Summary::verdict`]).
     pub(crate) fn of_order(claim: &str, ratio: Option<Summary>) -> Self {
-        Self::of(claim, ratio, |ratio| match (ratio.low > 1.0, ratio.high < 1.0) {
-            (true, _) => ["confirmed", "holds here: ", ""],
-            (_, true) => ["refuted", "the reverse holds here: ", ""],
-            _ => ["undecided", "no difference beyond the spread: ", ""],
+        Self::of(claim, ratio, |ratio| match ratio.verdict() {
+            Verdict::More => ["confirmed", "holds here: ", ""],
+            Verdict::Less => ["refuted", "the reverse holds here: ", ""],
+            Verdict::Same => ["undecided", "no difference beyond chance and 3 %: ", ""],
         })
     }
 
@@ -107,6 +107,19 @@ mod tests {
         assert_eq!(order([0.9; 5]), "refuted");
         assert_eq!(order([0.9, 1.0, 1.1, 1.2, 1.3]), "undecided");
         assert_eq!(verdict(Claim::of_ratio("", 1.0, None)), "not tested");
+    }
+
+    #[test]
+    fn chance_decides_no_order() {
+        // Scenario: 2000 times five repetitions of two equal sides that vary by 10 %; one side ahead by 1 to 3 % each time.
+        // Expected: at most 1 in 20 is decided; undecided.
+        let of = |ratios: [f64; 5]| Claim::of_order("", Summary::of(ratios)).verdict;
+        let mut random = fastrand::Rng::with_seed(7);
+        let mut step = || 0.9 + 0.2 * random.f64();
+        let decided = (0..2000).filter(|_| of([(); 5].map(|()| step() / step())) != "undecided");
+        let decided = decided.count();
+        assert!(decided <= 100, "{decided}");
+        assert_eq!(of([1.01, 1.02, 1.01, 1.03, 1.02]), "undecided");
     }
 
     #[test]

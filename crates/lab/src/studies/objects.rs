@@ -12,7 +12,7 @@ use crate::material::{Material, Progress};
 use crate::report::{Claim, Report, series};
 use crate::sample::seconds;
 use crate::setup::{Amount, Heat, Setup, Shape};
-use crate::stats::Summary;
+use crate::stats::{Summary, Verdict};
 use crate::study::{About, Needs, Row, Rows, STEP_BYTES_MAX, Study, check_only, list, pair, texts};
 use ringfetch_command::quantity::{exact_size, size};
 
@@ -192,9 +192,10 @@ fn judge(report: &mut Report, rows: &Rows) {
 
 /// From which number of files on the ring is always faster, and up to which it is always slower.
 fn crossover(ratios: &[(&String, Summary)]) -> (String, String) {
-    let ahead = ratios.iter().rev().take_while(|(_, ratio)| ratio.is_above(1.0));
-    let from = ahead.last();
-    let to = ratios.iter().take_while(|(_, ratio)| ratio.is_below(1.0)).last();
+    let ahead = |(_, ratio): &&(&String, Summary)| ratio.verdict() == Verdict::More;
+    let behind = |(_, ratio): &&(&String, Summary)| ratio.verdict() == Verdict::Less;
+    let from = ratios.iter().rev().take_while(ahead).last();
+    let to = ratios.iter().take_while(behind).last();
     let shown = |found: Option<&(&String, Summary)>| {
         found.map_or_else(|| "-".to_owned(), |(files, _)| (*files).clone())
     };
@@ -279,18 +280,20 @@ mod tests {
 
     #[test]
     fn crossovers_are_where_intervals_leave_one() {
-        // Scenario: slower at 50, equal at 100, faster from 300 on; faster once in between; equal everywhere.
-        // Expected: faster from 300 and slower up to 50; nothing; nothing.
+        // Scenario: slower at 50, equal at 100, faster from 300 on; faster once in between; equal everywhere; ahead each time, by
+        // 1 to 3 %. Expected: faster from 300 and slower up to 50; nothing; nothing; nothing.
         let counts = ["50", "100", "300", "1000"].map(str::to_owned);
-        let of = |ratios: [[f64; 3]; 4]| {
+        let of = |ratios: [[f64; 5]; 4]| {
             let ratios = ratios.map(|values| Summary::of(values).unwrap());
             crossover(&counts.iter().zip(ratios).collect::<Vec<_>>())
         };
-        let (behind, level, ahead) = ([0.7, 0.8, 0.9], [0.9, 1.0, 1.1], [1.1, 1.2, 1.3]);
+        let around = |median: f64| [-0.1, -0.05, 0.0, 0.05, 0.1].map(|apart| median + apart);
+        let [behind, level, ahead] = [0.8, 1.0, 1.2].map(around);
         let pair = |from: &str, to: &str| (from.to_owned(), to.to_owned());
         assert_eq!(of([behind, level, ahead, ahead]), pair("300", "50"));
         assert_eq!(of([level, ahead, level, level]), pair("-", "-"));
         assert_eq!(of([ahead; 4]), pair("50", "-"));
+        assert_eq!(of([[1.01, 1.01, 1.02, 1.02, 1.03]; 4]), pair("-", "-"));
     }
 
     #[test]
