@@ -1,5 +1,6 @@
 //! The result of a step: its reads as they are counted, and the figures computed from them.
 
+use crate::job::GIVEN_UP;
 use hdrhistogram::Histogram;
 use ringfetch_command::quantity::approximate;
 use ringfetch_pace::quantile_of_sent;
@@ -64,6 +65,11 @@ impl Sample {
     /// In an open loop: the share of its reads that were never sent.
     pub(crate) fn missed_share(&self) -> f64 {
         approximate(self.missed) / approximate((self.reads + self.missed).max(1))
+    }
+
+    /// In an open loop: whether it ended early, since its rate was not held.
+    pub(crate) fn is_given_up(&self) -> bool {
+        self.note.as_deref().is_some_and(|note| note.contains(GIVEN_UP))
     }
 }
 

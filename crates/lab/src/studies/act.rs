@@ -7,7 +7,6 @@
 use crate::args::Act;
 use crate::error::LabError;
 use crate::honesty::check_before_making;
-use crate::job::GIVEN_UP;
 use crate::material::{Material, Progress};
 use crate::report::{Claim, Report};
 use crate::sample::{OVER_LIMITS, Sample, reads_per_second};
@@ -136,11 +135,9 @@ impl Search {
 
 /// Whether the rate was not given up, and the limits were met: reads that were never sent count as slower than each.
 fn passes(sample: &Sample) -> bool {
-    let note = sample.note.as_deref();
-    let given_up = note.is_some_and(|note| note.contains(GIVEN_UP));
     let share = |bits: usize| sample.over.and_then(|over| over.get(bits).copied());
     let kept = |(bits, limit): &(usize, f64)| share(*bits).is_some_and(|share| share < *limit);
-    !given_up && LIMITS.iter().all(kept)
+    !sample.is_given_up() && LIMITS.iter().all(kept)
 }
 
 fn judge(report: &mut Report, rows: &Rows) {

@@ -134,7 +134,8 @@ pub(crate) fn step(flip: &Flip, cell: &Cell, once: Once<'_>) -> Result<Sample, S
     let reads = flip.to(wanted)?;
     let mut sample = once(cell.setup)?;
     if reads != wanted {
-        sample.note = Some(format!("read by {reads}"));
+        let known = sample.note.map_or_else(String::new, |note| format!("; {note}"));
+        sample.note = Some(format!("read by {reads}{known}"));
     }
     Ok(sample)
 }
@@ -198,9 +199,10 @@ fn judge(report: &mut Report, rows: &Rows) {
     report.notes.insert(0, words);
 }
 
-/// Whether its p99 is known: not if more than a hundredth of the arrivals were never sent.
+/// Whether its p99 is known: not if more than a hundredth of the arrivals were never sent, or the rest of a step was given up.
 fn holds(row: &Row) -> bool {
-    row.measured().all(|sample| sample.missed_share() <= 0.01)
+    row.measured()
+        .all(|sample| sample.missed_share() <= 0.01 && !sample.is_given_up())
 }
 
 fn name(row: &Row) -> String {
@@ -329,6 +331,17 @@ mod tests {
         let expected = "verdict: mmap; nothing else can be compared; the rate was not held by uring (up to 10.0 % never sent in a \
                         repetition): that p99 is longer than shown";
         assert_eq!(report.notes[0], expected);
+        // One of several threads was late, and the step ended early: few arrivals were due by then.
+        for sample in rows.0[0].samples.iter_mut().flatten() {
+            sample.missed = 0;
+            sample.note = Some(format!("read by auto; {}", crate::job::GIVEN_UP));
+        }
+        judge(&mut report, &rows);
+        assert!(
+            report.notes[0].starts_with("verdict: mmap; nothing else"),
+            "{:?}",
+            report.notes
+        );
         rows.0.pop();
         judge(&mut report, &rows);
         assert!(report.notes[0].starts_with("verdict: none"), "{:?}", report.notes);
