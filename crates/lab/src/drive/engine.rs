@@ -241,8 +241,9 @@ fn configuration(job: &Job, choice: Choice) -> EngineConfig {
         // Whether there is a ring was checked before: a fallback would falsify the results.
         on_unavailable: OnUnavailable::Fail,
         cores: choice.rings,
-        // Not pinned with one ring, like the baselines: other load on one CPU must not hit the engine alone.
-        pin: choice.rings > 1,
+        // As the daemon's cores, where its settings are compared: one ring with several, which are. Else not, like the baselines:
+        // other load on one CPU must not hit the engine alone.
+        pin: job.setup.engine.is_some(),
         memory_budget_bytes: memory.next_multiple_of(1 << 20).max(MEMORY_MIN_BYTES),
         device_tags: choice.device_tags.into_iter().collect(),
         ..EngineConfig::default()
@@ -256,4 +257,39 @@ fn configuration(job: &Job, choice: Choice) -> EngineConfig {
     config.mmap.threads = choice.mmap_threads.clamp(1, 256);
     config.mmap.announce = choice.announce;
     config
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::material::tests::{scratch, small};
+    use crate::setup::{Amount, Heat, Setup};
+    use std::sync::atomic::AtomicBool;
+
+    #[test]
+    fn settings_of_the_daemon_are_compared_on_its_cores() {
+        // Scenario: a step of `calibrate`, with its own settings, on one ring and on two; a strategy. Expected: pinned, both, as
+        // the daemon is by default; not pinned, like the baselines.
+        let directory = scratch();
+        let material = Arc::new(small(directory.path()));
+        let pinned = |own: Option<Choice>, rings: u32| {
+            let shape = Shape::random(4096, 4 << 20);
+            let setup = Setup {
+                engine: own,
+                ..Setup::new(Heat::Cold, shape, Amount::Reads(1), 1)
+            };
+            let job = Job::new(&material, setup, 1, false, &Arc::new(AtomicBool::new(false))).unwrap();
+            let choice = Choice {
+                rings,
+                ..Choice::of(BackendKind::Pread)
+            };
+            configuration(&job, choice).pin
+        };
+        let own = Some(Choice::of(BackendKind::Pread));
+        assert_eq!(
+            [pinned(own, 1), pinned(own, 2), pinned(None, 1)],
+            [true, true, false]
+        );
+        assert!(EngineConfig::default().pin);
+    }
 }
