@@ -128,12 +128,17 @@ impl Device {
         })
     }
 
-    /// The limit of requests in flight: its own tags, or, if it has no queue of its own (device-mapper, md),
-    /// the fewest of the devices below.
+    /// The limit of requests in flight: the tags of [`Self::limiting`].
     pub fn queue_tags(&self) -> Option<Tags> {
-        let beneath = || self.beneath.iter().filter_map(Self::queue_tags);
-        self.own_tags
-            .or_else(|| beneath().min_by_key(|tags| tags.of_queue))
+        self.limiting()?.own_tags
+    }
+
+    /// The device whose tags limit the requests in flight: this one, or, if it has no queue of its own (device-mapper, md), that
+    /// with the fewest of those below.
+    pub fn limiting(&self) -> Option<&Self> {
+        let beneath = || self.beneath.iter().filter_map(Self::limiting);
+        let fewest = || beneath().min_by_key(|device| device.own_tags.map(|tags| tags.of_queue));
+        self.own_tags.map(|_| self).or_else(fewest)
     }
 }
 

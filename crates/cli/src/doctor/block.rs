@@ -135,7 +135,8 @@ fn scheduler(device: &Device) -> Finding {
 
 /// `pinned`: whether each ring has a CPU of its own.
 fn tags(device: &Device, needs: Needs, pinned: bool) -> Finding {
-    let Some(tags) = device.queue_tags() else {
+    let limiting = device.limiting();
+    let Some((disk, tags)) = limiting.and_then(|device| Some((&device.name, device.own_tags?))) else {
         let found = "unknown: the engine keeps engine.uring.queue_depth in flight on each ring";
         return TAGS.note(found);
     };
@@ -148,7 +149,6 @@ fn tags(device: &Device, needs: Needs, pinned: bool) -> Finding {
         Some(_) | None => String::new(),
     };
     let found = format!("{of_queue}{queues}: at most {each} reads in flight on each of {rings} rings");
-    let disk = device.disks().first().map_or("", |disk| disk.name.as_str());
     let remedy = format!(
         "raise /sys/block/{disk}/queue/nr_requests where the driver allows, or run fewer rings (engine.cores)"
     );
@@ -266,6 +266,20 @@ mod tests {
             "{pinned:?}"
         );
         assert_eq!(pinned.verdict, Verdict::Ok);
+    }
+
+    #[test]
+    fn the_device_with_the_fewest_tags_is_to_get_more() {
+        // Scenario: a mirror of disks with 256 and with 32 tags. Expected: the limit of the second one, and its file.
+        let tree = storage();
+        for (name, of_queue) in [("sda", "256\n"), ("sdb", "32\n")] {
+            let file = format!("sys/devices/pci0000:00/ata1/block/{name}/queue/nr_requests");
+            tree.write(&file, of_queue);
+        }
+        let finding = tags(&at(&tree, 9, 0).0, needs(1), false);
+        assert!(finding.found.starts_with("32: "), "{finding:?}");
+        let remedy = finding.remedy.expect("few");
+        assert!(remedy.contains("/sys/block/sdb/queue/nr_requests"), "{remedy}");
     }
 
     #[test]
