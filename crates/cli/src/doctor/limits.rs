@@ -53,7 +53,7 @@ pub(super) fn checks(view: &View, group: &Cgroup, usable: u32, needs: Needs) -> 
     let hard = getrlimit(Resource::Nofile).maximum;
     vec![
         cpus(view, usable, needs),
-        quota(group),
+        quota(group, needs),
         memory(view, needs),
         group_memory(group, needs),
         overcommit(view, needs),
@@ -97,7 +97,7 @@ fn cpus(view: &View, usable: u32, needs: Needs) -> Finding {
     }
 }
 
-fn quota(group: &Cgroup) -> Finding {
+fn quota(group: &Cgroup, needs: Needs) -> Finding {
     match group.cpus {
         None if group.seen => QUOTA.ok("no quota"),
         None => QUOTA.ok("no control group found"),
@@ -106,10 +106,7 @@ fn quota(group: &Cgroup) -> Finding {
             "give it 1 CPU at least (cpu.max, --cpus in Docker, resources.limits.cpu in Kubernetes)",
         ),
         Some(cpus) if cpus.fract() > 0.0 => QUOTA.note_with(
-            format!(
-                "{cpus:.2} CPUs: the daemon runs {} cores, kernel threads share the rest",
-                cpus.floor()
-            ),
+            format!("{cpus:.2} CPUs, with engine.cores {}", needs.cores),
             "whole CPUs, better by cpuset than by quota",
         ),
         Some(cpus) => QUOTA.ok(format!("{cpus} CPUs")),
@@ -310,8 +307,12 @@ mod tests {
             (None, Ok),
         ] {
             group.cpus = cpus;
-            assert_eq!(quota(&group).verdict, verdict, "{cpus:?}");
+            assert_eq!(quota(&group, NEEDS).verdict, verdict, "{cpus:?}");
         }
+        // Two CPUs by affinity, of which the daemon runs one core.
+        group.cpus = Some(3.5);
+        let found = quota(&group, Needs { cores: 1, ..NEEDS }).found;
+        assert_eq!(found, "3.50 CPUs, with engine.cores 1");
     }
 
     #[test]
