@@ -1,10 +1,10 @@
-//! io_uring, by using it: the engine's probe, and each optional feature that the engine uses.
+//! io_uring, by using it: the engine's probe, and the memory that it registers.
 
 use super::Needs;
 use super::finding::{Check, Finding, checks};
 use super::host::{capabilities, in_user_namespace};
 use crate::quantity::size;
-use ringfetch_engine::probe::{Abilities, UringFacts, UringRefusal, abilities, probe, register_memory};
+use ringfetch_engine::probe::{UringFacts, UringRefusal, probe, register_memory};
 use ringfetch_host::View;
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
@@ -16,10 +16,6 @@ checks! {
     SYSCTL = "io_uring.sysctl",
         "kernel.io_uring_disabled (kernel 6.6) forbids io_uring to some users or to all";
     SECCOMP = "io_uring.seccomp", "the default profiles of container runtimes forbid io_uring";
-    FLAGS = "io_uring.flags",
-        "with COOP_TASKRUN and SINGLE_ISSUER a ring interrupts its thread less; without it, reads still work";
-    FILES = "io_uring.registered_files",
-        "a registered file's descriptor is not looked up for every read; without it, reads still work";
     BUFFERS = "io_uring.registered_buffers",
         "memory that is registered with a ring need not be pinned again for every read; without it, reads still work";
     MEMLOCK = "limits.memlock",
@@ -41,7 +37,6 @@ const TRIED_BYTES_MAX: u64 = 16 << 30;
 #[derive(Debug)]
 pub(super) struct RingProbe {
     pub(super) probe: Result<UringFacts, UringRefusal>,
-    pub(super) abilities: Result<Abilities, UringRefusal>,
     /// Registering the daemon's response memory with all its rings, or as much of it as is tried.
     pub(super) memory: io::Result<()>,
     pub(super) memlock_limit_bytes: Option<u64>,
@@ -59,7 +54,6 @@ impl RingProbe {
         let limit = getrlimit(Resource::Memlock).current;
         Self {
             probe: probe(),
-            abilities: abilities(),
             memory: register_memory(tried_bytes(needs, limit), needs.cores),
             memlock_limit_bytes: limit,
         }
@@ -68,17 +62,7 @@ impl RingProbe {
 
 pub(super) fn checks(view: &View, tried: &RingProbe, needs: Needs) -> Vec<Finding> {
     let mut checks = vec![setup(tried), sysctl(view, tried), seccomp(view, tried)];
-    // Without a ring, every ability would report the same refusal.
-    if let Ok(abilities) = &tried.abilities {
-        checks.push(flags(abilities));
-        checks.push(match &abilities.registered_files {
-            Ok(()) => FILES.ok("a file can be registered, and is read"),
-            Err(reason) => FILES.warning(
-                format!("a file cannot be registered: {reason}"),
-                "use kernel 5.5 or newer; raise the limit of open files if it is short",
-            ),
-        });
-    }
+    // Without a ring, both would report the same refusal.
     if let Ok(facts) = &tried.probe {
         checks.push(match &facts.registered_buffers {
             Ok(()) => BUFFERS.ok("memory can be registered, and is read into"),
@@ -132,21 +116,6 @@ fn seccomp(view: &View, tried: &RingProbe) -> Finding {
         (_, Some(mode)) => SECCOMP.note(format!("mode {mode}{filters}; something else refuses io_uring")),
         (_, None) => SECCOMP.note("unknown (is /proc mounted, with CONFIG_SECCOMP?)"),
     }
-}
-
-fn flags(abilities: &Abilities) -> Finding {
-    let (coop, single) = (&abilities.coop_taskrun, &abilities.single_issuer);
-    let refused: Vec<String> = [("COOP_TASKRUN", coop), ("SINGLE_ISSUER", single)]
-        .iter()
-        .filter_map(|(name, outcome)| Some(format!("{name}: {}", outcome.as_ref().err()?)))
-        .collect();
-    if refused.is_empty() {
-        return FLAGS.ok("COOP_TASKRUN and SINGLE_ISSUER work");
-    }
-    FLAGS.note_with(
-        refused.join("; "),
-        "use kernel 6.0 or newer (5.19 for COOP_TASKRUN)",
-    )
 }
 
 fn memlock(view: &View, tried: &RingProbe, needs: Needs) -> Finding {
@@ -211,11 +180,6 @@ mod tests {
                 memlock_limit_bytes: None,
                 registered_buffers: Ok(()),
             }),
-            abilities: Ok(Abilities {
-                coop_taskrun: Ok(()),
-                single_issuer: Ok(()),
-                registered_files: Ok(()),
-            }),
             memory: Ok(()),
             memlock_limit_bytes: Some(8 << 20),
         }
@@ -223,8 +187,7 @@ mod tests {
 
     fn refused(refusal: UringRefusal) -> RingProbe {
         RingProbe {
-            probe: Err(refusal.clone()),
-            abilities: Err(refusal),
+            probe: Err(refusal),
             memory: Err(Errno::PERM.into()),
             ..works()
         }
@@ -242,7 +205,7 @@ mod tests {
 
     #[test]
     fn the_one_who_refuses_is_the_one_with_the_problem() {
-        // Refusals by sysctl, by a filter, and by a security module; no finding about a ring's abilities.
+        // Refusals by sysctl, by a filter, and by a security module; no finding about registered memory.
         use Verdict::{Note, Ok, Problem};
         let tree = Tree::new(&[(DISABLED, "2\n"), (GROUP, "-1\n"), (STATUS, FILTERED)]);
         let checks = |refusal| checks(&tree.view(), &refused(refusal), NEEDS);
@@ -343,24 +306,15 @@ mod tests {
     }
 
     #[test]
-    fn an_older_kernel_loses_flags_and_goes_on() {
+    fn memory_that_cannot_be_registered_is_a_warning() {
         let mut tried = works();
-        if let Ok(abilities) = &mut tried.abilities {
-            abilities.single_issuer = Err("kernel 5.19.0 does not know it".to_owned());
-            abilities.registered_files = Err("no".to_owned());
-        }
         if let Ok(facts) = &mut tried.probe {
             facts.registered_buffers = Err("no".to_owned());
         }
         let checks = checks(&Tree::new(&[]).view(), &tried, NEEDS);
-        let flags = by_id(&checks, "io_uring.flags");
-        assert_eq!(flags.verdict, Verdict::Note);
-        assert!(
-            flags.found.contains("SINGLE_ISSUER") && !flags.found.contains("COOP"),
-            "{flags:?}"
+        assert_eq!(
+            by_id(&checks, "io_uring.registered_buffers").verdict,
+            Verdict::Warning
         );
-        for id in ["io_uring.registered_files", "io_uring.registered_buffers"] {
-            assert_eq!(by_id(&checks, id).verdict, Verdict::Warning);
-        }
     }
 }
