@@ -107,21 +107,28 @@ pub(super) fn environment(view: &View, ring_refused: bool) -> Finding {
     if view.exists("run/systemd/system") {
         found.push_str(", systemd runs");
     }
-    let remedy = match container(view) {
-        Some("Kubernetes") => {
+    match allowing(view).filter(|_| ring_refused) {
+        Some(remedy) => ENVIRONMENT.note_with(found, remedy),
+        None => ENVIRONMENT.ok(found),
+    }
+}
+
+/// How the container's runtime is told to allow io_uring. `None`: no container is detected.
+pub(super) fn allowing(view: &View) -> Option<&'static str> {
+    Some(match container(view)? {
+        "Kubernetes" => {
             "allow io_uring_setup, io_uring_enter and io_uring_register in a profile of the runtime's own form \
              (securityContext.seccompProfile, type Localhost); deploy/seccomp/README.md says why Docker's format does not work"
         }
-        Some(_) => {
+        "Docker" | "Podman" => {
             "run the container with --security-opt seccomp=deploy/seccomp/ringfetchd.json, and --ulimit memlock where \
              memory is to be registered"
         }
-        None => return ENVIRONMENT.ok(found),
-    };
-    if !ring_refused {
-        return ENVIRONMENT.ok(found);
-    }
-    ENVIRONMENT.note_with(found, remedy)
+        _ => {
+            "allow io_uring_setup, io_uring_enter and io_uring_register in the container's filter (lxc.seccomp.profile, \
+             systemd-nspawn --system-call-filter)"
+        }
+    })
 }
 
 pub(super) fn clock_source(view: &View) -> Finding {

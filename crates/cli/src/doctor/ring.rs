@@ -2,7 +2,7 @@
 
 use super::Needs;
 use super::finding::{Check, Finding, checks};
-use super::host::{capabilities, in_user_namespace};
+use super::host::{allowing, capabilities, container, in_user_namespace};
 use crate::quantity::size;
 use ringfetch_engine::probe::{UringFacts, UringRefusal, probe, register_memory};
 use ringfetch_host::View;
@@ -61,7 +61,7 @@ impl RingProbe {
 }
 
 pub(super) fn checks(view: &View, tried: &RingProbe, needs: Needs) -> Vec<Finding> {
-    let mut checks = vec![setup(tried), sysctl(view, tried), seccomp(view, tried)];
+    let mut checks = vec![setup(view, tried), sysctl(view, tried), seccomp(view, tried)];
     // Without a ring, both would report the same refusal.
     if let Ok(facts) = &tried.probe {
         checks.push(match &facts.registered_buffers {
@@ -76,11 +76,19 @@ pub(super) fn checks(view: &View, tried: &RingProbe, needs: Needs) -> Vec<Findin
     checks
 }
 
-fn setup(tried: &RingProbe) -> Finding {
+fn setup(view: &View, tried: &RingProbe) -> Finding {
     match &tried.probe {
         Ok(facts) => SETUP.ok(format!("a ring, a no-op and a read work ({})", facts.features)),
-        Err(refusal) => SETUP.problem(refusal.cause(), refusal.remedy()),
+        Err(refusal) => SETUP.problem(refusal.cause(), remedy(view, refusal)),
     }
+}
+
+/// The engine's remedy; for a filter it names that of Docker, which other runtimes do not read.
+fn remedy(view: &View, refusal: &UringRefusal) -> String {
+    let is_filter = matches!(refusal, UringRefusal::Seccomp { .. });
+    let other = container(view).filter(|name| is_filter && !["Docker", "Podman"].contains(name));
+    let allowed = other.and_then(|_| allowing(view));
+    allowed.map_or_else(|| refusal.remedy(), str::to_owned)
 }
 
 fn sysctl(view: &View, tried: &RingProbe) -> Finding {
@@ -109,7 +117,7 @@ fn seccomp(view: &View, tried: &RingProbe) -> Finding {
     let filters = filters.map_or_else(String::new, |count| format!(" (filters: {count})"));
     match (&tried.probe, mode.as_deref()) {
         (Err(refusal @ UringRefusal::Seccomp { .. }), _) => {
-            SECCOMP.problem(format!("{}{filters}", refusal.cause()), refusal.remedy())
+            SECCOMP.problem(format!("{}{filters}", refusal.cause()), remedy(view, refusal))
         }
         (_, Some("0")) => SECCOMP.ok("no filter"),
         (Ok(_), Some("2")) => SECCOMP.ok(format!("a filter that allows io_uring{filters}")),
@@ -228,6 +236,13 @@ mod tests {
         let remedy = seccomp.remedy.as_deref().expect("remedy");
         assert!(remedy.contains("deploy/seccomp/ringfetchd.json"), "{remedy}");
         assert!(seccomp.found.contains("filters: 1"), "{seccomp:?}");
+        // Kubernetes knows no such option.
+        tree.write("proc/self/cgroup", "0::/kubepods.slice/pod1.slice\n");
+        let in_a_pod = checks(UringRefusal::Seccomp { errno: 1 });
+        for id in ["io_uring.setup", "io_uring.seccomp"] {
+            let remedy = by_id(&in_a_pod, id).remedy.as_deref().expect("remedy");
+            assert!(remedy.contains("seccompProfile"), "{remedy}");
+        }
 
         tree.write(STATUS, "Seccomp:\t0\n");
         assert_eq!(

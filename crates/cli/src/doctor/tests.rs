@@ -73,7 +73,12 @@ fn containers_are_recognised_by_what_they_leave() {
             false,
             "seccompProfile",
         ),
-        (&[("run/systemd/container", "lxc\n")], "LXC", false, profile),
+        (
+            &[("run/systemd/container", "lxc\n")],
+            "LXC",
+            false,
+            "lxc.seccomp.profile",
+        ),
     ] {
         let view = Tree::new(files);
         let finding = host::environment(&view.view(), true);
