@@ -55,6 +55,11 @@ pub fn latency(nanoseconds: f64) -> String {
         n if n < 999_500_000.0 => (n / 1e6, "ms"),
         n => (n / 1e9, "s"),
     };
+    format!("{} {unit}", three_digits(value))
+}
+
+/// A number below a thousand, rounded: `1.23`, `12.3`, `875`.
+pub fn three_digits(value: f64) -> String {
     let decimals = if value < 9.995 {
         2
     } else if value < 99.95 {
@@ -62,7 +67,7 @@ pub fn latency(nanoseconds: f64) -> String {
     } else {
         0
     };
-    format!("{value:.decimals$} {unit}")
+    format!("{value:.decimals$}")
 }
 
 /// A count as a float, for ratios and display.

@@ -15,4 +15,4 @@ pub mod tree;
 mod view;
 
 pub use procfs::Meminfo;
-pub use view::View;
+pub use view::{View, chosen};

@@ -86,3 +86,24 @@ impl View {
         found.strip_prefix(root).ok().map(Path::to_owned)
     }
 }
+
+/// The word in brackets, as in `none [mq-deadline] kyber`; a single word without brackets is returned as is.
+pub fn chosen(words: &str) -> Option<&str> {
+    let bracketed = words
+        .split_whitespace()
+        .find_map(|word| word.strip_prefix('[')?.strip_suffix(']'));
+    let single = || (words.split_whitespace().count() == 1).then_some(words);
+    bracketed.or_else(single)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_word_in_brackets_is_chosen() {
+        // Scenario: schedulers; a single one, without brackets; several without. Expected: the one in brackets; that one; none.
+        let words = ["none [mq-deadline] bfq", "none", "always never"].map(chosen);
+        assert_eq!(words, [Some("mq-deadline"), Some("none"), None]);
+    }
+}

@@ -4,10 +4,10 @@
 use crate::study::{Key, pair};
 use procfs::process::Process;
 use ringfetch_command::quantity::size;
-use ringfetch_host::View;
 use ringfetch_host::block::Device;
 use ringfetch_host::cgroup::Cgroup;
 use ringfetch_host::mounts::{mount_of, mounts};
+use ringfetch_host::{View, chosen};
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd as _};
 
@@ -87,7 +87,7 @@ impl Place {
             pair("device", shown),
             pair(
                 "scheduler",
-                chosen(device.scheduler.as_deref().unwrap_or("unknown")),
+                device.scheduler.as_deref().and_then(chosen).unwrap_or("unknown"),
             ),
             pair("queue/io_poll", u8::from(device.poll_queues)),
             pair("read-ahead", format!("{} KiB", number(device.read_ahead_kib))),
@@ -154,12 +154,6 @@ impl Counted {
         let own = self.own_bytes.zip(before.own_bytes);
         own.map_or(device, |(now, then)| device.min(now.saturating_sub(then)))
     }
-}
-
-/// The active scheduler: `[none] mq-deadline` as `none`.
-fn chosen(scheduler: &str) -> String {
-    let inside = scheduler.split(['[', ']']).nth(1);
-    inside.unwrap_or(scheduler).to_owned()
 }
 
 /// Memory that this process's page cache can grow to, and what limits it.
@@ -253,8 +247,7 @@ mod tests {
 
     #[test]
     fn the_devices_counters_are_read_and_cut_by_our_own() {
-        // Scenario: a device that others use, too; schedulers; this process. Expected: our part; the one in
-        // brackets; more than 0.
+        // Scenario: a device that others use, too; this process. Expected: our part; more than 0.
         let at = |device_bytes, own_bytes| Counted {
             device_bytes,
             own_bytes,
@@ -262,8 +255,6 @@ mod tests {
         let shared = at(900, Some(150)).since(&at(100, Some(50)));
         assert_eq!(shared, 100, "others read too");
         assert_eq!(at(900, None).since(&at(100, None)), 800);
-        assert_eq!(chosen("none [mq-deadline] bfq"), "mq-deadline");
-        assert_eq!(chosen("none"), "none");
         assert!(memory().bytes > 0 && own_memory_bytes() > 0);
     }
 }

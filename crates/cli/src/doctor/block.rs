@@ -2,9 +2,9 @@
 
 use super::Needs;
 use super::finding::{Check, Finding, checks};
-use super::host::chosen;
 use ringfetch_host::block::{Device, Layer};
 use ringfetch_host::cgroup::Cgroup;
+use ringfetch_host::chosen;
 
 checks! {
     STACK = "device.stack", "each layer costs CPU a read, and the slowest sets the pace";

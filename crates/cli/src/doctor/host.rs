@@ -1,7 +1,7 @@
 //! The machine: its kernel, the container or VM around this process, its clock.
 
 use super::finding::{Check, Finding, checks};
-use ringfetch_host::View;
+use ringfetch_host::{View, chosen};
 
 checks! {
     KERNEL = "kernel.release",
@@ -163,13 +163,4 @@ pub(super) fn huge_pages(view: &View) -> Finding {
         Some(mode) => HUGE_PAGES.ok(format!("transparent huge pages: {mode}")),
         None => HUGE_PAGES.note(format!("transparent huge pages: {modes}")),
     }
-}
-
-/// The word in brackets, as in `none [mq-deadline] kyber`; a single word without brackets is returned as is.
-pub(super) fn chosen(words: &str) -> Option<&str> {
-    let bracketed = words
-        .split_whitespace()
-        .find_map(|word| word.strip_prefix('[')?.strip_suffix(']'));
-    let single = || (words.split_whitespace().count() == 1).then_some(words);
-    bracketed.or_else(single)
 }

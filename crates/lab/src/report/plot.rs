@@ -4,6 +4,7 @@ use super::Plot;
 use crate::error::LabError;
 use plotters::coord::Shift;
 use plotters::prelude::*;
+use ringfetch_command::quantity::{exact_size, three_digits};
 use std::error::Error;
 
 const SIZE: (u32, u32) = (1040, 520);
@@ -146,7 +147,7 @@ fn bytes(value: f64) -> String {
         reason = "a label of an axis of positive numbers"
     )]
     let whole = value.round() as u64;
-    ringfetch_command::quantity::exact_size(whole)
+    exact_size(whole)
 }
 
 /// Three digits: `1`, `250k`, `12.5k`, `1.5M`.
@@ -157,17 +158,10 @@ fn short(value: f64) -> String {
         v if v >= 1e3 => (v / 1e3, "k"),
         v => (v, ""),
     };
-    let digits = if value < 9.995 {
-        2
-    } else if value < 99.95 {
-        1
-    } else {
-        0
-    };
-    let shown = format!("{value:.digits$}");
-    let shown = match digits {
-        0 => shown.as_str(),
-        _ => shown.trim_end_matches('0').trim_end_matches('.'),
+    let shown = three_digits(value);
+    let shown = match shown.contains('.') {
+        true => shown.trim_end_matches('0').trim_end_matches('.'),
+        false => shown.as_str(),
     };
     format!("{shown}{unit}")
 }
