@@ -266,9 +266,6 @@ pub struct Calibrate {
     /// Write the YAML section to this file instead of stdout.
     #[arg(long, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
-    /// Draw reads/s and latency against depth into this file (SVG).
-    #[arg(long, value_name = "FILE")]
-    pub(crate) plot: Option<PathBuf>,
     /// Keep the steps and the report (HTML, CSV, JSON, plots) in this new directory; a run that was stopped can be continued.
     #[arg(long, value_name = "DIR")]
     pub(crate) report: Option<PathBuf>,
@@ -278,7 +275,7 @@ pub struct Calibrate {
     /// Seed of the orders.
     #[arg(long, value_name = "N", default_value = "1")]
     pub(crate) seed: u64,
-    /// Replace what --out and --plot name, and measure even if the result may mislead; the report is marked.
+    /// Replace what --out names, and measure even if the result may mislead; the report is marked.
     #[arg(long)]
     pub(crate) force: bool,
 }

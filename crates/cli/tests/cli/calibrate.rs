@@ -71,15 +71,13 @@ fn values<'a>(report: &'a Value, name: &str) -> BTreeSet<&'a str> {
 
 #[test]
 fn every_step_is_made_and_every_answer_has_its_form() {
-    // Scenario: 3 s on a small file, as JSON with a file for the YAML, one for the plot and a directory for
-    // the report; then as text. Expected: every stage that this host allows, every depth, valid figures; YAML
-    // that the daemon accepts, on its own and with the tables above it; a plot with the knee; a second run
-    // replaces nothing without --force.
+    // Scenario: 3 s on a small file, as JSON with a file for the YAML and a directory for the report; then as text.
+    // Expected: every stage that this host allows, every depth, valid figures; YAML that the daemon accepts, on its own and
+    // with the tables above it; a plot with the knee; a second run replaces nothing without --force.
     let (directory, data) = place();
     let at = |name: &str| directory.path().join(name);
-    let (yaml, plot, out) = (at("engine.yaml"), at("depth.svg"), at("a report"));
-    let outputs = format!("--out {} --plot {}", word(&yaml), word(&plot));
-    let run = format!("calibrate {} --seconds 3 {outputs}", word(&data));
+    let (yaml, out) = (at("engine.yaml"), at("a report"));
+    let run = format!("calibrate {} --seconds 3 --out {}", word(&data), word(&yaml));
     // Forced: this may be a debug build.
     let forced = format!("--json {run} --force --report {}", word(&out));
     let report: Value = serde_json::from_str(&good(ringfetch(None, &forced))).unwrap();
@@ -138,7 +136,7 @@ fn every_step_is_made_and_every_answer_has_its_form() {
         "{report}"
     );
     assert_eq!(accepted(directory.path(), &written, &data), advised[0]["value"]);
-    let picture = fs::read_to_string(&plot).unwrap();
+    let picture = fs::read_to_string(out.join("plot-depth-p99.svg")).unwrap();
     assert!(picture.starts_with("<svg ") && picture.contains("knee: ") && picture.contains("latency p99"));
     let page = fs::read_to_string(out.join("report.html")).unwrap();
     assert!(page.contains("Recommended settings") && page.contains("When io_uring beats mmap"));
@@ -161,7 +159,7 @@ fn every_step_is_made_and_every_answer_has_its_form() {
         .unwrap()
         .map(|entry| entry.unwrap().file_name())
         .collect();
-    assert_eq!(left.len(), 5, "{left:?}");
+    assert_eq!(left.len(), 4, "{left:?}");
 }
 
 #[test]
@@ -269,9 +267,7 @@ fn a_second_signal_leaves_no_file() {
     // Scenario: SIGINT and SIGTERM at once: the second one ends the process while the steps still run. Expected: exit code
     // 1, and only the data where the results and temporary files would be.
     let (directory, data) = place();
-    let plot = directory.path().join("cal.svg");
-    let more = ["--plot", plot.to_str().unwrap()];
-    let output = interrupted(directory.path(), &data, &more, &[Signal::INT, Signal::TERM]);
+    let output = interrupted(directory.path(), &data, &[], &[Signal::INT, Signal::TERM]);
     let error = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1), "{error}");
     assert!(error.starts_with("ringfetch: stopped a second time"), "{error}");
@@ -347,7 +343,6 @@ fn what_cannot_be_calibrated_is_refused_in_one_line() {
     let data = word(&data);
     let directory_out = word(&directory);
     refused(&format!("{data} --out {}", word(at("small"))), "--force");
-    refused(&format!("{data} --plot {}", word(at("small"))), "--force");
     fs::create_dir(at("done")).unwrap();
     fs::write(at("done/report.json"), "{}").unwrap();
     fs::create_dir(at("used--out")).unwrap();
@@ -361,7 +356,6 @@ fn what_cannot_be_calibrated_is_refused_in_one_line() {
         (format!("{data} --seconds 2"), "at least 3"),
         (format!("{data} --block-bytes 100"), "512B"),
         (format!("{data} --quick --seconds 5"), "--quick"),
-        (format!("{data} --out x --plot x"), "same file"),
         (
             format!("{data} --force --report {}", word(at("done"))),
             "--report: ",

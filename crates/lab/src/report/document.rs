@@ -209,7 +209,7 @@ mod tests {
         // Scenario: names with every special character, a plot, a mark. Expected: escaped, the plot inline,
         // no external link.
         let report = report();
-        let svg = plot::svg(&[&report.plots[0]]).unwrap();
+        let svg = plot::svg(&report.plots[0]).unwrap();
         let page = html(&report, &[svg]);
         assert!(page.contains("What &lt;is&gt; &amp; is &quot;not&quot;") && !page.contains("<is>"));
         assert!(page.contains("Forced, no evidence: --size: too small"));

@@ -260,7 +260,7 @@ impl Report {
             let path = directory.join(name);
             write_whole(&path, text.as_bytes()).map_err(|error| LabError::at(path.display(), error))
         };
-        let drawn = self.plots.iter().map(|plot| plot::svg(&[plot]));
+        let drawn = self.plots.iter().map(plot::svg);
         let drawn: Vec<String> = drawn.collect::<Result<_, _>>()?;
         for (plot, svg) in self.plots.iter().zip(&drawn) {
             write(&format!("{}.svg", plot.name), svg)?;

@@ -32,18 +32,13 @@ const COLOURS: [RGBColor; 14] = [
     RGBColor(130, 160, 200),
 ];
 
-/// Plots below each other as one SVG element.
-pub(crate) fn svg(plots: &[&Plot]) -> Result<String, LabError> {
-    let count = u32::try_from(plots.len()).unwrap_or(1).max(1);
+/// A plot as an SVG element.
+pub(crate) fn svg(plot: &Plot) -> Result<String, LabError> {
     let mut out = String::new();
-    let area = SVGBackend::with_string(&mut out, (SIZE.0, SIZE.1 * count)).into_drawing_area();
-    let panels = area.split_evenly((plots.len().max(1), 1));
-    let mut each = plots.iter().zip(&panels);
-    let drawn = each.try_for_each(|(plot, panel)| draw(plot, panel));
-    let drawn = drawn.and_then(|()| Ok(area.present()?));
-    drawn.map_err(|error| LabError::at("plot", error))?;
-    drop((area, panels));
-    Ok(out)
+    let area = SVGBackend::with_string(&mut out, SIZE).into_drawing_area();
+    let drawn = draw(plot, &area).and_then(|()| Ok(area.present()?));
+    drop(area);
+    drawn.map_err(|error| LabError::at("plot", error)).map(|()| out)
 }
 
 fn draw(plot: &Plot, area: &DrawingArea<SVGBackend<'_>, Shift>) -> Result<(), Box<dyn Error>> {
@@ -182,13 +177,13 @@ mod tests {
         };
         let points = vec![[1.0, 1e3, 900.0, 1100.0], [64.0, 5e4, 4e4, 6e4]];
         let both = ["uring", "aio"].map(|name| (name.to_owned(), points.clone()));
-        let text = svg(&[&plot(both.to_vec())]).unwrap();
+        let text = svg(&plot(both.to_vec())).unwrap();
         assert!(text.contains("uring") && text.contains("aio") && text.contains("reads/s"));
         assert!(text.contains("reads &amp; &lt;depth&gt;"));
         for odd in [vec![], vec![[1.0, 0.0, 0.0, 0.0]], vec![[8.0, 5.0, 5.0, 5.0]]] {
-            svg(&[&plot(vec![("x".to_owned(), odd)])]).unwrap();
+            svg(&plot(vec![("x".to_owned(), odd)])).unwrap();
         }
-        svg(&[&plot(Vec::new()), &plot(Vec::new())]).unwrap();
+        svg(&plot(Vec::new())).unwrap();
     }
 
     #[test]
@@ -216,7 +211,7 @@ mod tests {
                 y: "reads/s".to_owned(),
                 series: vec![("uring".to_owned(), points.to_vec())],
             };
-            let text = svg(&[&plot]).unwrap();
+            let text = svg(&plot).unwrap();
             let words = text.lines().filter(|line| !line.starts_with('<'));
             let mut labels: Vec<String> = words.map(str::to_owned).collect();
             labels.retain(|word| word.starts_with(|first: char| first.is_ascii_digit()));

@@ -13,7 +13,7 @@ use crate::args::{Calibrate, Common};
 use crate::drive::engine::blocks;
 use crate::error::LabError;
 use crate::material::Material;
-use crate::report::{Report, plot, series};
+use crate::report::{Report, series};
 use crate::sample::{Of, reads_per_second};
 use crate::study::{About, Rows, Study, list, pair};
 use crate::{Runs, measured};
@@ -52,33 +52,19 @@ fn with_unit(block_bytes: u32) -> String {
     }
 }
 
-/// A file that is written at the end, or not at all; whether it can be written is checked before measuring. Until the
-/// end there is nothing on disk, which a second signal would leave behind.
-#[derive(Debug)]
-struct Output<'a> {
-    flag: &'static str,
-    path: &'a Path,
-}
-
-impl<'a> Output<'a> {
-    fn of(flag: &'static str, path: Option<&'a Path>, force: bool) -> Result<Option<Self>, LabError> {
-        let Some(path) = path else { return Ok(None) };
-        let shown = path.display();
-        let problem = match std::fs::symlink_metadata(path) {
-            Ok(found) if !found.is_file() => "exists and is not a regular file; choose another path",
-            Ok(_) if !force => "is there already; --force replaces it",
-            _ => {
-                let part = PartFile::beside(path);
-                part.map_err(|error| failed(format!("{flag}: cannot write {shown}: {error}")))?;
-                return Ok(Some(Self { flag, path }));
-            }
-        };
-        Err(failed(format!("{flag}: {shown} {problem}")))
-    }
-
-    fn write(&self, text: &str) -> Result<(), LabError> {
-        write_whole(self.path, text.as_bytes()).map_err(|error| LabError::at(self.flag, error))
-    }
+/// Checks, before measuring, whether the file of `--out` can be written. It is at the end, or not at all: until then there is
+/// nothing on disk, which a second signal would leave behind.
+fn check_out(path: &Path, force: bool) -> Result<(), LabError> {
+    let shown = path.display();
+    let problem = match std::fs::symlink_metadata(path) {
+        Ok(found) if !found.is_file() => "exists and is not a regular file; choose another path",
+        Ok(_) if !force => "is there already; --force replaces it",
+        _ => {
+            let part = PartFile::beside(path).map(drop);
+            return part.map_err(|error| failed(format!("--out: cannot write {shown}: {error}")));
+        }
+    };
+    Err(failed(format!("--out: {shown} {problem}")))
 }
 
 /// Whether it supports O_DIRECT, and why or why not.
@@ -168,12 +154,9 @@ fn named_here(problem: &str) -> String {
 
 /// Measures, and prints what to configure.
 pub(crate) fn run(args: &Calibrate, runs: Runs<'_>) -> Result<(), LabError> {
-    if args.out.is_some() && args.out == args.plot {
-        return Err(LabError::Usage("--out and --plot name the same file".to_owned()));
-    }
     let (direct, reason) = opened(args)?;
-    let yaml_file = Output::of("--out", args.out.as_deref(), args.force)?;
-    let plot_file = Output::of("--plot", args.plot.as_deref(), args.force)?;
+    let yaml_file = args.out.as_deref();
+    yaml_file.map_or(Ok(()), |path| check_out(path, args.force))?;
     let common = Common {
         path: args.path.clone(),
         out: args.report.clone(),
@@ -219,8 +202,6 @@ pub(crate) fn run(args: &Calibrate, runs: Runs<'_>) -> Result<(), LabError> {
         .report
         .as_deref()
         .map_or(Ok(()), |directory| report.write(directory));
-    // All of its plots show the depths.
-    let depths: Vec<_> = report.plots.iter().filter(|_| found.has_depths()).collect();
     let mut text = report.text();
     if runs.context.json {
         text = report.json()?;
@@ -230,16 +211,9 @@ pub(crate) fn run(args: &Calibrate, runs: Runs<'_>) -> Result<(), LabError> {
         let comments = lines.collect::<Vec<_>>().join("\n");
         text = format!("{comments}\n\n{}", yaml(&[], &report.advice));
     }
-    let configured = yaml_file.map_or(Ok(()), |file| file.write(&report.yaml));
-    let plotted = match plot_file {
-        Some(_) if depths.is_empty() => Err(failed(
-            "--plot: not written, for the depths were not all measured".to_owned(),
-        )),
-        Some(file) => plot::svg(&depths).and_then(|picture| file.write(&picture)),
-        None => Ok(()),
-    };
+    let configured = yaml_file.map_or(Ok(()), |path| write_whole(path, report.yaml.as_bytes()));
     runs.print(&text)?;
-    reported.and(configured).and(plotted)
+    reported.and(configured.map_err(|error| LabError::at("--out", error)))
 }
 
 /// Draws conclusions from the rows: advice, the comparison of the backends, plots, doubts.

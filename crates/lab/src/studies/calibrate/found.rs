@@ -136,12 +136,6 @@ impl<'a> Found<'a> {
         })
     }
 
-    /// Whether there is a curve to show: whole, or but for depths that failed.
-    pub(super) fn has_depths(&self) -> bool {
-        let of_depth = |row: &Row| row.get("stage") == Some("depth") && !row.samples.is_empty();
-        self.depth().is_some() || !self.stopped && self.rows.0.iter().any(of_depth)
-    }
-
     pub(super) fn depth(&self) -> Option<Knee<'a>> {
         let limit = self.subject.has_ring().then(|| self.in_force(u32::MAX, 1));
         self.knee("depth", limit)
