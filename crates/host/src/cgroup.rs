@@ -18,6 +18,8 @@ pub struct Cgroup {
     pub seen: bool,
     /// Limit on memory.
     pub memory: Option<Memory>,
+    /// What the limits leave to the page cache of a group: without what its processes have allocated.
+    pub cache_bytes: Option<u64>,
     /// Limit on CPU time, in CPUs.
     pub cpus: Option<f64>,
     /// Limit on threads and processes.
@@ -91,16 +93,20 @@ impl Cgroup {
         found
     }
 
-    /// Memory that the page cache of this process may grow to: what is available, within the limit. `None`:
+    /// Memory that the page cache of this process may grow to: what is available, within the limits. `None`:
     /// unknown.
     pub fn available_bytes(&self, view: &View) -> Option<u64> {
-        let limit = self.memory.as_ref().map_or(u64::MAX, |memory| memory.limit_bytes);
-        Some(view.meminfo()?.mem_available?.min(limit))
+        let limits = [
+            self.memory.as_ref().map(|memory| memory.limit_bytes),
+            self.cache_bytes,
+        ];
+        let available = view.meminfo()?.mem_available?;
+        limits.into_iter().flatten().chain([available]).min()
     }
 
     fn level_v2(&mut self, view: &View, level: &Path) {
         for name in ["memory.max", "memory.high"] {
-            self.limit_memory(view, &level.join(name), &level.join("memory.current"));
+            self.limit_memory(view, level, [name, "memory.current", "anon "]);
         }
         self.limit_pids(view, level);
         // `200000 100000`: 200 ms in each 100 ms, 2 CPUs; `max 100000`: no limit.
@@ -129,11 +135,10 @@ impl Cgroup {
 
     fn level_v1(&mut self, view: &View, level: &Path, controller: &str) {
         match controller {
-            "memory" => self.limit_memory(
-                view,
-                &level.join("memory.limit_in_bytes"),
-                &level.join("memory.usage_in_bytes"),
-            ),
+            "memory" => {
+                let names = ["memory.limit_in_bytes", "memory.usage_in_bytes", "total_rss "];
+                self.limit_memory(view, level, names);
+            }
             "pids" => self.limit_pids(view, level),
             // A quota of -1 means no limit.
             "cpu" => self.limit_cpus(
@@ -155,11 +160,17 @@ impl Cgroup {
         }
     }
 
-    fn limit_memory(&mut self, view: &View, limit: &Path, used: &Path) {
+    /// `allocated`: the line of `memory.stat` that says what processes have allocated.
+    fn limit_memory(&mut self, view: &View, level: &Path, [limit, used, allocated]: [&str; 3]) {
+        let (limit, used) = (level.join(limit), level.join(used));
         // `max` does not parse as a number, and means no limit.
-        let Some(limit_bytes) = view.number(limit).filter(|bytes| *bytes < V1_UNLIMITED) else {
+        let Some(limit_bytes) = view.number::<u64>(&limit).filter(|bytes| *bytes < V1_UNLIMITED) else {
             return;
         };
+        let allocated = view.line(level.join("memory.stat"), allocated);
+        let allocated: u64 = allocated.and_then(|bytes| bytes.parse().ok()).unwrap_or(0);
+        let left = limit_bytes.saturating_sub(allocated);
+        self.cache_bytes = Some(self.cache_bytes.map_or(left, |known| known.min(left)));
         if self
             .memory
             .as_ref()
@@ -167,8 +178,8 @@ impl Cgroup {
         {
             self.memory = Some(Memory {
                 limit_bytes,
-                used_bytes: view.number(used).unwrap_or(0),
-                file: shown(limit),
+                used_bytes: view.number(&used).unwrap_or(0),
+                file: shown(&limit),
             });
         }
     }
@@ -272,7 +283,14 @@ mod tests {
                 "259:0 rbps=2097152 wbps=1 riops=max wiops=max\n259:1 rbps=max wbps=1 riops=max wiops=1\n",
             ),
         ]);
+        // Of 16 GiB that are available, all but what others in the slice have allocated.
+        tree.write_meminfo(&[("MemTotal", 32 << 20), ("MemAvailable", 16 << 20)]);
+        tree.write(
+            "sys/fs/cgroup/data.slice/memory.stat",
+            "anon 268435456\nanon_thp 1\nfile 9\n",
+        );
         let found = Cgroup::of_this_process(&tree.view());
+        assert_eq!(found.available_bytes(&tree.view()), Some(768 << 20));
         let memory = found.memory.expect("memory");
         assert_eq!((memory.limit_bytes, memory.used_bytes), (1 << 30, 4096));
         assert!(memory.file.ends_with("data.slice/memory.max"), "{memory:?}");
@@ -317,8 +335,10 @@ mod tests {
             ),
             ("sys/fs/cgroup/pids/pids.max", "max\n"),
         ]);
+        tree.write("sys/fs/cgroup/memory/memory.stat", "rss 9\ntotal_rss 1048576\n");
         let found = Cgroup::of_this_process(&tree.view());
         assert_eq!(found.memory.map(|memory| memory.limit_bytes), Some(512 << 20));
+        assert_eq!(found.cache_bytes, Some(511 << 20));
         assert_eq!(found.cpus, Some(0.5));
         assert_eq!(found.pids, None);
         assert_eq!(
