@@ -269,8 +269,9 @@ impl Journal {
             problem: made.as_ref().err().cloned(),
         };
         let written = self.file.as_ref().map_or(Ok(()), |file| write_line(file, &line));
-        written
-            .map_err(|error| LabError::at(format_args!("{}: cannot record a step", self.option), error))?;
+        let remedy = "make room, and continue with --resume";
+        let full = |error| format!("{}: cannot record a step ({error}): {remedy}", self.option);
+        written.map_err(|error| LabError::Failed(full(error)))?;
         self.keep(line.cell, repetition, time, made.clone());
         Ok(())
     }
@@ -343,6 +344,16 @@ mod tests {
         drop(journal);
         let refused = Journal::open("--out", Some(directory.path()), header("1"), true);
         assert!(refused.unwrap_err().to_string().contains("line 5"));
+    }
+
+    #[test]
+    fn a_step_that_cannot_be_recorded_says_how_to_go_on() {
+        // Scenario: a disk that is full. Expected: an error with the option, the cause and the remedy.
+        let mut journal = Journal::open("--out", None, header("1"), false).unwrap();
+        journal.file = File::options().write(true).open("/dev/full").ok();
+        let problem = journal.record("a", 0, None, &Ok(sample(100, 1.0))).unwrap_err();
+        let expected = "--out: cannot record a step (No space left on device (os error 28)): make room, and continue with --resume";
+        assert_eq!(problem.to_string(), expected);
     }
 
     #[test]
