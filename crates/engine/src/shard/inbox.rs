@@ -2,7 +2,7 @@
 //! behind data.
 //!
 //! One waker for both: a control message is followed by a nudge on the batches' channel. If that channel is
-//! full, the shard is already awake.
+//! full, the shard is already awake. Once it has ended, the control messages' own waker is used.
 
 use crate::planned_batch::PlannedBatch;
 use std::task::{Context, Poll};
@@ -41,6 +41,8 @@ pub(crate) struct Mailbox {
 pub(crate) struct Inbox {
     batches: mpsc::Receiver<Delivery>,
     control: mpsc::Receiver<Control>,
+    /// Received while the task waited for it, after the batches had ended.
+    received: Option<Control>,
     ended: bool,
 }
 
@@ -59,6 +61,7 @@ pub(crate) fn inbox() -> (Mailbox, Inbox) {
     let inbox = Inbox {
         batches: received,
         control: controls,
+        received: None,
         ended: false,
     };
     (Mailbox { batches, control }, inbox)
@@ -99,7 +102,7 @@ impl Mailbox {
     }
 
     fn nudge(&self) {
-        // Full: the shard is awake. Closed: it is ending.
+        // Full: the shard is awake. Closed: it is ending, and waits for control messages themselves.
         let _awake_or_ending = self.batches.try_send(None);
     }
 }
@@ -107,6 +110,9 @@ impl Mailbox {
 impl Inbox {
     /// The next control message. Does not register the waker: [`Inbox::poll_batch`] does.
     pub(super) fn control(&mut self) -> Option<Control> {
+        if self.received.is_some() {
+            return self.received.take();
+        }
         // Empty in nearly every turn; this check takes no locked instruction.
         if self.control.is_empty() {
             return None;
@@ -116,10 +122,7 @@ impl Inbox {
 
     /// The next batch. If there is none, the next message of either kind wakes the task.
     pub(super) fn poll_batch(&mut self, cx: &mut Context<'_>) -> Option<Box<PlannedBatch>> {
-        if self.ended {
-            return None;
-        }
-        loop {
+        while !self.ended {
             match self.batches.poll_recv(cx) {
                 Poll::Ready(Some(Some(batch))) => return Some(batch),
                 Poll::Ready(Some(None)) => {
@@ -129,13 +132,18 @@ impl Inbox {
                         return None;
                     }
                 }
-                Poll::Ready(None) => {
-                    self.ended = true;
-                    return None;
-                }
+                Poll::Ready(None) => self.ended = true,
                 Poll::Pending => return None,
             }
         }
+        // Reads may be in flight for long, and are looked after meanwhile.
+        if self.received.is_none()
+            && let Poll::Ready(Some(control)) = self.control.poll_recv(cx)
+        {
+            self.received = Some(control);
+            cx.waker().wake_by_ref();
+        }
+        None
     }
 
     /// Refuses batches from now on; those already sent still arrive.
@@ -158,22 +166,27 @@ mod tests {
     #[test]
     fn no_message_of_another_thread_is_missed() {
         // Scenario: a thread sends control messages and waits for the reply to each, while the inbox's task
-        // is checking or has just checked: twenty thousand times. Expectation: each is answered; a lost
-        // wake-up would hang.
+        // is checking or has just checked: twenty thousand times, then as often after a drain, as while reads are in flight.
+        // Expectation: each is answered; a lost wake-up would hang.
+        const BEATS: usize = 20_000;
         let (mailbox, mut inbox) = inbox();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.expect("a runtime");
         let thread = std::thread::spawn(move || {
+            let mut beats = 0;
             runtime.block_on(poll_fn(move |cx| {
                 while let Some(control) = inbox.control() {
                     match control {
-                        Control::Beat(reply) => drop(reply.send(())),
+                        Control::Beat(reply) => {
+                            beats += 1;
+                            let _gone = reply.send(());
+                        }
                         Control::Drain => inbox.close(),
                         Control::Sweep | Control::Tend => {}
                     }
                 }
                 while inbox.poll_batch(cx).is_some() {}
-                if inbox.has_ended() {
+                if inbox.has_ended() && beats == 2 * BEATS {
                     Poll::Ready(())
                 } else {
                     Poll::Pending
@@ -182,7 +195,11 @@ mod tests {
         });
         let asking = tokio::runtime::Builder::new_current_thread().enable_all().build();
         asking.expect("a runtime").block_on(async {
-            for number in 0..20_000 {
+            for number in 0..2 * BEATS {
+                if number == BEATS {
+                    mailbox.command(Control::Drain).await.expect("taken");
+                    mailbox.closed().await;
+                }
                 let (reply, answer) = oneshot::channel();
                 mailbox.command(Control::Beat(reply)).await.expect("taken");
                 let answered = tokio::time::timeout(Duration::from_secs(30), answer).await;
@@ -190,8 +207,6 @@ mod tests {
                     .unwrap_or_else(|_| panic!("message {number} is missed"))
                     .expect("an answer");
             }
-            mailbox.command(Control::Drain).await.expect("taken");
-            mailbox.closed().await;
         });
         thread.join().expect("no panic");
     }

@@ -371,6 +371,36 @@ fn a_drain_gives_up_at_its_deadline() {
     harness.finish();
 }
 
+fn a_drain_lets_go_of_what_nobody_waits_for() {
+    // Scenario: the device returns nothing, and a batch waits behind the reads in flight; the engine is told to drain; then the
+    // caller of the batch leaves. Expectation: the shard still gives signs of life, and when it is tended the memory of
+    // the batch is free.
+    let (harness, control, dataset, _) = Harness::simulated(6 << 20, 1);
+    control.hold();
+    let stuck = ranges_of(&dataset, &[(0, 2 << 20)]);
+    let stuck = harness.submit(stuck, SubmitOptions::default()).expect("accepted");
+    assert!(control.wait_started(u64::from(DEPTH), WAIT));
+    let held = harness.engine.memory().0;
+    let waiting = ranges_of(&dataset, &[(3 << 20, 3 << 20)]);
+    let waiting = harness
+        .submit(waiting, SubmitOptions::default())
+        .expect("accepted");
+    let report = harness.runtime.block_on(harness.engine.drain(Instant::now()));
+    assert!(report.abandoned_reads > 0);
+    let alive = || harness.runtime.block_on(harness.engine.signs_of_life(WAIT));
+    assert_eq!(alive(), Ok(()));
+    assert!(harness.engine.memory().0 >= held + (3 << 20));
+    drop(waiting);
+    harness.engine.tend();
+    wait_until(
+        || harness.engine.memory().0 == held,
+        || format!("{} bytes, not {held}", harness.engine.memory().0),
+    );
+    control.release_all();
+    harness.await_answer(stuck).expect("an answer");
+    harness.finish();
+}
+
 fn memory_in_flight_is_not_reused() {
     // Scenario: a batch's reads are held and its ticket is dropped; batches that take all other memory come
     // and go, then the held reads write to their memory. Expectation: no other batch's bytes change.
@@ -486,6 +516,7 @@ pub(crate) fn tests() -> Vec<Test> {
             a_batch_given_up_between_two_lots_of_reads,
             a_batch_given_up_before_its_first_read,
             a_drain_gives_up_at_its_deadline,
+            a_drain_lets_go_of_what_nobody_waits_for,
             memory_in_flight_is_not_reused,
             a_thousand_batches_under_faults
         ),
