@@ -120,13 +120,21 @@ impl Budget {
         })
     }
 
-    fn take(&self, amount: u64) -> Result<(), Refused> {
+    /// Takes `amount`, which [`Self::give_back`] returns.
+    ///
+    /// # Errors
+    /// `Refused::Budget`.
+    pub(crate) fn take(&self, amount: u64) -> Result<(), Refused> {
         let before = self.used.fetch_add(amount, Relaxed);
         if before.saturating_add(amount) > self.capacity() {
             self.used.fetch_sub(amount, Relaxed);
             return Err(Refused::Budget);
         }
         Ok(())
+    }
+
+    pub(crate) fn give_back(&self, amount: u64) {
+        self.used.fetch_sub(amount, Relaxed);
     }
 }
 
@@ -283,7 +291,7 @@ impl Charge {
                 &share.caller.budget
             }
         };
-        budget.used.fetch_sub(amount, Relaxed);
+        budget.give_back(amount);
     }
 }
 
