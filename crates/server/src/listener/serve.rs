@@ -35,8 +35,8 @@ pub(super) const LAST_WORD: Duration = Duration::from_millis(500);
 /// a stream's errors, is not charged, and 1 MiB of it took 490 KiB for each FetchStream that nobody read, after 16 KiB of
 /// requests.
 const SEND_BUFFER_BYTES: usize = 128 << 10;
-/// What a connection with a small limit of requests may have cancelled unseen.
-const UNSEEN_CANCELLATIONS: u32 = 256;
+/// What a connection with a small limit of requests may cancel at once.
+const CANCELLED_MAX_LEAST: u32 = 256;
 /// hyper keeps a buffer of this size for an idle connection that had a long head.
 const HTTP1_BUFFER_BYTES: usize = HEADER_LIST_BYTES as usize;
 
@@ -100,7 +100,7 @@ impl PortServer {
         let turns = core_turns::caller(accepted.connection.account());
         let caller = accepted.connection.address();
         let stream = stream.arrive(&accepted.progress);
-        let watch = TimeoutTracker::new(accepted.guard.number());
+        let watch = TimeoutTracker::new(accepted.guard.number(), self.cancelled_max());
         let watched = WatchGuard::start(
             watch,
             &accepted.progress,
@@ -239,10 +239,10 @@ impl PortServer {
         })
     }
 
-    /// Requests that a client may have cancelled before its connection's turn on the core: all that it may have open, as
-    /// when their deadlines pass together. h2's 20 ended connections of clients with short deadlines.
-    fn unseen_cancellations_max(&self) -> usize {
-        self.connection_limits.streams().max(UNSEEN_CANCELLATIONS) as usize
+    /// Requests that a client may cancel at once, also before its connection's turn on the core: all that it may have open,
+    /// as when their deadlines pass together. h2's 20 ended connections of clients with short deadlines.
+    fn cancelled_max(&self) -> usize {
+        self.connection_limits.streams().max(CANCELLED_MAX_LEAST) as usize
     }
 
     /// HTTP/2's windows of a request's body, and of all bodies of a connection.
@@ -278,7 +278,7 @@ impl PortServer {
             // gRPC has no Date.
             .auto_date_header(!self.http2_only)
             .max_concurrent_streams(self.connection_limits.streams())
-            .max_pending_accept_reset_streams(self.unseen_cancellations_max())
+            .max_pending_accept_reset_streams(self.cancelled_max())
             .max_send_buf_size(SEND_BUFFER_BYTES);
         builder
     }

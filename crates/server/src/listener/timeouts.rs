@@ -23,8 +23,8 @@ const TICK_MIN: Duration = Duration::from_millis(10);
 const TICK_MAX: Duration = Duration::from_secs(1);
 /// A connection that is shutting down and idle is finished after this time.
 const GOODBYE: Duration = Duration::from_secs(2);
-/// Requests that a client may cancel per second, unless most of its requests complete.
-const CANCELLED_PER_S_MAX: u32 = 1000;
+/// Requests that a client may cancel per second, beyond those that it may have open at once, unless most of its requests complete.
+const CANCELLED_PER_S_MAX: u64 = 1000;
 
 /// State of an exchange between ticks.
 #[derive(Debug, Default)]
@@ -49,6 +49,10 @@ pub(super) struct TimeoutTracker {
     send: StallDetector,
     cancelled: u64,
     begun: u64,
+    /// Cancelled requests beyond [`CANCELLED_PER_S_MAX`], and how many are no flood: when deadlines pass together, a client
+    /// cancels all that are open at once.
+    cancelled_beyond: u64,
+    cancelled_beyond_max: u64,
     leaving: Option<(Instant, CloseReason)>,
     quiet: Option<Instant>,
 }
@@ -62,8 +66,9 @@ pub(super) struct CheckResult {
 }
 
 impl TimeoutTracker {
-    /// Tracks a new connection; `salt` spreads the ages of connections opened together.
-    pub(super) fn new(salt: u64) -> Self {
+    /// Tracks a new connection; `salt` spreads the ages of connections opened together, `cancelled_max` requests may be
+    /// cancelled at once.
+    pub(super) fn new(salt: u64, cancelled_max: usize) -> Self {
         let now = running_time::now();
         // 900 to 1099, well spread for consecutive numbers.
         let spread = u32::try_from(salt.wrapping_mul(0x9e37_79b9) % 200).unwrap_or_default();
@@ -78,6 +83,8 @@ impl TimeoutTracker {
             send: StallDetector::default(),
             cancelled: 0,
             begun: 0,
+            cancelled_beyond: 0,
+            cancelled_beyond_max: cancelled_max as u64,
             leaving: None,
             quiet: None,
         }
@@ -157,8 +164,16 @@ impl TimeoutTracker {
         let more = cancelled - self.cancelled;
         let others = (begun - self.begun).saturating_sub(more);
         (self.cancelled, self.begun) = (cancelled, begun);
-        let most = tick.as_millis() * u128::from(CANCELLED_PER_S_MAX) / 1000;
-        let floods = u128::from(more) > most.max(100) && more > others;
+        let allowed = u64::try_from(tick.as_millis())
+            .unwrap_or(u64::MAX)
+            .saturating_mul(CANCELLED_PER_S_MAX)
+            / 1000;
+        self.cancelled_beyond = if more > others {
+            (self.cancelled_beyond + more).saturating_sub(allowed)
+        } else {
+            0
+        };
+        let floods = self.cancelled_beyond > self.cancelled_beyond_max;
         floods.then_some(CloseDecision::Close(CloseReason::Flood))
     }
 
@@ -393,7 +408,7 @@ mod tests {
     async fn a_connection_that_does_not_begin_is_closed() {
         // Scenario: 23 bytes; an HTTP/1 head that stays incomplete; a preface without a request. Expectation:
         // closed with reason handshake; closed with reason head; closed gracefully with reason head.
-        let mut watch = TimeoutTracker::new(0);
+        let mut watch = TimeoutTracker::new(0, 256);
         let progress = Progress::default();
         progress.read(&PREFACE[..23]);
         let decided = until_decided(&mut watch, &times(), &progress, 60).await;
@@ -402,7 +417,7 @@ mod tests {
             (HEAD, CloseDecision::Close(CloseReason::Head)),
             (PREFACE, CloseDecision::GoAway(CloseReason::Head)),
         ] {
-            let mut watch = TimeoutTracker::new(0);
+            let mut watch = TimeoutTracker::new(0, 256);
             let progress = Progress::default();
             progress.read(bytes);
             let decided = until_decided(&mut watch, &times(), &progress, 60).await;
@@ -413,7 +428,7 @@ mod tests {
             handshake: Duration::ZERO,
             ..times()
         };
-        let mut watch = TimeoutTracker::new(0);
+        let mut watch = TimeoutTracker::new(0, 256);
         assert_eq!(
             until_decided(&mut watch, &off, &Progress::default(), 800).await,
             None
@@ -426,7 +441,7 @@ mod tests {
         // half a head. Expectation: closed gracefully, then finished; closed at once.
         let progress = Arc::new(Progress::default());
         progress.read(HEAD);
-        let mut watch = TimeoutTracker::new(0);
+        let mut watch = TimeoutTracker::new(0, 256);
         for _ in 0..10 {
             drop(progress.open(true));
             progress.read(HEAD);
@@ -438,7 +453,7 @@ mod tests {
         let decided = until_decided(&mut watch, &times(), &progress, 60).await;
         assert_eq!(decided, Some((3, CloseDecision::Finish(CloseReason::Idle))));
 
-        let mut watch = TimeoutTracker::new(0);
+        let mut watch = TimeoutTracker::new(0, 256);
         assert_eq!(until_decided(&mut watch, &times(), &progress, 5).await, None);
         progress.read(HEAD);
         let decided = until_decided(&mut watch, &times(), &progress, 60).await;
@@ -452,7 +467,7 @@ mod tests {
         for (bytes_per_s, has_answer, stalls) in [(10, false, false), (4, false, true), (0, true, false)] {
             let progress = Arc::new(Progress::default());
             progress.read(HEAD);
-            let mut watch = TimeoutTracker::new(0);
+            let mut watch = TimeoutTracker::new(0, 256);
             let exchange = progress.open(false);
             if has_answer {
                 exchange.mark_answered();
@@ -486,7 +501,7 @@ mod tests {
         ] {
             let progress = Arc::new(Progress::default());
             progress.read(PREFACE);
-            let mut watch = TimeoutTracker::new(0);
+            let mut watch = TimeoutTracker::new(0, 256);
             let (slow, other) = (progress.open(true), progress.open(true));
             slow.produced(1 << 20);
             other.produced(if fast > 0 { 1 << 20 } else { 0 });
@@ -515,7 +530,7 @@ mod tests {
         progress.read(PREFACE);
         let _open = progress.open(true);
         progress.wrote(&Poll::<Result<usize, ()>>::Pending);
-        let mut watch = TimeoutTracker::new(0);
+        let mut watch = TimeoutTracker::new(0, 256);
         let decided = until_decided(&mut watch, &times(), &progress, 60).await;
         assert_eq!(decided, Some((21, CloseDecision::Close(CloseReason::Send))));
     }
@@ -529,7 +544,7 @@ mod tests {
         for salt in 0..20 {
             let progress = Arc::new(Progress::default());
             progress.read(HEAD);
-            let mut watch = TimeoutTracker::new(salt);
+            let mut watch = TimeoutTracker::new(salt, 256);
             let stream = progress.open(true);
             let (age, decision) = until_decided(&mut watch, &times(), &progress, 1200)
                 .await
@@ -560,7 +575,7 @@ mod tests {
         for (beginning, seconds) in [(HEAD, 51), (PREFACE, 3)] {
             let progress = Arc::new(Progress::default());
             progress.read(beginning);
-            let mut watch = TimeoutTracker::new(0);
+            let mut watch = TimeoutTracker::new(0, 256);
             let request = progress.open(true);
             let (_, decision) = until_decided(&mut watch, &times, &progress, 1200).await.unwrap();
             assert_eq!(decision, CloseDecision::GoAway(CloseReason::Age));
@@ -589,7 +604,7 @@ mod tests {
         limits.set_timeouts(&times());
         for _ in 0..2 {
             let (progress, mut seen) = (Arc::new(Progress::default()), SeenEvents::default());
-            let guard = WatchGuard::start(TimeoutTracker::new(0), &progress, &counters, caller, &limits);
+            let guard = WatchGuard::start(TimeoutTracker::new(0, 256), &progress, &counters, caller, &limits);
             let event = std::future::poll_fn(|cx| progress.poll_event(cx, &mut seen));
             let event = tokio::time::timeout(times().head, event).await;
             let close = CloseDecision::Close(CloseReason::Handshake);
@@ -598,6 +613,22 @@ mod tests {
             tokio::time::sleep(2 * TICK_MAX).await;
             assert!(CORE.with_borrow(|core| core.watched.is_empty()));
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn all_requests_that_may_be_open_may_be_cancelled_at_once() {
+        // Scenario: ticks of 75 ms, in the first of which a client cancels the 256 requests that it may have open, as when
+        // their deadlines pass; the same again and again. Expectation: only the latter is a flood.
+        let progress = Arc::new(Progress::default());
+        progress.read(PREFACE);
+        let mut watch = TimeoutTracker::new(0, 256);
+        let mut tick = async || {
+            (0..256).for_each(|_| drop(progress.open(true)));
+            tokio::time::advance(Duration::from_millis(75)).await;
+            watch.check(&times(), &progress).decision
+        };
+        assert_eq!(tick().await, None);
+        assert_eq!(tick().await, Some(CloseDecision::Close(CloseReason::Flood)));
     }
 
     #[tokio::test(start_paused = true)]
@@ -611,7 +642,7 @@ mod tests {
         ] {
             let progress = Arc::new(Progress::default());
             progress.read(PREFACE);
-            let mut watch = TimeoutTracker::new(0);
+            let mut watch = TimeoutTracker::new(0, 256);
             for _ in 0..3 {
                 (0..given_up).for_each(|_| drop(progress.open(true)));
                 (0..answered).for_each(|_| progress.open(true).mark_answered());
