@@ -66,8 +66,8 @@ pub(super) type Blocks = [u32; 3];
 #[derive(Debug, Default)]
 pub(super) struct Progress {
     read_bytes: AtomicU64,
-    /// `read_bytes` when the last exchange ended; later bytes are the next head.
-    read_bytes_at_end: AtomicU64,
+    /// Bytes that hyper had got when the last exchange ended; later ones are the next head.
+    plain_bytes_at_end: AtomicU64,
     written_bytes: AtomicU64,
     /// Bytes of request bodies that were read, and of the heads of their frames.
     body_bytes: AtomicU64,
@@ -548,8 +548,8 @@ impl Progress {
 
     /// Bytes received since the last exchange ended: with HTTP/1, of a head.
     pub(super) fn head_bytes(&self) -> u64 {
-        self.read_bytes()
-            .saturating_sub(self.read_bytes_at_end.load(Ordering::Relaxed))
+        self.plain_bytes()
+            .saturating_sub(self.plain_bytes_at_end.load(Ordering::Relaxed))
     }
 
     /// Sets whether the client has not received all that was written, while the connection drains or closes.

@@ -127,11 +127,13 @@ impl TimeoutTracker {
             look.decision
                 .get_or_insert(CloseDecision::Close(CloseReason::Head));
         }
+        let is_old = is_over(now - self.opened, times.connection_age * self.age_permille / 1000);
+        if is_old && let Some(leaving @ (_, CloseReason::Idle)) = &mut self.leaving {
+            *leaving = (now, CloseReason::Age);
+        }
         let waits = match self.leaving {
             Some((since, reason)) => self.leave(now, since, reason, times, progress),
-            None if is_over(now - self.opened, times.connection_age * self.age_permille / 1000) => {
-                Some(CloseDecision::GoAway(CloseReason::Age))
-            }
+            None if is_old => Some(CloseDecision::GoAway(CloseReason::Age)),
             None if progress.must_leave() => Some(CloseDecision::GoAway(CloseReason::Memory)),
             None if progress.begun() == 0 => self.greet(now, times, progress),
             None => self.next(now, times, progress),
@@ -186,14 +188,16 @@ impl TimeoutTracker {
         times: &Timeouts,
         progress: &Progress,
     ) -> Option<CloseDecision> {
-        if is_over(now - since, times.connection_age_grace) {
+        let is_quiet = progress.is_idle() && !progress.owes();
+        // An idle connection has nothing in flight: what its client has yet to receive of an answer is waited for when it closes.
+        if is_over(now - since, times.connection_age_grace) && !(is_quiet && reason == CloseReason::Idle) {
             return Some(CloseDecision::Close(reason));
         }
         // Whoever is about to end by itself has had time to. The rest is for the answers.
         if is_over(now - since, times.connection_age_grace / 2) {
             progress.each_exchange(|exchange, _| exchange.leave());
         }
-        if progress.is_idle() && !progress.owes() {
+        if is_quiet {
             let quiet = *self.quiet.get_or_insert(now);
             // An HTTP/1 client learns of the close only with its next response.
             let patience = if progress.closes_by_response() {
@@ -458,6 +462,43 @@ mod tests {
         progress.read(HEAD);
         let decided = until_decided(&mut watch, &times(), &progress, 60).await;
         assert_eq!(decided, Some((11, CloseDecision::Close(CloseReason::Head))));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_receives_the_end_of_an_answer_is_not_cut_off_for_being_idle() {
+        // Scenario: a connection is idle for long; its last answer is written, but the client takes its time to receive it.
+        // Expectation: it is finished, which waits for the client, and closed only for its age.
+        let progress = Arc::new(Progress::default());
+        progress.read(HEAD);
+        let mut watch = TimeoutTracker::new(0, 256);
+        drop(progress.open(true));
+        progress.set_unreceived(true);
+        let idle = CloseDecision::GoAway(CloseReason::Idle);
+        assert_eq!(
+            until_decided(&mut watch, &times(), &progress, 60).await,
+            Some((51, idle))
+        );
+        let mut since = 51;
+        let close = loop {
+            match until_decided(&mut watch, &times(), &progress, 2000).await {
+                Some((more, CloseDecision::Finish(_))) => since += more,
+                decided => break decided,
+            }
+        };
+        assert_eq!(close, Some((1, CloseDecision::Close(CloseReason::Age))));
+        assert!((929..1130).contains(&since), "{since}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_brings_no_data_begins_no_head() {
+        // Scenario: after a request over TLS, a record without data. Expectation: the connection is idle.
+        let progress = Arc::new(Progress::default());
+        progress.read(HEAD);
+        let mut watch = TimeoutTracker::new(0, 256);
+        drop(progress.open(true));
+        progress.received(26);
+        let decided = until_decided(&mut watch, &times(), &progress, 60).await;
+        assert_eq!(decided, Some((51, CloseDecision::GoAway(CloseReason::Idle))));
     }
 
     #[tokio::test(start_paused = true)]

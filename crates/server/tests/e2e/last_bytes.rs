@@ -103,6 +103,10 @@ async fn the_end_arrives(cause: Cause, authority: Option<&Authority>) {
     if let Cause::Timeout(key) = cause {
         // More than a call needs on a busy machine.
         setup = setup.set(key, "5000");
+        if key == "timeouts.idle_ms" {
+            // That of a connection that is too old: no request is in flight.
+            setup = setup.set("timeouts.connection_age_grace_ms", "1000");
+        }
     }
     let mut daemon = setup.start();
     let mut slow = calling(&daemon, authority, COUNT).await;

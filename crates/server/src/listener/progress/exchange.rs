@@ -387,8 +387,8 @@ impl Drop for Exchange {
         }
         drop(exchanges);
         progress
-            .read_bytes_at_end
-            .store(progress.read_bytes(), Ordering::Relaxed);
+            .plain_bytes_at_end
+            .store(progress.plain_bytes(), Ordering::Relaxed);
         if !self.has_answer.load(Ordering::Relaxed) || is_broken_off {
             progress.cancelled.fetch_add(1, Ordering::Relaxed);
         }
