@@ -400,7 +400,8 @@ impl Listener {
                 .with_peer(peer)
                 .with_metrics(self.server.rpc.clone())
                 .with_kept(connection_limits.kept())
-                .with_stream_window(self.server.windows().0),
+                .with_stream_window(self.server.windows().0)
+                .with_tls(self.handshakes.is_some()),
         );
         let caller = CallerKey::of(peer);
         let permit = match self

@@ -40,6 +40,8 @@ const HEAD_GRACE: Duration = Duration::from_secs(1);
 
 /// The shortest message of a client: a cancel, of 5 bytes that begin each message and two fields of 2.
 pub(super) const MESSAGE_BYTES_MIN: usize = 9;
+/// A TLS record without its data: a head of 5 bytes, a nonce of 8 (TLS 1.2, RFC 5288) or a type of 1 (TLS 1.3), and a tag of 16.
+const RECORD_BYTES: usize = 29;
 /// Bytes that one request explains, besides the body that was read: its head, and a window of unread body.
 const EXPLAINED_PER_REQUEST: u64 = BODY_WINDOW_BYTES as u64 + HEADER_LIST_BYTES as u64;
 /// Bytes sent that explain one received byte: a window update or an acknowledgement is 13 or 17 bytes, and
@@ -69,7 +71,7 @@ pub(super) struct Progress {
     /// Bytes that hyper had got when the last exchange ended; later ones are the next head.
     plain_bytes_at_end: AtomicU64,
     written_bytes: AtomicU64,
-    /// Bytes of request bodies that were read, and of the heads of their frames.
+    /// Bytes of request bodies that were read, and of the heads of their frames and records.
     body_bytes: AtomicU64,
     /// Bytes of responses that were produced but not sent.
     owed_bytes: AtomicU64,
@@ -93,6 +95,8 @@ pub(super) struct Progress {
     all_entries_blocks: AtomicU32,
     /// DATA frames smaller than [`MEDIUM_BYTES`] that came and were not read: at least those that wait to be.
     unread_frames: AtomicI64,
+    /// What TLS adds to a message that is sent alone.
+    record_bytes: usize,
     /// The window of each request's body, once the client has acknowledged it, and `plain_bytes` when it did; 0 before.
     stream_window: u32,
     acknowledged_after: AtomicU64,
@@ -205,6 +209,14 @@ impl Progress {
     pub(super) fn with_metrics(self, rpc: RpcMetrics) -> Self {
         Self {
             rpc: Some(rpc),
+            ..self
+        }
+    }
+
+    /// Sets whether it has TLS.
+    pub(super) fn with_tls(self, is_tls: bool) -> Self {
+        Self {
+            record_bytes: if is_tls { RECORD_BYTES } else { 0 },
             ..self
         }
     }

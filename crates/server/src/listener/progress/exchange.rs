@@ -220,16 +220,16 @@ impl Exchange {
         self.is_broken_off.store(true, Ordering::Relaxed);
     }
 
-    /// Counts bytes of the body that were read: a frame of HTTP/2. The head of a shorter one than any message has no purpose.
+    /// Counts bytes of the body that were read: a frame of HTTP/2. The heads of a shorter one than any message have no purpose.
     pub(in crate::listener) fn received(&self, bytes: usize) {
         self.wants_body.store(false, Ordering::Relaxed);
         add(&self.received_bytes, bytes);
-        let head = if bytes < MESSAGE_BYTES_MIN {
+        let heads = if bytes < MESSAGE_BYTES_MIN {
             0
         } else {
-            FRAME_HEAD_BYTES
+            FRAME_HEAD_BYTES + self.progress.record_bytes
         };
-        add(&self.progress.body_bytes, bytes + head);
+        add(&self.progress.body_bytes, bytes + heads);
         self.progress.reads_frame(bytes);
         self.unread.reads(self.received_bytes(), self.progress.blocks());
     }

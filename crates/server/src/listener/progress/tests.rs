@@ -106,12 +106,13 @@ fn received_bytes_without_a_purpose_are_bounded_however_long_they_take() {
 #[test]
 fn tiny_messages_of_a_stream_are_no_flood_and_tinier_frames_are() {
     // Scenario: 150,000 requests of 22 bytes a second on a stream, each in a frame of its own, whose responses have 55 bytes;
-    // as many cancels; as many frames that are shorter than any message, or empty. Expectation: only the latter are a flood.
-    let floods = |bytes: usize, response: usize| {
-        let progress = Arc::new(Progress::default());
+    // as many cancels; as many frames that are shorter than any message, or empty. The same over TLS, each in a record of its own.
+    // Expectation: only the latter are a flood, and so are records that bring nothing.
+    let floods = |bytes: usize, response: usize, record: usize| {
+        let progress = Arc::new(Progress::default().with_tls(record > 0));
         let stream = progress.open(true);
         (1..=2_000_000).any(|count| {
-            progress.read(&[0; 31][..9 + bytes]);
+            progress.received(9 + bytes + record);
             stream.received(bytes);
             progress.wrote(&Poll::Ready(Ok::<_, ()>(response)));
             if count % 150_000 == 0 {
@@ -120,11 +121,15 @@ fn tiny_messages_of_a_stream_are_no_flood_and_tinier_frames_are() {
             progress.floods()
         })
     };
-    assert_eq!(
-        [(22, 55), (9, 0)].map(|(bytes, response)| floods(bytes, response)),
-        [false; 2]
-    );
-    assert_eq!([8, 1, 0].map(|bytes| floods(bytes, 0)), [true; 3]);
+    // Of TLS 1.3, and of 1.2.
+    for record in [0, 22, 29] {
+        assert_eq!(
+            [(22, 55), (9, 0)].map(|(bytes, response)| floods(bytes, response, record)),
+            [false; 2]
+        );
+        assert_eq!([8, 1, 0].map(|bytes| floods(bytes, 0, record)), [true; 3]);
+    }
+    assert!(floods(22, 55, 29 + 22));
 }
 
 #[test]
