@@ -308,7 +308,7 @@ impl Handshakes {
         let taken = self.table().take(caller, progress, self.tls.handshakes_max());
         let shaken = match taken {
             // All entries are handshakes, so there is always one to end.
-            Err(_full) => Err(CloseReason::Refused),
+            Err(_full) => Err(Some(CloseReason::Refused)),
             Ok(number) => {
                 let shaken = self.shake_in_time(stream, accepted, server).await;
                 self.table().leave(caller, number);
@@ -317,7 +317,8 @@ impl Handshakes {
         };
         match shaken {
             Ok(_) => self.succeeded.inc(),
-            Err(reason) => {
+            Err(None) => {}
+            Err(Some(reason)) => {
                 self.failed.inc();
                 server.close_counters.count(reason, caller);
             }
@@ -325,16 +326,17 @@ impl Handshakes {
         shaken.ok()
     }
 
+    /// Fails without a reason if its client left before it sent a byte, as probes do, or was silent until a drain.
     async fn shake_in_time(
         &self,
         stream: StdTcpStream,
         accepted: &AcceptedConnection,
         server: &PortServer,
-    ) -> Result<AcceptedStream, CloseReason> {
+    ) -> Result<AcceptedStream, Option<CloseReason>> {
         let progress = &accepted.progress;
         let failed = |error: io::Error| {
             tracing::debug!(transport = server.transport, %error, "TLS handshake failed");
-            CloseReason::Tls
+            (progress.read_bytes() > 0).then_some(CloseReason::Tls)
         };
         let limit = server.connection_limits.timeouts().handshake;
         let limit = if limit.is_zero() {
@@ -348,7 +350,7 @@ impl Handshakes {
             .tls
             .acceptor(self.http2_only)
             .accept(MovableSocket::Here(socket));
-        let mut seen = SeenEvents::default();
+        let (mut seen, mut drains) = (SeenEvents::default(), false);
         loop {
             let event = std::future::poll_fn(|cx| progress.poll_event(cx, &mut seen));
             tokio::select! {
@@ -365,11 +367,14 @@ impl Handshakes {
                     return Ok(AcceptedStream::Tls(Box::new(stream)));
                 }
                 event = event => match event {
-                    ConnectionEvent::Close(decision) => return Err(decision.reason()),
+                    ConnectionEvent::Close(decision) => return Err(Some(decision.reason())),
                     // Its first request is answered if it arrives soon.
-                    ConnectionEvent::Drain => late.set(running_time::sleep(LAST_WORD.min(limit))),
+                    ConnectionEvent::Drain => {
+                        drains = true;
+                        late.set(running_time::sleep(LAST_WORD.min(limit)));
+                    }
                 },
-                () = &mut late => return Err(CloseReason::Handshake),
+                () = &mut late => return Err((!drains).then_some(CloseReason::Handshake)),
             }
         }
     }

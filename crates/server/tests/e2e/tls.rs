@@ -388,6 +388,87 @@ async fn a_client_needs_a_certificate_where_it_is_required() {
 }
 
 #[tokio::test]
+async fn new_keys_on_an_idle_connection_are_no_head() {
+    // Scenario: an HTTP/1.1 client changes its keys after a response; heads have a short timeout. Expectation: once half a head
+    // on another connection has been closed for it, the client gets another response.
+    let authority = Authority::new();
+    let (setup, _) = plain_blocks(Setup::new("pread"), 16);
+    let daemon = with_tls(setup, &authority.pair("daemon"))
+        .set("engine.cores", "1")
+        .set("timeouts.head_ms", "300")
+        .start();
+    let connector = authority.connector(&[&version::TLS13], &["http/1.1"]);
+    let connect = async || {
+        let stream = TcpStream::connect(daemon.http).await.unwrap();
+        connector
+            .connect(ServerName::from(daemon.http.ip()), stream)
+            .await
+            .unwrap()
+    };
+    let request = b"HEAD /livez HTTP/1.1\r\nhost: localhost\r\n\r\n";
+    let mut idle = connect().await;
+    for is_last in [false, true] {
+        idle.write_all(request).await.unwrap();
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(idle.read_u8().await.unwrap());
+        }
+        if !is_last {
+            idle.get_mut().1.refresh_traffic_keys().unwrap();
+            idle.flush().await.unwrap();
+            let mut half = connect().await;
+            half.write_all(&request[..9]).await.unwrap();
+            // It is closed.
+            let _end = half.read(&mut [0]).await;
+        }
+    }
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn who_leaves_without_a_byte_has_failed_no_handshake() {
+    // Scenario: probes connect and leave, and one connection is silent when the daemon drains; the same, and a client that
+    // speaks no TLS. Expectation: nothing is logged; one failure is counted, of that client.
+    let authority = Authority::new();
+    let pair = authority.pair("daemon");
+    let start = || {
+        let (setup, _) = plain_blocks(Setup::new("pread"), 16);
+        with_tls(setup, &pair).set("tls.ports", "grpc").start()
+    };
+    let open = [("transport", "grpc")];
+    let mut daemon = start();
+    drop(TcpStream::connect(daemon.grpc).await.unwrap());
+    let mut silent = TcpStream::connect(daemon.grpc).await.unwrap();
+    eventually_async("the silent one is open alone", async || {
+        let accepted = daemon.sum("ringfetch_connections", &open).await;
+        (accepted == 1).then_some(())
+    })
+    .await;
+    daemon.signal(Signal::TERM);
+    assert_eq!(silent.read(&mut [0]).await.unwrap_or(0), 0);
+    daemon.ends_with(0).await;
+    let log = daemon.log().join("\n");
+    assert!(!log.contains("connections were closed"), "{log}");
+
+    let daemon = start();
+    for _ in 0..8 {
+        drop(TcpStream::connect(daemon.grpc).await.unwrap());
+    }
+    let mut plain = TcpStream::connect(daemon.grpc).await.unwrap();
+    plain.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
+    while plain.read(&mut [0; 64]).await.is_ok_and(|read| read > 0) {}
+    eventually_async("all are gone", async || {
+        let is_closed = daemon.closed("grpc", "tls").await > 0;
+        (is_closed && daemon.sum("ringfetch_connections", &open).await == 0).then_some(())
+    })
+    .await;
+    let failed = [("transport", "grpc"), ("result", "failed")];
+    assert_eq!(daemon.sum("ringfetch_tls_handshakes_total", &failed).await, 1);
+    assert_eq!(daemon.closed("grpc", "tls").await, 1);
+    daemon.stop().await;
+}
+
+#[tokio::test]
 async fn handshakes_that_do_not_come_on_are_ended_and_bounded() {
     // Scenario: three silent connections with a limit of two handshakes, while a client connects; after that
     // nobody sends anything. Expectation: the oldest is closed for a newer one, the client is served, the
