@@ -37,6 +37,7 @@ use axum::Router;
 use prometheus::{IntCounterVec, IntGauge, IntGaugeVec, Opts};
 use ringfetch_engine::dataset::close_cached_objects;
 use ringfetch_engine::engine::Engine;
+use rustix::io::Errno;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
@@ -516,13 +517,14 @@ async fn announce_state(connections: Arc<PortConnections>, lifecycle: Lifecycle)
     }
 }
 
-/// Errors of accept(2) that concern only one connection.
+/// Errors of accept(2) that concern only one connection: Linux reports those of its network, too.
 fn is_of_one_connection(error: &io::Error) -> bool {
-    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
-    matches!(
-        error.kind(),
-        ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted
-    )
+    #[rustfmt::skip]
+    const OF_ONE: [Errno; 12] = [
+        Errno::CONNABORTED, Errno::CONNREFUSED, Errno::CONNRESET, Errno::INTR, Errno::PROTO, Errno::NOPROTOOPT,
+        Errno::OPNOTSUPP, Errno::NETDOWN, Errno::NETUNREACH, Errno::HOSTDOWN, Errno::HOSTUNREACH, Errno::NONET,
+    ];
+    Errno::from_io_error(error).is_some_and(|errno| OF_ONE.contains(&errno))
 }
 
 /// Removes a connection from this thread's runtime and sets its options.
@@ -545,6 +547,23 @@ fn set_options(stream: &StdTcpStream) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn errors_of_a_connection_that_is_accepted_are_no_lack_of_descriptors() {
+        // Scenario: the errors of accept(2) that a new connection may have, and those of a process or host. Expectation: only for
+        // the latter are others closed.
+        for errno in [
+            Errno::CONNABORTED,
+            Errno::PROTO,
+            Errno::HOSTUNREACH,
+            Errno::NETDOWN,
+        ] {
+            assert!(is_of_one_connection(&errno.into()), "{errno}");
+        }
+        for errno in [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM] {
+            assert!(!is_of_one_connection(&errno.into()), "{errno}");
+        }
+    }
 
     #[test]
     fn connections_go_to_the_least_loaded_core() {
