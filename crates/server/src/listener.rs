@@ -304,7 +304,7 @@ impl Listener {
             lifecycle: lifecycle.clone(),
             connections,
             gauge: cores.gauge.with_label_values(&[transport]),
-            handshakes: tls.map(|tls| Arc::new(Handshakes::new(tls, transport, http2_only))),
+            handshakes: tls.map(|tls| Arc::new(Handshakes::new(tls, transport))),
             role,
         })
     }

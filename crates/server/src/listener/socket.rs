@@ -6,6 +6,7 @@
 //! too (lingering close). A slow peer may need long for what the kernel holds, some megabytes.
 
 use std::io;
+use std::os::fd::AsFd as _;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -61,14 +62,18 @@ impl Socket {
         queued
     }
 
-    /// A writer that writes at once or not at all. It counts nothing.
-    pub(super) fn writer_now(&self) -> impl io::Write {
-        WriterNow(&self.stream)
+    /// Writes what the kernel takes now. Not counted.
+    pub(super) fn write_now(&self, bytes: &[u8]) {
+        let _written = self.stream.try_write(bytes);
     }
 
-    /// The socket, removed from its runtime.
-    pub(super) fn into_std(self) -> io::Result<std::net::TcpStream> {
-        self.stream.into_std()
+    /// The same socket for the calling thread's runtime. Dropping this one removes it from its own.
+    pub(super) fn moved(&self) -> io::Result<Self> {
+        let stream = std::net::TcpStream::from(self.stream.as_fd().try_clone_to_owned()?);
+        Ok(Self::new(
+            TcpStream::from_std(stream)?,
+            Arc::clone(&self.progress),
+        ))
     }
 
     /// Closes the socket once the peer has closed its side. Returns why it was not waited for, if that is its fault.
@@ -141,18 +146,6 @@ impl Patience {
         }
         let received = *self.received.get_or_insert(now);
         (now - received >= LINGER).then_some(End::Late)
-    }
-}
-
-struct WriterNow<'a>(&'a TcpStream);
-
-impl io::Write for WriterNow<'_> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.try_write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
     }
 }
 

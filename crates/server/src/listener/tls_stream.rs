@@ -39,15 +39,15 @@ pub(super) struct Stream {
 #[derive(Debug)]
 enum Transport {
     Plain(Socket),
-    Tls(Box<TlsStream<MovableSocket>>),
+    Tls(Box<TlsStream<Socket>>),
 }
 
 /// An accepted connection on its way to its core.
 #[derive(Debug)]
 pub(super) enum AcceptedStream {
     Plain(StdTcpStream),
-    /// After the handshake.
-    Tls(Box<TlsStream<MovableSocket>>),
+    /// After the handshake. Its socket is registered with the main thread's runtime.
+    Tls(Box<TlsStream<Socket>>),
 }
 
 impl AcceptedStream {
@@ -59,7 +59,8 @@ impl AcceptedStream {
                 Transport::Plain(Socket::new(stream, Arc::clone(progress)))
             }
             Self::Tls(mut stream) => {
-                stream.get_mut().0.arrive(progress)?;
+                let (socket, _) = stream.get_mut();
+                *socket = socket.moved()?;
                 Transport::Tls(stream)
             }
         };
@@ -70,16 +71,25 @@ impl AcceptedStream {
     }
 }
 
+impl Transport {
+    fn socket(&self) -> &Socket {
+        match self {
+            Self::Plain(socket) => socket,
+            Self::Tls(stream) => stream.get_ref().0,
+        }
+    }
+}
+
 impl Stream {
     /// Ready once the peer has sent something, or is gone.
     pub(super) fn poll_read_ready(&self, cx: &mut Context<'_>) -> Poll<()> {
-        let socket = match &self.transport {
-            Transport::Plain(socket) => Some(socket),
-            // The first request may have come with the end of the handshake.
-            Transport::Tls(stream) if !stream.get_ref().1.wants_read() => None,
-            Transport::Tls(stream) => stream.get_ref().0.here().ok(),
-        };
-        socket.map_or(Poll::Ready(()), |socket| socket.poll_read_ready(cx))
+        // The first request may have come with the end of the handshake.
+        if let Transport::Tls(stream) = &self.transport
+            && !stream.get_ref().1.wants_read()
+        {
+            return Poll::Ready(());
+        }
+        self.transport.socket().poll_read_ready(cx)
     }
 
     /// Call it before dropping a connection: sends TLS close_notify as far as the socket accepts it now, so
@@ -88,20 +98,15 @@ impl Stream {
         if let Transport::Tls(stream) = &mut self.transport {
             let (socket, session) = stream.get_mut();
             session.send_close_notify();
-            if let Ok(socket) = socket.here() {
-                let mut now = socket.writer_now();
-                while session.wants_write() && session.write_tls(&mut now).is_ok_and(|written| written > 0) {}
-            }
+            let mut records = Vec::new();
+            while session.wants_write() && session.write_tls(&mut records).is_ok_and(|written| written > 0) {}
+            socket.write_now(&records);
         }
     }
 
     /// Notes whether the peer has not received all that was written.
     pub(super) fn note_unreceived(&self) {
-        let socket = match &self.transport {
-            Transport::Plain(socket) => Some(socket),
-            Transport::Tls(stream) => stream.get_ref().0.here().ok(),
-        };
-        socket.map(Socket::unreceived_bytes);
+        self.transport.socket().unreceived_bytes();
     }
 
     /// Ends TLS, and closes the socket as [`Socket::close`] does.
@@ -113,7 +118,7 @@ impl Stream {
             Transport::Plain(socket) => socket.close(patience).await,
             Transport::Tls(mut stream) => {
                 loop {
-                    if let Some(end) = patience.ends(stream.get_ref().0.here().ok()?) {
+                    if let Some(end) = patience.ends(stream.get_ref().0) {
                         return end.fault();
                     }
                     // close_notify waits for room in the socket. An error means that the connection is gone.
@@ -121,10 +126,7 @@ impl Stream {
                         break;
                     }
                 }
-                match stream.into_inner().0 {
-                    MovableSocket::Here(socket) => socket.close(patience).await,
-                    MovableSocket::Moving(_) | MovableSocket::Gone => None,
-                }
+                stream.into_inner().0.close(patience).await
             }
         }
     }
@@ -145,7 +147,7 @@ impl AsyncRead for Stream {
             }
             Transport::Tls(stream) => {
                 ready!(Pin::new(&mut *stream).poll_read(cx, buffer))?;
-                stream.get_ref().0.here()?
+                stream.get_ref().0
             }
         };
         let read = buffer.filled().get(before..).unwrap_or_default();
@@ -193,99 +195,20 @@ impl AsyncWrite for Stream {
     }
 }
 
-/// A socket below TLS that can move to another thread's runtime.
-#[derive(Debug)]
-pub(super) enum MovableSocket {
-    Here(Socket),
-    /// Between two runtimes.
-    Moving(StdTcpStream),
-    /// It could not be moved.
-    Gone,
-}
-
-impl MovableSocket {
-    fn here(&self) -> io::Result<&Socket> {
-        match self {
-            Self::Here(socket) => Ok(socket),
-            Self::Moving(_) | Self::Gone => Err(io::ErrorKind::NotConnected.into()),
-        }
-    }
-
-    fn here_mut(self: Pin<&mut Self>) -> io::Result<Pin<&mut Socket>> {
-        match self.get_mut() {
-            Self::Here(socket) => Ok(Pin::new(socket)),
-            Self::Moving(_) | Self::Gone => Err(io::ErrorKind::NotConnected.into()),
-        }
-    }
-
-    /// Removes the socket from the calling thread's runtime.
-    fn leave(&mut self) -> io::Result<()> {
-        if let Self::Here(socket) = std::mem::replace(self, Self::Gone) {
-            *self = Self::Moving(socket.into_std()?);
-        }
-        Ok(())
-    }
-
-    fn arrive(&mut self, progress: &Arc<Progress>) -> io::Result<()> {
-        if let Self::Moving(stream) = std::mem::replace(self, Self::Gone) {
-            *self = Self::Here(Socket::new(TcpStream::from_std(stream)?, Arc::clone(progress)));
-        }
-        Ok(())
-    }
-}
-
-impl AsyncRead for MovableSocket {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        self.here_mut()?.poll_read(cx, buffer)
-    }
-}
-
-impl AsyncWrite for MovableSocket {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        self.here_mut()?.poll_write(cx, bytes)
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        slices: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        self.here_mut()?.poll_write_vectored(cx, slices)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        true
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.here_mut()?.poll_flush(cx)
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.here_mut()?.poll_shutdown(cx)
-    }
-}
-
 /// The handshakes of one port.
 #[derive(Debug)]
 pub(super) struct Handshakes {
     tls: Tls,
-    http2_only: bool,
     table: Mutex<ConnectionTable>,
     succeeded: IntCounter,
     failed: IntCounter,
 }
 
 impl Handshakes {
-    pub(super) fn new(tls: Tls, transport: &str, http2_only: bool) -> Self {
+    pub(super) fn new(tls: Tls, transport: &str) -> Self {
         let [succeeded, failed] = tls.handshake_counters(transport);
         Self {
             tls,
-            http2_only,
             table: Mutex::default(),
             succeeded,
             failed,
@@ -346,24 +269,19 @@ impl Handshakes {
         };
         let mut late = pin!(running_time::sleep(limit));
         let socket = Socket::new(TcpStream::from_std(stream).map_err(failed)?, Arc::clone(progress));
-        let mut shaking = self
-            .tls
-            .acceptor(self.http2_only)
-            .accept(MovableSocket::Here(socket));
+        let mut shaking = self.tls.acceptor(server.http2_only).accept(socket);
         let (mut seen, mut drains) = (SeenEvents::default(), false);
         loop {
             let event = std::future::poll_fn(|cx| progress.poll_event(cx, &mut seen));
             tokio::select! {
                 biased;
                 shaken = &mut shaking => {
-                    let mut stream = shaken.map_err(failed)?;
-                    let (socket, session) = stream.get_mut();
+                    let stream = shaken.map_err(failed)?;
                     if server.dispatcher.access.is_some()
-                        && let Some([certificate, ..]) = session.peer_certificates()
+                        && let Some([certificate, ..]) = stream.get_ref().1.peer_certificates()
                     {
                         accepted.connection.identify(names_of(certificate));
                     }
-                    socket.leave().map_err(failed)?;
                     return Ok(AcceptedStream::Tls(Box::new(stream)));
                 }
                 event = event => match event {
