@@ -31,7 +31,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, TcpStream as StdTcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use axum::Router;
 use prometheus::{IntCounterVec, IntGauge, IntGaugeVec, Opts};
@@ -51,7 +51,7 @@ use crate::record::Recorder;
 use crate::rpc_metrics::RpcMetrics;
 use crate::tls::Tls;
 
-use close::{CloseCounters, CloseReason};
+use close::{CloseCounters, CloseReason, LogLimiter};
 use connection_limits::{ConnectionPermit, PortConnections};
 use connection_table::PortFull;
 use dispatch::{RefusalCounters, RequestDispatcher};
@@ -90,8 +90,6 @@ const MESSAGES_WINDOW_BYTES: u32 = 2 << 20;
 const HEADER_LIST_BYTES: u32 = 16 << 10;
 /// Pause after an `accept` that failed for lack of descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// How often a port logs that it cannot accept.
-const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The engine's cores, with the number of connections on each. Shared by all ports.
 #[derive(Debug)]
@@ -227,22 +225,6 @@ impl Drop for ConnectionGuard {
             open.fetch_sub(1, Ordering::Relaxed);
         }
         self.gauge.dec();
-    }
-}
-
-/// Limits a log line to one per [`LOG_INTERVAL`].
-#[derive(Debug, Default)]
-struct LogLimiter {
-    last: Option<Instant>,
-}
-
-impl LogLimiter {
-    fn is_due(&mut self) -> bool {
-        let due = self.last.is_none_or(|last| last.elapsed() >= LOG_INTERVAL);
-        if due {
-            self.last = Some(Instant::now());
-        }
-        due
     }
 }
 

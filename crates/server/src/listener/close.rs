@@ -1,11 +1,10 @@
 //! Why the daemon closes connections; counts and logs them by reason.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
-use std::sync::{Mutex, PoisonError};
 
 use crate::caller::CallerKey;
 
@@ -44,6 +43,7 @@ pub(super) enum CloseReason {
 }
 
 impl CloseReason {
+    /// In the order of their numbers.
     const ALL: [Self; 13] = [
         Self::Handshake,
         Self::Tls,
@@ -118,10 +118,7 @@ impl CloseDecision {
 
     /// The decision as a number other than 0.
     pub(super) fn code(self) -> u8 {
-        let index = CloseReason::ALL
-            .iter()
-            .position(|reason| *reason == self.reason());
-        let code = index.and_then(|index| u8::try_from(index + 1).ok()).unwrap_or(1);
+        let code = self.reason() as u8 + 1;
         match self {
             Self::GoAway(_) => code,
             Self::Finish(_) => code | FINISH,
@@ -147,7 +144,23 @@ pub(super) struct CloseCounters {
     counters: [IntCounter; CloseReason::ALL.len()],
     /// Connections closed since the last log line.
     unsaid: AtomicU64,
-    last_line: Mutex<Option<Instant>>,
+    lines: Mutex<LogLimiter>,
+}
+
+/// Limits a log line to one per [`LOG_INTERVAL`].
+#[derive(Debug, Default)]
+pub(super) struct LogLimiter {
+    last: Option<Instant>,
+}
+
+impl LogLimiter {
+    pub(super) fn is_due(&mut self) -> bool {
+        let is_due = self.last.is_none_or(|last| last.elapsed() >= LOG_INTERVAL);
+        if is_due {
+            self.last = Some(Instant::now());
+        }
+        is_due
+    }
 }
 
 /// The metric, for all ports.
@@ -169,17 +182,13 @@ impl CloseCounters {
             transport,
             counters: CloseReason::ALL.map(|reason| metric.with_label_values(&[transport, reason.as_str()])),
             unsaid: AtomicU64::new(0),
-            last_line: Mutex::default(),
+            lines: Mutex::default(),
         })
     }
 
     /// Counts a closed connection.
     pub(super) fn count(&self, reason: CloseReason, caller: CallerKey) {
-        if let Some(counter) = CloseReason::ALL
-            .iter()
-            .position(|known| *known == reason)
-            .and_then(|index| self.counters.get(index))
-        {
+        if let Some(counter) = self.counters.get(reason as usize) {
             counter.inc();
         }
         if reason.is_ordinary() {
@@ -199,14 +208,9 @@ impl CloseCounters {
     /// Notes one more, and returns how many a line is due for, this one included.
     fn connections_to_log(&self) -> Option<u64> {
         self.unsaid.fetch_add(1, Ordering::Relaxed);
-        let mut last = self.last_line.lock().unwrap_or_else(PoisonError::into_inner);
-        if last.is_some_and(|last| last.elapsed() < LOG_INTERVAL) {
-            return None;
-        }
-        *last = Some(Instant::now());
-        drop(last);
+        let is_due = self.lines.lock().unwrap_or_else(PoisonError::into_inner).is_due();
         // With what other cores have counted meanwhile.
-        Some(self.unsaid.swap(0, Ordering::Relaxed))
+        is_due.then(|| self.unsaid.swap(0, Ordering::Relaxed))
     }
 }
 
@@ -234,7 +238,7 @@ mod tests {
         // none is left for the next.
         let counters = CloseCounters::new(&metric(&Registry::new()).unwrap(), "grpc");
         let unsaid = || counters.unsaid.load(Ordering::Relaxed);
-        let holds_up = counters.last_line.lock().unwrap();
+        let holds_up = counters.lines.lock().unwrap();
         let logged = std::thread::scope(|scope| {
             let core = scope.spawn(|| counters.connections_to_log());
             while unsaid() == 0 {

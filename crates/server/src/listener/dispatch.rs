@@ -318,26 +318,13 @@ impl RequestDispatcher {
     /// The response if the request is refused.
     fn refused<B>(&self, request: &Request<B>, is_late: bool) -> Option<Response<AnswerBody>> {
         let path = request.uri().path();
-        let refuse = |status, slug, detail: &str| {
-            Some(refusal(status, slug, detail.to_owned(), path).map(AnswerBody::Routed))
-        };
-        match self.hosts.as_ref().map_or(Ok(()), |hosts| hosts.check(request)) {
-            Ok(()) => {}
-            Err(HostError::Missing) => {
-                self.refusals.host.inc();
-                let detail = "Host: missing, or more than one; send one";
-                return refuse(StatusCode::BAD_REQUEST, "malformed", detail);
-            }
-            Err(HostError::Malformed) => {
-                self.refusals.host.inc();
-                let detail = "Host: not of the form HOST or HOST:PORT";
-                return refuse(StatusCode::BAD_REQUEST, "malformed", detail);
-            }
-            Err(HostError::Foreign) => {
-                self.refusals.host.inc();
-                let detail = "Host: not a name of this daemon; list the names that clients use in http.hosts";
-                return refuse(StatusCode::MISDIRECTED_REQUEST, "misdirected", detail);
-            }
+        if let Err(error) = self.hosts.as_ref().map_or(Ok(()), |hosts| hosts.check(request)) {
+            self.refusals.host.inc();
+            let (status, slug) = match error {
+                HostError::Missing | HostError::Malformed => (StatusCode::BAD_REQUEST, "malformed"),
+                HostError::Foreign => (StatusCode::MISDIRECTED_REQUEST, "misdirected"),
+            };
+            return Some(refusal(status, slug, error.to_string(), path).map(AnswerBody::Routed));
         }
         match self.role {
             Role::Data | Role::Control => {

@@ -23,13 +23,14 @@ pub struct AllowedHosts {
 }
 
 /// An invalid host of a request.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum HostError {
-    /// Missing or repeated.
+    #[error("Host: missing, or more than one; send one")]
     Missing,
-    /// Not the form of a host: RFC 9112 3.2 has 400 for it.
+    /// RFC 9112 3.2 has 400 for it.
+    #[error("Host: not of the form HOST or HOST:PORT")]
     Malformed,
-    /// Not accepted.
+    #[error("Host: not a name of this daemon; list the names that clients use in http.hosts")]
     Foreign,
 }
 
