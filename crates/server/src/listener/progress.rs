@@ -558,6 +558,11 @@ impl Progress {
         self.owed_bytes.load(Ordering::Relaxed) > 0 || self.write_is_blocked.load(Ordering::Relaxed)
     }
 
+    /// Whether no request is open, and no bytes wait for the client to read them.
+    pub(super) fn is_quiet(&self) -> bool {
+        self.is_idle() && !self.owes()
+    }
+
     /// Bytes received since the last exchange ended: with HTTP/1, of a head.
     pub(super) fn head_bytes(&self) -> u64 {
         self.plain_bytes()
@@ -577,7 +582,7 @@ impl Progress {
 
     /// Whether the client has not received all that it is to receive.
     pub(super) fn is_unanswered(&self) -> bool {
-        !self.is_idle() || self.owes() || self.is_unreceived()
+        !self.is_quiet() || self.is_unreceived()
     }
 
     /// Whether a complete, admitted request is in flight, or bytes are pending.
@@ -598,15 +603,15 @@ impl Progress {
     /// Calls `look` for each open exchange.
     pub(super) fn each_exchange(&self, mut look: impl FnMut(&Arc<Exchange>, &mut ExchangeStalls)) {
         // Most connections have no open exchange.
-        if self.is_idle() && !self.owes() {
+        if self.is_quiet() {
             return;
         }
-        let mut found: Vec<(Arc<Exchange>, usize)> = Vec::new();
+        let mut found = Vec::new();
         let mut exchanges = self.exchanges.lock().unwrap_or_else(PoisonError::into_inner);
-        for (key, watched) in exchanges.iter_mut() {
+        for (_, watched) in exchanges.iter_mut() {
             if let Some(exchange) = watched.exchange.upgrade() {
                 look(&exchange, &mut watched.marks);
-                found.push((exchange, key));
+                found.push(exchange);
             }
         }
         // Dropped after the lock: dropping a last reference takes it.

@@ -40,7 +40,7 @@ pub(super) struct TimeoutTracker {
     last: Instant,
     /// Spread over a fifth of the age, so that connections opened together do not close together.
     age_permille: u32,
-    greeted: Option<Instant>,
+    /// When a head began, as far as was seen.
     head: Option<Instant>,
     /// HTTP/2's list of headers that is incomplete, and since when.
     list: Option<(u32, Instant)>,
@@ -76,7 +76,6 @@ impl TimeoutTracker {
             opened: now,
             last: now,
             age_permille: 900 + spread,
-            greeted: None,
             head: None,
             list: None,
             idle: None,
@@ -93,13 +92,8 @@ impl TimeoutTracker {
     /// Checks the counters; called once per tick.
     pub(super) fn check(&mut self, times: &Timeouts, progress: &Progress) -> CheckResult {
         let now = running_time::now();
-        let tick = now - self.last;
-        self.last = now;
-        let mut look = CheckResult {
-            decision: self.flood(tick, progress),
-            stalled_bodies: 0,
-        };
-        let mut stalls_here = false;
+        let tick = now - std::mem::replace(&mut self.last, now);
+        let (mut stalled_bodies, mut stalls_here) = (0, false);
         progress.each_exchange(|exchange, marks| {
             let waits = exchange.waits_for_body();
             let received = exchange.received_bytes();
@@ -108,7 +102,7 @@ impl TimeoutTracker {
                 .lasts(now, waits, received, times.body_bytes_min, times.body)
             {
                 exchange.stall();
-                look.stalled_bodies += 1;
+                stalled_bodies += 1;
             }
             let sent = exchange.sent_bytes();
             stalls_here |= marks
@@ -119,14 +113,6 @@ impl TimeoutTracker {
         let stalls = self
             .send
             .lasts(now, progress.owes(), written, times.send_bytes_min, times.send);
-        if stalls {
-            look.decision
-                .get_or_insert(CloseDecision::Close(CloseReason::Send));
-        }
-        if self.list_is_late(now, times, progress) {
-            look.decision
-                .get_or_insert(CloseDecision::Close(CloseReason::Head));
-        }
         let is_old = is_over(now - self.opened, times.connection_age * self.age_permille / 1000);
         if is_old && let Some(leaving @ (_, CloseReason::Idle)) = &mut self.leaving {
             *leaving = (now, CloseReason::Age);
@@ -138,16 +124,20 @@ impl TimeoutTracker {
             None if progress.begun() == 0 => self.greet(now, times, progress),
             None => self.next(now, times, progress),
         };
-        look.decision = look.decision.or(waits);
-        // Other requests continue: the connection ends when they complete, or when its grace period is over.
-        if stalls_here && self.leaving.is_none() {
-            look.decision
-                .get_or_insert(CloseDecision::GoAway(CloseReason::Send));
-        }
-        if let (Some(CloseDecision::GoAway(reason)), None) = (look.decision, self.leaving) {
+        let close = |closes: bool, reason| closes.then_some(CloseDecision::Close(reason));
+        let decision = close(self.floods(tick, progress), CloseReason::Flood)
+            .or(close(stalls, CloseReason::Send))
+            .or(close(self.list_is_late(now, times, progress), CloseReason::Head))
+            .or(waits)
+            // Other requests continue: the connection ends when they complete, or when its grace period is over.
+            .or((stalls_here && self.leaving.is_none()).then_some(CloseDecision::GoAway(CloseReason::Send)));
+        if let (Some(CloseDecision::GoAway(reason)), None) = (decision, self.leaving) {
             self.leaving = Some((now, reason));
         }
-        look
+        CheckResult {
+            decision,
+            stalled_bodies,
+        }
     }
 
     /// Whether a list of headers has been incomplete for too long, whatever else is open: h2 keeps it, up to 48 KiB.
@@ -160,7 +150,7 @@ impl TimeoutTracker {
             .is_some_and(|(_, since)| is_over(now - since, times.head))
     }
 
-    fn flood(&mut self, tick: Duration, progress: &Progress) -> Option<CloseDecision> {
+    fn floods(&mut self, tick: Duration, progress: &Progress) -> bool {
         progress.allow_more(tick);
         let (cancelled, begun) = (progress.cancelled(), progress.begun());
         let more = cancelled - self.cancelled;
@@ -175,8 +165,7 @@ impl TimeoutTracker {
         } else {
             0
         };
-        let floods = self.cancelled_beyond > self.cancelled_beyond_max;
-        floods.then_some(CloseDecision::Close(CloseReason::Flood))
+        self.cancelled_beyond > self.cancelled_beyond_max
     }
 
     /// During a graceful shutdown.
@@ -188,7 +177,7 @@ impl TimeoutTracker {
         times: &Timeouts,
         progress: &Progress,
     ) -> Option<CloseDecision> {
-        let is_quiet = progress.is_idle() && !progress.owes();
+        let is_quiet = progress.is_quiet();
         // An idle connection has nothing in flight: what its client has yet to receive of an answer is waited for when it closes.
         if is_over(now - since, times.connection_age_grace) && !(is_quiet && reason == CloseReason::Idle) {
             return Some(CloseDecision::Close(reason));
@@ -220,8 +209,8 @@ impl TimeoutTracker {
             return is_over(now - self.opened, times.handshake)
                 .then_some(CloseDecision::Close(CloseReason::Handshake));
         }
-        let greeted = *self.greeted.get_or_insert(now);
-        let late = is_over(now - greeted, times.head);
+        let begins = *self.head.get_or_insert(now);
+        let late = is_over(now - begins, times.head);
         late.then_some(if progress.is_http2() {
             CloseDecision::GoAway(CloseReason::Head)
         } else {
@@ -232,8 +221,8 @@ impl TimeoutTracker {
     /// Between requests.
     fn next(&mut self, now: Instant, times: &Timeouts, progress: &Progress) -> Option<CloseDecision> {
         let begun = progress.begun();
-        let is_idle = progress.is_idle() && !progress.owes();
-        if !is_idle || self.idle.is_some_and(|(_, before)| before != begun) {
+        let is_idle = progress.is_quiet();
+        if !is_idle || self.idle.is_none_or(|(_, before)| before != begun) {
             (self.idle, self.head) = (None, None);
         }
         if !is_idle {

@@ -25,8 +25,6 @@ pub(in crate::listener) struct Exchange {
     /// The client has the right to what it asks for. With access control, a health call, a probe or a refusal
     /// does not prove that: a connection with nothing else is the first to be evicted.
     is_admitted: AtomicBool,
-    /// Both, and it is counted as such.
-    is_counted: AtomicBool,
     is_service: AtomicBool,
     units: AtomicUsize,
     /// The connection as used by the request's principal. Held until the response is sent, so that revoking
@@ -81,7 +79,6 @@ impl Exchange {
             key,
             is_whole: AtomicBool::new(false),
             is_admitted: AtomicBool::new(false),
-            is_counted: AtomicBool::new(false),
             is_service: AtomicBool::new(false),
             units: AtomicUsize::new(0),
             connection: OnceLock::new(),
@@ -109,24 +106,21 @@ impl Exchange {
 
     /// Marks the request as complete.
     pub(in crate::listener) fn mark_whole(&self) {
-        self.is_whole.store(true, Ordering::Relaxed);
-        self.count();
+        if !self.is_whole.swap(true, Ordering::Relaxed) && self.is_admitted.load(Ordering::Relaxed) {
+            self.count();
+        }
     }
 
     /// Marks the request as admitted: its client has the right to what it asks for.
     pub(in crate::listener) fn mark_admitted(&self) {
-        self.is_admitted.store(true, Ordering::Relaxed);
-        self.count();
+        if !self.is_admitted.swap(true, Ordering::Relaxed) && self.is_whole.load(Ordering::Relaxed) {
+            self.count();
+        }
     }
 
     fn count(&self) {
-        if self.is_whole.load(Ordering::Relaxed)
-            && self.is_admitted.load(Ordering::Relaxed)
-            && !self.is_counted.swap(true, Ordering::Relaxed)
-        {
-            self.progress.whole.fetch_add(1, Ordering::Relaxed);
-            self.progress.open_whole.fetch_add(1, Ordering::Relaxed);
-        }
+        self.progress.whole.fetch_add(1, Ordering::Relaxed);
+        self.progress.open_whole.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Sets the connection as used by the request's principal.
@@ -393,7 +387,7 @@ impl Drop for Exchange {
             progress.cancelled.fetch_add(1, Ordering::Relaxed);
         }
         progress.open.fetch_sub(1, Ordering::Relaxed);
-        if self.is_counted.load(Ordering::Relaxed) {
+        if self.is_whole.load(Ordering::Relaxed) && self.is_admitted.load(Ordering::Relaxed) {
             progress.open_whole.fetch_sub(1, Ordering::Relaxed);
         }
         progress.memory.give_back(self.units.load(Ordering::Relaxed));
