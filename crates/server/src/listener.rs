@@ -182,12 +182,9 @@ pub enum Role {
 pub struct Listener {
     tcp: TcpListener,
     server: Arc<PortServer>,
-    cores: Arc<CorePool>,
-    lifecycle: Lifecycle,
     connections: Arc<PortConnections>,
     gauge: IntGauge,
     handshakes: Option<Arc<Handshakes>>,
-    role: Role,
 }
 
 /// An open connection, counted until dropped.
@@ -281,13 +278,12 @@ impl Listener {
                 close_counters: CloseCounters::new(&cores.closed, transport),
                 recorder,
                 rpc,
+                cores: Arc::clone(cores),
+                lifecycle: lifecycle.clone(),
             }),
-            cores: Arc::clone(cores),
-            lifecycle: lifecycle.clone(),
             connections,
             gauge: cores.gauge.with_label_values(&[transport]),
             handshakes: tls.map(|tls| Arc::new(Handshakes::new(tls, transport))),
-            role,
         })
     }
 
@@ -298,11 +294,11 @@ impl Listener {
     /// Dropping the future closes the port; connections continue.
     pub async fn serve(self) -> DrainingPort {
         tokio::select! {
-            () = self.lifecycle.draining() => {}
+            () = self.server.lifecycle.draining() => {}
             () = self.accept(false) => {}
         }
         let connections = Arc::clone(&self.connections);
-        let late = match self.role {
+        let late = match self.server.dispatcher.role {
             Role::Data => {
                 self.accept_backlog(false);
                 None
@@ -337,7 +333,7 @@ impl Listener {
             if ready.is_err() {
                 continue;
             }
-            last = least_loaded(&self.cores.open, last);
+            last = least_loaded(&self.server.cores.open, last);
             let peer = peer
                 .as_socket()
                 .map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |peer| peer.ip());
@@ -368,78 +364,46 @@ impl Listener {
             };
             // Fails if the connection is already gone.
             let Ok(stream) = prepare(stream) else { continue };
-            last = least_loaded(&self.cores.open, last);
+            last = least_loaded(&self.server.cores.open, last);
             self.hand_over(stream, peer.ip(), last, is_late);
         }
     }
 
     fn hand_over(&self, stream: StdTcpStream, peer: IpAddr, core: usize, is_late: bool) {
-        let (connection_limits, close_counters) =
-            (&self.server.connection_limits, &self.server.close_counters);
+        let server = Arc::clone(&self.server);
+        let limits = &server.connection_limits;
         // A drain does not wait for operators' connections.
-        let is_late = is_late || matches!(self.role, Role::Control);
-        let progress = Arc::new(
-            Progress::new(is_late)
-                .with_peer(peer)
-                .with_metrics(self.server.rpc.clone())
-                .with_kept(connection_limits.kept())
-                .with_stream_window(self.server.windows().0)
-                .with_tls(self.handshakes.is_some()),
-        );
+        let is_late = is_late || matches!(server.dispatcher.role, Role::Control);
+        let progress = Arc::new(Progress::of_connection(
+            peer,
+            is_late,
+            server.windows().0,
+            self.handshakes.is_some(),
+            server.rpc.clone(),
+            limits.kept(),
+        ));
         let caller = CallerKey::of(peer);
-        let permit = match self
-            .connections
-            .take(caller, &progress, connection_limits.connections_max())
-        {
+        let permit = match self.connections.take(caller, &progress, limits.connections_max()) {
             Ok(permit) => permit,
-            Err(PortFull) => return close_counters.count(CloseReason::Refused, caller),
+            Err(PortFull) => return server.close_counters.count(CloseReason::Refused, caller),
         };
         // It is in the table by now, so that it sees every later change of state.
-        progress.set_state(self.lifecycle.state());
+        progress.set_state(server.lifecycle.state());
         let accepted = AcceptedConnection {
-            connection: self
-                .cores
-                .callers
-                .connect(peer, connection_limits.connection_bytes()),
+            connection: server.cores.callers.connect(peer, limits.connection_bytes()),
             progress,
-            guard: ConnectionGuard::new(Arc::clone(&self.cores), core, self.gauge.clone(), permit),
-        };
-        let to_core = ToCore {
-            server: Arc::clone(&self.server),
-            cores: Arc::clone(&self.cores),
-            lifecycle: self.lifecycle.clone(),
-            core,
+            guard: ConnectionGuard::new(Arc::clone(&server.cores), core, self.gauge.clone(), permit),
         };
         match &self.handshakes {
-            None => to_core.hand_over(AcceptedStream::Plain(stream), accepted),
+            None => server.hand_over(AcceptedStream::Plain(stream), accepted),
             Some(handshakes) => {
                 let handshakes = Arc::clone(handshakes);
                 tokio::spawn(async move {
-                    if let Some(stream) = handshakes.shake(stream, &accepted, &to_core.server).await {
-                        to_core.hand_over(stream, accepted);
+                    if let Some(stream) = handshakes.shake(stream, &accepted, &server).await {
+                        server.hand_over(stream, accepted);
                     }
                 });
             }
-        }
-    }
-}
-
-/// The core that serves a connection.
-struct ToCore {
-    server: Arc<PortServer>,
-    cores: Arc<CorePool>,
-    lifecycle: Lifecycle,
-    core: usize,
-}
-
-impl ToCore {
-    fn hand_over(self, stream: AcceptedStream, accepted: AcceptedConnection) {
-        let Self { server, core, .. } = self;
-        let serve = move || server.serve_connection(stream, accepted);
-        let alive = self.cores.engine.spawn_on(core, serve);
-        // At the end of a drain cores stop, and with them their late connections.
-        if !alive && self.lifecycle.state() < State::Draining {
-            self.lifecycle.fail(format!("core {core} has stopped"));
         }
     }
 }

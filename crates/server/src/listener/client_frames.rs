@@ -19,7 +19,7 @@ const SETTINGS: u8 = 4;
 const CONTINUATION: u8 = 9;
 const ACK: u8 = 1;
 const END_HEADERS: u8 = 4;
-const PADDED: u8 = 8;
+pub(super) const PADDED: u8 = 8;
 /// Most padding, and the byte that says how much.
 const PADDING_BYTES_MAX: usize = 256;
 
@@ -28,13 +28,11 @@ const PADDING_BYTES_MAX: usize = 256;
 const HEADER_BLOCK_BYTES_MAX: usize = 2 * HEADER_LIST_BYTES as usize;
 
 /// A DATA frame that is smaller may keep more than twice the memory that its stream's window accounts for.
-pub(super) const MEDIUM_BYTES: usize = 4 << 10;
-/// h2 itself bounds smaller ones, if no large ones come between them.
-pub(super) const SMALL_BYTES: usize = 256;
+pub(super) const SMALL_BYTES: usize = 4 << 10;
 /// No message is shorter: see [`super::progress::MESSAGE_BYTES_MIN`].
 const TINY_BYTES: usize = super::progress::MESSAGE_BYTES_MIN;
 /// Received bytes of which h2 keeps a buffer: 8 KiB, as h2's buffers have.
-const BLOCK_SHIFT: u32 = 13;
+pub(super) const BLOCK_SHIFT: u32 = 13;
 /// With tiny frames 4 KiB, and a buffer of up to 16: a frame that does not fit into the rest of one begins another.
 const TINY_BLOCK_SHIFT: u32 = 12;
 /// Blocks with tiny frames of as much memory as unread trailers take.
@@ -49,16 +47,16 @@ pub(super) struct ClientFrames {
     list: ListState,
     /// Bytes of the frame that are still to come.
     left: u32,
-    /// Bytes of the list of headers so far.
+    /// Bytes of the list of headers so far, and how many lists have begun; it wraps.
     list_bytes: u32,
-    /// The highest stream that was opened, and the highest that had a frame smaller than [`MEDIUM_BYTES`].
+    lists: u32,
+    /// The highest stream that was opened, and the highest that had a frame smaller than [`SMALL_BYTES`].
     last_stream: u32,
     last_body: u32,
     received: u64,
     /// Frames smaller than that in what is being received.
     frames: u32,
-    /// The last block with a medium frame, with a small, and with a tiny one, counted from 1.
-    medium_block: u64,
+    /// The last block with a small frame that is not tiny, and with a tiny one, counted from 1.
     small_block: u64,
     tiny_block: u64,
     table: TableEntries,
@@ -77,8 +75,11 @@ enum ListState {
 impl ClientFrames {
     /// Follows what h2 gets next, after the preface.
     pub(super) fn follow(&mut self, mut bytes: &[u8], progress: &Progress) {
+        if bytes.is_empty() {
+            return;
+        }
         let was_open = self.list != ListState::None;
-        progress.receives();
+        progress.frames.begin();
         while !bytes.is_empty() {
             if self.left == 0 {
                 let Some(rest) = self.next_head(bytes, progress) else {
@@ -100,12 +101,15 @@ impl ClientFrames {
         }
         match std::mem::take(&mut self.frames) {
             0 => {}
-            frames => progress.gets_frames(frames),
+            frames => progress.frames.come(frames),
         }
         if was_open || self.list != ListState::None {
-            progress.set_list_is_open(self.list != ListState::None);
+            let is_open = self.list != ListState::None;
+            progress
+                .frames
+                .set_open_list(if is_open { self.lists.max(1) } else { 0 });
         }
-        progress.keeps_entries(self.table.blocks());
+        progress.frames.set_entries(self.table.blocks());
     }
 
     /// Completes a frame's head; returns what follows it, if it is complete.
@@ -127,16 +131,16 @@ impl ClientFrames {
             DATA => self.data(flags, stream, progress),
             HEADERS => {
                 self.list_bytes = 0;
-                progress.begin_list();
+                self.lists = self.lists.wrapping_add(1);
                 if stream > self.last_stream {
                     self.last_stream = stream;
                 } else {
-                    progress.keeps_blocks([0, 0, TRAILERS_BLOCKS]);
+                    progress.frames.add_blocks([0, TRAILERS_BLOCKS]);
                 }
                 self.of_list(flags, progress);
             }
             CONTINUATION => self.of_list(flags, progress),
-            SETTINGS if flags & ACK != 0 => progress.set_acknowledged(),
+            SETTINGS if flags & ACK != 0 => progress.frames.set_acknowledged(),
             _ => {}
         }
         Some(rest)
@@ -146,7 +150,7 @@ impl ClientFrames {
         let padding = if flags & PADDED == 0 { 0 } else { PADDING_BYTES_MAX };
         let least = (self.left as usize).saturating_sub(padding);
         // h2 counts empty ones.
-        if self.left == 0 || least >= MEDIUM_BYTES {
+        if self.left == 0 || least >= SMALL_BYTES {
             return;
         }
         self.frames += 1;
@@ -155,14 +159,14 @@ impl ClientFrames {
             self.last_body = stream;
             return;
         }
-        let (last, shift, more) = match least {
-            ..TINY_BYTES => (&mut self.tiny_block, TINY_BLOCK_SHIFT, [0, 0, 1]),
-            TINY_BYTES..SMALL_BYTES => (&mut self.small_block, BLOCK_SHIFT, [0, 1, 0]),
-            _ => (&mut self.medium_block, BLOCK_SHIFT, [1, 0, 0]),
+        let (last, shift, more) = if least < TINY_BYTES {
+            (&mut self.tiny_block, TINY_BLOCK_SHIFT, [0, 1])
+        } else {
+            (&mut self.small_block, BLOCK_SHIFT, [1, 0])
         };
         let block = (self.received >> shift) + 1;
         if std::mem::replace(last, block) != block {
-            progress.keeps_blocks(more);
+            progress.frames.add_blocks(more);
         }
     }
 
@@ -202,8 +206,8 @@ mod tests {
                 follows.follow(progress.recognize(part), &progress);
             }
             (
-                progress.blocks(),
-                progress.open_list().is_some(),
+                progress.frames.blocks(),
+                progress.frames.open_list().is_some(),
                 progress.is_closing(),
             )
         });
@@ -217,24 +221,24 @@ mod tests {
     #[test]
     fn a_block_with_small_frames_is_counted_once() {
         // Scenario: messages of 22 and of 256 bytes in frames of their own, those of a call, large ones, empty ones, and padded ones; single
-        // bytes between frames of 8 KiB; calls of one message each. Expectation: the small and the medium ones count by 8 KiB in which
-        // they came, the large and empty ones not at all, each kind and single bytes apart; the first one of a body does not count.
+        // bytes between frames of 8 KiB; calls of one message each. Expectation: the messages count by 8 KiB in which they came, the
+        // large and empty ones not at all, single bytes apart; the first one of a body does not count.
         let open = frame(HEADERS, END_HEADERS, 1, 100);
         let messages = vec![frame(DATA, 0, 1, 22); 1000];
         let blocks = u32::try_from((31 * 1000 + 109) / 8192 + 1).unwrap();
         assert_eq!(
             followed(&[vec![open.clone()], messages].concat()),
-            ([0, blocks, 0], false, false)
+            ([blocks, 0], false, false)
         );
-        let medium = vec![frame(DATA, 0, 1, 256); 1000];
+        let longer = vec![frame(DATA, 0, 1, 256); 1000];
         let blocks = u32::try_from((265 * 1000 + 109) / 8192 + 1).unwrap();
-        assert_eq!(followed(&[vec![open.clone()], medium].concat()).0, [blocks, 0, 0]);
+        assert_eq!(followed(&[vec![open.clone()], longer].concat()).0, [blocks, 0]);
         let large = vec![frame(DATA, 0, 1, 4096); 1000];
-        assert_eq!(followed(&[vec![open], large].concat()), ([0; 3], false, false));
-        assert_eq!(followed(&vec![frame(DATA, 0, 1, 0); 1000]).0, [0; 3]);
-        assert_eq!(followed(&vec![frame(DATA, PADDED, 1, 300); 2]).0, [0, 1, 0]);
+        assert_eq!(followed(&[vec![open], large].concat()), ([0; 2], false, false));
+        assert_eq!(followed(&vec![frame(DATA, 0, 1, 0); 1000]).0, [0; 2]);
+        assert_eq!(followed(&vec![frame(DATA, PADDED, 1, 300); 2]).0, [1, 0]);
         let pinned = [frame(DATA, 0, 1, 1), frame(DATA, 0, 3, 8192)];
-        assert_eq!(followed(&vec![pinned.concat(); 101]), ([0, 0, 100], false, false));
+        assert_eq!(followed(&vec![pinned.concat(); 101]), ([0, 100], false, false));
         let call = |stream| {
             [
                 frame(HEADERS, END_HEADERS, stream, 100),
@@ -243,7 +247,7 @@ mod tests {
             .concat()
         };
         let calls: Vec<_> = (0..1000).map(|call| 2 * call + 1).map(call).collect();
-        assert_eq!(followed(&calls).0, [0; 3]);
+        assert_eq!(followed(&calls).0, [0; 2]);
     }
 
     #[test]
@@ -253,15 +257,15 @@ mod tests {
         let whole = frame(HEADERS, END_HEADERS, 1, 100);
         let begun = frame(HEADERS, 0, 3, 16 << 10);
         let more = |flags| frame(CONTINUATION, flags, 3, 16 << 10);
-        assert_eq!(followed(std::slice::from_ref(&whole)), ([0; 3], false, false));
-        assert_eq!(followed(&[whole.clone(), begun.clone()]), ([0; 3], true, false));
+        assert_eq!(followed(std::slice::from_ref(&whole)), ([0; 2], false, false));
+        assert_eq!(followed(&[whole.clone(), begun.clone()]), ([0; 2], true, false));
         let ended = [whole.clone(), begun.clone(), more(END_HEADERS)];
-        assert_eq!(followed(&ended), ([0; 3], false, false));
+        assert_eq!(followed(&ended), ([0; 2], false, false));
         let half = [begun.clone(), more(END_HEADERS)[..5000].to_vec()];
-        assert_eq!(followed(&half), ([0; 3], true, false));
+        assert_eq!(followed(&half), ([0; 2], true, false));
         let long = [begun, more(0), frame(CONTINUATION, END_HEADERS, 3, 1)];
-        assert_eq!(followed(&long), ([0; 3], false, true));
+        assert_eq!(followed(&long), ([0; 2], false, true));
         let trailers = [whole.clone(), frame(DATA, 0, 1, 4096), whole];
-        assert_eq!(followed(&trailers).0, [0, 0, TRAILERS_BLOCKS]);
+        assert_eq!(followed(&trailers).0, [0, TRAILERS_BLOCKS]);
     }
 }

@@ -130,12 +130,16 @@ impl<T: Write + Unpin> WriteBuffer<T> {
     fn begin_turn(&mut self, now: Instant) {
         self.begun = now;
         self.turn_bytes = 0;
-        self.received_before = self.progress.plain_bytes();
+        self.received_before = self.progress.frames.plain_bytes();
     }
 
     /// Bytes that hyper has got in this turn.
     fn received(&self) -> usize {
-        let received = self.progress.plain_bytes().saturating_sub(self.received_before);
+        let received = self
+            .progress
+            .frames
+            .plain_bytes()
+            .saturating_sub(self.received_before);
         usize::try_from(received).unwrap_or(usize::MAX)
     }
 
@@ -184,7 +188,7 @@ impl<T: Read + Write + Unpin> CoalescingIo<T> {
             written: 0,
             turn_bytes: 0,
             begun: Instant::now(),
-            received_before: progress.plain_bytes(),
+            received_before: progress.frames.plain_bytes(),
             receives: TURN_RECEIVED_BYTES_MAX,
             is_bounded: false,
             bounded_turns: 0,
@@ -327,7 +331,6 @@ impl<T: Read + Write + Unpin> Write for CoalescingIo<T> {
 mod tests {
     use super::*;
     use crate::listener::kept_requests::KeptRequests;
-    use crate::listener::progress::PREFACE;
     use std::collections::VecDeque;
     use std::task::Waker;
 
@@ -340,51 +343,25 @@ mod tests {
         got: Rc<RefCell<Vec<Vec<u8>>>>,
         /// How long a write takes.
         write: Duration,
-        /// Each read returns 1 KiB.
-        progress: Arc<Progress>,
-    }
-
-    /// A socket that has these bytes.
-    struct Filled {
+        /// What it has received; each read counts as one of 1 KiB, if it has not.
         bytes: VecDeque<u8>,
         progress: Arc<Progress>,
     }
 
-    impl Read for Filled {
+    impl Read for Scripted {
         fn poll_read(
             mut self: Pin<&mut Self>,
             _: &mut Context<'_>,
             mut buffer: ReadBufCursor<'_>,
         ) -> Poll<io::Result<()>> {
-            let count = buffer.remaining().min(self.bytes.len());
-            let part: Vec<u8> = self.bytes.drain(..count).collect();
-            buffer.put_slice(&part);
-            self.progress.read(&part);
-            Poll::Ready(Ok(()))
-        }
-    }
-
-    impl Write for Filled {
-        fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-            Poll::Ready(Ok(bytes.len()))
-        }
-
-        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-            Poll::Ready(Ok(()))
-        }
-
-        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-            Poll::Ready(Ok(()))
-        }
-    }
-
-    impl Read for Scripted {
-        fn poll_read(
-            self: Pin<&mut Self>,
-            _: &mut Context<'_>,
-            _: ReadBufCursor<'_>,
-        ) -> Poll<io::Result<()>> {
-            self.progress.read(&[0; 1 << 10]);
+            if self.bytes.is_empty() {
+                self.progress.read(&[0; 1 << 10]);
+            } else {
+                let count = buffer.remaining().min(self.bytes.len());
+                let part: Vec<u8> = self.bytes.drain(..count).collect();
+                buffer.put_slice(&part);
+                self.progress.read(&part);
+            }
             Poll::Ready(Ok(()))
         }
     }
@@ -564,20 +541,10 @@ mod tests {
         // Expectation: it reads nothing before, and is polled again until then.
         let kept = Arc::default();
         KeptRequests::set_request_memory(&kept, 1);
-        let connect = || {
-            let progress = Arc::new(Progress::default().with_kept(&kept));
-            progress.recognize(PREFACE);
-            progress
-        };
-        let closed = connect();
-        let opened = |_| {
-            let exchange = closed.open(true);
-            closed.keeps_too_much();
-            exchange
-        };
-        drop((0..4096).map(opened).collect::<Vec<_>>());
+        let closed = Progress::http2(&kept);
+        closed.had_open(4096);
         closed.close_for_slots();
-        let progress = connect();
+        let progress = Progress::http2(&kept);
         let socket = Scripted {
             progress: Arc::clone(&progress),
             ..Scripted::default()
@@ -719,9 +686,10 @@ mod tests {
         const BYTES: usize = 1 << 20;
         let sent: Vec<u8> = (0..251).cycle().take(BYTES).collect();
         let progress: Arc<Progress> = Arc::default();
-        let socket = Filled {
+        let socket = Scripted {
             bytes: sent.clone().into(),
             progress: Arc::clone(&progress),
+            ..Scripted::default()
         };
         let (mut io, drain) = CoalescingIo::new(socket, progress);
         io.0.borrow_mut().receives = TURN_RECEIVED_BYTES_MIN;

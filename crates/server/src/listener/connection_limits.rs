@@ -22,7 +22,7 @@ pub struct ConnectionLimits {
     inner: Arc<SharedLimits>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct SharedLimits {
     connections: AtomicUsize,
     streams: AtomicU32,
@@ -36,14 +36,7 @@ impl ConnectionLimits {
     /// The limits in `limits`, and `connection_bytes` of response memory per connection.
     pub fn new(limits: &Limits, connection_bytes: u64) -> Self {
         let connection_limits = Self {
-            inner: Arc::new(SharedLimits {
-                connections: AtomicUsize::new(0),
-                streams: AtomicU32::new(0),
-                bytes: AtomicU64::new(0),
-                timeouts: Mutex::default(),
-                ports: Mutex::default(),
-                kept: Arc::default(),
-            }),
+            inner: Arc::default(),
         };
         connection_limits.set(limits, connection_bytes);
         connection_limits
@@ -239,7 +232,6 @@ impl Drop for ConnectionPermit {
 
 #[cfg(test)]
 mod tests {
-    use super::super::progress::PREFACE;
     use super::*;
     use futures_util::FutureExt as _;
     use std::task::Poll;
@@ -255,7 +247,7 @@ mod tests {
         let connections = Arc::new(PortConnections::default());
         let progress = Arc::new(Progress::default());
         let awaited = connections.take(caller(), &progress, 2).unwrap();
-        let is_late = Arc::new(Progress::new(true));
+        let is_late = Arc::new(Progress::late());
         let late = connections.take(caller(), &is_late, 2).unwrap();
         assert_eq!((connections.open(), connections.awaited()), (2, 1));
         let _late_request = is_late.open(true);
@@ -299,14 +291,8 @@ mod tests {
         // Scenario: limits and timeouts are replaced, and a connection had 1,100 requests open at once. Expectation: the new values
         // are returned from then on; with little request memory those are too many.
         let connection_limits = ConnectionLimits::new(&Limits::default(), 4096);
-        let progress = Arc::new(Progress::default().with_kept(connection_limits.kept()));
-        progress.recognize(PREFACE);
-        let opened = |_| {
-            let exchange = progress.open(true);
-            progress.keeps_too_much();
-            exchange
-        };
-        drop((0..1100).map(opened).collect::<Vec<_>>());
+        let progress = Progress::http2(connection_limits.kept());
+        progress.had_open(1100);
         assert!(!connection_limits.kept().are_many());
         let limits = Limits {
             connections: 7,

@@ -138,17 +138,14 @@ impl ConnectionTable {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::listener::progress::{ConnectionEvent, SeenEvents};
-    use futures_util::FutureExt as _;
+    use crate::listener::progress::ConnectionEvent;
 
     fn caller(last: u8) -> CallerKey {
         CallerKey::of([192, 0, 2, last].into())
     }
 
     fn is_closed(progress: &Progress) -> bool {
-        let mut seen = SeenEvents::default();
-        let event = std::future::poll_fn(|cx| progress.poll_event(cx, &mut seen)).now_or_never();
-        event == Some(ConnectionEvent::Close(CloseDecision::Close(CloseReason::Evicted)))
+        progress.event() == Some(ConnectionEvent::Close(CloseDecision::Close(CloseReason::Evicted)))
     }
 
     fn unproven() -> Arc<Progress> {

@@ -205,31 +205,17 @@ impl KeptRequests {
 mod tests {
     use super::*;
     use crate::listener::close::{CloseDecision, CloseReason};
-    use crate::listener::progress::{ConnectionEvent, PREFACE, SeenEvents};
-    use futures_util::FutureExt as _;
-
-    fn connection(kept: &Arc<KeptRequests>) -> Arc<Progress> {
-        let progress = Progress::default().with_kept(kept);
-        progress.recognize(PREFACE);
-        Arc::new(progress)
-    }
+    use crate::listener::progress::{ConnectionEvent, PREFACE};
 
     /// A connection that had so many requests open at once.
     fn had(kept: &Arc<KeptRequests>, requests: usize) -> Arc<Progress> {
-        let progress = connection(kept);
-        let opened = |_| {
-            let exchange = progress.open(true);
-            progress.keeps_too_much();
-            exchange
-        };
-        drop((0..requests).map(opened).collect::<Vec<_>>());
+        let progress = Progress::http2(kept);
+        progress.had_open(requests);
         progress
     }
 
     fn is_closed(progress: &Progress) -> bool {
-        let mut seen = SeenEvents::default();
-        let event = std::future::poll_fn(|cx| progress.poll_event(cx, &mut seen)).now_or_never();
-        event == Some(ConnectionEvent::Close(CloseDecision::Close(CloseReason::Memory)))
+        progress.event() == Some(ConnectionEvent::Close(CloseDecision::Close(CloseReason::Memory)))
     }
 
     #[test]
@@ -289,7 +275,7 @@ mod tests {
         let share = ringfetch_engine::share::Budget::new(16 << 20)
             .caller()
             .connection(u64::MAX);
-        for (progress, slots) in [(connection(&kept), 256), (Arc::default(), 0)] {
+        for (progress, slots) in [(Progress::http2(&kept), 256), (Arc::default(), 0)] {
             let opened = |_| {
                 let exchange = progress.open(true);
                 progress.keeps_too_much();
@@ -314,7 +300,7 @@ mod tests {
             let progress = Progress::default().with_kept(&kept).with_stream_window(16 << 10);
             progress.recognize(PREFACE);
             if acknowledges_first {
-                progress.set_acknowledged();
+                progress.frames.set_acknowledged();
             }
             let progress = Arc::new(progress);
             let body = progress.open(false);
@@ -327,7 +313,7 @@ mod tests {
         };
         let (early, unread) = body(false);
         assert_eq!(slots(&early), 18 + 4);
-        early.set_acknowledged();
+        early.frames.set_acknowledged();
         assert_eq!(slots(&early), 18 + 4);
         unread.received(60_000);
         assert_eq!(slots(&early), 4);
@@ -343,24 +329,24 @@ mod tests {
         let kept = Arc::new(KeptRequests::default());
         kept.set_request_memory(1);
         for is_owed in [true, false] {
-            let progress = connection(&kept);
+            let progress = Progress::http2(&kept);
             let slots = || {
                 assert!(!progress.count_buffers());
                 progress.idle_slots()
             };
             let (reads, idle) = (progress.open(false), progress.open(false));
-            progress.gets_frames(1005);
-            progress.keeps_blocks([0, 1000, 0]);
+            progress.frames.come(1005);
+            progress.frames.add_blocks([1000, 0]);
             (0..1000).for_each(|_| reads.received(22));
             assert_eq!(slots(), 5 * 4);
             reads.mark_read();
             idle.mark_read();
             reads.produced(usize::from(is_owed));
             assert_eq!(slots(), 0);
-            progress.receives();
+            progress.frames.begin();
             let _next = progress.open(false);
-            progress.gets_frames(2);
-            progress.keeps_blocks([0, 100, 0]);
+            progress.frames.come(2);
+            progress.frames.add_blocks([100, 0]);
             assert_eq!(slots(), if is_owed { 7 * 4 } else { 2 * 4 });
         }
     }
@@ -373,7 +359,7 @@ mod tests {
         let kept = Arc::new(KeptRequests::default());
         kept.set_request_memory(4 << 20);
         let mut all: Vec<_> = (0..12).map(|_| had(&kept, 256)).collect();
-        let (other, http1) = (connection(&kept), Progress::default().with_kept(&kept));
+        let (other, http1) = (Progress::http2(&kept), Progress::default().with_kept(&kept));
         all[0].close_for_slots();
         all[0].close_for_slots();
         assert!(!other.must_wait());

@@ -5,22 +5,23 @@
 //! socket. HTTP/2 may buffer a response long after its body was produced; `TrackedBytes` counts those bytes.
 
 mod exchange;
+mod frames;
 mod unread;
 
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use exchange::ExchangeMemory;
 pub(super) use exchange::{Exchange, UNIT_BYTES};
+pub(super) use frames::{Blocks, ReceivedFrames};
 use futures_util::task::AtomicWaker;
 use slab::Slab;
 
-use super::client_frames::{MEDIUM_BYTES, SMALL_BYTES};
 use super::close::{CloseDecision, CloseReason};
-use super::kept_requests::{KeptRequests, SLOT_BYTES, Slots};
+use super::kept_requests::{KeptRequests, Slots};
 use super::timeouts::ExchangeStalls;
 use super::{BODY_WINDOW_BYTES, HEADER_LIST_BYTES, MESSAGES_WINDOW_BYTES};
 use crate::access::Revoke;
@@ -52,18 +53,6 @@ const UNEXPLAINED_BYTES_MAX: i64 = MESSAGES_WINDOW_BYTES as i64 + (1 << 20);
 /// Unexplained bytes allowed per second: pings, settings, priorities.
 const UNEXPLAINED_BYTES_PER_S: u128 = 256 << 10;
 
-/// Blocks of a connection after which it is looked again how many it may keep: of 64 KiB at least.
-const BLOCKS_STEP: u32 = 16;
-/// Slots (2.6 KiB) of the buffer that a block may keep: up to 10 KiB of one with entries, medium or small frames (measured), 16 with
-/// tiny frames.
-const SLOTS_PER_BLOCK: usize = 4;
-const SLOTS_PER_TINY_BLOCK: usize = 6;
-/// Blocks with entries of HPACK's table that are not counted: the 24 KiB that each connection is assumed to take cover them.
-const FREE_ENTRIES_BLOCKS: usize = 1;
-
-/// Blocks of received bytes with medium, with small and with tiny DATA frames: see `client_frames`. They wrap.
-pub(super) type Blocks = [u32; 3];
-
 /// The counters of a connection, shared by its socket, its requests and `timeouts`.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
@@ -81,25 +70,9 @@ pub(super) struct Progress {
     is_unreceived: AtomicBool,
     /// How much of the preface the client has sent: all of it with HTTP/2.
     preface_bytes: AtomicUsize,
-    /// Bytes that hyper got, decrypted if there is TLS.
-    plain_bytes: AtomicU64,
-    /// Lists of headers that have begun, and the one that has not ended, if one has not: see `client_frames`.
-    lists: AtomicU32,
-    open_list: AtomicU32,
-    /// Blocks so far, before what is being received now, and how many of all there were at the last look.
-    blocks: [AtomicU32; 3],
-    blocks_before: [AtomicU32; 3],
-    seen_blocks: AtomicU32,
-    /// Blocks with entries of HPACK's table: those that it keeps, and how many there were in all, which wraps.
-    entries_blocks: AtomicUsize,
-    all_entries_blocks: AtomicU32,
-    /// DATA frames smaller than [`MEDIUM_BYTES`] that came and were not read: at least those that wait to be.
-    unread_frames: AtomicI64,
+    pub(super) frames: ReceivedFrames,
     /// What TLS adds to a message that is sent alone.
     record_bytes: usize,
-    /// The window of each request's body, once the client has acknowledged it, and `plain_bytes` when it did; 0 before.
-    stream_window: u32,
-    acknowledged_after: AtomicU64,
     /// Baseline of unexplained bytes: see [`Self::floods`].
     flood_base: AtomicI64,
     /// Exchanges started.
@@ -172,68 +145,29 @@ fn add(counter: &AtomicU64, bytes: usize) {
     counter.fetch_add(u64::try_from(bytes).unwrap_or(u64::MAX), Ordering::Relaxed);
 }
 
-/// Adds to a counter that only one task changes.
-fn set_more(counter: &AtomicU64, more: u64) {
-    counter.store(
-        counter.load(Ordering::Relaxed).wrapping_add(more),
-        Ordering::Relaxed,
-    );
-}
-
-fn sum(blocks: Blocks) -> u32 {
-    blocks.into_iter().fold(0, u32::wrapping_add)
-}
-
 fn subtract(counter: &AtomicU64, bytes: usize) {
     counter.fetch_sub(u64::try_from(bytes).unwrap_or(u64::MAX), Ordering::Relaxed);
 }
 
 impl Progress {
-    /// A new connection. A drain does not wait for one that `is_late`.
-    pub(super) fn new(is_late: bool) -> Self {
-        Self {
-            is_late,
-            ..Self::default()
-        }
-    }
-
-    /// Sets the client's address.
-    pub(super) fn with_peer(self, peer: IpAddr) -> Self {
+    /// A new connection, with this window for each request's body, and slots counted in `kept`. A drain does not wait for one
+    /// that `is_late`.
+    pub(super) fn of_connection(
+        peer: IpAddr,
+        is_late: bool,
+        stream_window: u32,
+        is_tls: bool,
+        rpc: RpcMetrics,
+        kept: &Arc<KeptRequests>,
+    ) -> Self {
         Self {
             peer: Some(peer),
-            ..self
-        }
-    }
-
-    /// Sets the metrics that count its requests.
-    pub(super) fn with_metrics(self, rpc: RpcMetrics) -> Self {
-        Self {
-            rpc: Some(rpc),
-            ..self
-        }
-    }
-
-    /// Sets whether it has TLS.
-    pub(super) fn with_tls(self, is_tls: bool) -> Self {
-        Self {
+            is_late,
+            frames: ReceivedFrames::new(stream_window),
             record_bytes: if is_tls { RECORD_BYTES } else { 0 },
-            ..self
-        }
-    }
-
-    /// Sets what counts its slots.
-    pub(super) fn with_kept(self, kept: &Arc<KeptRequests>) -> Self {
-        Self {
+            rpc: Some(rpc),
             slots: Slots::new(kept),
-            ..self
-        }
-    }
-
-    /// Sets the window of each request's body.
-    pub(super) fn with_stream_window(self, bytes: u32) -> Self {
-        Self {
-            stream_window: bytes,
-            ..self
+            ..Self::default()
         }
     }
 
@@ -255,7 +189,7 @@ impl Progress {
     /// Counts what hyper gets, and recognizes HTTP/2 by its first bytes, in whatever pieces, as hyper does: clients need not
     /// negotiate it (ALPN), nor keep to what they negotiated. Returns what belongs to frames of HTTP/2.
     pub(super) fn recognize<'a>(&self, bytes: &'a [u8]) -> &'a [u8] {
-        set_more(&self.plain_bytes, bytes.len() as u64);
+        self.frames.add_plain_bytes(bytes.len());
         let before = self.preface_bytes.load(Ordering::Relaxed);
         let Some(rest) = PREFACE.get(before..) else {
             return &[];
@@ -273,155 +207,27 @@ impl Progress {
         if self.is_http2() { frames } else { &[] }
     }
 
-    /// Bytes that hyper got.
-    pub(super) fn plain_bytes(&self) -> u64 {
-        self.plain_bytes.load(Ordering::Relaxed)
-    }
-
-    /// A list of headers begins.
-    pub(super) fn begin_list(&self) {
-        let list = self.lists.load(Ordering::Relaxed).wrapping_add(1).max(1);
-        self.lists.store(list, Ordering::Relaxed);
-    }
-
-    /// Whether the list that began last is still to end.
-    pub(super) fn set_list_is_open(&self, is_open: bool) {
-        let list = if is_open {
-            self.lists.load(Ordering::Relaxed)
-        } else {
-            0
-        };
-        self.open_list.store(list, Ordering::Relaxed);
-    }
-
-    /// The list of headers that is incomplete, if one is.
-    pub(super) fn open_list(&self) -> Option<u32> {
-        Some(self.open_list.load(Ordering::Relaxed)).filter(|list| *list > 0)
-    }
-
     /// A list of headers is longer than any that is served.
     pub(super) fn is_too_long(&self) {
         self.decide(CloseDecision::Close(CloseReason::Flood));
     }
 
-    /// The client has acknowledged the settings.
-    pub(super) fn set_acknowledged(&self) {
-        self.acknowledged_after
-            .store(self.plain_bytes().max(1), Ordering::Relaxed);
-    }
-
-    /// h2 may keep buffers for more blocks.
-    pub(super) fn keeps_blocks(&self, more: Blocks) {
-        for (blocks, more) in self.blocks.iter().zip(more) {
-            blocks.store(
-                blocks.load(Ordering::Relaxed).wrapping_add(more),
-                Ordering::Relaxed,
-            );
-        }
-    }
-
-    /// HPACK's table keeps so many blocks, and so many have had entries.
-    pub(super) fn keeps_entries(&self, (kept, all): (usize, u32)) {
-        self.entries_blocks.store(kept, Ordering::Relaxed);
-        self.all_entries_blocks.store(all, Ordering::Relaxed);
-    }
-
-    /// So many DATA frames smaller than [`MEDIUM_BYTES`] come.
-    pub(super) fn gets_frames(&self, frames: u32) {
-        self.unread_frames.fetch_add(frames.into(), Ordering::Relaxed);
-    }
-
-    /// A DATA frame is read.
-    fn reads_frame(&self, bytes: usize) {
-        if bytes > 0 && bytes < MEDIUM_BYTES {
-            self.unread_frames.fetch_sub(1, Ordering::Relaxed);
-        }
-    }
-
-    /// More is received.
-    pub(super) fn receives(&self) {
-        for (before, now) in self.blocks_before.iter().zip(self.blocks()) {
-            before.store(now, Ordering::Relaxed);
-        }
-    }
-
-    fn blocks_before(&self) -> Blocks {
-        self.blocks_before
-            .each_ref()
-            .map(|blocks| blocks.load(Ordering::Relaxed))
-    }
-
-    pub(super) fn blocks(&self) -> Blocks {
-        self.blocks
-            .each_ref()
-            .map(|blocks| blocks.load(Ordering::Relaxed))
-    }
-
-    /// Unread bytes that each request's body may have.
-    fn window(&self) -> u32 {
-        if self.acknowledged_after.load(Ordering::Relaxed) > 0 {
-            self.stream_window
-        } else {
-            // The protocol's own.
-            self.stream_window.max(BODY_WINDOW_BYTES)
-        }
-    }
-
-    /// Bytes that came before the client had acknowledged the window: more than it may be unread.
-    fn early_bytes(&self) -> u64 {
-        match self.acknowledged_after.load(Ordering::Relaxed) {
-            0 => self.plain_bytes(),
-            bytes => bytes,
-        }
-    }
-
     /// Counts the buffers that h2 may keep for unread bodies, if many more have come since it was last called. Returns whether
     /// connections keep so much that some have to be closed.
     pub(super) fn buffers_too_much(&self) -> bool {
-        let seen = self.seen_blocks.load(Ordering::Relaxed);
-        self.all_blocks().wrapping_sub(seen) >= BLOCKS_STEP && self.count_buffers()
-    }
-
-    /// Blocks of every kind so far.
-    fn all_blocks(&self) -> u32 {
-        sum(self.blocks()).wrapping_add(self.all_entries_blocks.load(Ordering::Relaxed))
+        self.frames.is_look_due() && self.count_buffers()
     }
 
     /// The same in any case.
     #[must_use]
     pub(super) fn count_buffers(&self) -> bool {
-        let all = self.blocks();
-        self.seen_blocks.store(self.all_blocks(), Ordering::Relaxed);
-        // Since the bytes that some body has not read came, at most.
-        let (mut kept, mut unread, mut bodies) = (Blocks::default(), 0_usize, 0_usize);
-        // What requests are not charged for: they are charged for the window that the client should acknowledge.
-        let mut uncharged_bytes = 0;
+        let mut unread = self.frames.look();
         self.each_exchange(|exchange, _| {
-            if let Some((marks, bytes)) = exchange.unread_since() {
-                bodies += 1;
-                unread = unread.saturating_add(bytes as usize);
-                let early_bytes = self.early_bytes().saturating_sub(exchange.received_bytes());
-                uncharged_bytes += early_bytes.min(bytes.saturating_sub(self.stream_window).into());
-                for ((kept, now), mark) in kept.iter_mut().zip(all).zip(marks) {
-                    *kept = now.wrapping_sub(mark).max(*kept);
-                }
+            if let Some((after, window)) = exchange.unread_since() {
+                unread.add_body(after, window, exchange.received_bytes());
             }
         });
-        if bodies == 0 && !self.owes() {
-            // Forgets those of bodies that were dropped. While the client takes no answers, h2 may have some that it has not looked at.
-            self.unread_frames.store(0, Ordering::Relaxed);
-        }
-        let frames = usize::try_from(self.unread_frames.load(Ordering::Relaxed)).unwrap_or(0);
-        let [medium, small, tiny] = kept.map(|blocks| blocks as usize);
-        // One for each frame that is unread and that the windows hold, at most, and for each body at least: `client_frames` leaves its
-        // first one out. A frame has a message, at least.
-        let medium = medium.min(unread / SMALL_BYTES);
-        let small = small.min(unread / MESSAGE_BYTES_MIN);
-        let entries = self.entries_blocks.load(Ordering::Relaxed);
-        let others = (medium + small).min(frames).max(bodies) + entries.saturating_sub(FREE_ENTRIES_BLOCKS);
-        let uncharged = usize::try_from(uncharged_bytes / SLOT_BYTES).unwrap_or(usize::MAX);
-        self.slots
-            .set_buffers(others * SLOTS_PER_BLOCK + tiny * SLOTS_PER_TINY_BLOCK + uncharged)
+        self.slots.set_buffers(unread.slots(self.owes()))
     }
 
     /// Records the outcome of a write.
@@ -565,7 +371,8 @@ impl Progress {
 
     /// Bytes received since the last exchange ended: with HTTP/1, of a head.
     pub(super) fn head_bytes(&self) -> u64 {
-        self.plain_bytes()
+        self.frames
+            .plain_bytes()
             .saturating_sub(self.plain_bytes_at_end.load(Ordering::Relaxed))
     }
 

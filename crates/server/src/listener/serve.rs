@@ -17,10 +17,11 @@ use super::socket::Patience;
 use super::timeouts::{TimeoutTracker, WatchGuard};
 use super::tls_stream::AcceptedStream;
 use super::{
-    BODIES_WINDOW_BYTES, BODY_WINDOW_BYTES, ConnectionGuard, HEADER_LIST_BYTES, MESSAGES_WINDOW_BYTES,
-    STREAM_WINDOW_BYTES,
+    BODIES_WINDOW_BYTES, BODY_WINDOW_BYTES, ConnectionGuard, CorePool, HEADER_LIST_BYTES,
+    MESSAGES_WINDOW_BYTES, STREAM_WINDOW_BYTES,
 };
 use crate::caller::Connection;
+use crate::lifecycle::{Lifecycle, State};
 use crate::record::{Recorder, within};
 use crate::rpc_metrics::RpcMetrics;
 use hyper::body::{Body as _, Incoming};
@@ -51,6 +52,8 @@ pub(super) struct PortServer {
     /// Records the requests; `None`: nothing is recorded.
     pub(super) recorder: Option<Recorder>,
     pub(super) rpc: RpcMetrics,
+    pub(super) cores: Arc<CorePool>,
+    pub(super) lifecycle: Lifecycle,
 }
 
 /// An accepted connection.
@@ -89,6 +92,17 @@ enum Next<E> {
 }
 
 impl PortServer {
+    /// Has a connection served on its core.
+    pub(super) fn hand_over(self: Arc<Self>, stream: AcceptedStream, accepted: AcceptedConnection) {
+        let core = accepted.guard.core;
+        let server = Arc::clone(&self);
+        let serve = move || server.serve_connection(stream, accepted);
+        // At the end of a drain cores stop, and with them their late connections.
+        if !self.cores.engine.spawn_on(core, serve) && self.lifecycle.state() < State::Draining {
+            self.lifecycle.fail(format!("core {core} has stopped"));
+        }
+    }
+
     /// Serves a connection until it ends, is closed, or has sent its last response while draining. Runs on a
     /// core. Not an `async fn`, whose future would store each argument twice: its size is what an idle
     /// connection costs.

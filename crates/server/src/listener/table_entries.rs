@@ -8,6 +8,8 @@
 
 use std::collections::VecDeque;
 
+use super::client_frames::{BLOCK_SHIFT, PADDED};
+
 /// Bytes of the table (RFC 9113 6.5.2: the daemon announces no other size), and of an entry without its name and value
 /// (RFC 7541 4.1).
 const TABLE_BYTES: u32 = 4096;
@@ -20,11 +22,7 @@ const STATIC_ENTRIES: u32 = 61;
 const COLON: u8 = b':';
 const HUFFMAN_COLON: u8 = 0xb8;
 
-/// Received bytes of which h2 keeps a buffer: 8 KiB, as h2's buffers have.
-const BLOCK_SHIFT: u32 = 13;
-
-/// Flags of HEADERS (RFC 9113 6.2), and the bytes of a priority.
-const PADDED: u8 = 8;
+/// A flag of HEADERS (RFC 9113 6.2), and the bytes of a priority.
 const PRIORITY: u8 = 0x20;
 const PRIORITY_BYTES: u8 = 5;
 
@@ -43,8 +41,6 @@ pub(super) struct TableEntries {
     bytes: u32,
     /// Blocks with such entries that may be in the table, by number, and `bytes` before the last entry of each.
     blocks: VecDeque<(u32, u32)>,
-    /// Blocks with such entries so far. It wraps.
-    all: u32,
 }
 
 /// What comes next in a block.
@@ -53,24 +49,29 @@ enum Step {
     /// A field, or a change of the table's size.
     #[default]
     Field,
-    /// The rest of an index or a size, and then a field or a text.
-    Index(Option<Text>),
-    /// The rest of the index of an entry's name.
-    Name { value: u32, shift: u32 },
     /// The length of a text.
     Length(Text),
-    RestOfLength {
-        text: Text,
-        is_huffman: bool,
-        value: u32,
-        shift: u32,
-    },
+    /// The rest of an integer (RFC 7541 5.1).
+    Rest { of: Integer, value: u32, shift: u32 },
     /// So many bytes of a text.
     Text {
         text: Text,
         is_huffman: bool,
         is_first: bool,
         left: u32,
+    },
+}
+
+/// What an integer means.
+#[derive(Debug, Clone, Copy)]
+enum Integer {
+    /// A field of the table, its size, or the name of a field that becomes no entry and has this value.
+    Index(Option<Text>),
+    /// The index of an entry's name.
+    Name,
+    Length {
+        text: Text,
+        is_huffman: bool,
     },
 }
 
@@ -127,58 +128,26 @@ impl TableEntries {
         }
     }
 
-    /// Blocks that the table keeps, and those that had entries so far.
-    pub(super) fn blocks(&self) -> (usize, u32) {
-        (self.blocks.len(), self.all)
+    /// Blocks that the table keeps.
+    pub(super) fn blocks(&self) -> u32 {
+        u32::try_from(self.blocks.len()).unwrap_or(u32::MAX)
     }
 
     /// Takes the next byte, or all of a text that are there. Returns how many.
     fn step(&mut self, byte: u8, there: usize, received: u64) -> usize {
         self.step = match self.step {
             Step::Field => self.field(byte, received),
-            Step::Index(text) if byte & 0x80 == 0 => text.map_or(Step::Field, Step::Length),
-            Step::Index(text) => Step::Index(text),
-            Step::Name { value, shift } => {
-                let value = longer(value, byte, shift);
-                if byte & 0x80 == 0 {
-                    self.enter(self.is_kept(value), received);
-                    Step::Length(Text::value(true))
-                } else {
-                    let shift = shift + 7;
-                    Step::Name { value, shift }
-                }
-            }
             Step::Length(text) => {
-                let (is_huffman, value) = (byte & 0x80 != 0, u32::from(byte & 0x7f));
-                if value == 0x7f {
-                    let shift = 0;
-                    Step::RestOfLength {
-                        text,
-                        is_huffman,
-                        value,
-                        shift,
-                    }
-                } else {
-                    self.text(text, is_huffman, value)
-                }
+                let is_huffman = byte & 0x80 != 0;
+                self.integer(Integer::Length { text, is_huffman }, byte, 0x7f, received)
             }
-            Step::RestOfLength {
-                text,
-                is_huffman,
-                value,
-                shift,
-            } => {
+            Step::Rest { of, value, shift } => {
                 let value = longer(value, byte, shift);
                 if byte & 0x80 == 0 {
-                    self.text(text, is_huffman, value)
+                    self.whole(of, value, received)
                 } else {
                     let shift = shift + 7;
-                    Step::RestOfLength {
-                        text,
-                        is_huffman,
-                        value,
-                        shift,
-                    }
+                    Step::Rest { of, value, shift }
                 }
             }
             Step::Text {
@@ -214,29 +183,36 @@ impl TableEntries {
     fn field(&mut self, byte: u8, received: u64) -> Step {
         match byte {
             // Of the table, as it is.
-            0x80.. => Step::index(byte & 0x7f, 0x7f, Step::Field, None),
+            0x80.. => self.integer(Integer::Index(None), byte, 0x7f, received),
             // Another entry.
-            0x40..0x80 => match byte & 0x3f {
-                0 => Step::Length(Text::name(true)),
-                0x3f => Step::Name {
-                    value: 0x3f,
-                    shift: 0,
-                },
-                name => {
-                    self.enter(self.is_kept(name.into()), received);
-                    Step::Length(Text::value(true))
-                }
-            },
+            0x40 => Step::Length(Text::name(true)),
+            0x41..0x80 => self.integer(Integer::Name, byte, 0x3f, received),
             // The table's size.
-            0x20..0x40 => Step::index(byte & 0x1f, 0x1f, Step::Field, None),
+            0x20..0x40 => self.integer(Integer::Index(None), byte, 0x1f, received),
             // No entry.
-            ..0x20 => match byte & 0x0f {
-                0 => Step::Length(Text::name(false)),
-                name => {
-                    let value = Text::value(false);
-                    Step::index(name, 0x0f, Step::Length(value), Some(value))
-                }
-            },
+            0x00 | 0x10 => Step::Length(Text::name(false)),
+            ..0x20 => self.integer(Integer::Index(Some(Text::value(false))), byte, 0x0f, received),
+        }
+    }
+
+    /// An integer begins in the lowest bits of its first byte; if all of them are set, more bytes of it come.
+    fn integer(&mut self, of: Integer, byte: u8, bits: u8, received: u64) -> Step {
+        let value = u32::from(byte & bits);
+        if byte & bits == bits {
+            Step::Rest { of, value, shift: 0 }
+        } else {
+            self.whole(of, value, received)
+        }
+    }
+
+    fn whole(&mut self, of: Integer, value: u32, received: u64) -> Step {
+        match of {
+            Integer::Index(text) => text.map_or(Step::Field, Step::Length),
+            Integer::Name => {
+                self.enter(self.is_kept(value), received);
+                Step::Length(Text::value(true))
+            }
+            Integer::Length { text, is_huffman } => self.text(text, is_huffman, value),
         }
     }
 
@@ -256,10 +232,7 @@ impl TableEntries {
             let block = (received >> BLOCK_SHIFT) as u32;
             match self.blocks.back_mut() {
                 Some((last, bytes)) if *last == block => *bytes = self.bytes,
-                Some(_) | None => {
-                    self.blocks.push_back((block, self.bytes));
-                    self.all = self.all.wrapping_add(1);
-                }
+                Some(_) | None => self.blocks.push_back((block, self.bytes)),
             }
         }
         self.takes(ENTRY_BYTES);
@@ -300,11 +273,6 @@ fn longer(value: u32, byte: u8, shift: u32) -> u32 {
 }
 
 impl Step {
-    /// After an index of `most` or less in the first byte; `most` means that more bytes of it come.
-    fn index(index: u8, most: u8, next: Self, text: Option<Text>) -> Self {
-        if index == most { Self::Index(text) } else { next }
-    }
-
     fn after(text: Text) -> Self {
         if text.is_name {
             Self::Length(Text::value(text.is_entry))
@@ -319,7 +287,7 @@ mod tests {
     use super::*;
 
     /// The blocks that are kept after these frames, one in each 8 KiB received, in whatever pieces they come.
-    fn kept(frames: &[(bool, u8, &[u8])]) -> usize {
+    fn kept(frames: &[(bool, u8, &[u8])]) -> u32 {
         let outcomes = [1, 2, 3, 7, 1000].map(|piece| {
             let mut entries = TableEntries::default();
             for (number, (is_headers, flags, payload)) in frames.iter().enumerate() {
@@ -328,7 +296,7 @@ mod tests {
                     entries.follow(part, 8192 * number as u64);
                 }
             }
-            entries.blocks().0
+            entries.blocks()
         });
         assert!(
             outcomes.iter().all(|outcome| *outcome == outcomes[0]),
@@ -337,7 +305,7 @@ mod tests {
         outcomes[0]
     }
 
-    fn kept_of(block: &[u8]) -> usize {
+    fn kept_of(block: &[u8]) -> u32 {
         kept(&[(true, 0, block)])
     }
 

@@ -142,7 +142,7 @@ impl TimeoutTracker {
 
     /// Whether a list of headers has been incomplete for too long, whatever else is open: h2 keeps it, up to 48 KiB.
     fn list_is_late(&mut self, now: Instant, times: &Timeouts, progress: &Progress) -> bool {
-        let open = progress.open_list();
+        let open = progress.frames.open_list();
         if self.list.map(|(list, _)| list) != open {
             self.list = open.map(|list| (list, now));
         }

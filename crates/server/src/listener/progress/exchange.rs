@@ -74,7 +74,7 @@ impl Exchange {
     /// An exchange that its connection stores under `key`.
     pub(super) fn new(progress: Arc<Progress>, key: usize, record: Option<Arc<Record>>) -> Arc<Self> {
         Arc::new(Self {
-            unread: Unread::new(progress.blocks_before(), progress.window()),
+            unread: Unread::new(progress.frames.blocks_before(), progress.frames.window()),
             progress,
             key,
             is_whole: AtomicBool::new(false),
@@ -224,8 +224,9 @@ impl Exchange {
             FRAME_HEAD_BYTES + self.progress.record_bytes
         };
         add(&self.progress.body_bytes, bytes + heads);
-        self.progress.reads_frame(bytes);
-        self.unread.reads(self.received_bytes(), self.progress.blocks());
+        let frames = &self.progress.frames;
+        frames.is_read(bytes);
+        self.unread.reads(self.received_bytes(), frames.blocks_word());
     }
 
     /// For the poll of a body that waits: wakes that of `cx`, and notes that something has arrived. A body that waits is not polled
@@ -240,8 +241,8 @@ impl Exchange {
     }
 
     fn arrives(&self) {
-        self.unread
-            .arrives(self.received_bytes(), self.progress.blocks_before());
+        let before = self.progress.frames.blocks_before();
+        self.unread.arrives(self.received_bytes(), before);
     }
 
     /// Marks the body as read to its end, or dropped.
@@ -382,7 +383,7 @@ impl Drop for Exchange {
         drop(exchanges);
         progress
             .plain_bytes_at_end
-            .store(progress.plain_bytes(), Ordering::Relaxed);
+            .store(progress.frames.plain_bytes(), Ordering::Relaxed);
         if !self.has_answer.load(Ordering::Relaxed) || is_broken_off {
             progress.cancelled.fetch_add(1, Ordering::Relaxed);
         }
@@ -531,16 +532,16 @@ mod tests {
         };
         let since = |exchange: &Exchange| exchange.unread_since().map(|(blocks, _)| blocks);
         let comes = || {
-            progress.receives();
-            progress.keeps_blocks([0, 100, 0]);
+            progress.frames.begin();
+            progress.frames.add_blocks([100, 0]);
         };
         let (idle, unread) = (progress.open(false), progress.open(false));
         let waker = waits(&idle);
         comes();
-        assert_eq!((since(&idle), since(&unread)), (None, Some([0; 3])));
+        assert_eq!((since(&idle), since(&unread)), (None, Some([0; 2])));
         comes();
         waker.wake();
-        assert_eq!((since(&idle), since(&unread)), (Some([0, 100, 0]), Some([0; 3])));
+        assert_eq!((since(&idle), since(&unread)), (Some([100, 0]), Some([0; 2])));
         let waker = waits(&idle);
         assert_eq!(since(&idle), None);
         unread.mark_read();
@@ -555,13 +556,13 @@ mod tests {
         // it are read. Expectation: all of them may be unread; once two windows are read, none.
         let progress = Arc::new(Progress::default().with_stream_window(16 << 10));
         let exchange = progress.open(false);
-        progress.keeps_blocks([0, 0, 1000]);
-        progress.receives();
-        progress.set_acknowledged();
+        progress.frames.add_blocks([0, 1000]);
+        progress.frames.begin();
+        progress.frames.set_acknowledged();
         let since = || exchange.unread_since().map(|(blocks, _)| blocks);
         (0..3).for_each(|_| exchange.received(16 << 10));
-        assert_eq!(since(), Some([0; 3]));
+        assert_eq!(since(), Some([0; 2]));
         (0..5).for_each(|_| exchange.received(16 << 10));
-        assert_eq!(since(), Some([0, 0, 1000]));
+        assert_eq!(since(), Some([0, 1000]));
     }
 }

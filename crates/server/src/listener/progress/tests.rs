@@ -2,6 +2,57 @@ use super::*;
 use futures_util::FutureExt as _;
 
 impl Progress {
+    pub(in crate::listener) fn late() -> Self {
+        Self {
+            is_late: true,
+            ..Self::default()
+        }
+    }
+
+    pub(in crate::listener) fn with_kept(self, kept: &Arc<KeptRequests>) -> Self {
+        Self {
+            slots: Slots::new(kept),
+            ..self
+        }
+    }
+
+    pub(in crate::listener) fn with_stream_window(self, bytes: u32) -> Self {
+        Self {
+            frames: ReceivedFrames::new(bytes),
+            ..self
+        }
+    }
+
+    pub(in crate::listener) fn with_tls(self, is_tls: bool) -> Self {
+        Self {
+            record_bytes: if is_tls { RECORD_BYTES } else { 0 },
+            ..self
+        }
+    }
+
+    /// A connection of HTTP/2.
+    pub(in crate::listener) fn http2(kept: &Arc<KeptRequests>) -> Arc<Self> {
+        let progress = Self::default().with_kept(kept);
+        progress.recognize(PREFACE);
+        Arc::new(progress)
+    }
+
+    /// So many requests are open at once, and end.
+    pub(in crate::listener) fn had_open(self: &Arc<Self>, requests: usize) {
+        let opened = |_| {
+            let exchange = self.open(true);
+            self.keeps_too_much();
+            exchange
+        };
+        drop((0..requests).map(opened).collect::<Vec<_>>());
+    }
+
+    /// What its connection has to react to.
+    pub(in crate::listener) fn event(&self) -> Option<ConnectionEvent> {
+        let mut seen = SeenEvents::default();
+        std::future::poll_fn(|cx| self.poll_event(cx, &mut seen)).now_or_never()
+    }
+
     /// Receives bytes without TLS.
     pub(in crate::listener) fn read(&self, bytes: &[u8]) {
         self.received(bytes.len());
@@ -161,7 +212,12 @@ fn a_connection_is_unproven_until_a_request_is_whole() {
 fn a_drain_does_not_concern_a_late_connection_until_it_ends() {
     // Scenario: the daemon drains, and ends. Expectation: a late connection hears of the latter alone.
     for is_late in [false, true] {
-        let (progress, mut seen) = (Progress::new(is_late), SeenEvents::default());
+        let progress = if is_late {
+            Progress::late()
+        } else {
+            Progress::default()
+        };
+        let mut seen = SeenEvents::default();
         let mut event = || std::future::poll_fn(|cx| progress.poll_event(cx, &mut seen)).now_or_never();
         progress.set_state(State::Draining);
         assert_eq!(event(), (!is_late).then_some(ConnectionEvent::Drain));

@@ -1,11 +1,11 @@
 //! What of a request's body may have arrived and be unread: the memory of it that h2 keeps (see `client_frames`).
 
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::task::Waker;
 
 use futures_util::task::AtomicWaker;
 
-use super::Blocks;
+use super::frames::{Blocks, unpacked};
 
 /// Some of the body may have arrived and be unread.
 const MAY_HAVE_UNREAD: u8 = 0;
@@ -17,8 +17,9 @@ const READ: u8 = 2;
 #[derive(Debug)]
 pub(super) struct Unread {
     state: AtomicU8,
-    /// What may be unread came after the first marks; once so many bytes are read as the window has, after the second ones.
-    marks: [[AtomicU32; 3]; 2],
+    /// What may be unread came after the first of these blocks, packed as in `ReceivedFrames`; once so many bytes are read as the window has,
+    /// after the second ones.
+    marks: [AtomicU64; 2],
     marked_bytes: AtomicU64,
     /// Unread bytes that the body may have.
     window: u32,
@@ -27,10 +28,10 @@ pub(super) struct Unread {
 
 impl Unread {
     /// Of a body that began after these blocks.
-    pub(super) fn new(before: Blocks, window: u32) -> Self {
+    pub(super) fn new(before: u64, window: u32) -> Self {
         Self {
             state: AtomicU8::new(MAY_HAVE_UNREAD),
-            marks: [before.map(AtomicU32::new), before.map(AtomicU32::new)],
+            marks: [before, before].map(AtomicU64::new),
             marked_bytes: AtomicU64::new(0),
             window,
             arrival: AtomicWaker::new(),
@@ -38,13 +39,10 @@ impl Unread {
     }
 
     /// More was read: `bytes` in all, after these blocks.
-    pub(super) fn reads(&self, bytes: u64, blocks: Blocks) {
+    pub(super) fn reads(&self, bytes: u64, blocks: u64) {
         if bytes - self.marked_bytes.load(Ordering::Relaxed) >= u64::from(self.window) {
-            let [since, next] = &self.marks;
-            for (since, next) in since.iter().zip(next) {
-                since.store(next.load(Ordering::Relaxed), Ordering::Relaxed);
-            }
-            self.mark(next, bytes, blocks);
+            let [_, next] = &self.marks;
+            self.mark([next.load(Ordering::Relaxed), blocks], bytes);
         }
     }
 
@@ -64,20 +62,18 @@ impl Unread {
     }
 
     /// Something has arrived after these blocks, of a body of which `bytes` are read.
-    pub(super) fn arrives(&self, bytes: u64, before: Blocks) {
+    pub(super) fn arrives(&self, bytes: u64, before: u64) {
         let waited =
             self.state
                 .compare_exchange(WAITS, MAY_HAVE_UNREAD, Ordering::Relaxed, Ordering::Relaxed);
         if waited.is_ok() {
-            self.marks
-                .iter()
-                .for_each(|marks| self.mark(marks, bytes, before));
+            self.mark([before, before], bytes);
         }
         self.arrival.wake();
     }
 
-    fn mark(&self, marks: &[AtomicU32; 3], bytes: u64, blocks: Blocks) {
-        for (mark, blocks) in marks.iter().zip(blocks) {
+    fn mark(&self, blocks: [u64; 2], bytes: u64) {
+        for (mark, blocks) in self.marks.iter().zip(blocks) {
             mark.store(blocks, Ordering::Relaxed);
         }
         self.marked_bytes.store(bytes, Ordering::Relaxed);
@@ -87,9 +83,6 @@ impl Unread {
     pub(super) fn since(&self) -> Option<(Blocks, u32)> {
         let [since, _] = &self.marks;
         let may_have_unread = self.state.load(Ordering::Relaxed) == MAY_HAVE_UNREAD;
-        may_have_unread.then(|| {
-            let blocks = since.each_ref().map(|mark| mark.load(Ordering::Relaxed));
-            (blocks, self.window)
-        })
+        may_have_unread.then(|| (unpacked(since.load(Ordering::Relaxed)), self.window))
     }
 }
