@@ -28,8 +28,8 @@ pub(super) struct Slots {
     buffers: AtomicUsize,
     /// Those of them that were counted when the connection was closed for them.
     closing: AtomicUsize,
-    /// Those of all connections. `None` only in tests.
-    all: Option<Arc<KeptRequests>>,
+    /// Those of all connections.
+    all: Arc<KeptRequests>,
 }
 
 impl Slots {
@@ -38,7 +38,7 @@ impl Slots {
             own: AtomicUsize::default(),
             buffers: AtomicUsize::default(),
             closing: AtomicUsize::default(),
-            all: Some(Arc::clone(all)),
+            all: Arc::clone(all),
         }
     }
 
@@ -55,16 +55,15 @@ impl Slots {
         }
         let slots = open.next_power_of_two();
         self.own.store(slots, Ordering::Relaxed);
-        self.all.as_ref().is_some_and(|all| all.add(slots - before))
+        self.all.add(slots - before)
     }
 
     /// Counts so many for bodies, instead of those before. Returns whether a search is due. Only on the connection's core.
     #[must_use]
     pub(super) fn set_buffers(&self, slots: usize) -> bool {
         let before = self.buffers.swap(slots, Ordering::Relaxed);
-        let Some(all) = &self.all else { return false };
-        all.remove(before.saturating_sub(slots));
-        slots > before && all.add(slots - before)
+        self.all.remove(before.saturating_sub(slots));
+        slots > before && self.all.add(slots - before)
     }
 
     /// Its connection is closed for them.
@@ -75,24 +74,22 @@ impl Slots {
             .closing
             .compare_exchange(0, slots, Ordering::Relaxed, Ordering::Relaxed)
             .is_ok();
-        if let (Some(all), true) = (&self.all, is_first) {
-            all.closing.fetch_add(slots, Ordering::Relaxed);
+        if is_first {
+            self.all.closing.fetch_add(slots, Ordering::Relaxed);
         }
     }
 
     /// Whether all connections have so many that no request may come, and some will soon be released.
     pub(super) fn are_full(&self) -> bool {
-        self.all.as_ref().is_some_and(|all| all.is_full())
+        self.all.is_full()
     }
 }
 
 impl Drop for Slots {
     fn drop(&mut self) {
-        if let Some(all) = &self.all {
-            all.remove(self.count());
-            all.closing
-                .fetch_sub(self.closing.load(Ordering::Relaxed), Ordering::Relaxed);
-        }
+        self.all.remove(self.count());
+        let closing = self.closing.load(Ordering::Relaxed);
+        self.all.closing.fetch_sub(closing, Ordering::Relaxed);
     }
 }
 
