@@ -84,6 +84,16 @@ impl Authority {
         self.signs(name, 2020, 2200)
     }
 
+    /// A connection of TLS 1.3 to a port, with these protocols.
+    async fn connect(&self, port: SocketAddr, alpn: &[&str]) -> tokio_rustls::client::TlsStream<TcpStream> {
+        let stream = TcpStream::connect(port).await.unwrap();
+        let connector = self.connector(&[&version::TLS13], alpn);
+        connector
+            .connect(ServerName::from(port.ip()), stream)
+            .await
+            .unwrap()
+    }
+
     /// Handshakes with chosen versions and protocols.
     pub(crate) fn connector(
         &self,
@@ -337,12 +347,7 @@ async fn a_drain_ends_tls_in_order() {
         ("http/1.1", &b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n"[..]),
         ("h2", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0"),
     ] {
-        let connector = authority.connector(&[&version::TLS13], &[alpn]);
-        let stream = TcpStream::connect(daemon.http).await.unwrap();
-        let mut stream = connector
-            .connect(ServerName::from(daemon.http.ip()), stream)
-            .await
-            .unwrap();
+        let mut stream = authority.connect(daemon.http, &[alpn]).await;
         stream.write_all(words).await.unwrap();
         assert!(stream.read(&mut [0; 4096]).await.unwrap() > 0);
         idle.push(stream);
@@ -397,16 +402,8 @@ async fn new_keys_on_an_idle_connection_are_no_head() {
         .set("engine.cores", "1")
         .set("timeouts.head_ms", "300")
         .start();
-    let connector = authority.connector(&[&version::TLS13], &["http/1.1"]);
-    let connect = async || {
-        let stream = TcpStream::connect(daemon.http).await.unwrap();
-        connector
-            .connect(ServerName::from(daemon.http.ip()), stream)
-            .await
-            .unwrap()
-    };
     let request = b"HEAD /livez HTTP/1.1\r\nhost: localhost\r\n\r\n";
-    let mut idle = connect().await;
+    let mut idle = authority.connect(daemon.http, &["http/1.1"]).await;
     for is_last in [false, true] {
         idle.write_all(request).await.unwrap();
         let mut head = Vec::new();
@@ -416,7 +413,7 @@ async fn new_keys_on_an_idle_connection_are_no_head() {
         if !is_last {
             idle.get_mut().1.refresh_traffic_keys().unwrap();
             idle.flush().await.unwrap();
-            let mut half = connect().await;
+            let mut half = authority.connect(daemon.http, &["http/1.1"]).await;
             half.write_all(&request[..9]).await.unwrap();
             // It is closed.
             let _end = half.read(&mut [0]).await;

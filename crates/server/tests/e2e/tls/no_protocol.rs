@@ -7,9 +7,6 @@ use crate::wire;
 use prost::Message as _;
 use ringfetch_proto::v1;
 use ringfetch_proto::v1::fetch_stream_request::Request;
-use tokio::net::TcpStream;
-use tokio_rustls::rustls::pki_types::ServerName;
-use tokio_rustls::rustls::version;
 
 #[tokio::test]
 async fn an_old_connection_is_told_to_go_away() {
@@ -22,12 +19,8 @@ async fn an_old_connection_is_told_to_go_away() {
         .set("timeouts.connection_age_ms", "300")
         .set("timeouts.connection_age_grace_ms", "600000")
         .start();
-    let stream = TcpStream::connect(daemon.grpc).await.unwrap();
-    let connector = authority.connector(&[&version::TLS13], &[]);
-    let stream = connector
-        .connect(ServerName::from(daemon.grpc.ip()), stream)
-        .await;
-    let (mut sender, connection) = h2::client::handshake(stream.unwrap()).await.unwrap();
+    let stream = authority.connect(daemon.grpc, &[]).await;
+    let (mut sender, connection) = h2::client::handshake(stream).await.unwrap();
     let connection = tokio::spawn(connection);
     let request = http::Request::post("https://localhost/ringfetch.v1.FetchService/FetchStream")
         .header("content-type", "application/grpc");
