@@ -34,7 +34,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use axum::Router;
-use prometheus::{IntCounterVec, IntGauge, IntGaugeVec, Opts};
+use prometheus::{IntCounterVec, IntGaugeVec, Opts};
 use ringfetch_engine::dataset::close_cached_objects;
 use ringfetch_engine::engine::Engine;
 use rustix::io::Errno;
@@ -52,7 +52,7 @@ use crate::rpc_metrics::RpcMetrics;
 use crate::tls::Tls;
 
 use close::{CloseCounters, CloseReason, LogLimiter};
-use connection_limits::{ConnectionPermit, PortConnections};
+use connection_limits::PortConnections;
 use connection_table::PortFull;
 use dispatch::{RefusalCounters, RequestDispatcher};
 use progress::Progress;
@@ -183,46 +183,7 @@ pub struct Listener {
     tcp: TcpListener,
     server: Arc<PortServer>,
     connections: Arc<PortConnections>,
-    gauge: IntGauge,
     handshakes: Option<Arc<Handshakes>>,
-}
-
-/// An open connection, counted until dropped.
-#[derive(Debug)]
-struct ConnectionGuard {
-    cores: Arc<CorePool>,
-    core: usize,
-    gauge: IntGauge,
-    permit: ConnectionPermit,
-}
-
-impl ConnectionGuard {
-    /// Unique within the port.
-    fn number(&self) -> u64 {
-        self.permit.number()
-    }
-
-    fn new(cores: Arc<CorePool>, core: usize, gauge: IntGauge, permit: ConnectionPermit) -> Self {
-        if let Some(open) = cores.open.get(core) {
-            open.fetch_add(1, Ordering::Relaxed);
-        }
-        gauge.inc();
-        Self {
-            cores,
-            core,
-            gauge,
-            permit,
-        }
-    }
-}
-
-impl Drop for ConnectionGuard {
-    fn drop(&mut self) {
-        if let Some(open) = self.cores.open.get(self.core) {
-            open.fetch_sub(1, Ordering::Relaxed);
-        }
-        self.gauge.dec();
-    }
 }
 
 impl Listener {
@@ -279,10 +240,10 @@ impl Listener {
                 recorder,
                 rpc,
                 cores: Arc::clone(cores),
+                gauge: cores.gauge.with_label_values(&[transport]),
                 lifecycle: lifecycle.clone(),
             }),
             connections,
-            gauge: cores.gauge.with_label_values(&[transport]),
             handshakes: tls.map(|tls| Arc::new(Handshakes::new(tls, transport))),
         })
     }
@@ -312,7 +273,7 @@ impl Listener {
                     }
                     self.accept_backlog(true);
                 });
-                Some(LateAccept { until, accepting })
+                Some((until, accepting))
             }
         };
         DrainingPort { connections, late }
@@ -389,11 +350,8 @@ impl Listener {
         };
         // It is in the table by now, so that it sees every later change of state.
         progress.set_state(server.lifecycle.state());
-        let accepted = AcceptedConnection {
-            connection: server.cores.callers.connect(peer, limits.connection_bytes()),
-            progress,
-            guard: ConnectionGuard::new(Arc::clone(&server.cores), core, self.gauge.clone(), permit),
-        };
+        let connection = server.cores.callers.connect(peer, limits.connection_bytes());
+        let accepted = AcceptedConnection::new(&server, core, connection, progress, permit);
         match &self.handshakes {
             None => server.hand_over(AcceptedStream::Plain(stream), accepted),
             Some(handshakes) => {
@@ -412,14 +370,8 @@ impl Listener {
 #[derive(Debug)]
 pub struct DrainingPort {
     connections: Arc<PortConnections>,
-    late: Option<LateAccept>,
-}
-
-/// A port that accepts until this is dropped.
-#[derive(Debug)]
-struct LateAccept {
-    until: oneshot::Sender<Infallible>,
-    accepting: JoinHandle<()>,
+    /// It accepts until the former is dropped.
+    late: Option<(oneshot::Sender<Infallible>, JoinHandle<()>)>,
 }
 
 impl DrainingPort {
@@ -444,7 +396,7 @@ impl DrainingPort {
     /// # Cancel safety
     /// Dropping the future closes the port; connections continue.
     pub async fn all_closed(self) {
-        if let Some(LateAccept { until, accepting }) = self.late {
+        if let Some((until, accepting)) = self.late {
             drop(until);
             // It is not aborted, and returns nothing.
             let _port_is_closed = accepting.await;

@@ -3,13 +3,14 @@
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use super::bodies::ResponseOrStall;
 use super::close::{CloseCounters, CloseDecision, CloseReason};
 use super::coalesce::CoalescingIo;
-use super::connection_limits::ConnectionLimits;
+use super::connection_limits::{ConnectionLimits, ConnectionPermit};
 use super::core_turns::{self, InTurn};
 use super::dispatch::RequestDispatcher;
 use super::progress::{ConnectionEvent, Progress, SeenEvents};
@@ -17,8 +18,8 @@ use super::socket::Patience;
 use super::timeouts::{TimeoutTracker, WatchGuard};
 use super::tls_stream::AcceptedStream;
 use super::{
-    BODIES_WINDOW_BYTES, BODY_WINDOW_BYTES, ConnectionGuard, CorePool, HEADER_LIST_BYTES,
-    MESSAGES_WINDOW_BYTES, STREAM_WINDOW_BYTES,
+    BODIES_WINDOW_BYTES, BODY_WINDOW_BYTES, CorePool, HEADER_LIST_BYTES, MESSAGES_WINDOW_BYTES,
+    STREAM_WINDOW_BYTES,
 };
 use crate::caller::Connection;
 use crate::lifecycle::{Lifecycle, State};
@@ -28,6 +29,7 @@ use hyper::body::{Body as _, Incoming};
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use hyper_util::server::conn::auto;
+use prometheus::IntGauge;
 
 /// Time for a silent connection to send a request when the daemon drains, so that it gets a response instead
 /// of a reset.
@@ -53,16 +55,52 @@ pub(super) struct PortServer {
     pub(super) recorder: Option<Recorder>,
     pub(super) rpc: RpcMetrics,
     pub(super) cores: Arc<CorePool>,
+    /// Counts the open connections.
+    pub(super) gauge: IntGauge,
     pub(super) lifecycle: Lifecycle,
 }
 
-/// An accepted connection.
+/// An open connection, counted until dropped.
 #[derive(Debug)]
 pub(super) struct AcceptedConnection {
     pub(super) connection: Arc<Connection>,
     pub(super) progress: Arc<Progress>,
-    /// Held until the connection ends.
-    pub(super) guard: ConnectionGuard,
+    /// The core that serves it.
+    core: usize,
+    permit: ConnectionPermit,
+    server: Arc<PortServer>,
+}
+
+impl AcceptedConnection {
+    pub(super) fn new(
+        server: &Arc<PortServer>,
+        core: usize,
+        connection: Arc<Connection>,
+        progress: Arc<Progress>,
+        permit: ConnectionPermit,
+    ) -> Self {
+        if let Some(open) = server.cores.open.get(core) {
+            open.fetch_add(1, Ordering::Relaxed);
+        }
+        server.gauge.inc();
+        Self {
+            connection,
+            progress,
+            core,
+            permit,
+            server: Arc::clone(server),
+        }
+    }
+}
+
+impl Drop for AcceptedConnection {
+    fn drop(&mut self) {
+        let server = &self.server;
+        if let Some(open) = server.cores.open.get(self.core) {
+            open.fetch_sub(1, Ordering::Relaxed);
+        }
+        server.gauge.dec();
+    }
 }
 
 /// Runs the streams of HTTP/2 connections as local tasks of the core, like connections and shards, in the
@@ -94,7 +132,7 @@ enum Next<E> {
 impl PortServer {
     /// Has a connection served on its core.
     pub(super) fn hand_over(self: Arc<Self>, stream: AcceptedStream, accepted: AcceptedConnection) {
-        let core = accepted.guard.core;
+        let core = accepted.core;
         let server = Arc::clone(&self);
         let serve = move || server.serve_connection(stream, accepted);
         // At the end of a drain cores stop, and with them their late connections.
@@ -114,7 +152,7 @@ impl PortServer {
         let turns = core_turns::caller(accepted.connection.account());
         let caller = accepted.connection.address();
         let stream = stream.arrive(&accepted.progress);
-        let watch = TimeoutTracker::new(accepted.guard.number(), self.cancelled_max());
+        let watch = TimeoutTracker::new(accepted.permit.number(), self.cancelled_max());
         let watched = WatchGuard::start(
             watch,
             &accepted.progress,
@@ -154,7 +192,7 @@ impl PortServer {
             }
             let service = {
                 let (port, progress) = (Arc::clone(&self), Arc::clone(progress));
-                let (core, connection) = (accepted.guard.core, Arc::clone(&accepted.connection));
+                let (core, connection) = (accepted.core, Arc::clone(&accepted.connection));
                 service_fn(move |request: http::Request<Incoming>| {
                     let recorder = port.recorder.as_ref();
                     let record = recorder.map(|to| to.begin(&request, progress.peer(), port.transport));

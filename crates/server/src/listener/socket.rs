@@ -6,6 +6,7 @@
 //! too (lingering close). A slow peer may need long for what the kernel holds, some megabytes.
 
 use std::io;
+use std::ops::ControlFlow;
 use std::os::fd::AsFd as _;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -84,8 +85,8 @@ impl Socket {
         self.stream.shutdown().await.ok()?;
         let mut discarded = vec![0; DISCARD_BYTES];
         loop {
-            if let Some(end) = patience.ends(&self) {
-                return end.fault();
+            if let ControlFlow::Break(fault) = patience.look(&self) {
+                return fault;
             }
             // Not counted: it is part of no head, and no flood.
             let read = self.stream.read(&mut discarded);
@@ -106,21 +107,6 @@ pub(super) struct Patience {
     received: Option<Instant>,
 }
 
-/// Why the peer is not waited for any longer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum End {
-    /// It received everything and does not close its side.
-    Late,
-    /// It does not go on receiving.
-    Stalls,
-}
-
-impl End {
-    pub(super) fn fault(self) -> Option<CloseReason> {
-        (self == Self::Stalls).then_some(CloseReason::Send)
-    }
-}
-
 impl Patience {
     pub(super) fn new(times: Timeouts) -> Self {
         Self {
@@ -130,22 +116,26 @@ impl Patience {
         }
     }
 
-    /// Whether the peer is not waited for any longer; `None`: it is.
-    pub(super) fn ends(&mut self, socket: &Socket) -> Option<End> {
+    /// Ends when the peer is not waited for any longer; with a reason, if that is its fault: it does not go on receiving.
+    pub(super) fn look(&mut self, socket: &Socket) -> ControlFlow<Option<CloseReason>> {
         let now = running_time::now();
         let queued = socket.unreceived_bytes();
         let ought = queued > FAREWELL_BYTES;
         let acknowledged = socket.progress.written_bytes().saturating_sub(queued);
         let (least, limit) = (self.times.send_bytes_min, self.times.send);
         if self.sending.lasts(now, ought, acknowledged, least, limit) {
-            return Some(End::Stalls);
+            return ControlFlow::Break(Some(CloseReason::Send));
         }
         if ought {
             self.received = None;
-            return None;
+            return ControlFlow::Continue(());
         }
         let received = *self.received.get_or_insert(now);
-        (now - received >= LINGER).then_some(End::Late)
+        if now - received >= LINGER {
+            ControlFlow::Break(None)
+        } else {
+            ControlFlow::Continue(())
+        }
     }
 }
 

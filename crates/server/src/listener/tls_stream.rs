@@ -6,6 +6,7 @@
 
 use std::io::{self, IoSlice};
 use std::net::TcpStream as StdTcpStream;
+use std::ops::ControlFlow;
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
@@ -118,8 +119,8 @@ impl Stream {
             Transport::Plain(socket) => socket.close(patience).await,
             Transport::Tls(mut stream) => {
                 loop {
-                    if let Some(end) = patience.ends(stream.get_ref().0) {
-                        return end.fault();
+                    if let ControlFlow::Break(fault) = patience.look(stream.get_ref().0) {
+                        return fault;
                     }
                     // close_notify waits for room in the socket. An error means that the connection is gone.
                     if timeout(CHECK, stream.shutdown()).await.is_ok() {

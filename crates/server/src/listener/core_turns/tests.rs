@@ -29,20 +29,25 @@ fn on_a_core<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 'static) 
     core.join().expect("no panic");
 }
 
+/// A task of caller 1 that works and is ready again, for ever.
+fn works(mut polled: impl FnMut() + 'static) {
+    let task = async move {
+        loop {
+            work();
+            polled();
+            yield_now().await;
+        }
+    };
+    drop(tokio::task::spawn_local(InTurn::new(of(1, 1), task)));
+}
+
 /// The most polls of `greedy` tasks between two polls of another caller's task, when all of them are always
 /// ready. `begun`: the tasks exist.
 async fn polls_between(greedy: usize, begun: impl FnOnce()) -> u32 {
     let polled = Rc::new(Cell::new(0_u32));
     for _ in 0..greedy {
         let polled = Rc::clone(&polled);
-        let task = async move {
-            loop {
-                work();
-                polled.set(polled.get() + 1);
-                yield_now().await;
-            }
-        };
-        drop(tokio::task::spawn_local(InTurn::new(of(1, 1), task)));
+        works(move || polled.set(polled.get() + 1));
     }
     begun();
     let modest = async move {
@@ -122,14 +127,7 @@ fn all_tasks_of_a_caller_are_served_in_the_order_of_arrival() {
         let turns = Rc::new(RefCell::new([0_u32; 16]));
         for number in 0..16 {
             let turns = Rc::clone(&turns);
-            let task = async move {
-                loop {
-                    work();
-                    turns.borrow_mut()[number] += 1;
-                    yield_now().await;
-                }
-            };
-            drop(tokio::task::spawn_local(InTurn::new(of(1, 1), task)));
+            works(move || turns.borrow_mut()[number] += 1);
         }
         let until = async {
             while turns.borrow().iter().sum::<u32>() < 1600 {
@@ -298,14 +296,7 @@ fn turns_end_when_one_caller_has_been_alone_for_a_while() {
         let polled = Rc::new(Cell::new(0_u32));
         for number in 0..16 {
             let polled = Rc::clone(&polled);
-            let task = async move {
-                loop {
-                    work();
-                    polled.set(polled.get() | 1 << number);
-                    yield_now().await;
-                }
-            };
-            drop(tokio::task::spawn_local(InTurn::new(of(1, 1), task)));
+            works(move || polled.set(polled.get() | 1 << number));
         }
         yield_now().await;
         InTurn::new(of(2, 1), yield_now()).await;
