@@ -1,10 +1,11 @@
 //! Why the daemon closes connections; counts and logs them by reason.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
+use ringfetch_engine::sync::lock;
 
 use crate::caller::CallerKey;
 
@@ -208,7 +209,7 @@ impl CloseCounters {
     /// Notes one more, and returns how many a line is due for, this one included.
     fn connections_to_log(&self) -> Option<u64> {
         self.unsaid.fetch_add(1, Ordering::Relaxed);
-        let is_due = self.lines.lock().unwrap_or_else(PoisonError::into_inner).is_due();
+        let is_due = lock(&self.lines).is_due();
         // With what other cores have counted meanwhile.
         is_due.then(|| self.unsaid.swap(0, Ordering::Relaxed))
     }

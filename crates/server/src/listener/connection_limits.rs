@@ -9,8 +9,9 @@ use super::progress::Progress;
 use crate::caller::CallerKey;
 use crate::config::{Limits, Timeouts};
 use crate::lifecycle::State;
+use ringfetch_engine::sync::lock;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use tokio::sync::Notify;
 
 /// Most connections that are closing at a time: each still has a descriptor.
@@ -61,12 +62,12 @@ impl ConnectionLimits {
 
     /// Replaces the timeouts.
     pub fn set_timeouts(&self, timeouts: &Timeouts) {
-        *self.inner.timeouts.lock().unwrap_or_else(PoisonError::into_inner) = *timeouts;
+        *lock(&self.inner.timeouts) = *timeouts;
     }
 
     /// The timeouts.
     pub(super) fn timeouts(&self) -> Timeouts {
-        *self.inner.timeouts.lock().unwrap_or_else(PoisonError::into_inner)
+        *lock(&self.inner.timeouts)
     }
 
     /// Most response memory of a new connection.
@@ -87,8 +88,7 @@ impl ConnectionLimits {
     /// Adds a port; returns the counter of its connections.
     pub(super) fn add_port(&self) -> Arc<PortConnections> {
         let connections = Arc::new(PortConnections::default());
-        let mut ports = self.inner.ports.lock().unwrap_or_else(PoisonError::into_inner);
-        ports.push(Arc::clone(&connections));
+        lock(&self.inner.ports).push(Arc::clone(&connections));
         connections
     }
 
@@ -102,13 +102,11 @@ impl ConnectionLimits {
         if !self.inner.kept.are_many() {
             return;
         }
-        let ports = self.inner.ports.lock().unwrap_or_else(PoisonError::into_inner);
-        let connections: Vec<_> = ports
+        let ports = lock(&self.inner.ports).clone();
+        let connections = ports
             .iter()
-            .flat_map(|port| port.table().all().cloned().collect::<Vec<_>>())
-            .collect();
-        drop(ports);
-        self.inner.kept.reclaim(connections.into_iter(), closes);
+            .flat_map(|port| port.table().all().cloned().collect::<Vec<_>>());
+        self.inner.kept.reclaim(connections, closes);
     }
 }
 
@@ -149,7 +147,7 @@ impl PortConnections {
     }
 
     fn table(&self) -> MutexGuard<'_, ConnectionTable> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.table)
     }
 
     /// Adds a connection if the port then has at most `most`, or if another one can be closed for it.

@@ -10,7 +10,7 @@ mod unread;
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -18,6 +18,7 @@ use exchange::ExchangeMemory;
 pub(super) use exchange::{Exchange, UNIT_BYTES};
 pub(super) use frames::{Blocks, ReceivedFrames};
 use futures_util::task::AtomicWaker;
+use ringfetch_engine::sync::lock;
 use slab::Slab;
 
 use super::close::{CloseDecision, CloseReason};
@@ -247,7 +248,7 @@ impl Progress {
     ) -> Arc<Exchange> {
         self.begun.fetch_add(1, Ordering::Relaxed);
         self.open.fetch_add(1, Ordering::Relaxed);
-        let mut exchanges = self.exchanges.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut exchanges = lock(&self.exchanges);
         let entry = exchanges.vacant_entry();
         let exchange = Exchange::new(Arc::clone(self), entry.key(), record);
         entry.insert(TrackedExchange {
@@ -414,7 +415,7 @@ impl Progress {
             return;
         }
         let mut found = Vec::new();
-        let mut exchanges = self.exchanges.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut exchanges = lock(&self.exchanges);
         for (_, watched) in exchanges.iter_mut() {
             if let Some(exchange) = watched.exchange.upgrade() {
                 look(&exchange, &mut watched.marks);

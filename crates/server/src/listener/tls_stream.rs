@@ -8,11 +8,12 @@ use std::io::{self, IoSlice};
 use std::net::TcpStream as StdTcpStream;
 use std::ops::ControlFlow;
 use std::pin::{Pin, pin};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use prometheus::IntCounter;
+use ringfetch_engine::sync::lock;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
@@ -216,10 +217,6 @@ impl Handshakes {
         }
     }
 
-    fn table(&self) -> MutexGuard<'_, ConnectionTable> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Performs a connection's handshake; counts and logs a failure.
     pub(super) async fn shake(
         &self,
@@ -229,13 +226,13 @@ impl Handshakes {
     ) -> Option<AcceptedStream> {
         let caller = accepted.connection.address();
         let progress = &accepted.progress;
-        let taken = self.table().take(caller, progress, self.tls.handshakes_max());
+        let taken = lock(&self.table).take(caller, progress, self.tls.handshakes_max());
         let shaken = match taken {
             // All entries are handshakes, so there is always one to end.
             Err(_full) => Err(Some(CloseReason::Refused)),
             Ok(number) => {
                 let shaken = self.shake_in_time(stream, accepted, server).await;
-                self.table().leave(caller, number);
+                lock(&self.table).leave(caller, number);
                 shaken
             }
         };

@@ -1,11 +1,12 @@
 //! One request of a connection, from its head to the last byte of its response.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 
 use hyper::body::Incoming;
 use ringfetch_engine::share::{Charge, Refused, Share};
+use ringfetch_engine::sync::lock;
 use slab::Slab;
 
 use super::unread::Unread;
@@ -159,13 +160,13 @@ impl Exchange {
         if self.progress.announces_close() {
             self.mark_read();
         } else {
-            *self.rest.lock().unwrap_or_else(PoisonError::into_inner) = Some(body);
+            *lock(&self.rest) = Some(body);
         }
     }
 
     /// The body that nothing read.
     pub(in crate::listener) fn take_unread(&self) -> Option<Incoming> {
-        self.rest.lock().unwrap_or_else(PoisonError::into_inner).take()
+        lock(&self.rest).take()
     }
 
     /// Whether this response announces that the connection closes after it: also if a part of the request's
@@ -266,7 +267,7 @@ impl Exchange {
     }
 
     fn wake_later(&self, cx: &Context<'_>) {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = lock(&self.waiting);
         match &mut *waiting {
             Some(waker) => waker.clone_from(cx.waker()),
             None => *waiting = Some(cx.waker().clone()),
@@ -274,7 +275,7 @@ impl Exchange {
     }
 
     fn wake(&self) {
-        let waker = self.waiting.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let waker = lock(&self.waiting).take();
         if let Some(waker) = waker {
             waker.wake();
         }
@@ -373,7 +374,7 @@ impl Drop for Exchange {
         if let Some(record) = &self.record {
             record.ended(self.sent_bytes(), outcome, is_sent);
         }
-        let mut exchanges = progress.exchanges.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut exchanges = lock(&progress.exchanges);
         exchanges.try_remove(self.key);
         if exchanges.is_empty() && exchanges.capacity() > KEPT_EXCHANGES {
             // Frees memory when the connection becomes idle, except for one whose client sends its requests
@@ -434,7 +435,7 @@ impl ExchangeMemory {
         }
         let charged_units = Self::to_charge(open);
         let bytes = UNIT_BYTES.saturating_mul(charged_units as u64);
-        let mut charge = self.charge.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut charge = lock(&self.charge);
         match &mut *charge {
             Some(charge) => charge.grow(bytes.saturating_sub(charge.amount()))?,
             none => *none = Some(share.charge(bytes)?),
@@ -444,16 +445,17 @@ impl ExchangeMemory {
     }
 
     /// Returns the units of an exchange that has ended. Once at most a quarter of the charged units are open,
-    /// the charge shrinks to fit.
+    /// the charge shrinks to fit. Mostly none are charged.
     fn give_back(&self, units: usize) {
         let open = self
             .units
             .fetch_sub(units, Ordering::Relaxed)
             .saturating_sub(units);
-        if open.saturating_mul(4) > self.charged_units.load(Ordering::Relaxed) {
+        let charged_units = self.charged_units();
+        if charged_units == 0 || open.saturating_mul(4) > charged_units {
             return;
         }
-        let mut held = self.charge.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = lock(&self.charge);
         let Some(charge) = &mut *held else { return };
         let charged_units = Self::to_charge(self.units.load(Ordering::Relaxed));
         let bytes = UNIT_BYTES.saturating_mul(charged_units as u64);
