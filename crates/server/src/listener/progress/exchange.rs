@@ -107,21 +107,24 @@ impl Exchange {
 
     /// Marks the request as complete.
     pub(in crate::listener) fn mark_whole(&self) {
-        if !self.is_whole.swap(true, Ordering::Relaxed) && self.is_admitted.load(Ordering::Relaxed) {
-            self.count();
-        }
+        self.mark(&self.is_whole, &self.is_admitted);
     }
 
     /// Marks the request as admitted: its client has the right to what it asks for.
     pub(in crate::listener) fn mark_admitted(&self) {
-        if !self.is_admitted.swap(true, Ordering::Relaxed) && self.is_whole.load(Ordering::Relaxed) {
-            self.count();
-        }
+        self.mark(&self.is_admitted, &self.is_whole);
     }
 
-    fn count(&self) {
-        self.progress.whole.fetch_add(1, Ordering::Relaxed);
-        self.progress.open_whole.fetch_add(1, Ordering::Relaxed);
+    /// Sets a mark, which only its own task does, and counts the exchange once it has both.
+    fn mark(&self, mark: &AtomicBool, other: &AtomicBool) {
+        if mark.load(Ordering::Relaxed) {
+            return;
+        }
+        mark.store(true, Ordering::Relaxed);
+        if other.load(Ordering::Relaxed) {
+            self.progress.whole.fetch_add(1, Ordering::Relaxed);
+            self.progress.open_whole.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// Sets the connection as used by the request's principal.
