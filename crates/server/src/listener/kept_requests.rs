@@ -288,9 +288,9 @@ mod tests {
 
     #[test]
     fn bytes_that_came_before_the_window_was_acknowledged_are_counted() {
-        // Scenario: with a window of 16 KiB, 60,000 bytes come for a body that nobody reads, and then the acknowledgement; the same after
-        // the acknowledgement, as if the client kept to the window. Expectation: slots of 48 KiB and one buffer until all are read;
-        // one buffer.
+        // Scenario: with a window of 16 KiB, 60,000 bytes come for a body that nobody reads, the last ones in a small frame, and then the
+        // acknowledgement; the same after the acknowledgement, as if the client kept to the window. Expectation: slots of 48 KiB and one
+        // buffer until all are read; one buffer.
         let kept = Arc::new(KeptRequests::default());
         kept.set_request_memory(1);
         let body = |acknowledges_first: bool| {
@@ -302,6 +302,7 @@ mod tests {
             let progress = Arc::new(progress);
             let body = progress.open(false);
             progress.recognize(&[0; 60_000]);
+            progress.frames.come(1);
             (progress, body)
         };
         let slots = |progress: &Progress| {
@@ -346,6 +347,25 @@ mod tests {
             progress.frames.add_blocks([100, 0]);
             assert_eq!(slots(), if is_owed { 7 * 4 } else { 2 * 4 });
         }
+    }
+
+    #[test]
+    fn bodies_of_which_nothing_has_come_keep_no_buffers() {
+        // Scenario: the heads of 150 calls have come, whose tasks have not run yet; then a small frame for two of them. Expectation:
+        // no slots; those of two buffers.
+        let kept = Arc::new(KeptRequests::default());
+        kept.set_request_memory(1);
+        let progress = Progress::default().with_kept(&kept).with_stream_window(64 << 10);
+        progress.recognize(PREFACE);
+        let progress = Arc::new(progress);
+        let _open: Vec<_> = (0..150).map(|_| progress.open(false)).collect();
+        let slots = || {
+            assert!(!progress.count_buffers());
+            progress.idle_slots()
+        };
+        assert_eq!(slots(), 0);
+        progress.frames.come(2);
+        assert_eq!(slots(), 2 * 4);
     }
 
     #[test]

@@ -203,9 +203,9 @@ impl UnreadFrames<'_> {
         }
         let unread = usize::try_from(frames.unread.load(Ordering::Relaxed)).unwrap_or(0);
         let [small, tiny] = self.kept.map(|blocks| blocks as usize);
-        // One for each frame that is unread and that the windows hold, at most, and for each body at least: `client_frames` leaves its
-        // first one out. A frame has a message, at least.
-        let small = small.min(self.bytes / MESSAGE_BYTES_MIN).min(unread).max(bodies);
+        // For each body one at least, since `client_frames` leaves its first one out; and one for each frame that is unread, and that
+        // the windows hold, at most. A frame has a message, at least.
+        let small = small.min(self.bytes / MESSAGE_BYTES_MIN).max(bodies).min(unread);
         let entries = frames.entries_blocks.load(Ordering::Relaxed);
         let entries = entries.saturating_sub(FREE_ENTRIES_BLOCKS) as usize;
         let uncharged = usize::try_from(self.uncharged_bytes / SLOT_BYTES).unwrap_or(usize::MAX);
