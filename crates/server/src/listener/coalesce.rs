@@ -631,9 +631,10 @@ mod tests {
         // the first has a backlog after some turns, until it has read all; the second never has.
         for (bytes, has_backlog) in [(1 << 20, true), (4 << 10, false)] {
             let progress: Arc<Progress> = Arc::default();
-            let socket = Filled {
+            let socket = Scripted {
                 bytes: vec![0; bytes].into(),
                 progress: Arc::clone(&progress),
+                ..Scripted::default()
             };
             let (mut io, drain) = CoalescingIo::new(socket, progress);
             let mut left = bytes;
