@@ -33,6 +33,9 @@ use wire::fetch_stream_response::Response as WireAnswer;
 
 static FETCH_STREAM: Method = Method::new("/ringfetch.v1.FetchService/FetchStream");
 
+/// How long a stream that was dropped may take to end. Nobody waits for an answer on it.
+const END_WITHIN: Duration = Duration::from_secs(10);
+
 /// One gRPC stream with many requests in flight; clones share it. Answers arrive in any order, each for its
 /// own request. At most the builder's `max_in_flight` requests are in flight; further ones wait. When the
 /// last clone is dropped, the stream ends after the requests in flight have been answered.
@@ -57,12 +60,16 @@ impl Drop for Sending {
         let mut state = self.shared.lock();
         state.has_ended = true;
         state.end();
+        drop(state);
+        self.shared.is_dropped.notify_one();
     }
 }
 
 #[derive(Debug, Default)]
 struct Shared {
     state: Mutex<State>,
+    /// Notified when no request follows.
+    is_dropped: Notify,
     /// Notified when there is a cancel to send, and when HTTP/2 has no room for a request.
     is_blocked: Notify,
 }
@@ -522,12 +529,24 @@ async fn serve(core: &Core, options: &CallOptions, shared: &Shared) -> Error {
         Ok(begun) => begun,
         Err(error) => return error,
     };
+    let reading = async {
+        tokio::select! {
+            biased;
+            ended = &mut answers => ended,
+            () = shared.use_room(core.max_in_flight) => answers.await,
+        }
+    };
+    let overdue = async {
+        shared.is_dropped.notified().await;
+        tokio::time::sleep(END_WITHIN).await;
+    };
     shared.open(stream, lease.slot, core.max_in_flight);
     let mut answers = pin!(read_answers(core, response, shared));
     let ended = tokio::select! {
         biased;
-        ended = &mut answers => ended,
-        () = shared.use_room(core.max_in_flight) => answers.await,
+        ended = reading => ended,
+        // Otherwise it would stay open for as long as its connection. Dropping what reads it cancels it.
+        () = overdue => Err(Error::protocol("the server does not end the stream")),
     };
     let is_due = ended.is_ok() && shared.lock().has_ended;
     let failure = ended.err().unwrap_or_else(|| Error::Transport {

@@ -134,6 +134,30 @@ async fn when_the_stream_breaks_everything_pending_fails() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_stream_that_was_dropped_is_cancelled_if_its_server_does_not_end_it() {
+    // Scenario: a server that answers requests and does not end its side; a stream that is dropped after its answer.
+    // Expected: the server sees the call end, although the connection stays.
+    let is_closed = Arc::new(Notify::new());
+    let closed = Arc::clone(&is_closed);
+    let fake = Fake::new().on_stream(move |mut requests, answers| {
+        let closed = Arc::clone(&closed);
+        async move {
+            while let Ok(Some(request)) = requests.message().await {
+                answers.send(Ok(answer(request.id, indices(&request)))).unwrap();
+            }
+            answers.closed().await;
+            closed.notify_one();
+        }
+    });
+    let client = fake.client();
+    client.stream().fetch_blocks("d", &[1]).await.unwrap();
+    let closed = tokio::time::timeout(Duration::from_secs(60), is_closed.notified());
+    closed.await.expect("the call stays open");
+    client.fetch_blocks("d", &[1]).await.unwrap();
+    assert_eq!(fake.connections(), 1);
+}
+
+#[tokio::test(start_paused = true)]
 async fn requests_fail_where_the_server_is_unreachable() {
     // Scenario: a stream over a connection that is refused.
     // Expected: StreamBroken with a transport error as its cause.
