@@ -48,7 +48,8 @@ impl fmt::Debug for Builder {
 }
 
 impl Client {
-    /// A client of the server at `http://HOST:PORT` or `https://HOST:PORT`.
+    /// A client of the server at `http://HOST:PORT` or `https://HOST:PORT`. If the host is a name with several addresses, each
+    /// connection is to one of them that accepts it; after one that failed, the next begins with another.
     pub fn builder(url: impl Into<String>) -> Builder {
         Builder::new(url)
     }

@@ -5,24 +5,24 @@
 use crate::error::Error;
 use crate::tls::Tls;
 use bytes::Bytes;
-use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt as _, StreamExt as _};
 use h2::client::SendRequest;
 use http::Uri;
 use http::uri::{Authority, PathAndQuery, Scheme};
 use socket2::{SockRef, TcpKeepalive};
 use std::fmt;
 use std::future::poll_fn;
-use std::io;
+use std::io::{self, IoSlice};
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::task::Poll;
+use std::task::{Context, Poll};
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncWrite, BufReader};
+use tokio::io::{AsyncRead, AsyncWrite, BufReader, ReadBuf};
 use tokio::net::{TcpStream, lookup_host};
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 
 /// 256 KiB frames: h2 writes a frame with one writev, and the default of 16 KiB costs the server 16 times as many
@@ -116,8 +116,10 @@ pub(crate) struct Calls {
     has_begun: AtomicBool,
     /// Until when the peer may be silent, since it has not answered one in time.
     doubted_until: Until,
-    /// Notified when the connection is to be looked at.
-    is_doubted: Notify,
+    /// Sent to each connection when it is to be looked at: one that has been replaced may still have calls.
+    doubts: watch::Sender<()>,
+    /// Connections opened so far.
+    connections: AtomicUsize,
 }
 
 impl Calls {
@@ -137,12 +139,21 @@ impl Calls {
     /// One has not been answered in time.
     pub(crate) fn doubt(&self) {
         self.doubted_until.set(Instant::now() + DOUBT);
-        self.is_doubted.notify_one();
+        self.doubts.send_replace(());
     }
 
-    /// The peer answers.
-    pub(crate) fn heard(&self) {
+    /// There is a new connection: its number, and what it gets when it is doubted.
+    fn connected(&self) -> (usize, watch::Receiver<()>) {
         self.doubted_until.clear();
+        let number = self.connections.fetch_add(1, Ordering::Relaxed) + 1;
+        (number, self.doubts.subscribe())
+    }
+
+    /// The peer answers on this connection, which says nothing about the one that has replaced it.
+    fn heard(&self, connection: usize) {
+        if connection == self.connections.load(Ordering::Relaxed) {
+            self.doubted_until.clear();
+        }
     }
 
     pub(crate) fn are_doubted(&self) -> bool {
@@ -198,6 +209,8 @@ pub(crate) struct Endpoint {
     dial: Dial,
     tls: Option<Tls>,
     connect_timeout: Duration,
+    /// Connections that failed, and with each of them the address that is tried first, of a name with several.
+    failures: Arc<AtomicUsize>,
 }
 
 impl fmt::Debug for Endpoint {
@@ -242,6 +255,7 @@ impl Endpoint {
             dial,
             tls,
             connect_timeout,
+            failures: Arc::default(),
         })
     }
 
@@ -277,6 +291,15 @@ impl Endpoint {
 
     /// Opens a connection, driven by its own task until its last user is gone. `calls` are those on it.
     pub(crate) async fn open(&self, calls: Arc<Calls>) -> Result<SendRequest<Bytes>, Error> {
+        self.open_of(lookup(&self.address), calls).await
+    }
+
+    /// As [`Self::open`], to one of these addresses if there is no connector.
+    async fn open_of(
+        &self,
+        addresses: impl Future<Output = io::Result<Vec<SocketAddr>>>,
+        calls: Arc<Calls>,
+    ) -> Result<SendRequest<Bytes>, Error> {
         let opened = async {
             match &self.dial {
                 Dial::With(dial) => {
@@ -284,25 +307,35 @@ impl Endpoint {
                     self.speak(stream, calls).await
                 }
                 Dial::Tcp => {
-                    let stream = connect_tcp(&self.address)
+                    let stream = self.connect(addresses).await;
+                    self.speak(stream.map_err(|error| self.unreachable(&error))?, calls)
                         .await
-                        .map_err(|error| self.unreachable(&error))?;
-                    let keepalive = TcpKeepalive::new().with_time(TCP_KEEPALIVE);
-                    SockRef::from(&stream)
-                        .set_tcp_keepalive(&keepalive)
-                        .map_err(|error| self.unreachable(&error))?;
-                    self.speak(stream, calls).await
                 }
             }
         };
-        tokio::time::timeout(self.connect_timeout, opened)
-            .await
-            .unwrap_or_else(|_| {
-                Err(Error::unreachable(format!(
-                    "{}: no connection within {:?}",
-                    self.address, self.connect_timeout
-                )))
-            })
+        let opened = tokio::time::timeout(self.connect_timeout, opened).await;
+        let opened = opened.unwrap_or_else(|_| {
+            let timeout = self.connect_timeout;
+            Err(self.unreachable(&format_args!("no connection within {timeout:?}")))
+        });
+        if opened.is_err() {
+            self.failures.fetch_add(1, Ordering::Relaxed);
+        }
+        opened
+    }
+
+    /// Whatever listens on a port accepts connections, or the kernel does for it: an address that does may be one where nobody
+    /// answers, so that the next connection begins with another.
+    async fn connect(
+        &self,
+        addresses: impl Future<Output = io::Result<Vec<SocketAddr>>>,
+    ) -> io::Result<TcpStream> {
+        let mut addresses = addresses.await?;
+        let begin = self.failures.load(Ordering::Relaxed).checked_rem(addresses.len());
+        addresses.rotate_left(begin.unwrap_or(0));
+        let stream = connect(&addresses).await?;
+        SockRef::from(&stream).set_tcp_keepalive(&TcpKeepalive::new().with_time(TCP_KEEPALIVE))?;
+        Ok(stream)
     }
 
     async fn speak<S>(&self, stream: S, calls: Arc<Calls>) -> Result<SendRequest<Bytes>, Error>
@@ -325,17 +358,17 @@ impl Endpoint {
     }
 }
 
-/// Connects to `HOST:PORT`, as calls do: of a name with several addresses, to the first one that accepts.
+/// Connects to `HOST:PORT`: of a name with several addresses, to the first one that accepts.
 ///
 /// # Errors
 /// The name has no address, or why none of them accepts. An address that does not answer takes as long as the kernel
 /// tries: limit the time.
 pub async fn connect_tcp(address: &str) -> io::Result<TcpStream> {
-    let addresses: Vec<SocketAddr> = lookup_host(address).await?.collect();
-    let stream = connect(&addresses).await?;
-    // Otherwise a small request waits 40 ms for the previous one's acknowledgement.
-    stream.set_nodelay(true)?;
-    Ok(stream)
+    connect(&lookup(address).await?).await
+}
+
+async fn lookup(address: &str) -> io::Result<Vec<SocketAddr>> {
+    Ok(lookup_host(address).await?.collect())
 }
 
 /// Tries one address after another, the next one as soon as the one before has failed or has been silent for a while.
@@ -350,7 +383,11 @@ async fn connect(addresses: &[SocketAddr]) -> io::Result<TcpStream> {
             Duration::MAX
         };
         match tokio::time::timeout(patience, attempts.next()).await {
-            Ok(Some(Ok(stream))) => return Ok(stream),
+            Ok(Some(Ok(stream))) => {
+                // Otherwise a small request waits 40 ms for the previous one's acknowledgement.
+                stream.set_nodelay(true)?;
+                return Ok(stream);
+            }
             Ok(Some(Err(error))) => refused = error,
             Ok(None) => return Err(refused),
             Err(_) => {}
@@ -364,6 +401,11 @@ async fn handshake<S>(stream: S, calls: Arc<Calls>) -> Result<SendRequest<Bytes>
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
+    let is_silent = Arc::new(AtomicBool::new(false));
+    let stream = Watched {
+        stream,
+        is_silent: Arc::clone(&is_silent),
+    };
     let (mut sender, mut connection) = h2::client::Builder::new()
         .max_frame_size(FRAME_BYTES)
         .initial_window_size(STREAM_WINDOW_BYTES)
@@ -390,17 +432,20 @@ where
         Poll::Pending => Poll::Pending,
     })
     .await?;
-    let (silent, is_silent) = oneshot::channel();
+    let (silent, is_over) = oneshot::channel();
     let watch = connection
         .ping_pong()
-        .map(|pings| tokio::spawn(watch(pings, calls, silent)));
+        .map(|pings| tokio::spawn(watch(pings, calls.connected(), calls, silent)));
     tokio::spawn(async move {
         tokio::select! {
             biased;
             // The calls on it fail with the reason.
-            _ = connection => {}
-            // Dropping the connection fails the calls on it.
-            Ok(()) = is_silent => {}
+            _ = &mut connection => {}
+            Ok(()) = is_over => {
+                is_silent.store(true, Ordering::Relaxed);
+                // It meets the error of `Watched`, and fails the calls on it with that.
+                let _ = (&mut connection).now_or_never();
+            }
         }
         if let Some(watch) = watch {
             watch.abort();
@@ -412,9 +457,14 @@ where
 /// Signals and returns if the peer does not answer a ping in time. A connection is pinged after calls that have ended, too:
 /// if their deadlines are short, there is hardly ever one when it is looked at. An idle one is not: gRPC's servers close it.
 /// After a call that was not answered in time it is pinged at once.
-async fn watch(mut pings: h2::PingPong, calls: Arc<Calls>, silent: oneshot::Sender<()>) {
+async fn watch(
+    mut pings: h2::PingPong,
+    (connection, mut doubts): (usize, watch::Receiver<()>),
+    calls: Arc<Calls>,
+    silent: oneshot::Sender<()>,
+) {
     loop {
-        let doubted = tokio::time::timeout(PING_EVERY, calls.is_doubted.notified()).await;
+        let doubted = tokio::time::timeout(PING_EVERY, doubts.changed()).await;
         if !calls.were_any() && doubted.is_err() {
             continue;
         }
@@ -424,7 +474,63 @@ async fn watch(mut pings: h2::PingPong, calls: Arc<Calls>, silent: oneshot::Send
             let _ = silent.send(());
             return;
         }
-        calls.heard();
+        calls.heard(connection);
+    }
+}
+
+/// A byte stream that fails once its peer is known to be silent.
+struct Watched<S> {
+    stream: S,
+    is_silent: Arc<AtomicBool>,
+}
+
+impl<S: Unpin> Watched<S> {
+    fn check(&mut self) -> io::Result<Pin<&mut S>> {
+        if self.is_silent.load(Ordering::Relaxed) {
+            let problem = format!("the server has not answered a ping within {PONG_WITHIN:?}");
+            return Err(io::Error::new(io::ErrorKind::TimedOut, problem));
+        }
+        Ok(Pin::new(&mut self.stream))
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        self.check()?.poll_read(context, buffer)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.check()?.poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        pieces: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.check()?.poll_write_vectored(context, pieces)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.check()?.poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.check()?.poll_shutdown(context)
     }
 }
 
@@ -491,5 +597,29 @@ mod tests {
         let connected = tokio::time::timeout(Duration::from_secs(5), connect(&all));
         assert_eq!(connected.await.unwrap().unwrap().peer_addr().unwrap(), good);
         assert!(connect(&[]).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn of_several_addresses_one_that_accepts_and_is_silent_is_not_tried_again_first() {
+        // Scenario: a name with two addresses, of which the first accepts connections and answers none of them. Expected: the
+        // first connection fails when its time is up, the next ones do not.
+        let listen = async || tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (silent, good) = (listen().await, listen().await);
+        let addresses = vec![silent.local_addr().unwrap(), good.local_addr().unwrap()];
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = good.accept().await {
+                tokio::spawn(async move {
+                    let mut server = h2::server::handshake(stream).await.unwrap();
+                    while server.accept().await.is_some() {}
+                });
+            }
+        });
+        let timeout = Duration::from_secs(1);
+        let endpoint = Endpoint::new("http://h:1", Dial::Tcp, &mut None, timeout).unwrap();
+        let open = || endpoint.open_of(std::future::ready(Ok(addresses.clone())), Arc::default());
+        let error = open().await.unwrap_err();
+        assert!(error.to_string().contains("no connection within 1s"), "{error}");
+        open().await.unwrap();
+        open().await.unwrap();
     }
 }

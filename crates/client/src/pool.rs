@@ -405,7 +405,6 @@ impl Slot {
         if let Ok(sender) = &opened {
             state.generation += 1;
             state.sender = Some(sender.clone());
-            self.calls.heard();
             self.is_open.store(true, Ordering::Relaxed);
         }
         opened

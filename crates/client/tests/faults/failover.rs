@@ -65,6 +65,58 @@ async fn a_server_that_is_silent_fails_few_calls() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_call_that_waits_for_a_silent_server_says_why_it_ends() {
+    // Scenario: a server that connects and then answers nothing; a call without a timeout or retries. Expected: an error that
+    // names the ping, which was not answered.
+    let settings = builder().retry(RetryPolicy::none()).timeout(None);
+    let client = settings.connect_lazy_with(silent).unwrap();
+    let call = tokio::time::timeout(Duration::from_secs(60), client.fetch_blocks("d", &[1]));
+    let error = call.await.expect("the call hangs").unwrap_err();
+    assert!(matches!(error, Error::Transport { sent: true, .. }), "{error:?}");
+    assert!(error.to_string().contains("ping"), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_drains_does_not_vouch_for_the_one_that_replaced_it() {
+    // Scenario: a server whose first connection drains, with a stream that is still open, and whose next ones are silent, next
+    // to one that serves; four calls of 100 ms at a time, without retries. Expected: one fails, and none of those after it.
+    let dials = AtomicUsize::new(0);
+    let drains = || -> Dialled {
+        Box::pin(async {
+            let (near, far) = tokio::io::duplex(1 << 16);
+            tokio::spawn(async move {
+                let mut connection = h2::server::handshake(far).await.unwrap();
+                let mut held = Vec::new();
+                while let Some(call) = connection.accept().await {
+                    held.push(call);
+                    connection.graceful_shutdown();
+                }
+            });
+            Ok(near)
+        })
+    };
+    let first = move || match dials.fetch_add(1, Ordering::SeqCst) {
+        0 => drains(),
+        _ => silent(),
+    };
+    let timeout = Duration::from_millis(100);
+    let settings = builder().retry(RetryPolicy::none()).timeout(timeout);
+    let client = of_two(settings, first, Fake::new().connector(accepts));
+    let _stream = client.stream();
+    // Time is paused: it passes once the connection drains.
+    tokio::time::sleep(timeout).await;
+    let mut failed = 0;
+    for _ in 0..20 {
+        let calls = (0..4).map(|_| client.fetch_blocks("d", &[1]));
+        let outcomes = futures_util::future::join_all(calls).await;
+        failed += outcomes.iter().filter(|outcome| outcome.is_err()).count();
+        // Their rate is the scenario: a server may be avoided for a time.
+        tokio::time::sleep(timeout).await;
+    }
+    assert_eq!(failed, 1);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_server_that_is_silent_fails_few_requests_of_streams() {
     // Scenario: as above, with a stream to the silent server, on which a request gets no answer in time; then 20 streams of a
     // request each. Expected: none of these fails.
