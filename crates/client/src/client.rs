@@ -11,7 +11,7 @@ use crate::message::{Data, Encoded, frame};
 use crate::object::ObjectStream;
 use crate::pool::Avoid;
 use crate::request::{Answer, ByteRange, ObjectPart, Request};
-use crate::retry::{Retries, Turn, by};
+use crate::retry::{Retries, Turn, by, deadline_in};
 use crate::scores::{ScoreRequest, Scores};
 use crate::stream::FetchStream;
 use crate::vectors::Vectors;
@@ -217,13 +217,15 @@ impl Client {
         FetchStream::open(&self.core, &self.options)
     }
 
-    /// The server's datasets, by name.
+    /// The server's datasets, by name. The timeout is for all pages together.
     ///
     /// # Errors
     /// Whatever fails the call.
     ///
     /// # Cancel safety
     /// As [`Self::fetch_blocks`].
+        let method = Method::new("/ringfetch.v1.DatasetService/ListDatasets");
+        let deadline = deadline_in(self.options.timeout());
     pub async fn list_datasets(&self) -> Result<Vec<Dataset>, Error> {
         let (mut datasets, mut page_token) = (Vec::new(), String::new());
         loop {
@@ -231,9 +233,9 @@ impl Client {
                 page_size: 0,
                 page_token,
             };
-            let page: wire::ListDatasetsResponse = self
-                .unary("/ringfetch.v1.DatasetService/ListDatasets", &request)
-                .await?;
+            let retries = Retries::until(&self.core, deadline);
+            let answer = self.send_with(retries, &method, frame(&request)?).await?;
+            let (page, _) = answer.decode::<wire::ListDatasetsResponse>()?;
             datasets.extend(page.datasets.into_iter().map(Dataset::from));
             match next_page("ListDatasets", &request.page_token, page.next_page_token)? {
                 None => return Ok(datasets),

@@ -174,6 +174,8 @@ pub(crate) struct Retries<'a> {
     policy: &'a RetryPolicy,
     tokens: &'a Tokens,
     deadline: Option<Instant>,
+    /// The same once part of its time has passed.
+    late: Option<Instant>,
     /// Those of the policy, or fewer.
     pub(crate) attempts_max: u32,
     failures: u32,
@@ -183,14 +185,19 @@ pub(crate) struct Retries<'a> {
 
 impl<'a> Retries<'a> {
     pub(crate) fn new(core: &'a Core, timeout: Option<Duration>) -> Self {
-        Self::until(core, deadline_in(timeout))
+        Self {
+            late: None,
+            ..Self::until(core, deadline_in(timeout))
+        }
     }
 
+    /// Those of a call that has less than the whole timeout.
     pub(crate) fn until(core: &'a Core, deadline: Option<Instant>) -> Self {
         Self {
             policy: &core.retry,
             tokens: &core.tokens,
             deadline,
+            late: deadline,
             attempts_max: core.retry.attempts_max,
             failures: 0,
             last: None,
@@ -201,7 +208,7 @@ impl<'a> Retries<'a> {
     pub(crate) fn turn(&mut self) -> Turn {
         Turn {
             deadline: self.deadline,
-            late: self.deadline.filter(|_| self.failures > 0),
+            late: self.late,
             before: self.last.take(),
         }
     }
@@ -246,7 +253,7 @@ impl<'a> Retries<'a> {
         {
             return Err(error);
         }
-        self.last = Some(error);
+        (self.last, self.late) = (Some(error), self.deadline);
         tokio::time::sleep(wait).await;
         Ok(None)
     }

@@ -142,6 +142,18 @@ async fn attempts_are_bounded_by_number_and_by_deadline() {
     }
 }
 
+/// The time limit that a request says.
+fn timeout_us<T>(request: &tonic::Request<T>) -> usize {
+    let header = request.metadata().get("grpc-timeout").unwrap();
+    let header = header.to_str().unwrap();
+    match header.split_at(header.len() - 1) {
+        (n, "n") => n.parse::<usize>().unwrap() / 1000,
+        (n, "u") => n.parse().unwrap(),
+        (n, "m") => n.parse::<usize>().unwrap() * 1000,
+        other => panic!("{other:?}"),
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_call_ends_at_its_deadline_and_the_server_knows_it() {
     // Scenario: a server that never answers; a call with a timeout of 700 ms.
@@ -150,20 +162,7 @@ async fn a_call_ends_at_its_deadline_and_the_server_knows_it() {
     let fake = Fake::new().on_blocks({
         let seen = Arc::clone(&seen);
         move |_, request| {
-            let header = request
-                .metadata()
-                .get("grpc-timeout")
-                .unwrap()
-                .to_str()
-                .unwrap()
-                .to_owned();
-            let micros = match header.split_at(header.len() - 1) {
-                (n, "n") => n.parse::<usize>().unwrap() / 1000,
-                (n, "u") => n.parse().unwrap(),
-                (n, "m") => n.parse::<usize>().unwrap() * 1000,
-                other => panic!("{other:?}"),
-            };
-            seen.store(micros, Ordering::SeqCst);
+            seen.store(timeout_us(&request), Ordering::SeqCst);
             std::future::pending()
         }
     });
@@ -487,28 +486,31 @@ async fn objects_are_listed_page_by_page() {
 
 #[tokio::test(start_paused = true)]
 async fn datasets_are_listed_to_the_last_page() {
-    // Scenario: a page without datasets and two with one; then a server whose page names itself as the next. Expected: both
-    // datasets; a protocol error instead of a loop.
+    // Scenario: a page without datasets and two with one; then a server whose page names itself as the next; then one with a
+    // next page after each, which take 4 s. Expected: both datasets; a protocol error instead of a loop; DeadlineExceeded after
+    // the 10 s that a call may take, and the third page's request says that 2 s are left.
     let dataset = |n: usize| wire::Dataset {
         name: n.to_string(),
         ..Default::default()
     };
     let fake = Fake::new().on_datasets(move |request| {
-        let page = request.page_token.parse().unwrap_or(0);
+        let page = request.get_ref().page_token.parse().unwrap_or(0);
         let next_page_token =
             [Some(1), Some(2), None][page].map_or_else(String::new, |next: usize| next.to_string());
-        wire::ListDatasetsResponse {
+        std::future::ready(wire::ListDatasetsResponse {
             datasets: (page > 0).then(|| dataset(page)).into_iter().collect(),
             next_page_token,
-        }
+        })
     });
     let names = fake.client().list_datasets().await.unwrap();
     let names: Vec<_> = names.iter().map(|dataset| dataset.name.as_str()).collect();
     assert_eq!(names, ["1", "2"]);
 
-    let fake = Fake::new().on_datasets(move |_| wire::ListDatasetsResponse {
-        datasets: vec![dataset(0)],
-        next_page_token: "again".into(),
+    let fake = Fake::new().on_datasets(move |_| {
+        std::future::ready(wire::ListDatasetsResponse {
+            datasets: vec![dataset(0)],
+            next_page_token: "again".into(),
+        })
     });
     let error = fake.client().list_datasets().await.unwrap_err();
     assert!(matches!(error, Error::Protocol { .. }), "{error:?}");
@@ -540,3 +542,27 @@ async fn settings_out_of_bounds_are_named() {
         );
     }
 }
+
+    let pages: Arc<Mutex<Vec<usize>>> = Arc::default();
+    let seen = Arc::clone(&pages);
+    let fake = Fake::new().on_datasets(move |request| {
+        let mut seen = seen.lock().unwrap();
+        seen.push(timeout_us(&request));
+        let next_page_token = seen.len().to_string();
+        async move {
+            tokio::time::sleep(Duration::from_secs(4)).await;
+            wire::ListDatasetsResponse {
+                next_page_token,
+                ..Default::default()
+            }
+        }
+    });
+    let begin = Instant::now();
+    let error = fake.client().list_datasets().await.unwrap_err();
+    assert!(matches!(error, Error::DeadlineExceeded), "{error:?}");
+    assert_eq!(begin.elapsed().as_secs(), 10);
+    let pages = pages.lock().unwrap();
+    assert!(
+        pages.len() == 3 && (1_900_000..=2_000_000).contains(&pages[2]),
+        "{pages:?}"
+    );

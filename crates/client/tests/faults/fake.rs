@@ -34,7 +34,8 @@ pub(crate) type ObjectMessages = BoxStream<'static, Result<wire::ReadObjectRespo
 type OnObject = dyn Fn(usize, wire::ReadObjectRequest) -> Result<ObjectMessages, Status> + Send + Sync;
 type OnList = dyn Fn(wire::ListObjectsRequest) -> wire::ListObjectsResponse + Send + Sync;
 type OnScores = dyn Fn(wire::ScoreVectorsRequest) -> Status + Send + Sync;
-type OnDatasets = dyn Fn(wire::ListDatasetsRequest) -> wire::ListDatasetsResponse + Send + Sync;
+type OnDatasets =
+    dyn Fn(Request<wire::ListDatasetsRequest>) -> BoxFuture<wire::ListDatasetsResponse> + Send + Sync;
 
 pub(crate) const BLOCK_BYTES: u32 = 8;
 
@@ -104,7 +105,7 @@ impl Fake {
             on_object: Arc::new(|_, _| Err(Status::unimplemented("no test asks for it"))),
             on_scores: Arc::new(|_| Status::unimplemented("no test asks for it")),
             on_list: Arc::new(|_| wire::ListObjectsResponse::default()),
-            on_datasets: Arc::new(|_| wire::ListDatasetsResponse::default()),
+            on_datasets: Arc::new(|_| Box::pin(async { wire::ListDatasetsResponse::default() })),
             calls: Arc::default(),
             connections: Arc::default(),
             may_connect: Arc::new(Semaphore::new(Semaphore::MAX_PERMITS)),
@@ -169,11 +170,12 @@ impl Fake {
         self
     }
 
-    pub(crate) fn on_datasets<F>(mut self, f: F) -> Self
+    pub(crate) fn on_datasets<F, Fut>(mut self, f: F) -> Self
     where
-        F: Fn(wire::ListDatasetsRequest) -> wire::ListDatasetsResponse + Send + Sync + 'static,
+        F: Fn(Request<wire::ListDatasetsRequest>) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = wire::ListDatasetsResponse> + Send + 'static,
     {
-        self.on_datasets = Arc::new(f);
+        self.on_datasets = Arc::new(move |request| Box::pin(f(request)));
         self
     }
 
@@ -366,7 +368,7 @@ impl DatasetService for Fake {
         &self,
         request: Request<wire::ListDatasetsRequest>,
     ) -> Result<Response<wire::ListDatasetsResponse>, Status> {
-        Ok(Response::new((self.on_datasets)(request.into_inner())))
+        Ok(Response::new((self.on_datasets)(request).await))
     }
 
     async fn get_dataset(
