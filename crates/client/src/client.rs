@@ -168,7 +168,7 @@ impl Client {
     /// # Cancel safety
     /// As [`Self::fetch_blocks`].
     pub async fn fetch(&self, request: Request) -> Result<Answer, Error> {
-        let (request, expected) = request.into_wire(self.options.fail_fast)?;
+        let (request, wanted) = request.into_wire(self.options.fail_fast)?;
         type Decode = fn(Encoded) -> Result<(WireAnswer, Data), Error>;
         let (method, message, decode): (_, _, Decode) = match &request {
             WireRequest::Blocks(request) => (&FETCH_BLOCKS, frame(request)?, |answer| {
@@ -191,7 +191,7 @@ impl Client {
         // Freed now, while it is in the CPU's cache, rather than when the answer arrives.
         drop(request);
         let (answer, data) = decode(self.send(method, message).await?)?;
-        Answer::from_wire(&expected, answer, data)
+        Answer::from_wire(&wanted, answer, data)
     }
 
     /// Ranks vectors by their nearness to queries, on the server: the answer has ids and scores, but no
@@ -203,12 +203,11 @@ impl Client {
     /// # Cancel safety
     /// As [`Self::fetch_blocks`].
     pub async fn score_vectors(&self, request: ScoreRequest) -> Result<Scores, Error> {
-        let request = request.into_wire(self.options.fail_fast);
-        let candidates: Vec<usize> = request.queries.iter().map(|query| query.ids.len()).collect();
+        let (request, wanted) = request.into_wire(self.options.fail_fast);
         let answer = self
             .unary("/ringfetch.v1.FetchService/ScoreVectors", &request)
             .await?;
-        Scores::check(&candidates, request.limit, answer)
+        Scores::check(&wanted, answer)
     }
 
     /// Opens a stream that pipelines requests; see [`FetchStream`]. Must be called inside a Tokio runtime.
@@ -224,9 +223,9 @@ impl Client {
     ///
     /// # Cancel safety
     /// As [`Self::fetch_blocks`].
+    pub async fn list_datasets(&self) -> Result<Vec<Dataset>, Error> {
         let method = Method::new("/ringfetch.v1.DatasetService/ListDatasets");
         let deadline = deadline_in(self.options.timeout());
-    pub async fn list_datasets(&self) -> Result<Vec<Dataset>, Error> {
         let (mut datasets, mut page_token) = (Vec::new(), String::new());
         loop {
             let request = wire::ListDatasetsRequest {

@@ -131,7 +131,8 @@ impl Request {
     }
 
     /// Requires this version of the dataset, as in an answer's [`Items::etag`]; FAILED_PRECONDITION if it is
-    /// another, which it is at any other server. Objects have a version each: [`ObjectPart::if_match`].
+    /// another, which it is at any other server. Objects have a version each, [`ObjectPart::if_match`]: for them this is
+    /// `Invalid`.
     #[must_use]
     pub fn if_match(mut self, etag: impl Into<String>) -> Self {
         self.if_match = etag.into();
@@ -139,9 +140,14 @@ impl Request {
     }
 
     /// The wire message, and what to check its answer against.
-    pub(crate) fn into_wire(self, fail_fast: bool) -> Result<(WireRequest, Expected), Error> {
+    pub(crate) fn into_wire(self, fail_fast: bool) -> Result<(WireRequest, Wanted), Error> {
         let (dataset, if_match) = (self.dataset, self.if_match);
-        Ok(match self.items {
+        let mut versions = if if_match.is_empty() {
+            Vec::new()
+        } else {
+            vec![if_match.clone()]
+        };
+        let (request, items) = match self.items {
             Batch::Blocks(indices) => {
                 let expected = Expected::Uniform { items: indices.len() };
                 (
@@ -180,6 +186,10 @@ impl Request {
                     expected,
                 )
             }
+            Batch::Objects(_) if !if_match.is_empty() => {
+                let problem = "is a dataset's: objects have a version each (ObjectPart::if_match)";
+                return Err(Error::invalid("if_match", problem));
+            }
             Batch::Objects(parts) => {
                 let on_wire = parts.iter().map(ObjectPart::length_on_wire);
                 let on_wire: Vec<u64> = on_wire.collect::<Result<_, _>>()?;
@@ -191,9 +201,8 @@ impl Request {
                 if parts.iter().any(|part| part.length.is_some()) {
                     lengths = on_wire;
                 }
-                let mut if_match = Vec::new();
                 if parts.iter().any(|part| !part.if_match.is_empty()) {
-                    if_match = parts.iter().map(|part| part.if_match.clone()).collect();
+                    versions = parts.iter().map(|part| part.if_match.clone()).collect();
                 }
                 let names = parts.into_iter().map(|part| part.name).collect();
                 let request = wire::FetchObjectsRequest {
@@ -202,32 +211,61 @@ impl Request {
                     offsets,
                     lengths,
                     fail_fast,
-                    if_match,
+                    if_match: versions.clone(),
                 };
                 (WireRequest::Objects(request), expected)
             }
-        })
+        };
+        Ok((request, Wanted { items, versions }))
     }
+}
+
+/// What an answer is checked against.
+#[derive(Debug)]
+pub(crate) struct Wanted {
+    items: Expected,
+    /// That of the dataset, or of each object, where an empty one means any; empty: any of all.
+    versions: Vec<String>,
 }
 
 impl Answer {
     /// Checks an answer from the wire against its request. The caller, who knows the kind of the request,
     /// checks the kind.
-    pub(crate) fn from_wire(expected: &Expected, answer: WireAnswer, data: Data) -> Result<Self, Error> {
-        match answer {
-            WireAnswer::Blocks(answer) => Blocks::check(expected, answer, data).map(Self::Blocks),
-            WireAnswer::Vectors(answer) => Vectors::check(expected, answer, data).map(Self::Vectors),
+    pub(crate) fn from_wire(wanted: &Wanted, answer: WireAnswer, data: Data) -> Result<Self, Error> {
+        let answer = match answer {
+            WireAnswer::Blocks(answer) => Self::Blocks(Blocks::check(&wanted.items, answer, data)?),
+            WireAnswer::Vectors(answer) => Self::Vectors(Vectors::check(&wanted.items, answer, data)?),
             WireAnswer::Ranges(answer) => {
-                let items = Items::check(expected, None, &answer.lengths, answer.errors, data)?;
-                Ok(Self::Ranges(items.of_version(answer.etag)))
+                let items = Items::check(&wanted.items, None, &answer.lengths, answer.errors, data)?;
+                Self::Ranges(items.of_version(answer.etag))
             }
             WireAnswer::Objects(answer) => {
-                let items = Items::check(expected, None, &answer.lengths, answer.errors, data)?;
-                items.of_versions(answer.etags).map(Self::Objects)
+                let items = Items::check(&wanted.items, None, &answer.lengths, answer.errors, data)?;
+                Self::Objects(items.of_versions(answer.etags)?)
             }
-            WireAnswer::Scores(_) => Err(other_kind()),
-            WireAnswer::Status(status) => Err(Error::from_rpc_status(status)),
+            WireAnswer::Scores(_) => return Err(other_kind()),
+            WireAnswer::Status(status) => return Err(Error::from_rpc_status(status)),
+        };
+        answer.check_versions(&wanted.versions)?;
+        Ok(answer)
+    }
+
+    /// A server that does not know `if_match` would ignore it.
+    fn check_versions(&self, versions: &[String]) -> Result<(), Error> {
+        let items = self.items();
+        let Self::Objects(_) = self else {
+            return match versions.first() {
+                Some(version) => check_version(version, items.etag()),
+                None => Ok(()),
+            };
+        };
+        for (i, (version, etag)) in versions.iter().zip(items.etags()).enumerate() {
+            // An item that failed may be of any version.
+            if !version.is_empty() && items.get(i).is_ok() {
+                check_version(version, etag)?;
+            }
         }
+        Ok(())
     }
 
     pub(crate) fn fits(&self, kind: RequestKind) -> bool {
@@ -269,6 +307,14 @@ impl Answer {
             Self::Blocks(_) | Self::Vectors(_) => Err(other_kind()),
         }
     }
+}
+
+pub(crate) fn check_version(wanted: &str, etag: &str) -> Result<(), Error> {
+    if wanted != etag {
+        let problem = format!("it is of version {etag:?}, where {wanted:?} was asked for");
+        return Err(Error::protocol(problem));
+    }
+    Ok(())
 }
 
 pub(crate) fn other_kind() -> Error {

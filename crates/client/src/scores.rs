@@ -2,6 +2,7 @@
 
 use crate::error::Error;
 use crate::items::{ItemError, check_errors};
+use crate::request::check_version;
 use ringfetch_proto::v1 as wire;
 
 /// How near a vector is to a query.
@@ -72,12 +73,27 @@ impl ScoreRequest {
         self
     }
 
-    pub(crate) fn into_wire(self, fail_fast: bool) -> wire::ScoreVectorsRequest {
-        wire::ScoreVectorsRequest {
-            fail_fast,
-            ..self.message
-        }
+    /// The wire message, and what to check its answer against.
+    pub(crate) fn into_wire(self, fail_fast: bool) -> (wire::ScoreVectorsRequest, WantedScores) {
+        let mut request = self.message;
+        request.fail_fast = fail_fast;
+        let wanted = WantedScores {
+            candidates: request.queries.iter().map(|query| query.ids.len()).collect(),
+            limit: request.limit,
+            if_match: request.if_match.clone(),
+        };
+        (request, wanted)
     }
+}
+
+/// What an answer is checked against.
+#[derive(Debug)]
+pub(crate) struct WantedScores {
+    /// How many each query has.
+    candidates: Vec<usize>,
+    limit: u32,
+    /// Empty: any.
+    if_match: String,
 }
 
 /// The answer to a [`ScoreRequest`].
@@ -103,12 +119,11 @@ pub struct Ranking {
 }
 
 impl Scores {
-    /// Checks an answer against the number of candidates of each query, and the limit.
-    pub(crate) fn check(
-        candidates: &[usize],
-        limit: u32,
-        answer: wire::ScoreVectorsResponse,
-    ) -> Result<Self, Error> {
+    pub(crate) fn check(wanted: &WantedScores, answer: wire::ScoreVectorsResponse) -> Result<Self, Error> {
+        let (candidates, limit) = (&wanted.candidates, wanted.limit);
+        if !wanted.if_match.is_empty() {
+            check_version(&wanted.if_match, &answer.etag)?;
+        }
         if answer.results.len() != candidates.len() {
             return Err(Error::protocol(format!(
                 "{} results for {} queries",
@@ -164,16 +179,22 @@ mod tests {
     #[test]
     fn an_answer_that_does_not_fit_is_refused() {
         // One query of three candidates, at most two results: a valid answer, and each kind of invalid one.
-        let scores = Scores::check(&[3], 2, answer(&[7, 5], &[2.0, 1.0], &[2])).unwrap();
+        let wanted = |candidates: &[usize], if_match: &str| WantedScores {
+            candidates: candidates.to_vec(),
+            limit: 2,
+            if_match: if_match.into(),
+        };
+        let scores = Scores::check(&wanted(&[3], "v"), answer(&[7, 5], &[2.0, 1.0], &[2])).unwrap();
         assert_eq!(scores.results[0].best, [(7, 2.0), (5, 1.0)]);
         assert_eq!((scores.results[0].errors[0].item, scores.etag.as_str()), (2, "v"));
-        for (candidates, answer) in [
-            (&[3, 3][..], answer(&[7], &[1.0], &[])),
-            (&[3], answer(&[7, 5, 3], &[3.0, 2.0, 1.0], &[])),
-            (&[3], answer(&[7, 5], &[1.0], &[])),
-            (&[3], answer(&[7], &[1.0], &[3])),
+        for (wanted, answer) in [
+            (wanted(&[3, 3], ""), answer(&[7], &[1.0], &[])),
+            (wanted(&[3], ""), answer(&[7, 5, 3], &[3.0, 2.0, 1.0], &[])),
+            (wanted(&[3], ""), answer(&[7, 5], &[1.0], &[])),
+            (wanted(&[3], ""), answer(&[7], &[1.0], &[3])),
+            (wanted(&[3], "w"), answer(&[7], &[1.0], &[])),
         ] {
-            let refused = Scores::check(candidates, 2, answer);
+            let refused = Scores::check(&wanted, answer);
             assert!(matches!(refused, Err(Error::Protocol { .. })), "{refused:?}");
         }
     }

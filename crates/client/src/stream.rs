@@ -141,13 +141,13 @@ impl FetchStream {
     /// Nothing is sent before the first poll. If dropped later, a request that still waits is not sent, and one that was
     /// sent is cancelled: it counts as in flight until the server has answered that.
     pub async fn send(&self, request: Request) -> Result<Answer, Error> {
-        let (request, expected) = request.into_wire(self.0.options.fail_fast)?;
+        let (request, wanted) = request.into_wire(self.0.options.fail_fast)?;
         let kind = RequestKind::of(&request);
         let encoded = StreamRequest::encode(&request)?;
         // Freed now, while it is in the CPU's cache, rather than when the answer arrives.
         drop(request);
         let check = |answer, data| {
-            let answer = Answer::from_wire(&expected, answer, data)?;
+            let answer = Answer::from_wire(&wanted, answer, data)?;
             answer.fits(kind).then_some(answer).ok_or_else(other_kind)
         };
         self.retried(encoded, check).await
@@ -185,11 +185,9 @@ impl FetchStream {
     /// # Cancel safety
     /// As [`Self::send`].
     pub async fn score_vectors(&self, request: ScoreRequest) -> Result<Scores, Error> {
-        let request = request.into_wire(self.0.options.fail_fast);
-        let candidates: Vec<usize> = request.queries.iter().map(|query| query.ids.len()).collect();
-        let limit = request.limit;
+        let (request, wanted) = request.into_wire(self.0.options.fail_fast);
         let check = |answer, _data| match answer {
-            WireAnswer::Scores(answer) => Scores::check(&candidates, limit, answer),
+            WireAnswer::Scores(answer) => Scores::check(&wanted, answer),
             WireAnswer::Status(status) => Err(Error::from_rpc_status(status)),
             WireAnswer::Blocks(_)
             | WireAnswer::Vectors(_)
@@ -529,6 +527,8 @@ async fn serve(core: &Core, options: &CallOptions, shared: &Shared) -> Error {
         Ok(begun) => begun,
         Err(error) => return error,
     };
+    shared.open(stream, lease.slot, core.max_in_flight);
+    let mut answers = pin!(read_answers(core, response, shared));
     let reading = async {
         tokio::select! {
             biased;
@@ -540,8 +540,6 @@ async fn serve(core: &Core, options: &CallOptions, shared: &Shared) -> Error {
         shared.is_dropped.notified().await;
         tokio::time::sleep(END_WITHIN).await;
     };
-    shared.open(stream, lease.slot, core.max_in_flight);
-    let mut answers = pin!(read_answers(core, response, shared));
     let ended = tokio::select! {
         biased;
         ended = reading => ended,

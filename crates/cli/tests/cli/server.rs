@@ -334,8 +334,8 @@ impl Server {
             block_bytes,
             lengths,
             errors,
+            etag: self.version(true),
             data,
-            ..Default::default()
         })
     }
 
@@ -349,8 +349,8 @@ impl Server {
             dtype,
             lengths,
             errors,
+            etag: self.version(true),
             data,
-            ..Default::default()
         })
     }
 
@@ -379,8 +379,8 @@ impl Server {
         Ok(wire::FetchRangesResponse {
             lengths,
             errors,
+            etag: self.version(true),
             data,
-            ..Default::default()
         })
     }
 

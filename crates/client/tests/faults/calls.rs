@@ -4,8 +4,8 @@
 use crate::fake::{Fake, answer, block, blocks, indices};
 use futures_util::{FutureExt as _, TryStreamExt as _};
 use ringfetch_client::{
-    AdminClient, Backend, ByteRange, Client, Code, Error, Metric, ObjectInfo, ObjectPart, RetryPolicy,
-    ScoreRequest,
+    AdminClient, Backend, ByteRange, Client, Code, Error, Metric, ObjectInfo, ObjectPart, Request,
+    RetryPolicy, ScoreRequest,
 };
 use ringfetch_proto::v1 as wire;
 use std::pin::{Pin, pin};
@@ -365,6 +365,59 @@ async fn a_lying_server_gets_a_protocol_error() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_answer_of_another_version_is_refused() {
+    // Scenario: a server that ignores the required version, as one that does not know the field: blocks by a call and on a
+    // stream, objects of which one is of another version and one does not exist, the same with the right versions; a version
+    // of the dataset for objects. Expected: protocol errors; the objects; an error that names the setting.
+    let versioned = |indices: &[u64]| wire::FetchBlocksResponse {
+        etag: "new".into(),
+        ..blocks(indices)
+    };
+    let fake = Fake::new()
+        .on_blocks(move |_, request| std::future::ready(Ok(versioned(&request.get_ref().indices))))
+        .on_stream(move |mut requests, answers| async move {
+            while let Ok(Some(request)) = requests.message().await {
+                let blocks = wire::fetch_stream_response::Response::Blocks(versioned(indices(&request)));
+                let (id, response) = (request.id, Some(blocks));
+                answers
+                    .send(Ok(wire::FetchStreamResponse { id, response }))
+                    .unwrap();
+            }
+        });
+    let client = fake.client();
+    let of = |etag| Request::blocks("d", [1]).if_match(etag);
+    client.fetch(of("new")).await.unwrap();
+    let stream = client.stream();
+    for outcome in [client.fetch(of("old")).await, stream.send(of("old")).await] {
+        assert!(matches!(outcome, Err(Error::Protocol { .. })), "{outcome:?}");
+    }
+    assert!(!stream.is_broken());
+
+    let part = |name: &str, etag: &str| {
+        let mut part = ObjectPart::whole(name);
+        part.if_match = etag.into();
+        part
+    };
+    let parts = [part("a", ""), part("b", "version of b"), part("nothing", "x")];
+    client.fetch_objects("d", &parts).await.unwrap();
+    let parts = [part("a", ""), part("b", "version of a")];
+    let error = client.fetch_objects("d", &parts).await.unwrap_err();
+    assert!(matches!(error, Error::Protocol { .. }), "{error:?}");
+    let objects = Request::objects("d", parts).if_match("x");
+    let error = client.fetch(objects).await.unwrap_err();
+    assert!(
+        matches!(
+            error,
+            Error::Invalid {
+                field: "if_match",
+                ..
+            }
+        ),
+        "{error:?}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
 async fn fail_fast_reaches_the_server() {
     // Scenario: blocks, scores and a stream's blocks, of a client and of the same with `fail_fast`. Expected: the server sees
     // it in each of the latter's requests, and in no other.
@@ -514,6 +567,30 @@ async fn datasets_are_listed_to_the_last_page() {
     });
     let error = fake.client().list_datasets().await.unwrap_err();
     assert!(matches!(error, Error::Protocol { .. }), "{error:?}");
+
+    let pages: Arc<Mutex<Vec<usize>>> = Arc::default();
+    let seen = Arc::clone(&pages);
+    let fake = Fake::new().on_datasets(move |request| {
+        let mut seen = seen.lock().unwrap();
+        seen.push(timeout_us(&request));
+        let next_page_token = seen.len().to_string();
+        async move {
+            tokio::time::sleep(Duration::from_secs(4)).await;
+            wire::ListDatasetsResponse {
+                next_page_token,
+                ..Default::default()
+            }
+        }
+    });
+    let begin = Instant::now();
+    let error = fake.client().list_datasets().await.unwrap_err();
+    assert!(matches!(error, Error::DeadlineExceeded), "{error:?}");
+    assert_eq!(begin.elapsed().as_secs(), 10);
+    let pages = pages.lock().unwrap();
+    assert!(
+        pages.len() == 3 && (1_900_000..=2_000_000).contains(&pages[2]),
+        "{pages:?}"
+    );
 }
 
 #[tokio::test]
@@ -542,27 +619,3 @@ async fn settings_out_of_bounds_are_named() {
         );
     }
 }
-
-    let pages: Arc<Mutex<Vec<usize>>> = Arc::default();
-    let seen = Arc::clone(&pages);
-    let fake = Fake::new().on_datasets(move |request| {
-        let mut seen = seen.lock().unwrap();
-        seen.push(timeout_us(&request));
-        let next_page_token = seen.len().to_string();
-        async move {
-            tokio::time::sleep(Duration::from_secs(4)).await;
-            wire::ListDatasetsResponse {
-                next_page_token,
-                ..Default::default()
-            }
-        }
-    });
-    let begin = Instant::now();
-    let error = fake.client().list_datasets().await.unwrap_err();
-    assert!(matches!(error, Error::DeadlineExceeded), "{error:?}");
-    assert_eq!(begin.elapsed().as_secs(), 10);
-    let pages = pages.lock().unwrap();
-    assert!(
-        pages.len() == 3 && (1_900_000..=2_000_000).contains(&pages[2]),
-        "{pages:?}"
-    );
