@@ -169,9 +169,13 @@ class Client:
         grpc.channel_ready_future(self._connected).result(timeout=timeout_s)
 
     def fetch_vectors(self, dataset: str, ids, timeout_s: float = 30.0, if_match: str = "") -> Vectors:
-        """Fetches vectors by id, of the version `if_match` if it is given. Raises grpc.RpcError for what fails the call."""
+        """Fetches vectors by id, of the version `if_match` if it is given. Raises grpc.RpcError for what fails the call, and
+        ValueError for an answer that does not fit, as the other methods do."""
         request = fetch_pb2.FetchVectorsRequest(dataset=dataset, ids=ids, if_match=if_match)
-        return vectors(self.fetch.FetchVectors(request, timeout=timeout_s), len(request.ids))
+        answer = vectors(self.fetch.FetchVectors(request, timeout=timeout_s), len(request.ids))
+        # A server that does not know `if_match` ignores it.
+        _check(if_match in ("", answer.etag), f"version {answer.etag!r}, where {if_match!r} was asked for")
+        return answer
 
     def score_vectors(self, dataset: str, queries, metric: str, limit: int, threshold=None, timeout_s: float = 30.0) -> list:
         """Ranks candidates by dot, cosine, euclidean or manhattan: a `Ranking` for each of `queries`, which are pairs of a
@@ -180,6 +184,9 @@ class Client:
             dataset=dataset, metric=f"METRIC_{metric.upper()}", limit=limit, threshold=threshold,
             queries=[fetch_pb2.ScoreQuery(vector=vector, ids=ids) for vector, ids in queries])
         results = self.fetch.ScoreVectors(request, timeout=timeout_s).results
+        _check(len(results) == len(request.queries), f"{len(results)} results for {len(request.queries)} queries")
+        for result in results:
+            _check(len(result.ids) == len(result.scores) <= limit, f"{len(result.ids)} ids with {len(result.scores)} scores")
         return [Ranking(np.array(result.ids, dtype=np.uint64), np.array(result.scores), result.unscored, errors(result))
                 for result in results]
 
@@ -187,8 +194,7 @@ class Client:
         """Fetches blocks by index: (blocks as an array of shape (good items, block bytes), errors)."""
         request = fetch_pb2.FetchBlocksRequest(dataset=dataset, indices=indices)
         response = self.fetch.FetchBlocks(request, timeout=timeout_s)
-        values = np.frombuffer(response.data, dtype="u1").reshape(-1, response.block_bytes)
-        return values, errors(response)
+        return _rows(response, len(request.indices), np.dtype("u1"), response.block_bytes), errors(response)
 
 
 def errors(response):
@@ -196,10 +202,25 @@ def errors(response):
     return [(error.item, error.code, error.message) for error in response.errors]
 
 
+def _check(holds: bool, problem: str):
+    if not holds:
+        raise ValueError(f"the answer breaks the contract: {problem}")
+
+
+def _rows(response, items: int, dtype: np.dtype, width: int) -> np.ndarray:
+    """The good items as rows. With more or fewer of them than there are ids without an error, a row would be another id's."""
+    failed = {error.item for error in response.errors}
+    _check(len(failed) == len(response.errors) and all(item < items for item in failed), f"errors of {sorted(failed)} of {items} items")
+    good, row_bytes = items - len(failed), width * dtype.itemsize
+    _check(row_bytes > 0 and len(response.data) == good * row_bytes, f"{len(response.data)} bytes for {good} items of {row_bytes}")
+    # frombuffer and reshape make views: the bytes that protobuf decoded are the array's memory.
+    return np.frombuffer(response.data, dtype=dtype).reshape(good, width)
+
+
 def vectors(response, items: int) -> Vectors:
     """A FetchVectorsResponse as arrays. Items that failed have no bytes in `data`, so the rows are the good ones."""
-    # frombuffer and reshape make views: the bytes that protobuf decoded are the array's memory.
-    values = np.frombuffer(response.data, dtype=NUMPY_DTYPES[response.dtype]).reshape(-1, response.dim)
+    _check(response.dtype in NUMPY_DTYPES, f"unknown dtype {response.dtype}")
+    values = _rows(response, items, NUMPY_DTYPES[response.dtype], response.dim)
     present = np.ones(items, dtype=bool)
     present[[error.item for error in response.errors]] = False
     return Vectors(values, present, errors(response), response.etag)

@@ -52,6 +52,22 @@ address = "127.0.0.1:7410"
 http_address = "127.0.0.1:7411"
 
 
+def serve(test, *handlers):
+    """A server of these handlers, until the test ends; returns its address."""
+    server = grpc.server(futures.ThreadPoolExecutor(1), handlers=handlers)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    test.addCleanup(server.stop, None)
+    return f"127.0.0.1:{port}"
+
+
+def answering(answers):
+    """A handler that answers each method with the message that `answers` has at that time."""
+    def method(name):
+        return grpc.unary_unary_rpc_method_handler(lambda *_: answers[name], None, lambda message: message.SerializeToString())
+    return grpc.method_handlers_generic_handler("ringfetch.v1.FetchService", {name: method(name) for name in answers})
+
+
 class Token(unittest.TestCase):
     def test_a_token_is_sent_with_every_kind_of_call(self):
         # A server that answers no method: what it was sent is what is looked at.
@@ -61,11 +77,7 @@ class Token(unittest.TestCase):
             def service(self, details):
                 sent.append((details.method.rsplit("/", 1)[1], dict(details.invocation_metadata).get("authorization")))
 
-        server = grpc.server(futures.ThreadPoolExecutor(1), handlers=[Handler()])
-        port = server.add_insecure_port("127.0.0.1:0")
-        server.start()
-        self.addCleanup(server.stop, None)
-        with Client(f"127.0.0.1:{port}", token="secret") as client:
+        with Client(serve(self, Handler()), token="secret") as client:
             client.wait_until_ready()
             for call in (
                 lambda: client.fetch_vectors("v", [1]),
@@ -75,7 +87,6 @@ class Token(unittest.TestCase):
                 with self.assertRaises(grpc.RpcError):
                     call()
         self.assertEqual(sent, [(name, "Bearer secret") for name in ("FetchVectors", "ReadObject", "FetchStream")])
-
 
     def test_a_token_goes_over_plaintext_to_loopback_only(self):
         # Scenario: addresses with a token, and without TLS. Expectation: only this host's own are accepted.
@@ -91,18 +102,10 @@ class Token(unittest.TestCase):
     def test_no_proxy_gets_a_token_for_loopback(self):
         # Scenario: a proxy is set in the environment, as gRPC reads it, and a client calls a loopback address. Expectation: the proxy
         # gets no connection, and the server the call.
-        def answer(request, context):
-            return fetch_pb2.FetchVectorsResponse()
-
-        server = grpc.server(futures.ThreadPoolExecutor(1))
-        methods = {"FetchVectors": grpc.unary_unary_rpc_method_handler(answer, None, fetch_pb2.FetchVectorsResponse.SerializeToString)}
-        server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("ringfetch.v1.FetchService", methods)])
-        port = server.add_insecure_port("127.0.0.1:0")
-        server.start()
-        self.addCleanup(server.stop, None)
+        address = serve(self, answering({"FetchVectors": fetch_pb2.FetchVectorsResponse()}))
         with socket.create_server(("127.0.0.1", 0)) as proxy:
             variables = {"http_proxy": f"http://127.0.0.1:{proxy.getsockname()[1]}", "no_proxy": "", "no_grpc_proxy": ""}
-            with mock.patch.dict(os.environ, variables), Client(f"127.0.0.1:{port}", token="secret") as client:
+            with mock.patch.dict(os.environ, variables), Client(address, token="secret") as client:
                 client.fetch.FetchVectors(fetch_pb2.FetchVectorsRequest(), timeout=10)
             proxy.setblocking(False)
             with self.assertRaises(BlockingIOError):
@@ -129,13 +132,47 @@ class Token(unittest.TestCase):
 class Requests(unittest.TestCase):
     def test_a_long_request_is_left_to_the_server_to_refuse(self):
         # Scenario: a request of 5 MiB, to a server that answers no method. Expectation: it is the server that refuses it.
-        server = grpc.server(futures.ThreadPoolExecutor(1))
-        port = server.add_insecure_port("127.0.0.1:0")
-        server.start()
-        self.addCleanup(server.stop, None)
-        with Client(f"127.0.0.1:{port}") as client, self.assertRaises(grpc.RpcError) as raised:
+        with Client(serve(self)) as client, self.assertRaises(grpc.RpcError) as raised:
             client.channel.unary_unary("/x.Y/Z")(bytes(5 << 20), timeout=30)
         self.assertEqual(raised.exception.code(), grpc.StatusCode.UNIMPLEMENTED, raised.exception.details())
+
+
+class Answers(unittest.TestCase):
+    def test_an_answer_that_does_not_fit_is_refused(self):
+        # Scenario: answers to requests for two items, of which each that was not asked for or does not add up comes after one
+        # that is right. Expectation: ValueError for each of them, where a row would be taken for another id's.
+        answers = dict.fromkeys(("FetchVectors", "FetchBlocks", "ScoreVectors"))
+        with Client(serve(self, answering(answers))) as client:
+            def vectors(if_match="v", **fields):
+                fields = {"dim": 2, "dtype": fetch_pb2.DTYPE_U8, "data": b"abcd", "etag": "v", **fields}
+                answers["FetchVectors"] = fetch_pb2.FetchVectorsResponse(**fields)
+                return client.fetch_vectors("d", [5, 6], if_match=if_match)
+
+            def blocks(**fields):
+                answers["FetchBlocks"] = fetch_pb2.FetchBlocksResponse(**{"block_bytes": 2, "data": b"abcd", **fields})
+                return client.fetch_blocks("d", [5, 6])
+
+            def scores(*results):
+                answers["ScoreVectors"] = fetch_pb2.ScoreVectorsResponse(results=results)
+                return client.score_vectors("d", [([1.0], [5, 6])], "dot", 1)
+
+            result, error = fetch_pb2.ScoreResult, fetch_pb2.ItemError
+            first, second, third = (error(item=item, code=OUT_OF_RANGE) for item in range(3))
+            self.assertEqual(vectors().values.tolist(), [[97, 98], [99, 100]])
+            self.assertEqual(vectors(data=b"", errors=[first, second]).values.shape, (0, 2))
+            for fields in ({"data": b"ab"}, {"data": b"abcdef"}, {"dim": 0}, {"dtype": 99}, {"etag": "w"}, {"errors": [first]},
+                           {"data": b"ab", "errors": [third]}, {"data": b"", "errors": [first, first]}):
+                with self.subTest(fields=fields), self.assertRaises(ValueError):
+                    vectors(**fields)
+            self.assertEqual(vectors(if_match="", etag="w").etag, "w")
+            self.assertEqual(blocks()[0].tolist(), [[97, 98], [99, 100]])
+            for fields in ({"data": b"ab"}, {"block_bytes": 0}):
+                with self.subTest(fields=fields), self.assertRaises(ValueError):
+                    blocks(**fields)
+            self.assertEqual(scores(result(ids=[5], scores=[1.0]))[0].ids.tolist(), [5])
+            for wrong in ([], [result(ids=[5])], [result(ids=[5, 6], scores=[2.0, 1.0])]):
+                with self.subTest(wrong=wrong), self.assertRaises(ValueError):
+                    scores(*wrong)
 
 
 class Stubs(unittest.TestCase):
