@@ -103,7 +103,13 @@ class Daemon(Server):
         addresses = json.loads(self.file.read_text())
         scheme = "https" if self.tls else "http"
         self.grpc, self.http = (f"{scheme}://{addresses[name]}" for name in ("grpc", "http"))
-        self._check_read_path()
+        # Whoever starts it stops it only if it has started.
+        try:
+            self._check_read_path()
+        except BaseException:
+            self.process.kill()
+            self.process.wait()
+            raise
 
     def _datasets(self):
         return [{"name": "data", "path": str(self.path), **self.dataset}]
@@ -133,14 +139,17 @@ class Daemon(Server):
     def _get(self, path):
         trusted = ssl.create_default_context(cafile=self.ca) if self.tls else None
         headers = {"Authorization": f"Bearer {self.token_file.read_text()}"} if self.token_file else {}
-        return urllib.request.urlopen(urllib.request.Request(f"{self.http}{path}", headers=headers), context=trusted).read()
+        request = urllib.request.Request(f"{self.http}{path}", headers=headers)
+        try:
+            return urllib.request.urlopen(request, context=trusted, timeout=60).read()
+        except OSError as error:
+            raise RunFailed(f"GET {request.full_url}: {error}") from None
 
     def _check_read_path(self):
         served = json.loads(self._get("/v1/status"))["datasets"][0]
         wanted = self.engine["backend"]
         # A mapping is never direct; everything else here is.
         if served["backend"] != wanted or served["direct_io"] != (wanted != "mmap"):
-            self.stop()
             raise RunFailed(f"asked for {wanted}, got {json.dumps(served)}")
 
     def stop(self):

@@ -11,6 +11,7 @@ import unittest
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 import processes
+import ringfetch
 
 HERE = pathlib.Path(__file__).resolve().parent
 
@@ -22,6 +23,17 @@ class Never(processes.Server):
         return False
 processes.exit_on_sigterm()
 Never().launch(["sleep", "1000"], sys.argv[1])
+"""
+
+
+# Says that it listens where nothing does.
+DEAF_DAEMON = """#!/usr/bin/env python3
+import json, pathlib, sys, time
+addresses = pathlib.Path(sys.argv[sys.argv.index("--addresses-file") + 1])
+new = addresses.with_suffix(".new")
+new.write_text(json.dumps({"grpc": "127.0.0.1:1", "http": "127.0.0.1:1"}))
+new.rename(addresses)
+time.sleep(1000)
 """
 
 
@@ -69,6 +81,18 @@ class Ends(unittest.TestCase):
                 except ProcessLookupError:
                     continue
                 self.fail(f"the server still runs after {number.name}")
+
+    def test_a_daemon_whose_status_cannot_be_read_does_not_stay(self):
+        # Scenario: a daemon that does not answer after its start. Expected: that is the run's failure; its process has ended.
+        with tempfile.TemporaryDirectory() as name:
+            directory = pathlib.Path(name)
+            binary = directory / "ringfetchd"
+            binary.write_text(DEAF_DAEMON)
+            binary.chmod(0o755)
+            daemon = ringfetch.Daemon(directory / "data", {"backend": "mmap"}).with_binary(binary)
+            with self.assertRaisesRegex(processes.RunFailed, "^GET http://127.0.0.1:1/v1/status: "):
+                daemon.start(directory)
+            self.assertIsNotNone(daemon.process.poll())
 
 
 if __name__ == "__main__":
