@@ -100,39 +100,40 @@ pub struct FieldViolation {
 }
 
 impl Error {
+    /// What ended the stream or the read, or else this.
+    fn root(&self) -> &Self {
+        if let Self::StreamBroken { cause } | Self::VersionLost { cause, .. } = self {
+            cause.root()
+        } else {
+            self
+        }
+    }
+
+    fn status(&self) -> Option<&StatusError> {
+        if let Self::Status(status) = self.root() {
+            Some(status)
+        } else {
+            None
+        }
+    }
+
     /// The gRPC code, if the server returned one; also `DeadlineExceeded` if the timeout passed on the
     /// client's side.
     pub fn code(&self) -> Option<Code> {
-        match self {
-            Self::Status(status) => Some(status.code),
-            Self::DeadlineExceeded => Some(Code::DeadlineExceeded),
-            Self::StreamBroken { cause } | Self::VersionLost { cause, .. } => cause.code(),
-            Self::Transport { .. } | Self::Protocol { .. } | Self::Invalid { .. } => None,
+        if matches!(self.root(), Self::DeadlineExceeded) {
+            return Some(Code::DeadlineExceeded);
         }
+        self.status().map(|status| status.code)
     }
 
     /// The server's hint of when to retry.
     pub fn retry_after(&self) -> Option<Duration> {
-        match self {
-            Self::Status(status) => status.retry_after,
-            Self::StreamBroken { cause } | Self::VersionLost { cause, .. } => cause.retry_after(),
-            Self::Transport { .. }
-            | Self::DeadlineExceeded
-            | Self::Protocol { .. }
-            | Self::Invalid { .. } => None,
-        }
+        self.status().and_then(|status| status.retry_after)
     }
 
     /// The request's fields that the server rejects.
     pub fn field_violations(&self) -> &[FieldViolation] {
-        match self {
-            Self::Status(status) => &status.field_violations,
-            Self::StreamBroken { cause } | Self::VersionLost { cause, .. } => cause.field_violations(),
-            Self::Transport { .. }
-            | Self::DeadlineExceeded
-            | Self::Protocol { .. }
-            | Self::Invalid { .. } => &[],
-        }
+        self.status().map_or(&[], |status| &status.field_violations)
     }
 
     /// Whether the same request may succeed if sent again, after `StreamBroken` on another stream; see the crate's

@@ -142,49 +142,45 @@ impl Request {
     /// The wire message, and what to check its answer against.
     pub(crate) fn into_wire(self, fail_fast: bool) -> Result<(WireRequest, Wanted), Error> {
         let (dataset, if_match) = (self.dataset, self.if_match);
+        let items = match &self.items {
+            Batch::Blocks(list) | Batch::Vectors(list) => Expected::Uniform { items: list.len() },
+            Batch::Ranges(ranges) => Expected::Each(ranges.iter().map(|range| Some(range.length)).collect()),
+            Batch::Objects(parts) => Expected::Each(parts.iter().map(|part| part.length).collect()),
+        };
         let mut versions = if if_match.is_empty() {
             Vec::new()
         } else {
             vec![if_match.clone()]
         };
-        let (request, items) = match self.items {
+        let (kind, request) = match self.items {
             Batch::Blocks(indices) => {
-                let expected = Expected::Uniform { items: indices.len() };
-                (
-                    WireRequest::Blocks(wire::FetchBlocksRequest {
-                        dataset,
-                        indices,
-                        fail_fast,
-                        if_match,
-                    }),
-                    expected,
-                )
+                let request = wire::FetchBlocksRequest {
+                    dataset,
+                    indices,
+                    fail_fast,
+                    if_match,
+                };
+                (Kind::Blocks, WireRequest::Blocks(request))
             }
             Batch::Vectors(ids) => {
-                let expected = Expected::Uniform { items: ids.len() };
-                (
-                    WireRequest::Vectors(wire::FetchVectorsRequest {
-                        dataset,
-                        ids,
-                        fail_fast,
-                        if_match,
-                    }),
-                    expected,
-                )
+                let request = wire::FetchVectorsRequest {
+                    dataset,
+                    ids,
+                    fail_fast,
+                    if_match,
+                };
+                (Kind::Vectors, WireRequest::Vectors(request))
             }
             Batch::Ranges(ranges) => {
-                let expected = Expected::Each(ranges.iter().map(|range| Some(range.length)).collect());
                 let (offsets, lengths) = ranges.iter().map(|range| (range.offset, range.length)).unzip();
-                (
-                    WireRequest::Ranges(wire::FetchRangesRequest {
-                        dataset,
-                        offsets,
-                        lengths,
-                        fail_fast,
-                        if_match,
-                    }),
-                    expected,
-                )
+                let request = wire::FetchRangesRequest {
+                    dataset,
+                    offsets,
+                    lengths,
+                    fail_fast,
+                    if_match,
+                };
+                (Kind::Ranges, WireRequest::Ranges(request))
             }
             Batch::Objects(_) if !if_match.is_empty() => {
                 let problem = "is a dataset's: objects have a version each (ObjectPart::if_match)";
@@ -193,7 +189,6 @@ impl Request {
             Batch::Objects(parts) => {
                 let on_wire = parts.iter().map(ObjectPart::length_on_wire);
                 let on_wire: Vec<u64> = on_wire.collect::<Result<_, _>>()?;
-                let expected = Expected::Each(parts.iter().map(|part| part.length).collect());
                 let (mut offsets, mut lengths) = (Vec::new(), Vec::new());
                 if parts.iter().any(|part| part.offset > 0) {
                     offsets = parts.iter().map(|part| part.offset).collect();
@@ -204,47 +199,62 @@ impl Request {
                 if parts.iter().any(|part| !part.if_match.is_empty()) {
                     versions = parts.iter().map(|part| part.if_match.clone()).collect();
                 }
-                let names = parts.into_iter().map(|part| part.name).collect();
                 let request = wire::FetchObjectsRequest {
                     dataset,
-                    names,
+                    names: parts.into_iter().map(|part| part.name).collect(),
                     offsets,
                     lengths,
                     fail_fast,
                     if_match: versions.clone(),
                 };
-                (WireRequest::Objects(request), expected)
+                (Kind::Objects, WireRequest::Objects(request))
             }
         };
-        Ok((request, Wanted { items, versions }))
+        let wanted = Wanted {
+            kind,
+            items,
+            versions,
+        };
+        Ok((request, wanted))
     }
 }
 
 /// What an answer is checked against.
 #[derive(Debug)]
 pub(crate) struct Wanted {
+    kind: Kind,
     items: Expected,
     /// That of the dataset, or of each object, where an empty one means any; empty: any of all.
     versions: Vec<String>,
 }
 
+#[derive(Debug, Clone, Copy)]
+enum Kind {
+    Blocks,
+    Vectors,
+    Ranges,
+    Objects,
+}
+
 impl Answer {
-    /// Checks an answer from the wire against its request. The caller, who knows the kind of the request,
-    /// checks the kind.
+    /// Checks an answer from the wire against its request.
     pub(crate) fn from_wire(wanted: &Wanted, answer: WireAnswer, data: Data) -> Result<Self, Error> {
-        let answer = match answer {
-            WireAnswer::Blocks(answer) => Self::Blocks(Blocks::check(&wanted.items, answer, data)?),
-            WireAnswer::Vectors(answer) => Self::Vectors(Vectors::check(&wanted.items, answer, data)?),
-            WireAnswer::Ranges(answer) => {
-                let items = Items::check(&wanted.items, None, &answer.lengths, answer.errors, data)?;
+        let items = &wanted.items;
+        let answer = match (wanted.kind, answer) {
+            (_, WireAnswer::Status(status)) => return Err(Error::from_rpc_status(status)),
+            (Kind::Blocks, WireAnswer::Blocks(answer)) => Self::Blocks(Blocks::check(items, answer, data)?),
+            (Kind::Vectors, WireAnswer::Vectors(answer)) => {
+                Self::Vectors(Vectors::check(items, answer, data)?)
+            }
+            (Kind::Ranges, WireAnswer::Ranges(answer)) => {
+                let items = Items::check(items, None, &answer.lengths, answer.errors, data)?;
                 Self::Ranges(items.of_version(answer.etag))
             }
-            WireAnswer::Objects(answer) => {
-                let items = Items::check(&wanted.items, None, &answer.lengths, answer.errors, data)?;
+            (Kind::Objects, WireAnswer::Objects(answer)) => {
+                let items = Items::check(items, None, &answer.lengths, answer.errors, data)?;
                 Self::Objects(items.of_versions(answer.etags)?)
             }
-            WireAnswer::Scores(_) => return Err(other_kind()),
-            WireAnswer::Status(status) => return Err(Error::from_rpc_status(status)),
+            (Kind::Blocks | Kind::Vectors | Kind::Ranges | Kind::Objects, _) => return Err(other_kind()),
         };
         answer.check_versions(&wanted.versions)?;
         Ok(answer)
@@ -266,16 +276,6 @@ impl Answer {
             }
         }
         Ok(())
-    }
-
-    pub(crate) fn fits(&self, kind: RequestKind) -> bool {
-        matches!(
-            (self, kind),
-            (Self::Blocks(_), RequestKind::Blocks)
-                | (Self::Vectors(_), RequestKind::Vectors)
-                | (Self::Ranges(_), RequestKind::Ranges)
-                | (Self::Objects(_), RequestKind::Objects)
-        )
     }
 
     /// The items, whatever they are.
@@ -319,30 +319,4 @@ pub(crate) fn check_version(wanted: &str, etag: &str) -> Result<(), Error> {
 
 pub(crate) fn other_kind() -> Error {
     Error::protocol("the answer is of another kind than the request")
-}
-
-/// The kind of a request, which its answer must have too.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum RequestKind {
-    Blocks,
-    Vectors,
-    Ranges,
-    Objects,
-    /// Has no answer of its own.
-    Cancel,
-    /// Has its own call.
-    Scores,
-}
-
-impl RequestKind {
-    pub(crate) fn of(request: &WireRequest) -> Self {
-        match request {
-            WireRequest::Blocks(_) => Self::Blocks,
-            WireRequest::Vectors(_) => Self::Vectors,
-            WireRequest::Ranges(_) => Self::Ranges,
-            WireRequest::Objects(_) => Self::Objects,
-            WireRequest::Cancel(_) => Self::Cancel,
-            WireRequest::Scores(_) => Self::Scores,
-        }
-    }
 }

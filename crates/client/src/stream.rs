@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::items::{Blocks, Items};
 use crate::message::{Data, Incoming, StreamRequest};
 use crate::pool::{Avoid, Slot};
-use crate::request::{Answer, ByteRange, ObjectPart, Request, RequestKind, other_kind};
+use crate::request::{Answer, ByteRange, ObjectPart, Request, other_kind};
 use crate::retry::{Retries, Turn, by};
 use crate::scores::{ScoreRequest, Scores};
 use crate::vectors::Vectors;
@@ -142,15 +142,11 @@ impl FetchStream {
     /// sent is cancelled: it counts as in flight until the server has answered that.
     pub async fn send(&self, request: Request) -> Result<Answer, Error> {
         let (request, wanted) = request.into_wire(self.0.options.fail_fast)?;
-        let kind = RequestKind::of(&request);
         let encoded = StreamRequest::encode(&request)?;
         // Freed now, while it is in the CPU's cache, rather than when the answer arrives.
         drop(request);
-        let check = |answer, data| {
-            let answer = Answer::from_wire(&wanted, answer, data)?;
-            answer.fits(kind).then_some(answer).ok_or_else(other_kind)
-        };
-        self.retried(encoded, check).await
+        self.retried(encoded, |answer, data| Answer::from_wire(&wanted, answer, data))
+            .await
     }
 
     /// Sends a request, with retries, until `check` accepts its answer.

@@ -1,7 +1,7 @@
 //! Calls to a server that refuses, stalls, lies and cuts connections. Time is paused: waits are exact and
 //! take no real time.
 
-use crate::fake::{Fake, answer, block, blocks, indices};
+use crate::fake::{Fake, LONG, answer, block, blocks, builder, indices, served_by, with_hint};
 use futures_util::{FutureExt as _, TryStreamExt as _};
 use ringfetch_client::{
     AdminClient, Backend, ByteRange, Client, Code, Error, Metric, ObjectInfo, ObjectPart, Request,
@@ -16,18 +16,6 @@ use tokio::sync::Barrier;
 use tokio::time::Instant;
 use tonic::Status;
 use tonic_types::{ErrorDetails, StatusExt as _};
-
-fn builder() -> ringfetch_client::Builder {
-    Client::builder("http://fake:1")
-}
-
-fn exhausted(hint: Option<Duration>) -> Status {
-    let details = match hint {
-        Some(_) => ErrorDetails::with_retry_info(hint),
-        None => ErrorDetails::with_bad_request_violation("indices", "5000 items, the limit is 4096"),
-    };
-    Status::with_error_details(tonic::Code::ResourceExhausted, "over a limit", details)
-}
 
 #[tokio::test(start_paused = true)]
 async fn unavailable_is_tried_again_until_it_is_not() {
@@ -61,7 +49,7 @@ async fn the_servers_hint_is_waited_for() {
     let hint = Duration::from_millis(250);
     let fake = Fake::new().on_blocks(move |n, request| async move {
         if n == 0 {
-            Err(exhausted(Some(hint)))
+            Err(with_hint(tonic::Code::ResourceExhausted, hint))
         } else {
             Ok(blocks(&request.get_ref().indices))
         }
@@ -80,7 +68,11 @@ async fn the_servers_hint_is_waited_for() {
 async fn without_a_hint_exhaustion_is_final() {
     // Scenario: RESOURCE_EXHAUSTED without RetryInfo: the limit of a single request. Expected: one call; the
     // error has the code, no hint, and the wrong field.
-    let fake = Fake::new().on_blocks(|_, _| async { Err(exhausted(None)) });
+    let fake = Fake::new().on_blocks(|_, _| async {
+        let details = ErrorDetails::with_bad_request_violation("indices", "5000 items, the limit is 4096");
+        let code = tonic::Code::ResourceExhausted;
+        Err(Status::with_error_details(code, "over a limit", details))
+    });
     let error = fake.client().fetch_blocks("d", &[1]).await.unwrap_err();
     assert_eq!(fake.calls(), 1);
     assert_eq!(
@@ -104,8 +96,7 @@ async fn other_codes_are_final() {
         Code::DeadlineExceeded,
     ] {
         let fake = Fake::new().on_blocks(move |_, _| async move {
-            let details = ErrorDetails::with_retry_info(Some(Duration::from_millis(1)));
-            Err(Status::with_error_details(code.number().into(), "no", details))
+            Err(with_hint(code.number().into(), Duration::from_millis(1)))
         });
         let error = fake.client().fetch_blocks("d", &[1]).await.unwrap_err();
         assert_eq!((fake.calls(), error.code()), (1, Some(code)));
@@ -120,13 +111,14 @@ async fn attempts_are_bounded_by_number_and_by_deadline() {
     let fake = Fake::new().on_blocks(|_, _| async { Err(Status::unavailable("draining")) });
     let error = fake.client().fetch_blocks("d", &[1]).await.unwrap_err();
     assert_eq!((fake.calls(), error.code()), (5, Some(Code::Unavailable)));
-    let client = fake.client_with(builder().retry(RetryPolicy::none()), |_| false);
+    let client = fake.client_with(builder().retry(RetryPolicy::none()));
     client.fetch_blocks("d", &[1]).await.unwrap_err();
     assert_eq!(fake.calls(), 6);
 
     for (hint, timeout) in [(3, Some(Duration::from_secs(2))), (3600, None)] {
-        let fake =
-            Fake::new().on_blocks(move |_, _| async move { Err(exhausted(Some(Duration::from_secs(hint)))) });
+        let hint = Duration::from_secs(hint);
+        let fake = Fake::new()
+            .on_blocks(move |_, _| async move { Err(with_hint(tonic::Code::ResourceExhausted, hint)) });
         let start = Instant::now();
         let error = fake
             .client()
@@ -134,10 +126,7 @@ async fn attempts_are_bounded_by_number_and_by_deadline() {
             .fetch_blocks("d", &[1])
             .await
             .unwrap_err();
-        assert_eq!(
-            (fake.calls(), error.retry_after()),
-            (1, Some(Duration::from_secs(hint)))
-        );
+        assert_eq!((fake.calls(), error.retry_after()), (1, Some(hint)));
         assert_eq!(start.elapsed(), Duration::ZERO);
     }
 }
@@ -200,7 +189,7 @@ async fn calls_in_flight_are_bounded() {
             }
         }
     });
-    let client = fake.client_with(builder().connections(3).max_in_flight(4), |_| false);
+    let client = fake.client_with(builder().connections(3).max_in_flight(4));
     let calls = (0..20u64).map(|i| {
         let client = client.clone();
         async move { client.fetch_blocks("d", &[i]).await.unwrap().get(0).unwrap() == block(i)[..] }
@@ -214,12 +203,8 @@ async fn calls_in_flight_are_bounded() {
 async fn a_connection_that_fails_is_told_apart_and_made_again() {
     // Scenario: every connection is refused; two are refused and the third is accepted. Expected: a transport
     // error without a gRPC code, and that nothing was sent, after five attempts; blocks.
-    let fake = Fake::new();
-    let error = fake
-        .client_with(builder(), |_| true)
-        .fetch_blocks("d", &[1])
-        .await
-        .unwrap_err();
+    let fake = Fake::new().refusing(|_| true);
+    let error = fake.client().fetch_blocks("d", &[1]).await.unwrap_err();
     assert!(matches!(error, Error::Transport { sent: false, .. }), "{error:?}");
     assert_eq!(
         (error.code(), error.label(), fake.calls()),
@@ -227,11 +212,8 @@ async fn a_connection_that_fails_is_told_apart_and_made_again() {
     );
     assert!(error.to_string().contains("refused"), "{error}");
 
-    let fake = Fake::new();
-    fake.client_with(builder(), |n| n < 2)
-        .fetch_blocks("d", &[1])
-        .await
-        .unwrap();
+    let fake = Fake::new().refusing(|n| n < 2);
+    fake.client().fetch_blocks("d", &[1]).await.unwrap();
     assert_eq!((fake.calls(), fake.connections()), (1, 3));
 }
 
@@ -243,7 +225,7 @@ async fn calls_that_nobody_polls_hold_up_no_other() {
     let mut first = pin!(client.fetch_blocks("d", &[1]));
     let mut second = pin!(client.fetch_blocks("d", &[2]));
     assert!(first.as_mut().now_or_never().is_none() && second.as_mut().now_or_never().is_none());
-    let third = tokio::time::timeout(Duration::from_secs(60), client.fetch_blocks("d", &[3]));
+    let third = tokio::time::timeout(LONG, client.fetch_blocks("d", &[3]));
     third.await.expect("the third call hangs").unwrap();
     first.await.unwrap();
     second.await.unwrap();
@@ -255,25 +237,21 @@ async fn a_silent_peer_is_found_by_short_calls_and_an_idle_one_is_not_asked() {
     // in each second. Expected: the connection is kept until then, and replaced within a minute.
     let dials = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&dials);
-    let client = builder()
-        .timeout(Duration::from_millis(100))
-        .connect_lazy_with(move || {
-            count.fetch_add(1, Ordering::SeqCst);
-            let (near, far) = tokio::io::duplex(1 << 16);
-            tokio::spawn(async move {
-                let mut connection = h2::server::handshake(far).await.unwrap();
-                let mut held = Vec::new();
-                let serve = async {
-                    while let Some(call) = connection.accept().await {
-                        held.push(call);
-                    }
-                };
-                let _ = tokio::time::timeout(Duration::from_secs(45), serve).await;
-                std::future::pending::<()>().await;
-            });
-            async { Ok(near) }
-        });
-    let client = client.unwrap();
+    let dial = served_by(move |mut connection| {
+        count.fetch_add(1, Ordering::SeqCst);
+        async move {
+            let mut held = Vec::new();
+            let serve = async {
+                while let Some(call) = connection.accept().await {
+                    held.push(call);
+                }
+            };
+            let _ = tokio::time::timeout(Duration::from_secs(45), serve).await;
+            std::future::pending::<()>().await;
+        }
+    });
+    let settings = builder().timeout(Duration::from_millis(100));
+    let client = settings.connect_lazy_with(dial).unwrap();
     let call = async || {
         let error = client.fetch_blocks("d", &[1]).await.unwrap_err();
         assert!(matches!(error, Error::DeadlineExceeded), "{error:?}");
@@ -285,7 +263,7 @@ async fn a_silent_peer_is_found_by_short_calls_and_an_idle_one_is_not_asked() {
     assert_eq!(call().await, 1);
     let begin = Instant::now();
     while call().await == 1 {
-        assert!(begin.elapsed() < Duration::from_secs(60), "it is not found");
+        assert!(begin.elapsed() < LONG, "it is not found");
         // One call in each second: without pauses, its connection would never be without a call.
         tokio::time::sleep(Duration::from_millis(900)).await;
     }
@@ -297,17 +275,14 @@ async fn what_changes_something_is_sent_once() {
     // transport error that says that it was sent; one request for each call that changes something, five for the one that only asks.
     let requests = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&requests);
-    let client = builder().connect_lazy_with(move || {
-        let (near, far) = tokio::io::duplex(1 << 16);
+    let client = builder().connect_lazy_with(served_by(move |mut connection| {
         let requests = Arc::clone(&counted);
-        tokio::spawn(async move {
-            let mut connection = h2::server::handshake(far).await.unwrap();
+        async move {
             if connection.accept().await.is_some() {
                 requests.fetch_add(1, Ordering::SeqCst);
             }
-        });
-        async { Ok(near) }
-    });
+        }
+    }));
     let admin = &AdminClient::from(client.unwrap());
     let count = async |call: Pin<&mut dyn Future<Output = Result<(), Error>>>| {
         let error = call.await.unwrap_err();
@@ -357,7 +332,7 @@ async fn a_lying_server_gets_a_protocol_error() {
     ];
     for (case, lie) in lies.into_iter().enumerate() {
         let fake = Fake::new().on_blocks(move |_, _| async move { Ok(lie()) });
-        let client = fake.client_with(builder().max_answer_bytes(4000), |_| false);
+        let client = fake.client_with(builder().max_answer_bytes(4000));
         let error = client.fetch_blocks("d", &[1, 2]).await.unwrap_err();
         assert!(matches!(error, Error::Protocol { .. }), "case {case}: {error:?}");
         assert_eq!(fake.calls(), 1);

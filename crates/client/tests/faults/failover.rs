@@ -1,17 +1,15 @@
 //! Several servers of which one is silent, slow, unreachable or overloaded. Time is paused.
 
-use crate::fake::{Dialled, Fake, Pipes, answer, blocks, indices};
+use crate::fake::{Dialled, Fake, LONG, Pipes, blocks, builder, served_by, with_hint};
 use crate::stream::request_error;
 use ringfetch_client::{Builder, Client, Code, Error, RetryPolicy};
 use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
-use tonic::Status;
-use tonic_types::{ErrorDetails, StatusExt as _};
 
 /// A client of two servers. The first connection is to the first one, the second to the other one, later ones to the first.
-fn of_two(
+pub(crate) fn of_two(
     builder: Builder,
     first: impl Fn() -> Dialled + Send + Sync + 'static,
     other: impl Fn() -> Dialled + Send + Sync + 'static,
@@ -25,24 +23,12 @@ fn of_two(
     builder.connect_lazy_with(connector).unwrap()
 }
 
-fn builder() -> Builder {
-    Client::builder("http://fake:1")
-}
-
-fn accepts(_: usize) -> bool {
-    false
-}
-
 /// A peer that completes the handshake and then neither reads nor writes.
 fn silent() -> Dialled {
-    Box::pin(async {
-        let (near, far) = tokio::io::duplex(1 << 16);
-        tokio::spawn(async move {
-            let _connection = h2::server::handshake(far).await.unwrap();
-            std::future::pending::<()>().await;
-        });
-        Ok(near)
-    })
+    served_by(|connection| async move {
+        std::future::pending::<()>().await;
+        drop(connection);
+    })()
 }
 
 #[tokio::test(start_paused = true)]
@@ -53,7 +39,7 @@ async fn a_server_that_is_silent_fails_few_calls() {
         let settings = builder()
             .retry(RetryPolicy::none())
             .timeout(Duration::from_millis(100));
-        let client = of_two(settings, silent, Fake::new().connector(accepts));
+        let client = of_two(settings, silent, Fake::new().connector());
         let mut failed = 0;
         for _ in 0..20 {
             failed += usize::from(client.fetch_blocks("d", &[1]).await.is_err());
@@ -70,7 +56,7 @@ async fn a_call_that_waits_for_a_silent_server_says_why_it_ends() {
     // names the ping, which was not answered.
     let settings = builder().retry(RetryPolicy::none()).timeout(None);
     let client = settings.connect_lazy_with(silent).unwrap();
-    let call = tokio::time::timeout(Duration::from_secs(60), client.fetch_blocks("d", &[1]));
+    let call = tokio::time::timeout(LONG, client.fetch_blocks("d", &[1]));
     let error = call.await.expect("the call hangs").unwrap_err();
     assert!(matches!(error, Error::Transport { sent: true, .. }), "{error:?}");
     assert!(error.to_string().contains("ping"), "{error}");
@@ -81,27 +67,20 @@ async fn a_connection_that_drains_does_not_vouch_for_the_one_that_replaced_it() 
     // Scenario: a server whose first connection drains, with a stream that is still open, and whose next ones are silent, next
     // to one that serves; four calls of 100 ms at a time, without retries. Expected: one fails, and none of those after it.
     let dials = AtomicUsize::new(0);
-    let drains = || -> Dialled {
-        Box::pin(async {
-            let (near, far) = tokio::io::duplex(1 << 16);
-            tokio::spawn(async move {
-                let mut connection = h2::server::handshake(far).await.unwrap();
-                let mut held = Vec::new();
-                while let Some(call) = connection.accept().await {
-                    held.push(call);
-                    connection.graceful_shutdown();
-                }
-            });
-            Ok(near)
-        })
-    };
+    let drains = served_by(|mut connection| async move {
+        let mut held = Vec::new();
+        while let Some(call) = connection.accept().await {
+            held.push(call);
+            connection.graceful_shutdown();
+        }
+    });
     let first = move || match dials.fetch_add(1, Ordering::SeqCst) {
         0 => drains(),
         _ => silent(),
     };
     let timeout = Duration::from_millis(100);
     let settings = builder().retry(RetryPolicy::none()).timeout(timeout);
-    let client = of_two(settings, first, Fake::new().connector(accepts));
+    let client = of_two(settings, first, Fake::new().connector());
     let _stream = client.stream();
     // Time is paused: it passes once the connection drains.
     tokio::time::sleep(timeout).await;
@@ -121,12 +100,7 @@ async fn a_server_that_is_silent_fails_few_requests_of_streams() {
     // Scenario: as above, with a stream to the silent server, on which a request gets no answer in time; then 20 streams of a
     // request each. Expected: none of these fails.
     let settings = builder().timeout(Duration::from_millis(100));
-    let serves = Fake::new().on_stream(|mut requests, answers| async move {
-        while let Ok(Some(request)) = requests.message().await {
-            answers.send(Ok(answer(request.id, indices(&request)))).unwrap();
-        }
-    });
-    let client = of_two(settings, silent, serves.connector(accepts));
+    let client = of_two(settings, silent, Fake::new().connector());
     let error = client.stream().fetch_blocks("d", &[1]).await.unwrap_err();
     assert!(matches!(error, Error::DeadlineExceeded), "{error:?}");
     for _ in 0..20 {
@@ -151,12 +125,12 @@ async fn a_slow_answer_is_no_reason_to_avoid_a_server() {
         assert!(matches!(error, Error::DeadlineExceeded), "{error:?}");
     };
     let settings = builder().timeout(Duration::from_millis(100));
-    let only = slow().client_with(settings.clone(), accepts);
+    let only = slow().client_with(settings.clone());
     late(&only).await;
     only.fetch_blocks("d", &[1]).await.unwrap();
 
     let (slow, other) = (slow(), Fake::new());
-    let client = of_two(settings, slow.connector(accepts), other.connector(accepts));
+    let client = of_two(settings, slow.connector(), other.connector());
     late(&client).await;
     // The ping is answered once it gets a call again.
     while slow.calls() == 1 {
@@ -206,16 +180,10 @@ async fn the_reason_of_an_attempt_outlives_one_that_was_not_sent() {
     // Scenario: a server that is unavailable and then gone; a call that may take less than a connection. Expected: its status,
     // when the time is up.
     let hint = Duration::from_millis(500);
-    let fake = Fake::new().on_blocks(move |_, _| async move {
-        let details = ErrorDetails::with_retry_info(Some(hint));
-        Err(Status::with_error_details(
-            tonic::Code::Unavailable,
-            "draining",
-            details,
-        ))
-    });
+    let fake =
+        Fake::new().on_blocks(move |_, _| async move { Err(with_hint(tonic::Code::Unavailable, hint)) });
     let (dials, pipes) = (AtomicUsize::new(0), Pipes::default());
-    let connector = pipes.through(fake.connector(accepts));
+    let connector = pipes.through(fake.connector());
     let settings = builder().timeout(Duration::from_secs(4));
     let client = settings.connect_lazy_with(move || -> Dialled {
         if dials.fetch_add(1, Ordering::SeqCst) > 0 {
@@ -239,18 +207,11 @@ async fn the_reason_of_an_attempt_outlives_one_that_was_not_sent() {
 async fn the_hint_of_a_server_delays_no_attempt_at_another() {
     // Scenario: a server that is overloaded for 400 ms, or for an hour, next to one that serves; then one that is overloaded
     // for 100 ms. Expected: an answer within the backoff; then a third attempt, at the first, after its 400 ms.
-    let exhausted = |hint| {
-        let details = ErrorDetails::with_retry_info(Some(hint));
-        Status::with_error_details(tonic::Code::ResourceExhausted, "over a limit", details)
-    };
+    let exhausted = |hint| with_hint(tonic::Code::ResourceExhausted, hint);
     let hint = Duration::from_millis(400);
     for hint in [hint, Duration::from_secs(3600)] {
         let first = Fake::new().on_blocks(move |_, _| async move { Err(exhausted(hint)) });
-        let client = of_two(
-            builder(),
-            first.connector(accepts),
-            Fake::new().connector(accepts),
-        );
+        let client = of_two(builder(), first.connector(), Fake::new().connector());
         let begin = Instant::now();
         client.fetch_blocks("d", &[1]).await.unwrap();
         assert!(
@@ -267,7 +228,7 @@ async fn the_hint_of_a_server_delays_no_attempt_at_another() {
         Ok(blocks(&request.get_ref().indices))
     });
     let other = Fake::new().on_blocks(move |_, _| async move { Err(exhausted(hint / 4)) });
-    let client = of_two(builder(), first.connector(accepts), other.connector(accepts));
+    let client = of_two(builder(), first.connector(), other.connector());
     let begin = Instant::now();
     client.fetch_blocks("d", &[1]).await.unwrap();
     assert_eq!((first.calls(), other.calls()), (2, 1));
@@ -288,13 +249,11 @@ async fn the_hint_of_the_only_server_in_reach_is_kept() {
         for (hint, calls) in [(Duration::from_millis(400), 2), (Duration::from_secs(3600), 1)] {
             let first = Fake::new().on_blocks(move |n, request| async move {
                 if n == 2 {
-                    let details = ErrorDetails::with_retry_info(Some(hint));
-                    let code = tonic::Code::ResourceExhausted;
-                    return Err(Status::with_error_details(code, "over a limit", details));
+                    return Err(with_hint(tonic::Code::ResourceExhausted, hint));
                 }
                 Ok(blocks(&request.get_ref().indices))
             });
-            let client = of_two(builder(), first.connector(accepts), other);
+            let client = of_two(builder(), first.connector(), other);
             // Dials the other one, too.
             client.fetch_blocks("d", &[1]).await.unwrap();
             client.fetch_blocks("d", &[1]).await.unwrap();
@@ -318,7 +277,7 @@ async fn a_server_that_refuses_a_request_of_a_stream_gets_the_next_call_last() {
     });
     let other = Fake::new();
     let settings = builder().retry(RetryPolicy::none());
-    let client = of_two(settings, refuses.connector(accepts), other.connector(accepts));
+    let client = of_two(settings, refuses.connector(), other.connector());
     let stream = client.stream();
     let error = stream.fetch_blocks("d", &[1]).await.unwrap_err();
     assert_eq!(error.code(), Some(Code::Unavailable));

@@ -1,20 +1,38 @@
 //! A server in this process that does what no real daemon can be made to do: refuse, stall, lie, cut
 //! connections. Reached over in-memory pipes, so that time can be paused: nothing waits for the kernel.
 
+use bytes::Bytes;
 use futures_util::stream::BoxStream;
 use ringfetch_client::{Builder, Client};
 use ringfetch_proto::v1 as wire;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 use tokio::io::DuplexStream;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio_stream::Stream;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
+use tonic_types::{ErrorDetails, StatusExt as _};
 use wire::dataset_service_server::{DatasetService, DatasetServiceServer};
 use wire::fetch_service_server::{FetchService, FetchServiceServer};
+
+/// Time is paused in most tests: it passes only when nothing moves.
+pub(crate) const STILL: Duration = Duration::from_millis(100);
+/// Longer than anything takes that does not hang.
+pub(crate) const LONG: Duration = Duration::from_secs(60);
+
+/// Settings of a client of a fake that is not on a socket.
+pub(crate) fn builder() -> Builder {
+    Client::builder("http://fake:1")
+}
+
+/// An error that says when to try again.
+pub(crate) fn with_hint(code: tonic::Code, hint: Duration) -> Status {
+    Status::with_error_details(code, "for now", ErrorDetails::with_retry_info(Some(hint)))
+}
 
 type Answers = Pin<Box<dyn Stream<Item = Result<wire::FetchStreamResponse, Status>> + Send>>;
 pub(crate) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
@@ -82,6 +100,16 @@ pub(crate) fn is_cancel(request: &wire::FetchStreamRequest) -> bool {
     )
 }
 
+/// Serves a stream as it should be, for blocks.
+pub(crate) async fn answer_all(
+    mut requests: Streaming<wire::FetchStreamRequest>,
+    answers: mpsc::UnboundedSender<Result<wire::FetchStreamResponse, Status>>,
+) {
+    while let Ok(Some(request)) = requests.message().await {
+        answers.send(Ok(answer(request.id, indices(&request)))).unwrap();
+    }
+}
+
 /// The behaviour of the fake; correct by default.
 #[derive(Clone)]
 pub(crate) struct Fake {
@@ -95,13 +123,15 @@ pub(crate) struct Fake {
     connections: Arc<AtomicUsize>,
     /// Each connection waits for a permit.
     may_connect: Arc<Semaphore>,
+    /// Whether connection number n (from 0) is refused.
+    refuses: fn(usize) -> bool,
 }
 
 impl Fake {
     pub(crate) fn new() -> Self {
         Self {
             on_blocks: Arc::new(|_, request| Box::pin(async move { Ok(blocks(&request.get_ref().indices)) })),
-            on_stream: Arc::new(|_, _| Box::pin(async {})),
+            on_stream: Arc::new(|requests, answers| Box::pin(answer_all(requests, answers))),
             on_object: Arc::new(|_, _| Err(Status::unimplemented("no test asks for it"))),
             on_scores: Arc::new(|_| Status::unimplemented("no test asks for it")),
             on_list: Arc::new(|_| wire::ListObjectsResponse::default()),
@@ -109,7 +139,26 @@ impl Fake {
             calls: Arc::default(),
             connections: Arc::default(),
             may_connect: Arc::new(Semaphore::new(Semaphore::MAX_PERMITS)),
+            refuses: |_| false,
         }
+    }
+
+    /// Refuses connection number n (from 0) if `refuses(n)`.
+    pub(crate) fn refusing(mut self, refuses: fn(usize) -> bool) -> Self {
+        self.refuses = refuses;
+        self
+    }
+
+    /// Answers FetchBlocks calls once this semaphore has permits.
+    pub(crate) fn gated(self, may_answer: &Arc<Semaphore>) -> Self {
+        let may_answer = Arc::clone(may_answer);
+        self.on_blocks(move |_, request| {
+            let may_answer = Arc::clone(&may_answer);
+            async move {
+                drop(may_answer.acquire().await.unwrap());
+                Ok(blocks(&request.get_ref().indices))
+            }
+        })
     }
 
     /// Connections wait for permits of this semaphore.
@@ -189,13 +238,13 @@ impl Fake {
         self.connections.load(Ordering::SeqCst)
     }
 
-    /// A client with these settings, whose connection number n (from 0) is refused if `refuse(n)`.
-    pub(crate) fn client_with(&self, builder: Builder, refuse: fn(usize) -> bool) -> Client {
-        builder.connect_lazy_with(self.connector(refuse)).unwrap()
+    /// A client with these settings.
+    pub(crate) fn client_with(&self, builder: Builder) -> Client {
+        builder.connect_lazy_with(self.connector()).unwrap()
     }
 
-    /// Opens connections to it; number n (from 0) is refused if `refuse(n)`.
-    pub(crate) fn connector(&self, refuse: fn(usize) -> bool) -> impl Fn() -> Dialled + Send + Sync + use<> {
+    /// Opens connections to it.
+    pub(crate) fn connector(&self) -> impl Fn() -> Dialled + Send + Sync + use<> {
         let (accept, incoming) = mpsc::unbounded_channel::<std::io::Result<DuplexStream>>();
         let server = tonic::transport::Server::builder()
             .initial_stream_window_size(WINDOW_BYTES)
@@ -204,12 +253,13 @@ impl Fake {
             .serve_with_incoming(UnboundedReceiverStream::new(incoming));
         tokio::spawn(server);
         let (connections, may_connect) = (Arc::clone(&self.connections), Arc::clone(&self.may_connect));
+        let refuses = self.refuses;
         move || {
             let (accept, n) = (accept.clone(), connections.fetch_add(1, Ordering::SeqCst));
             let may_connect = Arc::clone(&may_connect);
             Box::pin(async move {
                 may_connect.acquire().await.unwrap().forget();
-                if refuse(n) {
+                if refuses(n) {
                     return Err(std::io::ErrorKind::ConnectionRefused.into());
                 }
                 let (near, far) = tokio::io::duplex(1 << 16);
@@ -233,7 +283,22 @@ impl Fake {
 
     /// A client with the default settings.
     pub(crate) fn client(&self) -> Client {
-        self.client_with(Client::builder("http://fake:1"), |_| false)
+        self.client_with(builder())
+    }
+}
+
+/// Opens connections of which `serve` is the server.
+pub(crate) fn served_by<Fut>(
+    serve: impl Fn(h2::server::Connection<DuplexStream, Bytes>) -> Fut + Send + Sync + 'static,
+) -> impl Fn() -> Dialled + Send + Sync + 'static
+where
+    Fut: Future<Output = ()> + Send + 'static,
+{
+    let serve = Arc::new(serve);
+    move || -> Dialled {
+        let (serve, (near, far)) = (Arc::clone(&serve), tokio::io::duplex(1 << 16));
+        tokio::spawn(async move { serve(h2::server::handshake(far).await.unwrap()).await });
+        Box::pin(async { Ok(near) })
     }
 }
 

@@ -1,9 +1,9 @@
 //! Calls that are polled once and then kept, as a slow branch of `select!` keeps them, and calls that are given up.
 
-use crate::fake::{Fake, block, blocks};
+use crate::fake::{Fake, LONG, STILL, block, builder};
 use futures_util::FutureExt as _;
 use futures_util::future::join_all;
-use ringfetch_client::{Client, Error};
+use ringfetch_client::Error;
 use ringfetch_proto::v1 as wire;
 use std::pin::pin;
 use std::sync::Arc;
@@ -11,14 +11,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
 use tokio::sync::{Notify, Semaphore, mpsc};
-
-fn builder() -> ringfetch_client::Builder {
-    Client::builder("http://fake:1")
-}
-
-/// Time is paused: it passes only when nothing moves.
-const STILL: Duration = Duration::from_millis(100);
-const LONG: Duration = Duration::from_secs(60);
 
 #[tokio::test(start_paused = true)]
 async fn answers_that_nobody_takes_hold_up_no_other_call() {
@@ -50,15 +42,8 @@ async fn a_call_that_is_kept_while_it_waits_for_its_turn_holds_up_no_other() {
     // Scenario: one call may be in flight, and the server answers it late; a second waits for its turn, whose caller does not
     // poll it any more, then a third. Expected: all are answered, the third without the second being polled.
     let may_answer = Arc::new(Semaphore::new(0));
-    let gate = Arc::clone(&may_answer);
-    let fake = Fake::new().on_blocks(move |_, request| {
-        let gate = Arc::clone(&gate);
-        async move {
-            drop(gate.acquire().await.unwrap());
-            Ok(blocks(&request.get_ref().indices))
-        }
-    });
-    let client = fake.client_with(builder().max_in_flight(1).timeout(None), |_| false);
+    let fake = Fake::new().gated(&may_answer);
+    let client = fake.client_with(builder().max_in_flight(1).timeout(None));
     let mut first = pin!(client.fetch_blocks("d", &[1]));
     let mut kept = pin!(client.fetch_blocks("d", &[2]));
     let mut third = pin!(client.fetch_blocks("d", &[3]));
@@ -80,15 +65,8 @@ async fn a_call_that_is_given_up_while_it_waits_for_its_turn_is_not_sent() {
     // Scenario: one call may be in flight, and the server answers none until two others, which waited, have given up: one by
     // its timeout, one whose caller left. Expected: DeadlineExceeded for the former; neither reaches the server.
     let may_answer = Arc::new(Semaphore::new(0));
-    let gate = Arc::clone(&may_answer);
-    let fake = Fake::new().on_blocks(move |_, request| {
-        let gate = Arc::clone(&gate);
-        async move {
-            drop(gate.acquire().await.unwrap());
-            Ok(blocks(&request.get_ref().indices))
-        }
-    });
-    let client = fake.client_with(builder().max_in_flight(1).timeout(None), |_| false);
+    let fake = Fake::new().gated(&may_answer);
+    let client = fake.client_with(builder().max_in_flight(1).timeout(None));
     let mut first = pin!(client.fetch_blocks("d", &[1]));
     assert!(tokio::time::timeout(STILL, first.as_mut()).await.is_err());
     let late = client.with_timeout(STILL).fetch_blocks("d", &[2]).await;

@@ -1,29 +1,21 @@
 //! Objects read as streams, from a server that refuses, stalls, lies and disconnects midway. Time is paused: waits are exact and
 //! take no real time.
 
-use crate::fake::{Dialled, Fake, ObjectMessages, Pipes};
+use crate::failover::of_two;
+use crate::fake::{Dialled, Fake, ObjectMessages, Pipes, STILL, builder, with_hint};
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
-use ringfetch_client::{Builder, Client, Code, Error, ObjectPart, ObjectStream, RetryPolicy};
+use ringfetch_client::{Client, Code, Error, ObjectPart, ObjectStream, RetryPolicy};
 use ringfetch_proto::v1 as wire;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::time::Instant;
 use tonic::Status;
-use tonic_types::{ErrorDetails, StatusExt as _};
 
 const VERSION: &str = "v1";
 /// Of the object, and of each message but the last.
 const LENGTH: u64 = 9_500;
 const STEP: u64 = 1_000;
-
-fn builder() -> Builder {
-    Client::builder("http://fake:1")
-}
-
-fn accepts(_: usize) -> bool {
-    false
-}
 
 /// Bytes of the object. 251 is prime, so a gap or a repetition shows.
 fn bytes(from: u64, to: u64) -> Vec<u8> {
@@ -103,10 +95,6 @@ async fn rest(object: &mut ObjectStream) -> Result<Vec<u8>, Error> {
     Ok(bytes)
 }
 
-fn with_hint(code: tonic::Code, hint: Duration) -> Status {
-    Status::with_error_details(code, "for now", ErrorDetails::with_retry_info(Some(hint)))
-}
-
 #[tokio::test(start_paused = true)]
 async fn an_object_arrives_in_order_and_its_version_and_length_are_known_first() {
     // Scenario: an object whole, in part, and from its end on; a part of no bytes. Expected: version, length and bytes of each;
@@ -158,7 +146,7 @@ async fn a_read_that_breaks_goes_on_with_the_same_version() {
             None => stream::pending().boxed(),
             Some(status) => sent(vec![Err(status.clone())]),
         });
-        let client = builder().connect_lazy_with(pipes.through(fake.connector(accepts)));
+        let client = builder().connect_lazy_with(pipes.through(fake.connector()));
         let begin = Instant::now();
         let mut object = open(&client.unwrap()).await;
         let mut found = object.try_next().await.unwrap().unwrap().to_vec();
@@ -197,7 +185,7 @@ async fn attempts_are_counted_from_the_last_byte() {
                 .boxed()),
             _ => Err(Status::unavailable("draining")),
         });
-        let client = fake.client_with(builder().retry(policy), accepts);
+        let client = fake.client_with(builder().retry(policy));
         let error = rest(&mut open(&client).await).await.unwrap_err();
         assert_eq!(error.code(), Some(Code::Unavailable), "{error:?}");
         assert_eq!(fake.calls(), calls);
@@ -258,7 +246,7 @@ async fn another_server_goes_on_only_with_the_same_version() {
             }
             Err(Status::failed_precondition("another version"))
         });
-        let (to_home, to_other) = (pipes.through(home.connector(accepts)), other.connector(accepts));
+        let (to_home, to_other) = (pipes.through(home.connector()), other.connector());
         let dials = AtomicUsize::new(0);
         let client = builder()
             .endpoint("http://fake:2")
@@ -295,16 +283,8 @@ async fn a_server_that_ends_a_read_gets_the_next_calls_last() {
         sent(vec![Err(Status::unavailable("draining"))])
     });
     let other = Fake::new();
-    let (to_home, to_other) = (home.connector(accepts), other.connector(accepts));
-    let dials = AtomicUsize::new(0);
-    let settings = builder().endpoint("http://fake:2").retry(RetryPolicy::none());
-    let client = settings.connect_lazy_with(move || -> Dialled {
-        match dials.fetch_add(1, Ordering::SeqCst) {
-            0 => to_home(),
-            _ => to_other(),
-        }
-    });
-    let client = client.unwrap();
+    let settings = builder().retry(RetryPolicy::none());
+    let client = of_two(settings, home.connector(), other.connector());
     rest(&mut open(&client).await).await.unwrap_err();
     for _ in 0..4 {
         client.fetch_blocks("d", &[1]).await.unwrap();
@@ -377,11 +357,10 @@ async fn a_caller_that_does_not_read_stops_its_server_and_nobody_else() {
         });
         Ok(stream::iter(std::iter::once(Ok(head)).chain(chunks)).boxed())
     });
-    let client = fake.client_with(builder().max_in_flight(1), accepts);
+    let client = fake.client_with(builder().max_in_flight(1));
     let mut object = open(&client).await;
     let chunk = object.try_next().await.unwrap().unwrap();
-    // Time is paused: it passes only when nothing moves.
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    tokio::time::sleep(STILL).await;
     let sent = made.load(Ordering::SeqCst) as u64 * MESSAGE;
     assert!(sent <= 6 << 20, "{sent} bytes");
     client.fetch_blocks("d", &[1]).await.unwrap();

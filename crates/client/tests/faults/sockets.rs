@@ -1,6 +1,6 @@
 //! Several servers on real sockets: balance, failover, headers, and the retry budget.
 
-use crate::fake::{Fake, answer, blocks, indices};
+use crate::fake::{Fake, blocks};
 use ringfetch_client::{Client, Code, Error, RetryBudget, RetryPolicy};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -186,12 +186,7 @@ async fn a_server_that_ends_streams_does_not_get_them_all() {
         });
         Server::serve(fake, any(), Arc::default())
     };
-    let serves = Fake::new().on_stream(|mut requests, answers| async move {
-        while let Ok(Some(request)) = requests.message().await {
-            answers.send(Ok(answer(request.id, indices(&request)))).unwrap();
-        }
-    });
-    let serves = Server::serve(serves, any(), Arc::default()).await;
+    let serves = Server::serve(Fake::new(), any(), Arc::default()).await;
     let (unavailable, over) = (
         ends(Some(Status::unavailable("draining"))).await,
         ends(None).await,

@@ -1,6 +1,6 @@
 //! Requests pipelined on one stream: answers in any order, refusals, a stream that breaks, a server that lies.
 
-use crate::fake::{Fake, answer, block, indices, is_cancel};
+use crate::fake::{Fake, LONG, STILL, answer, answer_all, block, builder, indices, is_cancel};
 use futures_util::FutureExt as _;
 use prost::Message as _;
 use ringfetch_client::{Client, Code, Error, FetchStream};
@@ -139,19 +139,17 @@ async fn a_stream_that_was_dropped_is_cancelled_if_its_server_does_not_end_it() 
     // Expected: the server sees the call end, although the connection stays.
     let is_closed = Arc::new(Notify::new());
     let closed = Arc::clone(&is_closed);
-    let fake = Fake::new().on_stream(move |mut requests, answers| {
+    let fake = Fake::new().on_stream(move |requests, answers| {
         let closed = Arc::clone(&closed);
         async move {
-            while let Ok(Some(request)) = requests.message().await {
-                answers.send(Ok(answer(request.id, indices(&request)))).unwrap();
-            }
+            answer_all(requests, answers.clone()).await;
             answers.closed().await;
             closed.notify_one();
         }
     });
     let client = fake.client();
     client.stream().fetch_blocks("d", &[1]).await.unwrap();
-    let closed = tokio::time::timeout(Duration::from_secs(60), is_closed.notified());
+    let closed = tokio::time::timeout(LONG, is_closed.notified());
     closed.await.expect("the call stays open");
     client.fetch_blocks("d", &[1]).await.unwrap();
     assert_eq!(fake.connections(), 1);
@@ -161,7 +159,7 @@ async fn a_stream_that_was_dropped_is_cancelled_if_its_server_does_not_end_it() 
 async fn requests_fail_where_the_server_is_unreachable() {
     // Scenario: a stream over a connection that is refused.
     // Expected: StreamBroken with a transport error as its cause.
-    let client = Fake::new().client_with(Client::builder("http://fake:1"), |_| true);
+    let client = Fake::new().refusing(|_| true).client();
     let error = client.stream().fetch_blocks("d", &[1]).await.unwrap_err();
     let Error::StreamBroken { cause, .. } = &error else {
         panic!("{error:?}")
@@ -234,13 +232,11 @@ async fn what_the_server_has_in_hand_is_bounded_also_when_senders_give_up() {
             }
         }
     });
-    let client = fake.client_with(Client::builder("http://fake:1").max_in_flight(2), |_| false);
+    let client = fake.client_with(builder().max_in_flight(2));
     let stream = client.stream();
-    // Time is paused: it passes only when nothing moves.
-    let still = Duration::from_millis(100);
-    assert!(tokio::time::timeout(still, send_all(&stream, 2)).await.is_err());
+    assert!(tokio::time::timeout(STILL, send_all(&stream, 2)).await.is_err());
     let mut third = pin!(stream.fetch_blocks("d", &[7]));
-    assert!(tokio::time::timeout(still, third.as_mut()).await.is_err());
+    assert!(tokio::time::timeout(STILL, third.as_mut()).await.is_err());
     assert_eq!(most.load(Ordering::SeqCst), 2);
     answers_due.add_permits(3);
     assert_eq!(third.await.unwrap().get(0).unwrap(), block(7)[..]);
@@ -399,10 +395,9 @@ async fn a_request_whose_caller_leaves_is_cancelled_and_gives_its_place_to_the_n
             }
         }
     });
-    let client = fake.client_with(Client::builder("http://fake:1").max_in_flight(1), |_| false);
+    let client = fake.client_with(builder().max_in_flight(1));
     let stream = client.with_timeout(Duration::from_secs(5)).stream();
-    let still = Duration::from_millis(100);
-    let left = tokio::time::timeout(still, stream.fetch_blocks("d", &[0]));
+    let left = tokio::time::timeout(STILL, stream.fetch_blocks("d", &[0]));
     assert!(left.await.is_err());
     stream.fetch_blocks("d", &[1]).await.unwrap();
     let error = stream.fetch_blocks("d", &[0]).await.unwrap_err();
@@ -424,18 +419,17 @@ async fn a_request_that_is_kept_and_not_polled_holds_up_no_other() {
     // Scenario: one request may be in flight, and the server answers it late; a second waits for its place, whose caller does
     // not poll it any more, then a third. Expected: all are answered, the third without the second being polled.
     let (seen, may_read) = (Seen::default(), Arc::new(Semaphore::new(0)));
-    let builder = Client::builder("http://fake:1").max_in_flight(1).timeout(None);
-    let stream = noting(&seen, &may_read).client_with(builder, |_| false).stream();
+    let settings = builder().max_in_flight(1).timeout(None);
+    let stream = noting(&seen, &may_read).client_with(settings).stream();
     let mut first = pin!(stream.fetch_blocks("d", &[1]));
     let mut kept = pin!(stream.fetch_blocks("d", &[2]));
     let mut third = pin!(stream.fetch_blocks("d", &[3]));
-    let still = Duration::from_millis(100);
     for waiting in [&mut first, &mut kept, &mut third] {
-        assert!(tokio::time::timeout(still, waiting.as_mut()).await.is_err());
+        assert!(tokio::time::timeout(STILL, waiting.as_mut()).await.is_err());
     }
     may_read.add_permits(1);
     first.await.unwrap();
-    let third = tokio::time::timeout(still, third).await;
+    let third = tokio::time::timeout(STILL, third).await;
     assert_eq!(third.unwrap().unwrap().get(0).unwrap(), block(3)[..]);
     assert_eq!(kept.await.unwrap().get(0).unwrap(), block(2)[..]);
 }
@@ -454,17 +448,15 @@ async fn a_request_that_waits_for_room_gets_it() {
             answers.send(Ok(answer(request.id, indices(&request)))).unwrap();
         }
     });
-    let builder = Client::builder("http://fake:1").max_in_flight(3).timeout(None);
-    let stream = fake.client_with(builder, |_| false).stream();
+    let settings = builder().max_in_flight(3).timeout(None);
+    let stream = fake.client_with(settings).stream();
     let send = |i: u64| {
         let stream = stream.clone();
         tokio::spawn(async move { stream.fetch_blocks("d", &[i]).await.is_ok() })
     };
     for (count, answered) in [(2000, true), (50, false)] {
         let sends = futures_util::future::join_all((0..count).map(send));
-        let outcomes = tokio::time::timeout(Duration::from_secs(60), sends)
-            .await
-            .unwrap();
+        let outcomes = tokio::time::timeout(LONG, sends).await.unwrap();
         assert!(outcomes.into_iter().all(|outcome| outcome.unwrap() == answered));
     }
 }
