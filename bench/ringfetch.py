@@ -161,7 +161,11 @@ class Daemon(Server):
         return int(re.search(rf"{field}:\s+(\d+) kB", text).group(1)) / 1024
 
     def _metric(self, name):
-        return total(metrics(self._get("/metrics").decode()), name)
+        series = metrics(self._get("/metrics").decode())
+        # Another name would be 0, and what is checked by it always right.
+        if not any(key.partition("{")[0] == name for key in series):
+            raise RunFailed(f"/metrics has no {name}")
+        return total(series, name)
 
     def reads(self):
         """Reads answered since its start."""

@@ -64,6 +64,13 @@ class Watching(unittest.TestCase):
         series = processes.metrics(page)
         self.assertEqual([processes.total(series, *of) for of in (["a_total"], ["a_total", 'x="1"'], ["b"], ["c"])], [3, 1, 8, 0])
 
+    def test_a_metric_that_a_daemon_does_not_have_is_not_0(self):
+        daemon = ringfetch.Daemon(HERE / "data", {})
+        daemon._get = lambda _: b'a_total{x="1"} 1\na_total{x="2"} 2\n'
+        self.assertEqual(daemon._metric("a_total"), 3)
+        with self.assertRaisesRegex(processes.RunFailed, "^/metrics has no a_totals$"):
+            daemon._metric("a_totals")
+
 
 class Ends(unittest.TestCase):
     def test_a_signal_ends_a_server_that_is_not_ready(self):
