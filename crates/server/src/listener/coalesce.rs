@@ -36,16 +36,17 @@ const TURN_BYTES_MAX: usize = 144 << 10;
 /// per round.
 const TURN_RECEIVED_BYTES_MAX: usize = 8 << 10;
 
-/// Least. A connection whose turn took long receives half as much in the next one: 8 KiB of requests whose 490 fields are each a
-/// reference of one byte took 1 to 2 ms.
+/// Least. While a core is shared, a connection whose turn took long receives half as much in the next ones: 8 KiB of
+/// requests whose 490 fields are each a reference of one byte took 1 to 2 ms.
 const TURN_RECEIVED_BYTES_MIN: usize = 256;
 
 /// A longer turn is long: five times a caller's part of a round of `core_turns`. With 100 us single requests of a principal took 2 % more CPU.
 const LONG_TURN: Duration = Duration::from_micros(250);
 
-/// Turns in a row, less those between them, whose bound of received bytes was reached, after which a connection has a backlog: 64 KiB at
-/// once are none.
+/// A connection has a backlog after so many more turns in which it could have got more, than others: 64 KiB at once are none. Where long
+/// turns have become shorter, only those count that take long for so little.
 const BACKLOG_TURNS: u32 = 8;
+const SLOW_BYTES_MAX: usize = 1 << 10;
 
 /// Most slices in one write, the same bound as in h2 and hyper.
 const PIECES_MAX: usize = 64;
@@ -68,8 +69,8 @@ struct WriteBuffer<T> {
     turn_bytes: usize,
     /// Counts received bytes.
     progress: Arc<Progress>,
-    /// When this turn began, later by the time of its large writes.
-    begun: Instant,
+    /// When this turn began, later by the time of its large writes, if the core is shared.
+    begun: Option<Instant>,
     /// Bytes that hyper had got when it began, and how many it may get in a turn.
     received_before: u64,
     receives: usize,
@@ -119,16 +120,19 @@ impl<T: Write + Unpin> WriteBuffer<T> {
             }
         }
         let cut = cut.get(..count).unwrap_or_default();
-        let before = Instant::now();
+        let before = self.begun.map(|_| Instant::now());
         let written = Pin::new(&mut self.io).poll_write_vectored(cx, cut);
-        self.begun += before.elapsed();
+        if let (Some(begun), Some(before)) = (&mut self.begun, before) {
+            *begun += before.elapsed();
+        }
         let written = ready!(written)?;
         self.turn_bytes += written;
         Poll::Ready(Ok(written))
     }
 
-    fn begin_turn(&mut self, now: Instant) {
-        self.begun = now;
+    /// `begun`: now, on a shared core.
+    fn begin_turn(&mut self, begun: Option<Instant>) {
+        self.begun = begun;
         self.turn_bytes = 0;
         self.received_before = self.progress.frames.plain_bytes();
     }
@@ -143,20 +147,28 @@ impl<T: Write + Unpin> WriteBuffer<T> {
         usize::try_from(received).unwrap_or(usize::MAX)
     }
 
-    /// Adapts what is received in a turn to the time that this one took, but for its writes: an upload beside a download on one
-    /// connection is not what takes long.
+    /// Notes whether the client sends more than turns take. Adapts what is received in a turn to the time that this one took on a
+    /// shared core, but for its writes: an upload beside a download on one connection is not what takes long.
     fn end_turn(&mut self) {
-        let received = self.received();
+        let (received, is_bounded) = (self.received(), std::mem::take(&mut self.is_bounded));
+        let begun = self.begun.take();
+        if received > 0 {
+            let counts = self.receives == TURN_RECEIVED_BYTES_MAX || self.receives <= SLOW_BYTES_MAX;
+            self.bounded_turns = if is_bounded && counts {
+                (self.bounded_turns + 1).min(2 * BACKLOG_TURNS)
+            } else {
+                self.bounded_turns.saturating_sub(1)
+            };
+            core_turns::note_backlog(self.bounded_turns >= BACKLOG_TURNS);
+        }
+        let Some(begun) = begun else {
+            self.receives = TURN_RECEIVED_BYTES_MAX;
+            return;
+        };
         if received == 0 {
             return;
         }
-        self.bounded_turns = if std::mem::take(&mut self.is_bounded) {
-            (self.bounded_turns + 1).min(2 * BACKLOG_TURNS)
-        } else {
-            self.bounded_turns.saturating_sub(1)
-        };
-        core_turns::note_backlog(self.bounded_turns >= BACKLOG_TURNS);
-        let is_long = self.begun.elapsed() > LONG_TURN;
+        let is_long = begun.elapsed() > LONG_TURN;
         if is_long && received >= self.receives / 2 {
             self.receives = (self.receives / 2).max(TURN_RECEIVED_BYTES_MIN);
         } else if !is_long && received >= self.receives {
@@ -187,7 +199,7 @@ impl<T: Read + Write + Unpin> CoalescingIo<T> {
             bytes: Vec::new(),
             written: 0,
             turn_bytes: 0,
-            begun: Instant::now(),
+            begun: None,
             received_before: progress.frames.plain_bytes(),
             receives: TURN_RECEIVED_BYTES_MAX,
             is_bounded: false,
@@ -237,7 +249,8 @@ impl<T: Write + Unpin> Flusher<T> {
         let mut outcome = Ok(());
         std::future::poll_fn(|cx| {
             submit_left();
-            self.gathered.borrow_mut().begin_turn(Instant::now());
+            let begun = core_turns::is_shared().then(Instant::now);
+            self.gathered.borrow_mut().begin_turn(begun);
             if !self.ended.get()
                 && let Poll::Ready(result) = connection.as_mut().poll(cx)
             {
@@ -603,14 +616,14 @@ mod tests {
     }
 
     #[test]
-    fn who_takes_long_receives_less_in_a_turn() {
-        // Scenario: turns in which all is received that may be: long ones, then quick ones. Expectation: half as much each time, but
-        // some; twice as much each time, up to all.
+    fn who_takes_long_on_a_shared_core_receives_less_in_a_turn() {
+        // Scenario: turns in which all is received that may be: long ones on a shared core, then quick ones, then long ones on a core
+        // of its own. Expectation: half as much each time, but some; twice as much each time, up to all; all.
         let progress: Arc<Progress> = Arc::default();
         let socket = Scripted::default();
         let (io, _drain) = CoalescingIo::new(socket, Arc::clone(&progress));
         let gathered = &mut *io.0.borrow_mut();
-        let mut turn = |begun: Instant| {
+        let mut turn = |begun: Option<Instant>| {
             gathered.begin_turn(begun);
             progress.read(&vec![0; gathered.receives]);
             gathered.end_turn();
@@ -619,10 +632,12 @@ mod tests {
         let now = Instant::now();
         // Whatever time the test takes, none has passed since then.
         let (long, quick) = (now - LONG_TURN * 2, now + Duration::from_secs(3600));
-        let received: Vec<_> = (0..7).map(|_| turn(long)).collect();
+        let received: Vec<_> = (0..7).map(|_| turn(Some(long))).collect();
         assert_eq!(received, [4096, 2048, 1024, 512, 256, 256, 256]);
-        let received: Vec<_> = (0..6).map(|_| turn(quick)).collect();
+        let received: Vec<_> = (0..6).map(|_| turn(Some(quick))).collect();
         assert_eq!(received, [512, 1024, 2048, 4096, 8192, 8192]);
+        turn(Some(long));
+        assert_eq!(turn(None), TURN_RECEIVED_BYTES_MAX);
     }
 
     #[tokio::test]
@@ -665,7 +680,7 @@ mod tests {
 
     #[test]
     fn the_time_of_large_writes_is_not_that_of_the_turn() {
-        // Scenario: a large write that takes a millisecond. Expectation: the turn counts as begun that much later.
+        // Scenario: a large write on a shared core that takes a millisecond. Expectation: the turn counts as begun that much later.
         let socket = Scripted {
             write: Duration::from_millis(1),
             ..Scripted::default()
@@ -673,11 +688,11 @@ mod tests {
         let (io, _drain) = CoalescingIo::new(socket, Arc::default());
         let gathered = &mut *io.0.borrow_mut();
         let begun = Instant::now();
-        gathered.begin_turn(begun);
+        gathered.begin_turn(Some(begun));
         let cx = &mut Context::from_waker(Waker::noop());
         let written = gathered.poll_write_through(cx, &[IoSlice::new(&[0; 2 * COPIED_BYTES_MAX])]);
         assert!(written.is_ready());
-        assert!(gathered.begun >= begun + Duration::from_millis(1));
+        assert!(gathered.begun >= Some(begun + Duration::from_millis(1)));
     }
 
     #[tokio::test]

@@ -133,6 +133,11 @@ pub(super) fn work_for(account: &Account) {
     CORE.with(|core| core.work_for(account.caller(), account.weight()));
 }
 
+/// Whether several callers share the calling thread, or connections with and without a backlog, so that a long poll delays others.
+pub(super) fn is_shared() -> bool {
+    CORE.with(|core| core.shared_until.get().is_some())
+}
+
 /// Notes that the task being polled has refused a request that its client could have avoided.
 pub(crate) fn note_refusal() {
     CORE.with(|core| core.refuses.set(true));
