@@ -96,18 +96,7 @@ impl Mapping {
     ///
     /// # Errors
     /// errno as from [`Mapping::new`]; EBUSY if another backend has the file's slot.
-    #[inline]
     pub(crate) fn of(file: &OpenFile) -> Result<&Self, i32> {
-        let attached = file.attached.get();
-        match attached.and_then(|slot| slot.downcast_ref::<Attached>()) {
-            Some(Attached(Ok(mapping))) => Ok(mapping),
-            Some(Attached(Err(_))) | None => Self::attach(file),
-        }
-    }
-
-    /// As [`Self::of`] for a file that has no mapping yet.
-    #[cold]
-    fn attach(file: &OpenFile) -> Result<&Self, i32> {
         let slot = file.attached.get_or_init(|| {
             let mapped = Self::new(file.buffered_fd(), file.length_bytes());
             Box::new(Attached(mapped.map_err(Refused::now)))

@@ -156,18 +156,12 @@ impl Backend for MmapBackend {
             announce_policy::GroupDecision::Probed(slot) => Some(slot),
             announce_policy::GroupDecision::Unannounced => return,
         };
-        // Most reads are of the same file as the one before.
-        let mut last = None;
         let pages = attempts
             .iter()
             .filter(|attempt| Some(attempt.slot) != probe)
             .filter_map(|attempt| {
-                let file = &*attempt.file;
-                let mapping = match last {
-                    Some((id, mapping)) if id == file.id => mapping,
-                    Some(_) | None => last.insert((file.id, mapping_of(file))).1,
-                };
-                mapping?.pages(attempt.offset, attempt.length)
+                let mapping = mapping_of(&attempt.file)?;
+                mapping.pages(attempt.offset, attempt.length)
             });
         announcer.announce(pages);
     }
@@ -282,7 +276,6 @@ pub(super) fn is_up_to_date(file: &OpenFile, offset: u64, length: u32) -> bool {
 }
 
 /// The file's mapping; `None` if it has none, and `pread` reads it.
-#[inline]
 fn mapping_of(file: &OpenFile) -> Option<&Mapping> {
     static WARNED: AtomicBool = AtomicBool::new(false);
     Mapping::of(file)
