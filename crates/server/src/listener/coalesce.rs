@@ -46,7 +46,7 @@ const LONG_TURN: Duration = Duration::from_micros(250);
 /// A connection has a backlog after so many more turns in which it could have got more, than others: 64 KiB at once are none. Where long
 /// turns have become shorter, only those count that take long for so little.
 const BACKLOG_TURNS: u32 = 8;
-const SLOW_BYTES_MAX: usize = 1 << 10;
+const SLOW_BYTES_MAX: usize = 2 << 10;
 
 /// Most slices in one write, the same bound as in h2 and hyper.
 const PIECES_MAX: usize = 64;
