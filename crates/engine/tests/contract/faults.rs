@@ -375,11 +375,7 @@ fn a_drain_lets_go_of_what_nobody_waits_for() {
     // Scenario: the device returns nothing, and a batch waits behind the reads in flight; the engine is told to drain; then the
     // caller of the batch leaves. Expectation: the shard still gives signs of life, and when it is tended the memory of
     // the batch is free.
-    let (harness, control, dataset, _) = Harness::simulated(6 << 20, 1);
-    control.hold();
-    let stuck = ranges_of(&dataset, &[(0, 2 << 20)]);
-    let stuck = harness.submit(stuck, SubmitOptions::default()).expect("accepted");
-    assert!(control.wait_started(u64::from(DEPTH), WAIT));
+    let (harness, control, dataset, stuck) = Harness::stuck();
     let held = harness.engine.memory().0;
     let waiting = ranges_of(&dataset, &[(3 << 20, 3 << 20)]);
     let waiting = harness

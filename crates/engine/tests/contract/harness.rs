@@ -285,6 +285,16 @@ impl Harness {
         (harness, control, dataset, model)
     }
 
+    /// As [`Self::simulated`], with 6 MiB and a batch whose reads fill the queue and are held.
+    pub(crate) fn stuck() -> (Self, SimControl, Arc<Dataset>, Ticket) {
+        let (harness, control, dataset, _) = Self::simulated(6 << 20, 1);
+        control.hold();
+        let stuck = ranges_of(&dataset, &[(0, 2 << 20)]);
+        let stuck = harness.submit(stuck, SubmitOptions::default()).expect("accepted");
+        assert!(control.wait_started(u64::from(DEPTH), WAIT));
+        (harness, control, dataset, stuck)
+    }
+
     /// The variant's name, for messages.
     pub(crate) fn name(&self) -> &'static str {
         self.variant.name

@@ -395,11 +395,7 @@ fn a_shard_behind_a_stuck_device_gives_signs_of_life() {
 fn what_nobody_wants_any_more_does_not_wait_for_its_turn() {
     // Scenario: the device returns nothing; waiting batches are dropped, or their deadline passes.
     // Expectation: when the engine is tended, the memory of the first is free, and the second are answered.
-    let (harness, control, dataset, _) = Harness::simulated(6 << 20, 1);
-    control.hold();
-    let stuck = ranges_of(&dataset, &[(0, 2 << 20)]);
-    let stuck = harness.submit(stuck, SubmitOptions::default()).expect("accepted");
-    assert!(control.wait_started(u64::from(DEPTH), WAIT));
+    let (harness, control, dataset, stuck) = Harness::stuck();
     let held = harness.engine.memory().0;
     let waiting: Vec<_> = (0..4)
         .map(|_| {
