@@ -22,7 +22,7 @@ use crate::dataset::{HeldFile, OpenFile, bytes_before};
 use crate::shard::TURN_COPY_BYTES;
 use announce::Announcer;
 use announce_policy::AnnouncePolicy;
-pub(super) use announce_policy::major_faults;
+pub(super) use announce_policy::{major_faults, waits};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
@@ -108,6 +108,11 @@ impl MmapBackend {
             uncopied: Some(Vec::new()),
             ..Self::new(false)
         }
+    }
+
+    /// Whether attempts wait to be made.
+    pub(super) fn is_waiting(&self) -> bool {
+        !self.waiting.is_empty()
     }
 
     /// An attempt that could not be copied, and is not reported.

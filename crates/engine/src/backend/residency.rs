@@ -3,7 +3,7 @@
 
 mod regions;
 
-pub(crate) use regions::Tick;
+pub(crate) use regions::{Tick, watch};
 
 use super::mmap::is_up_to_date;
 use crate::dataset::OpenFile;

@@ -197,8 +197,15 @@ fn enter(ring: RawFd, entries: u32) -> libc::c_long {
 thread_local! {
     /// Counts how often this thread's runtime has parked.
     static PARKS: OnceCell<RuntimeMetrics> = const { OnceCell::new() };
+    /// Reads in flight on this thread's ring.
+    static IN_FLIGHT: Cell<u32> = const { Cell::new(0) };
     /// An entry left in this ring's queue until the thread parks, and the number of parks so far.
     static LEFT: Cell<Option<(RawFd, u64)>> = const { Cell::new(None) };
+}
+
+/// Whether a completion of this thread's ring may arrive at any moment.
+pub(crate) fn has_reads_in_flight() -> bool {
+    IN_FLIGHT.get() > 0
 }
 
 /// From now on, counts how often the current runtime parks this thread.
@@ -306,8 +313,6 @@ pub(crate) struct UringBackend {
     wakers: Vec<Waker>,
     ready: Arc<Ready>,
     unsubmitted: u32,
-    /// Started and not finished.
-    in_flight: u32,
     registered: Option<Registered>,
     files: FileTable,
     /// Completions found while their read was being started.
@@ -337,7 +342,6 @@ impl UringBackend {
             wakers,
             ready,
             unsubmitted: 0,
-            in_flight: 0,
             registered: None,
             files: FileTable::default(),
             early: Vec::new(),
@@ -385,7 +389,6 @@ impl UringBackend {
         slot: u32,
         operations: &mut [Option<Operation>],
         wakers: &[Waker],
-        in_flight: &mut u32,
         unchecked: &mut Vec<Unchecked>,
     ) -> Option<Completion> {
         let operation = operations.get_mut(slot as usize)?;
@@ -395,7 +398,7 @@ impl UringBackend {
             Poll::Pending => None,
             Poll::Ready(ended) => {
                 *operation = None;
-                *in_flight = in_flight.saturating_sub(1);
+                IN_FLIGHT.set(IN_FLIGHT.get().saturating_sub(1));
                 match ended {
                     Ended::Result(result) => Some(Completion { slot, result }),
                     Ended::Unchecked { file, offset, bytes } => {
@@ -421,9 +424,14 @@ impl Drop for UringBackend {
     /// Restores the ring, since it outlives a shard that never served (its group did not start) and accepts
     /// memory and a file table only once.
     fn drop(&mut self) {
-        let in_flight = self.operations.iter().any(Option::is_some);
+        let in_flight = self.operations.iter().flatten().count();
+        IN_FLIGHT.set(
+            IN_FLIGHT
+                .get()
+                .saturating_sub(u32::try_from(in_flight).unwrap_or(u32::MAX)),
+        );
         // With reads in flight the shard has failed and the process ends; unregistering would wait for them.
-        let Some(ring) = self.ring.filter(|_| !in_flight) else {
+        let Some(ring) = self.ring.filter(|_| in_flight == 0) else {
             return;
         };
         let memory = self
@@ -487,19 +495,13 @@ impl Backend for UringBackend {
         };
         let operation = UnsubmittedOneshot::new(file, ResultTransform { offset, is_direct }, entry).submit();
         self.unsubmitted += 1;
-        self.in_flight += 1;
+        IN_FLIGHT.set(IN_FLIGHT.get() + 1);
         if let Some(place) = self.operations.get_mut(slot as usize) {
             *place = Some(operation);
         }
         // It cannot have finished, since nothing was submitted: the first poll only stores the waker. But a
         // full submission queue may have been flushed; then mark it as the waker would have.
-        let finished = Self::poll_slot(
-            slot,
-            &mut self.operations,
-            &self.wakers,
-            &mut self.in_flight,
-            &mut self.unchecked,
-        );
+        let finished = Self::poll_slot(slot, &mut self.operations, &self.wakers, &mut self.unchecked);
         self.early.extend(finished);
         if !(self.early.is_empty() && self.unchecked.is_empty()) {
             self.ready.mark();
@@ -519,7 +521,7 @@ impl Backend for UringBackend {
         // system call less for clients that read one by one. If the thread does not park, see `submit_left`.
         // If the kernel refuses (ENOMEM), the next park tries again, after a tick of the core's connections
         // or a sweep at the latest.
-        if self.in_flight == 1 && leave(ring) {
+        if IN_FLIGHT.get() == 1 && leave(ring) {
             self.unsubmitted = 0;
             return 1;
         }
@@ -557,7 +559,6 @@ impl Backend for UringBackend {
                 slot,
                 &mut self.operations,
                 &self.wakers,
-                &mut self.in_flight,
                 &mut self.unchecked,
             ));
         });

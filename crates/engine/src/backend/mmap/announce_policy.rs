@@ -67,11 +67,21 @@ impl AnnouncePolicy {
 
 /// Major faults of this thread so far: faults that waited for the device (getrusage(2), `ru_majflt`).
 pub(in crate::backend) fn major_faults() -> i64 {
+    usage().ru_majflt
+}
+
+/// How often this thread has waited for something so far (getrusage(2), `ru_nvcsw`).
+pub(in crate::backend) fn waits() -> i64 {
+    usage().ru_nvcsw
+}
+
+/// What this thread has used so far.
+fn usage() -> libc::rusage {
     // SAFETY: `rusage` has only plain numbers, for which zero is a value.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     // SAFETY: the kernel fills the value it is given, which lives until the call returns.
     unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
-    usage.ru_majflt
+    usage
 }
 
 #[cfg(test)]
