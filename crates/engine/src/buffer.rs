@@ -78,12 +78,10 @@ impl Pages {
         lock(&self.allocator)
     }
 
-    /// Takes the pages that a piece of so many has beyond them: they are the budget's, and no caller's.
-    fn take_rounding(&self, pages: u32) -> Result<(), Refused> {
-        match rounding_bytes(pages) {
-            0 => Ok(()),
-            bytes => self.budget.take(bytes),
-        }
+    /// Returns a piece of so many pages.
+    fn free(&self, piece: Allocation<u32>, pages: u32) {
+        self.allocator().free(piece);
+        self.give_back_rounding(pages);
     }
 
     fn give_back_rounding(&self, pages: u32) {
@@ -115,18 +113,14 @@ impl PiecePool {
     }
 
     /// Keeps a piece, or returns it to the allocator.
-    fn give_back(&self, piece: Allocation<u32>, pages: usize) {
-        let size = u32::try_from(pages).ok().and_then(kept_size);
-        if let Some((size, most)) = size
+    fn give_back(&self, piece: Allocation<u32>, pages: u32) {
+        if let Some((size, most)) = kept_size(pages)
             && let Some(kept) = self.kept().get_mut(size)
             && kept.len() < most
         {
             return kept.push(piece);
         }
-        self.pages.allocator().free(piece);
-        if let Ok(pages) = u32::try_from(pages) {
-            self.pages.give_back_rounding(pages);
-        }
+        self.pages.free(piece, pages);
     }
 
     /// Returns everything kept to the allocator.
@@ -248,19 +242,7 @@ impl Arena {
         let Some(pool) = core.or(self.pools.last()) else {
             return Err(no_room);
         };
-        self.pages.take_rounding(pages_u32).map_err(overloaded)?;
-        let run = run_for(pages_u32);
-        let allocation = pool
-            .take(pages_u32)
-            .or_else(|| self.pages.allocator().allocate(run))
-            .or_else(|| {
-                // Under one lock, or another core might find a piece neither kept nor free.
-                let mut allocator = self.pages.allocator();
-                self.pools.iter().for_each(|pool| pool.empty_into(&mut allocator));
-                allocator.allocate(run)
-            });
-        let Some(allocation) = allocation else {
-            self.pages.give_back_rounding(pages_u32);
+        let Some(allocation) = pool.take(pages_u32).or_else(|| self.allocate(pages_u32)) else {
             return Err(no_room);
         };
         let capacity = pages * PAGE_BYTES;
@@ -281,6 +263,26 @@ impl Arena {
             visible: 0..0,
             _charge: charge,
         })
+    }
+
+    /// A piece that no core has kept. What it has beyond these pages is the budget's, and no caller's.
+    fn allocate(&self, pages: u32) -> Option<Allocation<u32>> {
+        let rounding = rounding_bytes(pages);
+        if rounding > 0 {
+            self.pages.budget.take(rounding).ok()?;
+        }
+        let run = run_for(pages);
+        let found = self.pages.allocator().allocate(run);
+        let found = found.or_else(|| {
+            // Under one lock, or another core might find a piece neither kept nor free.
+            let mut allocator = self.pages.allocator();
+            self.pools.iter().for_each(|pool| pool.empty_into(&mut allocator));
+            allocator.allocate(run)
+        });
+        if found.is_none() {
+            self.pages.give_back_rounding(pages);
+        }
+        found
     }
 
     /// The budget that pieces are charged to.
@@ -324,7 +326,7 @@ fn kept_size(pages: u32) -> Option<(usize, usize)> {
 
 /// The pages that the allocator gives to a piece of so many: rounded up to one of its bins, which have sizes of four significant
 /// bits. It looks for a piece among free runs of that bin and larger ones, so a run of 17 pages, which is of the bin of 16, would
-/// never be found for 17 again.
+/// never be found for 17 again. What cores keep has the size of a bin.
 fn run_for(pages: u32) -> u32 {
     let unit = 1 << (u32::BITS - pages.leading_zeros()).saturating_sub(4);
     // Beyond 2^32 pages there is none anyway.
@@ -459,8 +461,11 @@ impl AsRef<[u8]> for PooledBuffer {
 
 impl Drop for PooledBuffer {
     fn drop(&mut self) {
-        #[expect(clippy::cast_possible_truncation, reason = "a page's length is small")]
-        let pages = self.capacity / PAGE_BYTES as usize;
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "at most 2^32 pages have been asked for"
+        )]
+        let pages = (self.capacity as u64 / PAGE_BYTES) as u32;
         self.pool.give_back(self.allocation, pages);
     }
 }
@@ -557,6 +562,7 @@ mod tests {
     /// each page that the budget has.
     #[test]
     fn what_a_piece_leaves_is_room_for_another_of_its_size() {
+        assert!(KEPT.iter().all(|(pages, _)| rounding_bytes(*pages) == 0));
         let arena = Arena::new(16 << 20, 1).unwrap();
         let mut random = fastrand::Rng::with_seed(4);
         for pages in [1, 7, 9, 16, 17, 25, 31, 33, 65, 100, 257] {

@@ -129,14 +129,17 @@ impl FileSpan {
     /// overlaps, in order. Bytes past the end of the address space are ignored.
     ///
     /// Files of 10, 20 and 5 bytes, 24 bytes from 8: (0, 2 from 8), (1, 20 from 0), (2, 2 from 0).
+    #[inline]
     pub fn locate(&self, extent: Extent, out: &mut impl FnMut(usize, Extent)) {
         let Some(end) = extent.end() else { return };
-        if let [only] = self.ends[..] {
-            // A single file is by far the most common case: no search.
-            if end <= only && extent.length > 0 {
-                return out(0, extent);
-            }
+        // A single file is by far the most common case: no search.
+        match self.ends[..] {
+            [only] if end <= only && extent.length > 0 => out(0, extent),
+            _ => self.search(extent, end, out),
         }
+    }
+
+    fn search(&self, extent: Extent, end: u64, out: &mut impl FnMut(usize, Extent)) {
         let mut at = extent.offset;
         // The first file that ends after `at`: with ends 10, 30, 35 and at = 10 that is file 1.
         let first = self.ends.partition_point(|&file_end| file_end <= at);
