@@ -2,13 +2,15 @@
 //! pages, so that a later query is enough for each of them ([`OpenFile::kept`]).
 
 use crate::dataset::{OpenFile, bytes_before};
+use crate::shard::NumberHasher;
 use std::collections::HashMap;
+use std::hash::BuildHasherDefault;
 
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Lengths {
     /// By `OpenFile::id`.
-    known: HashMap<u64, Result<u64, i32>>,
+    known: HashMap<u64, Result<u64, i32>, BuildHasherDefault<NumberHasher>>,
     /// Most reads are of the same file as the one before.
     last: Option<(u64, Result<u64, i32>)>,
 }

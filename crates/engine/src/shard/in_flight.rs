@@ -60,8 +60,6 @@ pub(super) struct Slot {
     is_free: bool,
     /// Whether its bytes count towards no limit: see `stalled`.
     is_stalled: bool,
-    /// Whether it is in `long`.
-    is_long: bool,
     pub(super) started: Instant,
     /// Reads that joined this one.
     pub(super) joiners: Vec<JoinedRead>,
@@ -163,7 +161,6 @@ impl Slot {
             barren: 0,
             is_free: true,
             is_stalled: false,
-            is_long: false,
             started: Instant::now(),
             joiners: Vec::new(),
             next: NONE,
@@ -293,7 +290,6 @@ impl InFlight {
         slot.barren = 0;
         slot.is_free = false;
         slot.is_stalled = false;
-        slot.is_long = false;
         slot.chain = NONE;
         slot.started = now;
         let Some(IndexKey { access, chain }) = index_key else {
@@ -305,7 +301,6 @@ impl InFlight {
             slot.next = std::mem::replace(head, number);
             self.crossing += usize::from(is_crossing(read));
         } else {
-            slot.is_long = true;
             self.long.push(number);
         }
     }
@@ -355,10 +350,8 @@ impl InFlight {
         let (next, crossing) = (slot.next, is_crossing(&slot.tracked.read));
         self.free.push(number);
         self.bytes = self.bytes.saturating_sub(u64::from(slot.tracked.read.length));
-        if slot.is_long {
-            self.long.retain(|long| *long != number);
-        }
         let Some(head) = self.heads.get_mut(slot.chain as usize) else {
+            self.long.retain(|long| *long != number);
             return was_stalled;
         };
         self.crossing -= usize::from(crossing);
