@@ -6,27 +6,35 @@
 use crate::dataset::{Dataset, Kind, OpenFile};
 use crate::error::{ItemError, ReadError, ResponseMax};
 use crate::geometry::{self, Extent, VectorGrid};
+use crate::shard::NumberHasher;
 use bytes::Bytes;
 use smallvec::SmallVec;
 use std::collections::HashMap;
+use std::hash::BuildHasherDefault;
 use std::sync::Arc;
 
 /// Longest single item: lengths and offsets in a response are 32-bit on the wire.
 const ITEM_BYTES_MAX: u64 = 1 << 31;
+
+/// Up to so many objects of a batch are searched one by one; more have a table.
+const SEARCHED_OBJECTS_MAX: usize = 8;
 
 /// Items to read, in response order. An invalid item is recorded as an error and takes no space.
 #[derive(Debug)]
 pub struct Batch {
     pub(crate) dataset: Arc<Dataset>,
     /// The objects read; other kinds read the files of the dataset.
-    pub(crate) objects: Vec<Arc<OpenFile>>,
-    /// Index into `objects` by object id: a request may name thousands.
-    object_places: HashMap<u64, usize>,
+    pub(crate) objects: Objects,
+    /// Index into `objects` by object id, if there are many: a request may name thousands.
+    object_places: HashMap<u64, usize, BuildHasherDefault<NumberHasher>>,
     pub(crate) segments: SmallVec<[Segment; 1]>,
     pub(crate) items: SmallVec<[Item; 1]>,
     pub(crate) errors: Vec<ItemError>,
     data_bytes: u64,
 }
+
+/// Stores one inline: most requests for objects name one.
+pub(crate) type Objects = SmallVec<[Arc<OpenFile>; 1]>;
 
 /// The part of an item in one file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,8 +65,8 @@ impl Batch {
     pub fn new(dataset: Arc<Dataset>, items: usize) -> Self {
         Self {
             dataset,
-            objects: Vec::new(),
-            object_places: HashMap::new(),
+            objects: Objects::new(),
+            object_places: HashMap::default(),
             segments: SmallVec::with_capacity(items),
             items: SmallVec::with_capacity(items),
             errors: Vec::new(),
@@ -137,17 +145,33 @@ impl Batch {
             Ok(extent) => extent,
             Err(error) => return self.push_failed(error),
         };
-        let next = self.objects.len();
-        let file = *self.object_places.entry(object.id).or_insert(next);
-        if file == next {
-            self.objects.push(Arc::clone(object));
-        }
+        let file = self.place_of(object);
         let Some(item) = self.open_item(extent) else {
             return;
         };
         let target = self.data_bytes;
         push_segment(&mut self.segments, file, item, extent, target);
         self.data_bytes += extent.length;
+    }
+
+    /// The object's index in `objects`, to which it is added if it is new.
+    fn place_of(&mut self, object: &Arc<OpenFile>) -> usize {
+        let next = self.objects.len();
+        let found = if next <= SEARCHED_OBJECTS_MAX {
+            self.objects.iter().position(|known| known.id == object.id)
+        } else {
+            self.object_places.get(&object.id).copied()
+        };
+        if let Some(place) = found {
+            return place;
+        }
+        self.objects.push(Arc::clone(object));
+        if next == SEARCHED_OBJECTS_MAX {
+            self.object_places = self.objects.iter().map(|known| known.id).zip(0..).collect();
+        } else if next > SEARCHED_OBJECTS_MAX {
+            self.object_places.insert(object.id, next);
+        }
+        next
     }
 
     /// Appends an item that is already known to fail.
@@ -308,7 +332,7 @@ mod tests {
     #[test]
     fn an_object_is_held_once_however_often_it_is_read() {
         let dir = tempfile::tempdir().unwrap();
-        let files: Vec<_> = (0..5_u8)
+        let files: Vec<_> = (0..20_u8)
             .map(|number| {
                 let path = dir.path().join(number.to_string());
                 std::fs::write(&path, vec![number; 10]).unwrap();
@@ -318,11 +342,11 @@ mod tests {
         let kind = KindSpec::objects(8, Duration::ZERO);
         let spec = DatasetSpec::new("objects", dir.path(), kind, DirectIo::Off);
         let mut batch = Batch::new(Arc::new(Dataset::open(&spec).unwrap()), 0);
-        let order: Vec<usize> = (0..100).map(|number| number * number % 5).chain(0..5).collect();
+        let order: Vec<usize> = (0..100).map(|number| number * number % 20).chain(0..20).collect();
         for &file in &order {
             batch.push_object(&files[file], 0, Some(1));
         }
-        assert_eq!(batch.objects.len(), 5);
+        assert_eq!(batch.objects.len(), 20);
         for (segment, &file) in batch.segments.iter().zip(&order) {
             assert!(Arc::ptr_eq(batch.file(segment.file).unwrap(), &files[file]));
         }

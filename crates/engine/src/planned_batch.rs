@@ -5,7 +5,7 @@
 
 use crate::backend::Attempt;
 use crate::backend::residency::Residency;
-use crate::batch::{Fetched, Item, file_of};
+use crate::batch::{Fetched, Item, Objects, file_of};
 use crate::buffer::PooledBuffer;
 use crate::config::BackendKind;
 use crate::dataset::{Dataset, HeldFile, OpenFile};
@@ -43,7 +43,7 @@ pub(crate) struct PlannedBatch {
     /// The caller's weight among others.
     pub(crate) weight: u32,
     /// As of the batch; `None` if it reads the files of the dataset.
-    pub(crate) objects: Option<Arc<Vec<Arc<OpenFile>>>>,
+    pub(crate) objects: Option<Arc<Objects>>,
     pub(crate) items: SmallVec<[Item; 1]>,
     pub(crate) errors: Vec<ItemError>,
     pub(crate) plan: Plan,
@@ -150,7 +150,7 @@ impl PlannedBatch {
     }
 
     fn file(&self, read: &PlannedRead) -> Option<&Arc<OpenFile>> {
-        let objects = self.objects.as_deref().map_or(&[][..], Vec::as_slice);
+        let objects = self.objects.as_deref().map_or(&[][..], Objects::as_slice);
         file_of(&self.dataset, objects, read.file)
     }
 
