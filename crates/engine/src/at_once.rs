@@ -10,7 +10,7 @@
 
 use crate::backend::auto::copy_at_once;
 use crate::backend::residency::{
-    Residency, ResidencyHistories, Tick, ask, is_known_resident, missed, pread_no_wait, trusted,
+    Residency, ResidencyHistories, Tick, is_known_resident, missed, pread_no_wait,
 };
 use crate::batch::{Batch, Fetched, Lengths, Segment, Times};
 use crate::buffer::Arena;
@@ -77,23 +77,24 @@ impl CoreReads {
         }
         let file = batch.file(segment.file).ok_or(Residency::Ask)?;
         let mut state = self.lock();
-        let known = state.residency(backend, file, segment);
+        let now = (backend == BackendKind::Auto).then(Tick::now);
+        let known = state.residency(file, segment, now);
         if !matches!(known, Residency::Trusted | Residency::Resident) {
             return Err(known);
         }
         // The usual path reports the refusal.
         let mut buffer = arena.reserve(length.into(), share).map_err(|_| Residency::Ask)?;
         let place = buffer.place(0, length as usize);
-        let copied = if backend == BackendKind::Mmap {
-            // SAFETY: the buffer is ours alone, `place` has checked the length, and the call has ended when it returns.
-            unsafe { pread_no_wait(file, segment.offset, place, length) }
-        } else {
+        let copied = if let Some(now) = now {
             let is_trusted = known == Residency::Trusted;
+            // SAFETY: the buffer is ours alone, `place` has checked the length, and the call has ended when it returns.
+            unsafe { copy_at_once(file, segment.offset, place, length, is_trusted, now) }
+        } else {
             // SAFETY: as above.
-            unsafe { copy_at_once(file, segment.offset, place, length, is_trusted) }
+            unsafe { pread_no_wait(file, segment.offset, place, length) }
         };
         let is_whole = copied == Ok(length);
-        if backend == BackendKind::Mmap {
+        if now.is_none() {
             state.learn(file, is_whole);
         } else if !is_whole {
             missed(file, segment.offset, length);
@@ -127,33 +128,24 @@ impl CoreReads {
 }
 
 impl State {
-    /// What is known about the residency of a segment's bytes, after a query if it is worth one.
-    fn residency(&mut self, backend: BackendKind, file: &OpenFile, segment: &Segment) -> Residency {
+    /// What is known about the residency of a segment's bytes, after a query if it is worth one. `now`: for `auto`.
+    fn residency(&mut self, file: &OpenFile, segment: &Segment, now: Option<Tick>) -> Residency {
         let (offset, length) = (segment.offset, segment.length);
-        let is_auto = backend == BackendKind::Auto;
-        if is_auto && trusted(file, offset, length, Tick::now()) {
-            return Residency::Trusted;
+        if let Some(now) = now {
+            return self.histories.known(file, offset, length, now, &mut 1);
         }
         let Some(history) = self.histories.of(file.id) else {
-            return Residency::Ask;
+            return Residency::Cold;
         };
         if history.guess() == Residency::Cold {
             return Residency::Cold;
         }
-        let resident = if is_auto {
-            ask(file, offset, length, Tick::now(), &mut 1)
-        } else {
-            is_known_resident(file, offset, length)
-        };
-        // With `mmap` a hit counts once it is copied.
-        if is_auto || !resident {
-            history.learn(resident);
+        if is_known_resident(file, offset, length) {
+            // It counts as a hit once it is copied.
+            return Residency::Resident;
         }
-        if resident {
-            Residency::Resident
-        } else {
-            Residency::Missing
-        }
+        history.learn(false);
+        Residency::Missing
     }
 
     fn learn(&mut self, file: &OpenFile, hit: bool) {
@@ -188,7 +180,7 @@ impl State {
 #[expect(clippy::cast_possible_truncation, reason = "the files are small")]
 mod tests {
     use super::*;
-    use crate::backend::residency::trust;
+    use crate::backend::residency::{trust, trusted};
     use crate::config::DirectIo;
     use crate::dataset::tests::file_on_disk;
     use crate::dataset::{DatasetSpec, KindSpec};

@@ -14,8 +14,7 @@
 
 use super::mmap::{MmapBackend, copy_mapped, is_up_to_date, kept_of_copy};
 use super::residency::{
-    Residency, ResidencyHistories, Tick, ask, is_known_resident, missed, pread_no_wait_unchecked, trusted,
-    watch,
+    Residency, ResidencyHistories, Tick, is_known_resident, missed, pread_no_wait_unchecked, trusted, watch,
 };
 use super::uring::UringBackend;
 use super::{Attempt, Backend, Completion, ReadSource};
@@ -58,36 +57,6 @@ impl AutoBackend {
             histories: ResidencyHistories::default(),
             region_queries: REGION_QUERIES_MAX,
             now: Tick::now(),
-        }
-    }
-
-    /// What is known about the residency of an attempt's bytes, after a query if it is worth one.
-    fn residency(&mut self, attempt: &Attempt) -> Residency {
-        if attempt.residency != Residency::Ask {
-            return attempt.residency;
-        }
-        let (file, now) = (&attempt.file, self.now);
-        if trusted(file, attempt.offset, attempt.length, now) {
-            return Residency::Trusted;
-        }
-        let Some(history) = self.histories.of(file.id) else {
-            return Residency::Cold;
-        };
-        if history.guess() == Residency::Cold {
-            return Residency::Cold;
-        }
-        let resident = ask(
-            file,
-            attempt.offset,
-            attempt.length,
-            now,
-            &mut self.region_queries,
-        );
-        history.learn(resident);
-        if resident {
-            Residency::Resident
-        } else {
-            Residency::Missing
         }
     }
 }
@@ -143,6 +112,7 @@ pub(crate) unsafe fn copy_at_once(
     destination: *mut u8,
     length: u32,
     is_trusted: bool,
+    now: Tick,
 ) -> Result<u32, i32> {
     // SAFETY: as the caller promises.
     let copied = || unsafe { copy(file, offset, destination, length, is_trusted) };
@@ -150,7 +120,7 @@ pub(crate) unsafe fn copy_at_once(
     let copied = copied.ok_or(libc::EAGAIN)?;
     // Without a system call if the last page is trusted.
     let last = file.length_bytes().saturating_sub(1);
-    kept_of_copy(file, offset, copied, trusted(file, last, 1, Tick::now()))
+    kept_of_copy(file, offset, copied, trusted(file, last, 1, now))
 }
 
 impl Backend for AutoBackend {
@@ -172,7 +142,15 @@ impl Backend for AutoBackend {
 
     fn start(&mut self, mut attempt: Attempt) -> ReadSource {
         if attempt.may_copy {
-            attempt.residency = self.residency(&attempt);
+            if attempt.residency == Residency::Ask {
+                attempt.residency = self.histories.known(
+                    &attempt.file,
+                    attempt.offset,
+                    attempt.length,
+                    self.now,
+                    &mut self.region_queries,
+                );
+            }
             match attempt.residency {
                 Residency::Trusted | Residency::Resident => {
                     // Not yet: what is copied in a turn has a bound.
@@ -325,7 +303,7 @@ mod tests {
                 let place = memory[8 * PAGE as usize..].as_mut_ptr();
                 if is_at_once {
                     // SAFETY: the place is a page of ours.
-                    let copied = unsafe { copy_at_once(&open, 24 << 20, place, PAGE, true) };
+                    let copied = unsafe { copy_at_once(&open, 24 << 20, place, PAGE, true, Tick::now()) };
                     assert_eq!(copied, Ok(PAGE));
                     finish(&mut backend, memory, 8).await;
                 } else {

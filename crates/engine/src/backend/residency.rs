@@ -35,6 +35,33 @@ impl ResidencyHistories {
         self.0
             .get_mut(usize::try_from(file).unwrap_or(0) % REMEMBERED_FILES)
     }
+
+    /// What is known about bytes, after a query if it is worth one.
+    pub(crate) fn known(
+        &mut self,
+        file: &OpenFile,
+        offset: u64,
+        length: u32,
+        now: Tick,
+        region_queries: &mut u32,
+    ) -> Residency {
+        if trusted(file, offset, length, now) {
+            return Residency::Trusted;
+        }
+        let Some(history) = self.of(file.id) else {
+            return Residency::Cold;
+        };
+        if history.guess() == Residency::Cold {
+            return Residency::Cold;
+        }
+        let resident = ask(file, offset, length, now, region_queries);
+        history.learn(resident);
+        if resident {
+            Residency::Resident
+        } else {
+            Residency::Missing
+        }
+    }
 }
 
 /// How often a file was resident recently, and how often it is queried.
@@ -167,7 +194,7 @@ pub(crate) fn trusted(file: &OpenFile, offset: u64, length: u32, now: Tick) -> b
 
 /// Queries whether every page of the bytes is in the page cache; false if unknown. Also queries the whole
 /// region (20 to 50 us) where that is worth it and `region_queries` are left.
-pub(crate) fn ask(file: &OpenFile, offset: u64, length: u32, now: Tick, region_queries: &mut u32) -> bool {
+fn ask(file: &OpenFile, offset: u64, length: u32, now: Tick, region_queries: &mut u32) -> bool {
     let hit = resident(file, offset, length);
     if let Some(begin) = regions::learn(file.pages, offset, length, hit, now)
         && let Some(left) = region_queries.checked_sub(1)
