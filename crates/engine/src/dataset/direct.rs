@@ -15,7 +15,7 @@ const ALIGNMENT_ASSUMED: u32 = 4096;
 
 /// Response memory and the longest read are multiples of this (see `EngineConfig`), so nothing coarser is
 /// possible.
-pub(super) const ALIGNMENT_MAX: u32 = 4096;
+pub(crate) const ALIGNMENT_MAX: u32 = 4096;
 
 /// `f_type` of tmpfs (statfs(2)).
 const TMPFS_MAGIC: u64 = 0x0102_1994;

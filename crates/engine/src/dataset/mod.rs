@@ -18,6 +18,7 @@ mod openers;
 mod reaper;
 mod trial;
 
+pub(crate) use direct::ALIGNMENT_MAX;
 pub use file::OpenFile;
 pub(crate) use file::bytes_before;
 pub(crate) use held_file::HeldFile;

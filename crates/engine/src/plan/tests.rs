@@ -7,6 +7,7 @@ use crate::batch::Batch;
 use crate::config::DirectIo;
 use crate::dataset::{Dataset, DatasetSpec, KindSpec};
 use proptest::prelude::*;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, LazyLock};
 
 const FILE_BYTES: usize = 50_001;
@@ -111,6 +112,39 @@ fn aligned_blocks_need_no_scratch() {
             .iter()
             .all(|read| matches!(read.place, Place::Data(_)) && read.pieces == 1)
     );
+}
+
+/// Of two files of 2^62 bytes, file, offset and index of an item take more than 64 bits: its reads are in order, too.
+#[test]
+fn items_at_huge_offsets_are_sorted() {
+    let sparse = [(); 2].map(|()| {
+        let file = rustix::fs::memfd_create(c"sparse", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&file, 1 << 62).unwrap();
+        file
+    });
+    let path = |file: &OwnedFd| format!("/proc/self/fd/{}", file.as_raw_fd()).into();
+    let mut spec = DatasetSpec::new("sparse", "", KindSpec::blocks(1), DirectIo::Off);
+    spec.paths = sparse.iter().map(path).collect();
+    let mut batch = Batch::new(Arc::new(Dataset::open(&spec).unwrap()), 4);
+    for (offset, length) in [
+        ((1 << 63) - 10, 10),
+        (7, 3),
+        ((1 << 62) + 5, 1),
+        ((1 << 62) - 8, 4),
+    ] {
+        batch.push_range(offset, length);
+    }
+    let rules = PlanRules {
+        direct: false,
+        merge: true,
+        merge_gap_bytes: 0,
+        max_read_bytes: 1 << 20,
+    };
+    let plan = plan(&batch, rules);
+    let reads: Vec<_> = plan.reads.iter().map(|read| (read.file, read.offset)).collect();
+    assert_eq!(reads, [(0, 7), (0, (1 << 62) - 8), (1, 5), (1, (1 << 62) - 10)]);
+    let items: Vec<_> = plan.pieces.iter().map(|piece| piece.item).collect();
+    assert_eq!(items, [1, 3, 2, 0]);
 }
 
 /// The same block five times is one read and four copies.
