@@ -18,6 +18,7 @@ use ringfetch_engine::config::{BackendKind, DirectIo, EngineConfig, OnUnavailabl
 use ringfetch_engine::dataset::{Dataset, DatasetSpec, KindSpec};
 use ringfetch_engine::engine::{Engine, SubmitOptions, Ticket};
 use ringfetch_engine::error::ReadError;
+use ringfetch_engine::probe::resident_pages;
 use ringfetch_pattern as pattern;
 use slowdisk::{Parameters, SlowDisk};
 use std::path::PathBuf;
@@ -196,9 +197,17 @@ fn a_region_with_a_page_on_its_way_is_not_trusted() {
     let _alone = alone();
     for before in [BackendKind::Uring, BackendKind::Pread] {
         let scene = Scene::new(before, false);
-        for page in (0..REGION_PAGES).filter(|page| page * PAGE != MISSING) {
-            assert_right(scene.submit(0, page * PAGE).wait(), page * PAGE);
-        }
+        let file = std::fs::File::open(scene.disk.path()).expect("open");
+        wait_until(
+            || {
+                for page in (0..REGION_PAGES).filter(|page| page * PAGE != MISSING) {
+                    assert_right(scene.submit(0, page * PAGE).wait(), page * PAGE);
+                }
+                let region = REGION_PAGES * PAGE * u64::from(BLOCK_BYTES);
+                resident_pages(&file, region).expect("cachestat(2)") == REGION_PAGES - 1
+            },
+            || "not all other pages are resident, or that one is".to_owned(),
+        );
         let begun = scene.begin_on_disk(0, MISSING);
         scene.engine.set_backend(BackendKind::Auto).expect("auto");
         for page in 0..16 {

@@ -198,14 +198,13 @@ impl Backend for AutoBackend {
 
 #[cfg(test)]
 mod tests {
-    use super::super::residency::{resident, trust};
+    use super::super::residency::{evict, resident, trust};
     use super::super::trait_suite::WAIT;
     use super::*;
     use crate::backend::uring::RingRuntime;
     use crate::config::DirectIo;
     use crate::dataset::tests::file_on_disk;
     use crate::dataset::{HeldFile, OpenFile};
-    use rustix::fs::{Advice, fadvise};
     use slowdisk::{Parameters, SlowDisk};
     use std::task::Waker;
 
@@ -215,9 +214,8 @@ mod tests {
     fn evicted_from(offset: u64) -> (tempfile::NamedTempFile, Arc<OpenFile>) {
         let file = file_on_disk();
         std::fs::write(file.path(), vec![7_u8; 32 << 20]).unwrap();
-        rustix::fs::fsync(file.as_file()).unwrap();
-        fadvise(file.as_file(), offset, None, Advice::DontNeed).unwrap();
         let open = Arc::new(OpenFile::open(file.path(), DirectIo::Preferred).unwrap());
+        evict(&open, offset);
         (file, open)
     }
 
@@ -370,7 +368,7 @@ mod tests {
     #[test]
     #[ignore = "needs io_uring"]
     fn what_was_missed_is_resident_the_next_time() {
-        let (file, open) = evicted_from(0);
+        let (_file, open) = evicted_from(0);
         let ring = RingRuntime::new(8).unwrap();
         let found = ring.block_on(async {
             let mut backend = AutoBackend::new(ring.handle().backend(8));
@@ -399,7 +397,7 @@ mod tests {
             assert_eq!(filled.count(), 1);
             // Trusted, but evicted: the bytes are right.
             trust(&open);
-            fadvise(file.as_file(), 0, None, Advice::DontNeed).unwrap();
+            evict(&open, 24 << 20);
             let unasked = read(&mut backend, 25 << 20).await;
             (first, second, unasked)
         });

@@ -275,6 +275,23 @@ pub(super) fn cached_pages(file: BorrowedFd<'_>, offset: u64, length: u64) -> Re
     }
 }
 
+/// Drops what the page cache has of a file from `offset` on, and waits until it is gone: the kernel keeps what somebody uses at that
+/// moment, as folios that compaction moves. None of it may be mapped.
+#[cfg(test)]
+pub(crate) fn evict(file: &OpenFile, offset: u64) {
+    let deadline = std::time::Instant::now() + super::trait_suite::WAIT;
+    loop {
+        rustix::fs::fdatasync(file.buffered_fd()).unwrap();
+        rustix::fs::fadvise(file.buffered_fd(), offset, None, rustix::fs::Advice::DontNeed).unwrap();
+        let left = cached_pages(file.buffered_fd(), offset, file.length_bytes() - offset).unwrap();
+        if left == 0 {
+            return;
+        }
+        assert!(std::time::Instant::now() < deadline, "{left} pages stay");
+        std::thread::yield_now();
+    }
+}
+
 /// Trusts all of a file, whatever is resident.
 #[cfg(test)]
 pub(crate) fn trust(file: &OpenFile) {
@@ -288,7 +305,6 @@ mod tests {
     use super::*;
     use crate::config::DirectIo;
     use crate::dataset::tests::file_on_disk;
-    use rustix::fs::{Advice, fadvise};
 
     /// Fresh pages are resident. After the second half is dropped, ranges in it or reaching into it are not.
     /// (Halves of 8 MiB: the cache drops only whole folios, of up to 2 MiB.)
@@ -297,11 +313,10 @@ mod tests {
         const HALF: u32 = 8 << 20;
         let file = file_on_disk();
         std::fs::write(file.path(), vec![7_u8; 2 * HALF as usize]).unwrap();
-        rustix::fs::fsync(file.as_file()).unwrap();
         let open = OpenFile::open(file.path(), DirectIo::Off).unwrap();
         assert!(resident(&open, 0, 2 * HALF));
         assert!(resident(&open, 4000, 200));
-        fadvise(file.as_file(), u64::from(HALF), None, Advice::DontNeed).unwrap();
+        evict(&open, HALF.into());
         assert!(resident(&open, 0, HALF / 2));
         assert!(!resident(&open, u64::from(HALF) + (4 << 20), 4096));
         assert!(!resident(&open, 0, 2 * HALF));

@@ -13,6 +13,7 @@ use ringfetch_engine::batch::Batch;
 use ringfetch_engine::config::{BackendKind, DirectIo};
 use ringfetch_engine::dataset::{Dataset, DatasetSpec, Dtype, KindSpec};
 use ringfetch_engine::error::ReadError;
+use ringfetch_engine::probe;
 use ringfetch_pattern as pattern;
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity};
@@ -25,6 +26,13 @@ fn drop_cached(paths: &[&Path]) {
         let file = std::fs::File::open(path).expect("open");
         rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).expect("fadvise");
     }
+}
+
+/// Whether the page cache has some of a device from `begin` to `end`; false where the kernel does not tell.
+fn is_cached(device: &Path, begin: u64, end: u64) -> bool {
+    let file = std::fs::File::open(device).expect("open");
+    let pages = |length| probe::resident_pages(&file, length).unwrap_or(0);
+    pages(end) > pages(begin)
 }
 
 fn reads_are_right_on(variant: Variant, sector_bytes: u32) {
@@ -128,7 +136,14 @@ fn a_device_that_fails(variant: Variant) {
     let run: Vec<usize> = (500..524).collect();
     let apart = vec![0, 600, 100, 1023, 511, 512];
     for blocks in [apart, run, vec![700]] {
-        drop_cached(&[device.path(), &backing]);
+        // The kernel keeps pages that somebody uses at that moment.
+        wait_until(
+            || {
+                drop_cached(&[device.path(), &backing]);
+                !is_cached(device.path(), half as u64, 4 << 20)
+            },
+            || "the lost half stays in the page cache".to_owned(),
+        );
         let items: Vec<_> = blocks
             .iter()
             .map(|block| match block * 4096 < half {
@@ -155,19 +170,22 @@ fn a_device_that_fails(variant: Variant) {
     );
     harness.expect_blocks(&dataset, &model, 4096, &[0, 1, 2, 511]);
     drop(dataset);
+    let file = backing.canonicalize().expect("the backing file");
     harness.finish();
     let gone = device.path().to_owned();
     drop(device);
     wait_until(
-        || detached(&gone),
+        || detached(&gone, &file),
         || format!("{} stays attached after {WAIT:?}", gone.display()),
     );
 }
 
-/// Whether a loop device has lost its backing file.
-fn detached(device: &Path) -> bool {
+/// Whether a loop device has lost this backing file; another process may have given it one of its own.
+fn detached(device: &Path, file: &Path) -> bool {
     let name = device.file_name().expect("a name").to_string_lossy();
-    !Path::new(&format!("/sys/block/{name}/loop/backing_file")).exists()
+    let found = std::fs::read_to_string(format!("/sys/block/{name}/loop/backing_file"));
+    // ` (deleted)` follows.
+    !found.is_ok_and(|found| found.starts_with(&*file.to_string_lossy()))
 }
 
 fn memory_that_a_driver_gets_wrong_is_not_used(variant: Variant) {
