@@ -351,6 +351,15 @@ fn a_drain_gives_up_at_its_deadline() {
     let submit = |batch| harness.submit(blocks_of(&dataset, &blocks(batch)), SubmitOptions::default());
     let tickets: Vec<_> = (0..3).map(|batch| submit(batch).expect("accepted")).collect();
     assert!(control.wait_started(u64::from(DEPTH), WAIT));
+    // The shard counts them at the end of its turn.
+    wait_until(
+        || {
+            let shards = harness.engine.shards();
+            let counted = shards.iter().map(|shard| (shard.in_flight, shard.queued));
+            counted.eq([(DEPTH, 30 - u64::from(DEPTH))])
+        },
+        || format!("{:?}", harness.engine.shards()),
+    );
     let deadline = Instant::now() + Duration::from_millis(100);
     let report = harness.runtime.block_on(harness.engine.drain(deadline));
     assert_eq!(report.abandoned_reads, 30, "{DEPTH} in flight, the others queued");

@@ -367,7 +367,7 @@ fn a_caller_that_gives_up() {
         // The permit returns when the open has ended.
         let objects = dataset.0.objects.as_ref().unwrap();
         let all = u32::try_from(OPENS_MAX).unwrap();
-        let done = tokio::time::timeout(Duration::from_secs(10), objects.opens.acquire_many(all)).await;
+        let done = tokio::time::timeout(Duration::from_secs(30), objects.opens.acquire_many(all)).await;
         drop(done.expect("the open ends").unwrap());
         assert!(objects.cached("object").is_some());
         // Idle ones stay for a while.

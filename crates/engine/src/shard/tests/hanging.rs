@@ -27,7 +27,7 @@ fn what_nobody_waits_for_is_let_go() {
     let mut first = world.send(&[(0, 1000)], |_| {});
     assert!(world.poll().is_pending());
     let left = [10_000, 20_000, 500].map(|offset| world.send(&[(offset, 100)], |_| {}));
-    let later = Instant::now() + Duration::from_secs(5);
+    let later = Instant::now() + Duration::from_secs(3600);
     let mut late = [vec![(500, 100)], vec![(500, 100), (30_000, 100)]]
         .map(|ranges| world.send(&ranges, |batch| batch.deadline = Some(later)));
     let mut joined = world.send(&[(500, 100)], |_| {});
@@ -177,12 +177,14 @@ fn there_is_room_beside_several_disks_that_hang() {
     // Expectation: reads of a third are started.
     let mut world = World::with_spare_slots(4, 100_000, &[1, 2, 3]);
     world.control.hold();
+    // One moment, long after all that is started: between two that are further apart the process was paused.
+    let later = Instant::now() + Duration::from_secs(3600);
     let mut answers = Vec::new();
     for disk in 0..3 {
         let before = world.control.in_flight();
         answers.push(world.send(&items_of(disk, 0..4), |_| {}));
         assert!(world.poll().is_pending());
-        world.shard.tend(Instant::now() + Duration::from_secs(5));
+        world.shard.tend(later);
         assert!(world.poll().is_pending());
         assert!(world.control.in_flight() > before, "disk {disk}");
     }
@@ -209,10 +211,12 @@ fn a_read_that_takes_long_costs_its_disk_one_slot() {
     // beside the one that takes long, also after the disk has answered; while it hangs, no more of it are started.
     let mut world = World::with_spare_slots(4, 100_000, &[1, 2]);
     world.control.hold();
+    // One moment: between two that are further apart the process was paused.
+    let now = Instant::now();
     let mut answers = vec![(world.send(&items_of(0, 0..8), |_| {}), 80)];
     assert!(world.poll().is_pending());
     make_old(&mut world, 3);
-    world.shard.tend(Instant::now());
+    world.shard.tend(now);
     world.control.release(3);
     assert!(world.poll().is_pending());
     assert_eq!(
@@ -222,7 +226,7 @@ fn a_read_that_takes_long_costs_its_disk_one_slot() {
     answers.push((world.send(&items_of(0, 20..25), |_| {}), 50));
     assert!(world.poll().is_pending());
     (0..4).for_each(|slot| make_old(&mut world, slot));
-    world.shard.tend(Instant::now());
+    world.shard.tend(now);
     answers.push((world.send(&items_of(1, 0..1), |_| {}), 10));
     assert!(world.poll().is_pending());
     assert_eq!(
@@ -280,11 +284,13 @@ fn a_disk_that_hangs_no_more_once_there_is_more_room_is_read_again() {
     // two are only half of what may be in flight. Expectation: at the next tick a third is started beside them.
     let mut world = World::with_spare_slots(4, 100_000, &[1, 2]);
     world.control.hold();
+    // One moment, long after all that is started: between two that are further apart the process was paused.
+    let later = Instant::now() + Duration::from_secs(3600);
     let _answers = [(0, 4), (1, 3)].map(|(disk, count)| world.send(&items_of(disk, 0..count), |_| {}));
     for (released, in_flight, parked) in [(0, 6, 0), (0, 6, 1), (4, 3, 0)] {
         world.control.release(released);
         assert!(world.poll().is_pending());
-        world.shard.tend(Instant::now() + Duration::from_secs(5));
+        world.shard.tend(later);
         assert!(world.poll().is_pending());
         assert_eq!(
             (world.control.in_flight(), world.shard.stalled.parked.len()),
