@@ -185,7 +185,6 @@ mod tests {
             probe: Ok(UringFacts {
                 kernel_release: "6.8.0".to_owned(),
                 features: "nodrop".to_owned(),
-                memlock_limit_bytes: None,
                 registered_buffers: Ok(()),
             }),
             memory: Ok(()),

@@ -4,16 +4,16 @@
 //!
 //! Invariants: causes are distinguished, and each names its remedy. "Not available" may fall back to another
 //! backend; "out of memory or files" must not, since it would silently become a slower engine. Every wait has
-//! a bound. Direct I/O is tried for each file when it is opened. Checks that only `doctor` needs are in
-//! `abilities` and `residency`.
+//! a bound. Direct I/O is tried for each file when it is opened. Checks that the engine does not need are in `trials` and
+//! `residency`.
 
-mod abilities;
 mod refusal;
 mod residency;
+mod trials;
 
-pub use abilities::{Abilities, abilities, read_through_ring, register_memory};
 pub use refusal::UringRefusal;
 pub use residency::resident_pages;
+pub use trials::{read_through_ring, register_memory};
 
 use io_uring::{IoUring, opcode, types};
 use refusal::Seen;
@@ -34,9 +34,6 @@ pub struct UringFacts {
     pub kernel_release: String,
     /// The relevant features that the kernel announced, separated by spaces.
     pub features: String,
-    /// RLIMIT_MEMLOCK, bytes; `None` is no limit. Registered memory counts against it, and rings do on kernels
-    /// before 5.12 and from 6.14 (TRAPS 9).
-    pub memlock_limit_bytes: Option<u64>,
     /// Whether a read into registered memory works, or why not. Optional: without it reads use unregistered
     /// memory.
     pub registered_buffers: Result<(), String>,
@@ -64,7 +61,6 @@ pub fn probe() -> Result<UringFacts, UringRefusal> {
     Ok(UringFacts {
         kernel_release: kernel_release(),
         features,
-        memlock_limit_bytes: rustix::process::getrlimit(rustix::process::Resource::Memlock).current,
         registered_buffers,
     })
 }

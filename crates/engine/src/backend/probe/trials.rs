@@ -1,8 +1,7 @@
-//! Optional features of a ring: tries each one that the uring backend would use, so that a missing one can be
-//! named. For examining a host; the engine tries them as it uses them.
+//! What the uring backend does with a file and with its memory, tried with a ring of its own: for examining a host. The
+//! engine tries them as it uses them.
 
-use super::{UringRefusal, bytes_to_read};
-use super::{completed, kernel_release, ring};
+use super::{UringRefusal, completed};
 use io_uring::{IoUring, opcode, types};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
@@ -17,62 +16,6 @@ const PIECES_MAX: usize = 1024;
 /// Largest piece of memory that can be registered as one buffer (io_uring_register(2)).
 const PIECE_BYTES_MAX: usize = 1 << 30;
 
-/// Features that the uring backend uses where available; `Err` says why one is not.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Abilities {
-    /// IORING_SETUP_COOP_TASKRUN (kernel 5.19): completions wait for the thread rather than interrupt it.
-    pub coop_taskrun: Result<(), String>,
-    /// IORING_SETUP_SINGLE_ISSUER (kernel 6.0): no locks for other submitters.
-    pub single_issuer: Result<(), String>,
-    /// Reads of a file registered with the ring, which saves looking up its descriptor each time.
-    pub registered_files: Result<(), String>,
-}
-
-/// Tries each ability with a ring of its own.
-///
-/// # Errors
-/// Why no ring can be made at all.
-pub fn abilities() -> Result<Abilities, UringRefusal> {
-    // Without a plain ring, a failure with flags tells nothing.
-    drop(ring()?);
-    let with = |set: fn(&mut io_uring::Builder)| {
-        let mut builder = IoUring::builder();
-        set(&mut builder);
-        match builder.build(8) {
-            Ok(_) => Ok(()),
-            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
-                Err(format!("kernel {} does not know it", kernel_release()))
-            }
-            Err(error) => Err(error.to_string()),
-        }
-    };
-    Ok(Abilities {
-        coop_taskrun: with(|builder| {
-            builder.setup_coop_taskrun();
-        }),
-        single_issuer: with(|builder| {
-            builder.setup_single_issuer();
-        }),
-        registered_files: registered_file().map_err(|error| error.to_string()),
-    })
-}
-
-/// As the backend does it: an empty table, one entry filled, a read by that entry.
-fn registered_file() -> io::Result<()> {
-    let file = bytes_to_read().map_err(io::Error::other)?;
-    let ring = IoUring::new(8)?;
-    ring.submitter().register_files(&[-1; 8])?;
-    ring.submitter().register_files_update(3, &[file.as_raw_fd()])?;
-    let read = read_with(ring, 0, 4096, 4096, |memory, length| {
-        opcode::Read::new(types::Fixed(3), memory, length).build()
-    })?;
-    if read == 4096 {
-        Ok(())
-    } else {
-        Err(Errno::IO.into())
-    }
-}
-
 /// Reads `length_bytes` at an offset of an open file through a ring, into memory aligned to exactly
 /// `memory_alignment_bytes` (a power of two). Returns the number of bytes read; the bytes are dropped.
 ///
@@ -84,28 +27,12 @@ pub fn read_through_ring(
     length_bytes: u32,
     memory_alignment_bytes: u32,
 ) -> io::Result<u32> {
-    let fd = types::Fd(file.as_fd().as_raw_fd());
-    read_with(
-        IoUring::new(8)?,
-        offset,
-        length_bytes,
-        memory_alignment_bytes,
-        |memory, length| opcode::Read::new(fd, memory, length).offset(offset).build(),
-    )
-}
-
-fn read_with(
-    mut ring: IoUring,
-    offset: u64,
-    length_bytes: u32,
-    memory_alignment_bytes: u32,
-    entry: impl FnOnce(*mut u8, u32) -> io_uring::squeue::Entry,
-) -> io::Result<u32> {
     const STEP: &str = "a read";
     if !memory_alignment_bytes.is_power_of_two() || i64::try_from(offset).is_err() {
         return Err(Errno::INVAL.into());
     }
     let (length, alignment) = (length_bytes as usize, memory_alignment_bytes as usize);
+    let mut ring = IoUring::new(8)?;
     // Leaked if a completion is missing, since the kernel may still write to it.
     let mut memory = ManuallyDrop::new(vec![0_u8; length.saturating_add(3 * alignment)]);
     // With 512: the next multiple of 1024, plus 512, is a multiple of 512 and not of 1024.
@@ -116,7 +43,10 @@ fn read_with(
     let Some(place) = memory.get_mut(start..start.saturating_add(length)) else {
         return Err(Errno::NOMEM.into());
     };
-    let entry = entry(place.as_mut_ptr(), length_bytes);
+    let fd = types::Fd(file.as_fd().as_raw_fd());
+    let entry = opcode::Read::new(fd, place.as_mut_ptr(), length_bytes)
+        .offset(offset)
+        .build();
     let result = completed(STEP, &mut ring, &entry).map_err(|refusal| match refusal {
         UringRefusal::Other { errno, .. } => io::Error::from_raw_os_error(errno),
         UringRefusal::Kernel { .. }
@@ -233,23 +163,6 @@ mod tests {
             assert_eq!(error.raw_os_error(), Some(libc::EISDIR));
         }
         assert!(read(0, 3).is_err());
-    }
-
-    #[test]
-    fn abilities_come_with_the_kernel() {
-        // Scenario: this machine. Expectation: each ability is there, or says why not; SINGLE_ISSUER (6.0)
-        // implies COOP_TASKRUN (5.19), and files can be registered since 5.5; where io_uring is refused, that
-        // refusal.
-        match (probe(), abilities()) {
-            (Ok(_), Ok(found)) => {
-                assert_eq!(found.registered_files, Ok(()));
-                assert!(
-                    found.single_issuer.is_err() || found.coop_taskrun.is_ok(),
-                    "{found:?}"
-                );
-            }
-            (probed, found) => assert_eq!(found.expect_err("a refusal"), probed.expect_err("a refusal")),
-        }
     }
 
     #[test]
