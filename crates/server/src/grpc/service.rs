@@ -245,10 +245,12 @@ impl<B: BytesBody> GrpcRequest<B> {
             message_bytes: limits.request_bytes,
             deadline,
         };
-        let (holding, held_by) = (fetcher, connection.clone());
+        let (holding, held_by) = (fetcher.clone(), connection.clone());
         let mut charge = None;
         let hold =
             Box::new(move |bytes| holding.recharge_request_memory(held_by.as_ref(), &mut charge, bytes));
+        let (counting, counted_on) = (fetcher, connection.clone());
+        let late = Box::new(move || drop(counting.deadline_rejection(counted_on.as_ref())));
         let start =
             move |message| stream::respond(Arc::clone(&shared), connection.clone(), deadline, message);
         let leaving = body.leaving();
@@ -260,7 +262,7 @@ impl<B: BytesBody> GrpcRequest<B> {
             }
         };
         ok(
-            framed(stream::body(body, bounds, start, hold, interrupted, timer)),
+            framed(stream::body(body, bounds, start, hold, late, interrupted, timer)),
             headers,
         )
     }

@@ -59,13 +59,14 @@ pub(super) struct StreamLimits {
     pub(super) deadline: Option<Instant>,
 }
 
-/// The body. `start` starts a request, `hold` charges the bytes of an incomplete one, `interrupted` resolves when the
-/// stream has to end, with its status. Must be called inside a runtime.
+/// The body. `start` starts a request, `hold` charges the bytes of an incomplete one, `late` counts one that the deadline
+/// cancels, `interrupted` resolves when the stream has to end, with its status. Must be called inside a runtime.
 pub(super) fn body<B, S, Fut>(
     incoming: B,
     bounds: StreamLimits,
     start: S,
     hold: ChargeMemory,
+    late: CountLate,
     interrupted: impl Future<Output = Status> + Send + 'static,
     timer: CallTimer,
 ) -> DeadlineBody<impl LongResponse>
@@ -84,6 +85,7 @@ where
         next: None,
         end: None,
         hold,
+        late,
         arrived: Instant::now(),
         interrupted: Some(Box::pin(interrupted)),
     };
@@ -92,6 +94,8 @@ where
 
 /// Charges the bytes of an incomplete request.
 type ChargeMemory = Box<dyn FnMut(usize) -> Result<(), FetchError> + Send>;
+/// Counts a request that the stream's deadline cancels.
+type CountLate = Box<dyn Fn() + Send>;
 
 struct StreamState<B, S, Fut> {
     /// The request body; `None` once it has ended or is no longer read.
@@ -107,6 +111,7 @@ struct StreamState<B, S, Fut> {
     /// The status to report when all requests in flight are answered; `None`: OK.
     end: Option<Status>,
     hold: ChargeMemory,
+    late: CountLate,
     /// When the last bytes arrived.
     arrived: Instant,
     interrupted: Option<Pin<Box<dyn Future<Output = Status> + Send>>>,
@@ -282,6 +287,10 @@ where
     }
 
     fn give_up(&mut self) -> Status {
+        let open = Pin::new(&self.in_flight).iter_pin_ref();
+        for _ in open.filter(|request| request.is_open()) {
+            (self.late)();
+        }
         let late = error_status::to_status(&ReadError::DeadlineExceeded.into(), "request");
         self.cut(late.clone());
         self.next = None;

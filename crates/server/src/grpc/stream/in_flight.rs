@@ -39,6 +39,11 @@ impl<F> InFlightRequest<F> {
         }
     }
 
+    /// Whether its client has not cancelled it.
+    pub(super) fn is_open(&self) -> bool {
+        self.work.is_some()
+    }
+
     /// Drops the work if the id matches; the response is then ready.
     pub(super) fn cancel(self: Pin<&mut Self>, id: u64) {
         let this = self.project();

@@ -13,6 +13,7 @@ use prost::Message as _;
 use ringfetch_proto::v1::fetch_stream_request::Request as OneOf;
 use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -59,6 +60,8 @@ struct Stream<B> {
     pieces: Option<Pieces>,
     begun: Begun,
     draining: watch::Sender<bool>,
+    /// Requests that were counted as cancelled by the deadline.
+    late: Arc<AtomicUsize>,
     rpc: RpcMetrics,
     /// Received frames, cut into messages: several responses may share a frame.
     received: FrameDecoder,
@@ -106,6 +109,8 @@ fn stream_of(
     };
     let (draining, mut drains) = watch::channel(false);
     let (rpc, timer) = timed();
+    let late: Arc<AtomicUsize> = Arc::default();
+    let counting = Arc::clone(&late);
     let body = body(
         incoming,
         StreamLimits {
@@ -115,6 +120,7 @@ fn stream_of(
         },
         start,
         hold,
+        Box::new(move || _ = counting.fetch_add(1, Ordering::Relaxed)),
         async move {
             let _sender_is_gone = drains.wait_for(|drains| *drains).await;
             error_status::to_status(&ReadError::Draining.into(), "request")
@@ -126,6 +132,7 @@ fn stream_of(
         pieces: Some(pieces),
         begun,
         draining,
+        late,
         rpc,
         received: FrameDecoder::new(1 << 20),
     }
@@ -260,7 +267,7 @@ async fn a_flood_of_cancels_lets_others_have_their_turn() {
     struct Woken(std::sync::atomic::AtomicBool);
     impl std::task::Wake for Woken {
         fn wake(self: Arc<Self>) {
-            self.0.store(true, std::sync::atomic::Ordering::Relaxed);
+            self.0.store(true, Ordering::Relaxed);
         }
     }
     let mut stream = stream(None);
@@ -275,7 +282,7 @@ async fn a_flood_of_cancels_lets_others_have_their_turn() {
     let mut cx = Context::from_waker(&waker);
     assert!(Pin::new(&mut stream.body).poll_frame(&mut cx).is_pending());
     assert!(stream.begun.ids().is_empty());
-    assert!(woken.0.load(std::sync::atomic::Ordering::Relaxed));
+    assert!(woken.0.load(Ordering::Relaxed));
     assert!(Pin::new(&mut stream.body).poll_frame(&mut cx).is_pending());
     assert_eq!(stream.begun.ids(), [1]);
 }
@@ -419,7 +426,7 @@ async fn an_idle_stream_wakes_up_for_the_drain() {
 
 #[tokio::test]
 async fn a_deadline_ends_the_stream() {
-    // A deadline in the past and a request in flight: DEADLINE_EXCEEDED, and the request is cancelled.
+    // A deadline in the past and a request in flight: DEADLINE_EXCEEDED, and the request is cancelled and counted.
     let mut stream = stream(Some(Instant::now()));
     stream.request(1);
     assert_eq!(
@@ -434,6 +441,7 @@ async fn a_deadline_ends_the_stream() {
         "4"
     );
     assert_eq!(counted(&stream.rpc), [Code::DeadlineExceeded]);
+    assert_eq!(stream.late.load(Ordering::Relaxed), 1);
 }
 
 #[tokio::test]
@@ -448,6 +456,7 @@ async fn answers_at_the_deadline_do_not_make_the_stream_a_success() {
     assert_eq!(stream.answer(), (1, Bytes::from_static(b"late")));
     assert_eq!(stream.end().code(), Code::DeadlineExceeded);
     assert_eq!(counted(&stream.rpc), [Code::DeadlineExceeded]);
+    assert_eq!(stream.late.load(Ordering::Relaxed), 0);
 }
 
 #[tokio::test]
@@ -464,11 +473,15 @@ async fn a_stream_that_is_dropped_was_cancelled() {
 
 #[tokio::test(start_paused = true)]
 async fn a_deadline_holds_while_nobody_reads() {
-    // Scenario: a stream with a deadline has started a request; its client reads nothing, so the body is not
-    // polled. The deadline passes. Expectation: the request is cancelled, so that it holds nothing; when the
-    // client reads at last, it gets the status.
+    // Scenario: a stream with a deadline has started a request, and another that was answered; its client reads nothing, so
+    // the body is not polled. The deadline passes. Expectation: the request is cancelled, so that it holds nothing, and counted
+    // once; when the client reads at last, it gets the status.
     let deadline = tokio::time::Instant::now() + Duration::from_secs(1);
     let mut stream = stream(Some(deadline.into_std()));
+    stream.request(6);
+    assert!(stream.poll().is_none());
+    stream.begun.answer(6, b"six");
+    assert_eq!(stream.answer().0, 6);
     stream.request(7);
     assert!(stream.poll().is_none());
     assert_eq!(stream.begun.ids(), [7]);
@@ -476,7 +489,9 @@ async fn a_deadline_holds_while_nobody_reads() {
     assert!(!sender.is_closed());
     tokio::time::sleep_until(deadline + Duration::from_millis(2)).await;
     assert!(sender.is_closed(), "its request is still waited for");
+    assert_eq!(stream.late.load(Ordering::Relaxed), 1);
     assert_eq!(stream.end().code(), Code::DeadlineExceeded);
+    assert_eq!(stream.late.load(Ordering::Relaxed), 1);
 }
 
 #[tokio::test(start_paused = true)]

@@ -216,7 +216,7 @@ async fn a_response_that_a_revocation_cuts_short_is_not_ok() {
 #[tokio::test]
 async fn what_the_deadline_of_a_stream_cuts_off_is_no_cancel() {
     // Scenario: a stream has requests with long responses and a deadline; its client reads nothing. Expectation: the requests
-    // that the deadline cuts off are logged with it, not as cancelled by the client.
+    // that the deadline cuts off are logged with it, not as cancelled by the client, and counted as refused.
     let daemon = long_files().start();
     let mut narrow = Narrow::connect(daemon.grpc, WINDOW_BYTES).await;
     let request = |id| {
@@ -240,6 +240,10 @@ async fn what_the_deadline_of_a_stream_cuts_off_is_no_cancel() {
             "{line}"
         );
     }
+    let rejected = daemon
+        .sum("ringfetch_rejected_total", &[("reason", "deadline")])
+        .await;
+    assert!(rejected >= 2, "{rejected}");
     // A drain waits for its end.
     drop((held, narrow));
     daemon.stop().await;

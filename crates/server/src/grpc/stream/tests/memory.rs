@@ -30,7 +30,16 @@ fn charged() -> (
     });
     let start = |_message: StreamRequest| Ok(std::future::pending());
     let incoming = http_body_util::StreamBody::new(incoming);
-    let body = body(incoming, bounds, start, hold, std::future::pending(), timed().1);
+    let late = Box::new(|| ());
+    let body = body(
+        incoming,
+        bounds,
+        start,
+        hold,
+        late,
+        std::future::pending(),
+        timed().1,
+    );
     (held, pieces, body)
 }
 
