@@ -206,27 +206,21 @@ impl<T: Read + Write + Unpin> CoalescingIo<T> {
             bounded_turns: 0,
             progress,
         }));
-        (
-            Self(Rc::clone(&gathered)),
-            Flusher {
-                gathered,
-                ended: Cell::new(false),
-            },
-        )
+        (Self(Rc::clone(&gathered)), Flusher { gathered })
     }
 }
 
 /// Writes a connection's buffer after each poll.
 pub(super) struct Flusher<T> {
     gathered: Rc<RefCell<WriteBuffer<T>>>,
-    /// The connection has ended and must not be polled again.
-    ended: Cell<bool>,
 }
 
 impl<T: Write + Unpin> Flusher<T> {
-    /// The socket, once the connection is dropped.
-    pub(super) fn into_io(self) -> Option<T> {
-        Rc::into_inner(self.gathered).map(|gathered| gathered.into_inner().io)
+    /// Writes what is left, once the connection is dropped. Returns the socket, unless that has failed.
+    pub(super) async fn finish(self) -> Option<T> {
+        let mut gathered = Rc::into_inner(self.gathered)?.into_inner();
+        std::future::poll_fn(|cx| gathered.poll_drain(cx)).await.ok()?;
+        Some(gathered.io)
     }
 
     /// Accesses the socket between polls of the connection.
@@ -234,45 +228,36 @@ impl<T: Write + Unpin> Flusher<T> {
         act(&mut self.gathered.borrow_mut().io);
     }
 
-    /// Polls a connection and writes its buffer after each poll, until it has ended and everything is written.
+    /// Polls a connection and writes its buffer after each poll, until it has ended. It is not polled after that: what is
+    /// left to write is for [`Self::finish`], since its error must not wait for a client that does not read.
     ///
     /// # Errors
     /// Errors of the connection, or of writing its buffer.
     ///
     /// # Cancel safety
-    /// May be dropped and called again; an error of the connection in between is lost.
+    /// May be dropped and called again.
     pub(super) async fn drive<C, E>(&self, mut connection: Pin<&mut C>) -> Result<(), E>
     where
         C: Future<Output = Result<(), E>>,
         E: From<io::Error>,
     {
-        let mut outcome = Ok(());
         std::future::poll_fn(|cx| {
             submit_left();
             let begun = core_turns::is_shared().then(Instant::now);
             self.gathered.borrow_mut().begin_turn(begun);
-            if !self.ended.get()
-                && let Poll::Ready(result) = connection.as_mut().poll(cx)
-            {
-                self.ended.set(true);
-                outcome = result;
+            let polled = connection.as_mut().poll(cx);
+            let gathered = &mut *self.gathered.borrow_mut();
+            gathered.end_turn();
+            if polled.is_ready() {
+                return polled;
             }
-            self.gathered.borrow_mut().end_turn();
-            let drained = ready!(self.gathered.borrow_mut().poll_drain(cx));
-            if self.ended.get() {
-                return Poll::Ready(());
-            }
-            match drained {
-                Ok(()) => Poll::Pending,
+            match gathered.poll_drain(cx) {
+                Poll::Ready(Ok(())) | Poll::Pending => Poll::Pending,
                 // Nothing can be written any more, and the connection may not read or write before its service responds.
-                Err(error) => {
-                    outcome = Err(error.into());
-                    Poll::Ready(())
-                }
+                Poll::Ready(Err(error)) => Poll::Ready(Err(error.into())),
             }
         })
-        .await;
-        outcome
+        .await
     }
 }
 
@@ -333,10 +318,9 @@ impl<T: Read + Write + Unpin> Write for CoalescingIo<T> {
         Poll::Ready(Ok(()))
     }
 
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let gathered = &mut *self.0.borrow_mut();
-        ready!(gathered.poll_drain(cx))?;
-        Pin::new(&mut gathered.io).poll_shutdown(cx)
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        // The socket is closed once the connection has ended and its buffer is written: see `Flusher::finish`.
+        Poll::Ready(Ok(()))
     }
 }
 
@@ -344,6 +328,7 @@ impl<T: Read + Write + Unpin> Write for CoalescingIo<T> {
 mod tests {
     use super::*;
     use crate::listener::kept_requests::KeptRequests;
+    use futures_util::FutureExt as _;
     use std::collections::VecDeque;
     use std::task::Waker;
 
@@ -421,7 +406,7 @@ mod tests {
         };
         let (mut io, drain) = CoalescingIo::new(socket, Arc::default());
         let mut left = VecDeque::from(pieces);
-        let connection = std::pin::pin!(std::future::poll_fn(move |cx| {
+        let mut connection = Box::pin(std::future::poll_fn(move |cx| {
             while let Some(piece) = left.front() {
                 let written = ready!(Pin::new(&mut io).poll_write(cx, piece))?;
                 assert_eq!(written, piece.len());
@@ -430,7 +415,9 @@ mod tests {
             }
             Poll::Ready(io::Result::Ok(()))
         }));
-        let ended = drain.drive(connection).await;
+        let ended = drain.drive(connection.as_mut()).await;
+        drop(connection);
+        drop(drain.finish().await);
         (Rc::unwrap_or_clone(got).into_inner(), ended)
     }
 
@@ -479,6 +466,32 @@ mod tests {
         let pieces: Vec<Vec<u8>> = (0..200_u8).map(|piece| vec![piece; 1000]).collect();
         let (_, ended) = one_turn(vec![Err(io::ErrorKind::BrokenPipe)], pieces).await;
         assert_eq!(ended.unwrap_err().kind(), io::ErrorKind::BrokenPipe);
+    }
+
+    #[tokio::test]
+    async fn an_error_does_not_wait_for_the_last_write() {
+        // Scenario: a connection sends a goodbye, shuts its socket down and ends with an error, as HTTP/2 does for a flood, while
+        // the socket is full. Expectation: its error at once; the goodbye is sent once there is room.
+        let socket = Scripted {
+            script: [Ok(None)].into(),
+            ..Scripted::default()
+        };
+        let got = Rc::clone(&socket.got);
+        let (mut io, drain) = CoalescingIo::new(socket, Arc::default());
+        let mut connection = Box::pin(std::future::poll_fn(move |cx| {
+            let buffered = Pin::new(&mut io).poll_write(cx, b"goodbye");
+            assert!(matches!(buffered, Poll::Ready(Ok(7))));
+            ready!(Pin::new(&mut io).poll_shutdown(cx))?;
+            Poll::Ready(io::Result::Err(io::ErrorKind::ConnectionAborted.into()))
+        }));
+        let ended = drain.drive(connection.as_mut()).now_or_never();
+        assert_eq!(
+            ended.map(|ended| ended.unwrap_err().kind()),
+            Some(io::ErrorKind::ConnectionAborted)
+        );
+        drop(connection);
+        assert!(drain.finish().await.is_some());
+        assert_eq!(*got.borrow(), [b"goodbye"]);
     }
 
     /// The output of a task that is polled only when it is woken.

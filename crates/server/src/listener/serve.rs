@@ -268,9 +268,11 @@ impl PortServer {
                     "connection ended with an error"
                 );
             }
-            let Some(socket) = flusher.into_io() else { return };
             let patience = Patience::new(self.connection_limits.timeouts());
-            let mut closed = Box::pin(socket.into_inner().close(patience));
+            let mut closed = Box::pin(async move {
+                let socket = flusher.finish().await?;
+                socket.into_inner().close(patience).await
+            });
             let decision = poll_fn(|cx| {
                 if let Poll::Ready(fault) = closed.as_mut().poll(cx) {
                     return Poll::Ready(fault.map(CloseDecision::Close));
