@@ -6,7 +6,7 @@
 
 use super::AppState;
 use super::batch_request::{
-    BatchParams, BatchRequest, BlocksBatch, ObjectsBatch, RangesBatch, VectorsBatch, parse,
+    BatchParams, BatchRequest, BlocksBatch, ObjectsBatch, RangesBatch, VectorsBatch, parse_body,
 };
 use super::batch_response::{LENGTHS_LISTED_MAX, Shape, encode};
 use super::conditional::ETag;
@@ -100,9 +100,8 @@ async fn run<R: BatchRequest>(app: &AppState, name: &str, request: Request) -> R
     let items_max = usize::try_from(limits.items_per_request).unwrap_or(usize::MAX);
     // At most so many items are stored, however many are listed, so charge for them before parsing.
     request_memory.whole(body.len(), items_max.min(body.len()))?;
-    let (request, listed) = parse::<R>(&body, items_max)?;
+    let (request, listed, charge) = parse_body::<R>(body, items_max, request_memory.into_charge()).await?;
     let params = request.into_params()?;
-    drop(body);
     if listed > items_max {
         let too_many = FetchError::TooManyItems {
             field: params.field,
@@ -144,7 +143,6 @@ async fn run<R: BatchRequest>(app: &AppState, name: &str, request: Request) -> R
         }
         Kind::Vectors { .. } | Kind::Blocks { .. } | Kind::Objects => None,
     };
-    let charge = request_memory.into_charge();
     let mut response = encode(form, answered, shape, params.field, |text| {
         app.fetcher.charge_text(connection.as_ref(), charge, text)
     })?;

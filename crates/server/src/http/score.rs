@@ -2,7 +2,7 @@
 
 use super::AppState;
 use super::batch::receive;
-use super::batch_request::parse;
+use super::batch_request::parse_body;
 use super::batch_response::{ItemErrorView, item_error_views};
 use super::bounded_list;
 use super::conditional::ETag;
@@ -101,8 +101,8 @@ pub(super) async fn score(
     let parsed_bytes = body.len().saturating_mul(4);
     let items = items_max.min(body.len()).saturating_mul(2);
     request_memory.whole(parsed_bytes, items)?;
-    let (request, queries) = parse::<ScoreRequest>(&body, items_max)?;
-    drop(body);
+    let charge = request_memory.into_charge();
+    let (request, queries, _charge) = parse_body::<ScoreRequest>(body, items_max, charge).await?;
     if queries > items_max {
         let too_many = FetchError::TooManyItems {
             field: "queries",
@@ -154,6 +154,7 @@ pub(super) async fn score(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::http::batch_request::parse;
     use serde_json::json;
 
     #[test]
