@@ -333,6 +333,8 @@ impl PortServer {
             .auto_date_header(!self.http2_only)
             .max_concurrent_streams(self.connection_limits.streams())
             .max_pending_accept_reset_streams(self.cancelled_max())
+            // `max_local_error_reset_streams` stays 1,024: as long as a connection lives, it also counts parts of bodies that come
+            // after their refusal, and requests beyond a limit that the client has yet to learn.
             .max_send_buf_size(SEND_BUFFER_BYTES);
         builder
     }
