@@ -9,7 +9,6 @@ use adversary::{Counts, Hold, Tally, Target, cases};
 use ringfetch_client::Client;
 use std::future::Future;
 use std::io;
-use std::time::Duration;
 
 const PLACES: [&str; 2] = ["127.0.0.2", "127.0.0.1"];
 
@@ -343,7 +342,7 @@ async fn a_server_of_files_that_does_not_answer_stops_no_other_dataset() {
             (remote.is_finished() || disk.attributes_held() > 0).then_some(())
         })
         .await;
-        let served = tokio::time::timeout(Duration::from_secs(20), daemon.assert_serves("blocks")).await;
+        let served = tokio::time::timeout(PATIENCE, daemon.assert_serves("blocks")).await;
         disk.release_attributes();
         served.expect("another dataset is served");
         let blocks = remote.await.unwrap().unwrap();

@@ -276,7 +276,6 @@ async fn calls_may_be_cancelled_before_the_core_has_looked_at_them() {
         .set("engine.cores", "1")
         .set("timeouts.handshake_ms", "300")
         .start();
-    let mut stream = TcpStream::connect(daemon.grpc).await.unwrap();
     let head = call("FetchBlocks");
     let (headers, reset, ping, goaway) = (1, 3, 6, 7);
     let (end_headers, cancel) = (4, 8_u32);
@@ -286,6 +285,8 @@ async fn calls_may_be_cancelled_before_the_core_has_looked_at_them() {
         [begun, frame(reset, 0, stream, &cancel.to_be_bytes())].concat()
     });
     let volley: Vec<u8> = [PREFACE, SETTINGS].concat().into_iter().chain(calls).collect();
+    // Not before: what has not begun in 300 ms is closed.
+    let mut stream = TcpStream::connect(daemon.grpc).await.unwrap();
     stream.write_all(&volley).await.unwrap();
     for words in [b"are they", b"and now?"] {
         stream.write_all(&frame(ping, 0, 0, words)).await.unwrap();
@@ -325,13 +326,14 @@ async fn lists_of_headers_that_never_end_or_are_too_long_end_their_connection() 
     let field = [&[0, 1, b'a', 127, 73], &[b'x'; 200][..]].concat();
     let long = [call("FetchStream"), field.repeat(100)].concat();
     let (first, second) = long.split_at(16 << 10);
-    let mut stream = TcpStream::connect(daemon.grpc).await.unwrap();
     let refused = [
         [PREFACE, SETTINGS].concat(),
         frame(headers, 0, 1, first),
         frame(continuation, end_headers, 1, second),
         frame(ping, 0, 0, b"are they"),
     ];
+    // Not before: what has not begun in 300 ms is closed.
+    let mut stream = TcpStream::connect(daemon.grpc).await.unwrap();
     stream.write_all(&refused.concat()).await.unwrap();
     loop {
         let (kind, flags, payload) = next_frame(&mut stream).await;

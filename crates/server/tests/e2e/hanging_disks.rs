@@ -1,10 +1,11 @@
 //! Disks that do not answer. Most need root, losetup and /dev/fuse.
 
-use crate::daemon::{PATIENCE, Setup, eventually_async};
+use crate::daemon::{PATIENCE, Setup, eventually, eventually_async};
 use crate::data::noise;
 use crate::loop_device::LoopDevice;
 use crate::supervised::Manager;
 use crate::wire;
+use ringfetch_engine::probe::resident_pages;
 use rustix::fs::inotify;
 use std::mem::MaybeUninit;
 use std::path::Path;
@@ -36,19 +37,33 @@ async fn a_disk_that_hangs_does_not_keep_others_waiting() {
         let paths = [(&disk, "blocks.bin"), (&disk, "more.bin"), (&other, "blocks.bin")]
             .map(|(disk, name)| path(disk, name));
         let setup = Setup::new(backend);
-        let here = setup.file("blocks.bin", &bytes);
-        let here = std::fs::File::open(here).unwrap();
-        here.sync_all().unwrap();
+        // Temporary directories are often in memory.
+        let program = std::env::current_exe().unwrap();
+        let on_disk = tempfile::tempdir_in(program.parent().unwrap()).unwrap();
+        let here = on_disk.path().join("blocks.bin");
+        std::fs::write(&here, &bytes).unwrap();
         let daemon = setup
-            .dataset(&["{name: blocks, kind: blocks, block_bytes: 4KiB, path: blocks.bin}"])
+            .dataset(&[
+                "name: blocks",
+                "kind: blocks",
+                "block_bytes: 4KiB",
+                &format!("path: {}", here.display()),
+            ])
+            // However long it takes.
+            .set("limits.deadline_ms", "0")
             .set("engine.cores", "1")
             .set("engine.uring.queue_depth", "8")
             .dataset(&["name: hangs", "kind: blocks", "block_bytes: 4KiB", &paths[0]])
             .dataset(&["name: hangs-too", "kind: blocks", "block_bytes: 4KiB", &paths[1]])
             .dataset(&["name: fuse", "kind: blocks", "block_bytes: 4KiB", &paths[2]])
             .start();
-        // What is in memory needs no ring.
-        rustix::fs::fadvise(&here, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+        // What is in memory needs no ring. The kernel keeps pages that somebody uses at that moment.
+        let here = std::fs::File::open(here).unwrap();
+        eventually("nothing is in memory", PATIENCE, || {
+            here.sync_all().unwrap();
+            rustix::fs::fadvise(&here, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+            (resident_pages(&here, bytes.len() as u64).unwrap() == 0).then_some(())
+        });
         disk.hold();
         // Too far apart to be merged.
         let indices: Vec<u64> = (0..64).map(|item| item * 32).collect();

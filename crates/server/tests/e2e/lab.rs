@@ -162,7 +162,7 @@ async fn act_is_measured_over_grpc_and_in_process() {
     // of the same length; a shorter one. Expectation: an N for both ways, with its shares; an error that names
     // the option, for each, and the file to serve.
     let mut bed = Bed::new();
-    let act = "act --path DIR --size 4MiB --hold 100ms --step 50ms --most 2";
+    let act = "act --path DIR --size 4MiB --hold 400ms --step 200ms --most 2";
     let alone = bed.report(&format!("{act} --only engine-pread")).await;
     assert_eq!(rows(&alone, "engine-pread"), 1);
     let pid = bed
@@ -220,7 +220,7 @@ async fn reads_in_process_cost_no_cpu_time_of_the_daemon() {
     let busy = Command::new("sh").args(["-c", "while :; do :; done"]).spawn();
     let mut busy = busy.unwrap();
     let words = format!(
-        "act --path DIR --size 4MiB --hold 1s --step 50ms --most 1 --only engine-pread --server SERVER --dataset data \
+        "act --path DIR --size 4MiB --hold 1s --step 200ms --most 1 --only engine-pread --server SERVER --dataset data \
          --server-pid {}",
         busy.id()
     );

@@ -20,7 +20,8 @@ fn start(authority: &Authority) -> (Daemon, Vec<u8>) {
     let (mut setup, bytes) = plain_blocks(Setup::new("pread"), 8192);
     setup = with_tls(setup, &authority.pair("daemon")).set("tls.ports", "grpc");
     for limit in ["handshake_ms", "head_ms", "body_ms", "send_ms"] {
-        setup = setup.set(&format!("timeouts.{limit}"), "3000");
+        // Longer than it takes until the daemon is stopped, on a busy machine too.
+        setup = setup.set(&format!("timeouts.{limit}"), "10000");
     }
     (setup.start(), bytes)
 }

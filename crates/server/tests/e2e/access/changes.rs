@@ -431,7 +431,7 @@ async fn a_file_system_that_does_not_respond_is_reported() {
         daemon.log().iter().any(has_line).then_some(())
     });
     // A daemon whose thread waits for the disk cannot be killed.
-    let reported = timeout(PATIENCE / 2, reported).await;
+    let reported = timeout(PATIENCE, reported).await;
     let served = read(&daemon, "a", "blocks").await;
     fs::write(source.join("principals"), lines(&[root])).unwrap();
     disk.release_attributes();
