@@ -143,6 +143,7 @@ fn sampled_share(file: &File, window_bytes: u64) -> Option<f64> {
 mod tests {
     use super::*;
     use crate::material::tests::{scratch, small};
+    use std::time::{Duration, Instant};
 
     #[test]
     fn an_overlay_hides_what_is_in_memory() {
@@ -169,11 +170,15 @@ mod tests {
                 (share.unwrap(), pages.sum::<u64>())
             };
             for heat in [Heat::Cold, Heat::Direct] {
-                let (share, pages) = prepared(heat);
-                assert!(
-                    pages == 0 && share.is_some_and(|share| share <= COLD_SHARE_MAX),
-                    "{heat:?}: {share:?} {pages}"
-                );
+                // Again, since the kernel keeps what somebody uses at that moment.
+                let deadline = Instant::now() + Duration::from_secs(30);
+                loop {
+                    let (share, pages) = prepared(heat);
+                    if pages == 0 && share.is_some_and(|share| share <= COLD_SHARE_MAX) {
+                        break;
+                    }
+                    assert!(Instant::now() < deadline, "{heat:?}: {share:?} {pages}");
+                }
             }
             assert_eq!(prepared(Heat::AsFound), (None, 0));
             assert_eq!(
@@ -190,15 +195,25 @@ mod tests {
         // follows.
         let directory = scratch();
         let material = small(directory.path());
-        material.make_cold(1).unwrap();
         let share = || {
             material
                 .resident_share(1, 4 << 20, CACHESTAT, true)
                 .expect("cachestat(2) or RWF_NOWAIT")
         };
-        assert!(share() <= COLD_SHARE_MAX, "{}", share());
+        // Again, since the kernel keeps what somebody uses at that moment.
+        let make_cold = || {
+            let deadline = Instant::now() + Duration::from_secs(30);
+            loop {
+                material.make_cold(1).unwrap();
+                if share() <= COLD_SHARE_MAX {
+                    break;
+                }
+                assert!(Instant::now() < deadline, "{}", share());
+            }
+        };
+        make_cold();
         let stop = AtomicBool::new(false);
-        material.make_cold(1).unwrap();
+        make_cold();
         let random = |file| rustix::fs::fadvise(file, 0, None, Advice::Random);
         let half = File::open(&material.files[0].path).unwrap();
         random(&half).unwrap();

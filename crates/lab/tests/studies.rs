@@ -179,7 +179,8 @@ fn a_file_that_is_replaced_cut_or_removed_ends_the_study() {
     // is there again. Expected: an error that names it, and the steps are kept; the rest can be measured.
     let directory = scratch();
     let [file, other, out] = ["file", "other", "out"].map(|name| directory.path().join(name));
-    let words = "strategies --path DIR/file --out DIR/out --repetitions 50 --force --step 10ms --warm-bytes 1MiB \
+    // Long enough for a change before its end, on a busy machine too.
+    let words = "strategies --path DIR/file --out DIR/out --repetitions 50 --force --step 50ms --warm-bytes 1MiB \
                  --profiles buffered --depths 1 --only pread";
     fs::write(&other, vec![2; 1 << 20]).unwrap();
     let cut = || fs::File::options().write(true).open(&file)?.set_len(4096);

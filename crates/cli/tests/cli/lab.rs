@@ -68,7 +68,7 @@ fn requests_to_a_daemon_share_as_many_connections_as_asked_for() {
         let (proxy, count) = counted(server);
         let out = directory.path().join(connections.to_string());
         let args = format!(
-            "lab act --force --repetitions 1 --hold 10ms --step 10ms --most 1 --only daemon --path {} --out {} \
+            "lab act --force --repetitions 1 --hold 200ms --step 200ms --most 1 --only daemon --path {} --out {} \
              --server http://{proxy} --dataset {REPLACED} --connections {connections}",
             word(&path),
             word(&out)

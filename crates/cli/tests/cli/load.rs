@@ -251,7 +251,7 @@ fn a_thread_that_cannot_start_ends_the_run() {
     let load = "load --dataset blocks --threads 64 --connections 64 --outstanding 64 --requests 64";
     for limit in (28..=60).step_by(4) {
         let limited = format!(
-            "ulimit -n {limit}; exec timeout 20 {} {load}",
+            "ulimit -n {limit}; exec timeout 120 {} {load}",
             word(env!("CARGO_BIN_EXE_ringfetch"))
         );
         let mut command = program("sh");

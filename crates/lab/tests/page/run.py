@@ -27,9 +27,9 @@ STUDIES = {
     " --only pread,threaded-pread,mmap",
     "block-size": "block-size --size 4MiB --step 10ms --depths 1 --largest 16KiB --only pread,threaded-pread",
     "objects": "objects --files 5,20 --file-bytes 16KiB,64KiB --only threaded-pread",
-    "act": "act --size 4MiB --hold 50ms --step 20ms --most 2 --only engine-pread,mmap",
+    "act": "act --size 4MiB --hold 200ms --step 200ms --most 2 --only engine-pread,mmap",
     "rescore": f"rescore --vectors {VECTORS} --buffered --parallel 1,2 --oversampling 1 --only mmap,engine-pread",
-    "flip": "flip --dataset data --step 30ms --batch 4 --in-flight 4 --only mmap,pread",
+    "flip": "flip --dataset data --step 200ms --batch 4 --in-flight 4 --only mmap,pread",
 }
 
 
