@@ -1,12 +1,13 @@
 """A small Ringfetch client: gRPC stubs made from proto/ on first use, and batches as numpy arrays.
 
-Deliberately absent: pooling, pipelining and retries. The Rust crate has them; this is the smallest thing that is right.
+Deliberately absent: pooling and pipelining. The Rust crate has them; this is the smallest thing that is right.
 """
 
 import hashlib
 import importlib
 import importlib.metadata
 import ipaddress
+import json
 import sys
 import tempfile
 from pathlib import Path
@@ -19,12 +20,26 @@ HERE = Path(__file__).resolve().parent
 PROTO = HERE.parents[1] / "proto"
 PROTO_FILES = ("fetch", "dataset")
 
+# gRPC makes at most five attempts: with the waits between them, of 0.5, 1, 2 and 2 s (each 20 % more or less), a call outlives the
+# restart of its only server. All of these calls only read. UNAVAILABLE is also a server that cannot be reached or drains.
+RETRIED = ("FetchBlocks", "FetchVectors", "FetchRanges", "FetchObjects", "ScoreVectors")
+SERVICE_CONFIG = {"methodConfig": [{
+    "name": [{"service": "ringfetch.v1.DatasetService"},
+             *({"service": "ringfetch.v1.FetchService", "method": method} for method in RETRIED)],
+    "retryPolicy": {"maxAttempts": 5, "initialBackoff": "0.5s", "backoffMultiplier": 2, "maxBackoff": "2s",
+                    "retryableStatusCodes": ["UNAVAILABLE"]},
+}]}
+
 # A response is one contiguous field of megabytes. Frames of 256 KiB in place of HTTP/2's 16 KiB are the largest single
 # lever there is on the server's side: it writes once a frame.
 CHANNEL_OPTIONS = (
     ("grpc.http2.max_frame_size", 256 << 10),
     ("grpc.http2.lookahead_bytes", 4 << 20),
     ("grpc.max_receive_message_length", 256 << 20),
+    ("grpc.service_config", json.dumps(SERVICE_CONFIG)),
+    # A server that is back is found by the next attempt: by default the waits between connections grow to two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
 )
 
 

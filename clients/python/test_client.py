@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import unittest
 import urllib.request
 from concurrent import futures
@@ -135,6 +136,33 @@ class Requests(unittest.TestCase):
         with Client(serve(self)) as client, self.assertRaises(grpc.RpcError) as raised:
             client.channel.unary_unary("/x.Y/Z")(bytes(5 << 20), timeout=30)
         self.assertEqual(raised.exception.code(), grpc.StatusCode.UNIMPLEMENTED, raised.exception.details())
+
+
+class Restarts(unittest.TestCase):
+    def test_a_call_outlives_the_restart_of_the_only_server(self):
+        # Scenario: a server ends, and two seconds later another one serves at its address, which nothing else uses; calls of a client
+        # that was connected, and of a new one, meanwhile. Expectation: their answers. A call whose timeout is shorter fails.
+        answer = fetch_pb2.FetchBlocksResponse(data=b"abcd", block_bytes=4)
+
+        def serve_at(address):
+            server = grpc.server(futures.ThreadPoolExecutor(2), handlers=[answering({"FetchBlocks": answer})])
+            port = server.add_insecure_port(address)
+            server.start()
+            self.addCleanup(server.stop, None)
+            return server, port
+
+        first, port = serve_at("127.83.4.3:0")
+        address = f"127.83.4.3:{port}"
+        with Client(address) as connected, Client(address) as new, futures.ThreadPoolExecutor(2) as callers:
+            connected.fetch_blocks("d", [1])
+            first.stop(None).wait()
+            with self.assertRaises(grpc.RpcError):
+                new.fetch_blocks("d", [1], timeout_s=0.3)
+            again = threading.Timer(2, serve_at, [address])
+            again.start()
+            calls = [callers.submit(client.fetch_blocks, "d", [1]) for client in (connected, new)]
+            self.assertEqual([call.result()[0].tobytes() for call in calls], [b"abcd"] * 2)
+            again.join()
 
 
 class Answers(unittest.TestCase):

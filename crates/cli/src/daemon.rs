@@ -23,12 +23,14 @@ fn no_budget() -> RetryBudget {
     budget
 }
 
+/// So many refusals with a hint are taken for more than a moment's trouble, if they are not for a rate.
+const REFUSALS_MAX: u32 = 5;
+
 /// A client of the daemon's data port that waits for the rates of its principal as long as the daemon says. `--timeout` bounds
 /// each attempt, and no wait.
 #[derive(Debug)]
 pub(crate) struct PatientClient {
     client: Client,
-    attempts_max: u32,
     /// Held by the refused call that waits. If all waited at once, one would be granted, and the others refused again.
     turn: Mutex<()>,
 }
@@ -42,7 +44,6 @@ impl PatientClient {
         let client = builder.retry_budget(no_budget()).connect_lazy();
         Ok(Self {
             client: client.map_err(grpc_failure(global))?,
-            attempts_max: retry.attempts_max,
             turn: Mutex::new(()),
         })
     }
@@ -63,7 +64,7 @@ impl PatientClient {
             };
             // What else there is to wait for may not pass: an overload, a drain, a device.
             failures += u32::from(!is_rate(&error));
-            if failures == self.attempts_max {
+            if failures == REFUSALS_MAX {
                 return Err(error);
             }
             let refused = Instant::now();

@@ -346,7 +346,14 @@ impl Endpoint {
             None => handshake(stream, calls).await,
             Some(tls) => {
                 let stream = tls.connect_http2(self.authority.host(), stream).await;
-                let stream = stream.map_err(|error| self.unreachable(&format_args!("TLS: {error}")))?;
+                let stream = stream.map_err(|error| {
+                    let message = format!("{}: TLS: {error}", self.address);
+                    // What rustls refuses, or was told; otherwise the connection broke.
+                    match error.kind() {
+                        io::ErrorKind::InvalidData => Error::refused(message),
+                        _ => Error::unreachable(message),
+                    }
+                })?;
                 handshake(Box::new(stream) as Box<dyn Io>, calls).await
             }
         };

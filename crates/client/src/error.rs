@@ -26,6 +26,8 @@ pub enum Error {
         message: String,
         /// Whether a request was sent: then the server may have received it, and done what it asks for.
         sent: bool,
+        /// Whether the peers refused to agree on TLS, which they would again.
+        refused: bool,
     },
     /// The call's timeout passed on the client's side, while it waited for its turn (`Builder::max_in_flight`) or for its answer;
     /// then whether the server did the reads is unknown. A call that still waits for a connection then fails with `Transport`,
@@ -144,7 +146,7 @@ impl Error {
                 status.code == Code::Unavailable
                     || (status.code == Code::ResourceExhausted && status.retry_after.is_some())
             }
-            Self::Transport { .. } => true,
+            Self::Transport { refused, .. } => !refused,
             Self::StreamBroken { cause } => cause.is_retryable(),
             Self::DeadlineExceeded
             | Self::Protocol { .. }
@@ -182,8 +184,20 @@ impl Error {
 
     /// A connection that could not be opened, so that nothing was sent.
     pub(crate) fn unreachable(message: String) -> Self {
-        let sent = false;
-        Self::Transport { message, sent }
+        Self::Transport {
+            message,
+            sent: false,
+            refused: false,
+        }
+    }
+
+    /// A connection whose peer, or whose certificate, is not accepted.
+    pub(crate) fn refused(message: String) -> Self {
+        Self::Transport {
+            message,
+            sent: false,
+            refused: true,
+        }
     }
 
     /// The error in the head of an answer, if any: a gRPC status, or the HTTP status or the type of the answer of a
@@ -265,7 +279,10 @@ impl Error {
 impl From<h2::Error> for Error {
     /// A connection or stream that ended before its answer did.
     fn from(error: h2::Error) -> Self {
-        let (message, sent) = (error.to_string(), true);
-        Self::Transport { message, sent }
+        Self::Transport {
+            message: error.to_string(),
+            sent: true,
+            refused: false,
+        }
     }
 }

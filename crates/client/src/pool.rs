@@ -208,7 +208,7 @@ impl Pool {
         avoid: &mut Avoid,
         head: impl Fn(&Endpoint) -> Request<()>,
     ) -> Result<(Lease<'_>, ResponseFuture, SendStream<Bytes>), Error> {
-        let (mut tried, mut broken) = (0, 0);
+        let (mut tried, mut broken, mut passes) = (0, 0, None);
         loop {
             let lease = self.lease(avoid);
             // The usual case: the connection is open and intact.
@@ -238,7 +238,10 @@ impl Pool {
             avoid.add(lease.slot, None);
             tried += 1;
             if tried >= self.endpoints {
-                return Err(error);
+                return Err(passes.unwrap_or(error));
+            }
+            if error.is_retryable() {
+                passes = Some(error);
             }
         }
     }

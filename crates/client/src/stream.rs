@@ -546,6 +546,7 @@ async fn serve(core: &Core, options: &CallOptions, shared: &Shared) -> Error {
     let failure = ended.err().unwrap_or_else(|| Error::Transport {
         message: "the server ended the stream".to_owned(),
         sent: true,
+        refused: false,
     });
     // Otherwise it would be the least busy for the next stream.
     if failure.is_retryable() && !is_due {

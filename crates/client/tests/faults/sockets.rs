@@ -99,7 +99,8 @@ async fn a_server_that_goes_away_costs_no_call_and_is_used_again() {
         .unwrap();
     a.stop().await;
     b.stop().await;
-    let error = client.fetch_blocks("d", &[1]).await.unwrap_err();
+    let brief = client.with_timeout(Duration::from_secs(1));
+    let error = brief.fetch_blocks("d", &[1]).await.unwrap_err();
     assert!(matches!(error, Error::Transport { .. }), "{error:?}");
 }
 
@@ -293,6 +294,7 @@ async fn retries_cannot_multiply_an_overload() {
         });
         let server = Server::serve(fake, any(), Arc::default()).await;
         let mut policy = RetryPolicy::default();
+        policy.attempts_max = 5;
         (policy.backoff_min, policy.backoff_max) = (Duration::ZERO, Duration::ZERO);
         let mut limit = RetryBudget::default();
         limit.tokens_max = budget;
@@ -344,7 +346,8 @@ async fn what_is_no_grpc_server_is_told_so() {
     let listener = tokio::net::TcpListener::bind(any()).await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     tokio::spawn(async move { while listener.accept().await.is_ok() {} });
-    let client = Client::builder(&url).connect_lazy().unwrap();
+    let client = Client::builder(&url).retry(RetryPolicy::none());
+    let client = client.connect_lazy().unwrap();
     let error = client.fetch_blocks("d", &[1]).await.unwrap_err();
     assert!(matches!(error, Error::Transport { .. }), "{error:?}");
 }

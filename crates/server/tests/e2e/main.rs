@@ -52,6 +52,7 @@ mod pipelining;
 mod refusals;
 mod reload;
 mod reload_refused;
+mod restarts;
 mod scores;
 mod seccomp;
 mod shortcuts;
