@@ -51,8 +51,8 @@ pub(crate) struct Global {
     /// Print JSON instead of text.
     #[arg(long, global = true)]
     pub(crate) json: bool,
-    /// How long a call may take. One that reaches no daemon is repeated for some 7s. reload: 10m, unless given. get and dataset
-    /// verify wait longer where the daemon limits their rate.
+    /// How long a call may take. reload: 10m, unless given. get and dataset verify wait longer where the daemon limits their
+    /// rate, and repeat a call that reaches no daemon for 4 to 8s.
     #[arg(long, global = true, value_name = "DURATION", value_parser = parse_timeout, default_value = "10s")]
     pub(crate) timeout: Duration,
     /// Whether it is the default.

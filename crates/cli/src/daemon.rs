@@ -23,8 +23,8 @@ fn no_budget() -> RetryBudget {
     budget
 }
 
-/// So many refusals with a hint are taken for more than a moment's trouble, if they are not for a rate.
-const REFUSALS_MAX: u32 = 5;
+/// So many attempts that fail are taken for more than a moment's trouble, if what refuses them is no rate.
+const ATTEMPTS_MAX: u32 = 5;
 
 /// A client of the daemon's data port that waits for the rates of its principal as long as the daemon says. `--timeout` bounds
 /// each attempt, and no wait.
@@ -37,6 +37,7 @@ pub(crate) struct PatientClient {
 
 impl PatientClient {
     pub(crate) fn new(global: &Global) -> Result<Self, Failure> {
+        // A long read outlives the restart of its daemon.
         let mut retry = RetryPolicy::default();
         // What comes with a hint is retried here instead, since a wait there takes its time from the attempt.
         retry.hint_max = Duration::ZERO;
@@ -64,7 +65,7 @@ impl PatientClient {
             };
             // What else there is to wait for may not pass: an overload, a drain, a device.
             failures += u32::from(!is_rate(&error));
-            if failures == REFUSALS_MAX {
+            if failures == ATTEMPTS_MAX {
                 return Err(error);
             }
             let refused = Instant::now();
@@ -106,8 +107,11 @@ pub(crate) fn admin_within(global: &Global, timeout: Duration) -> Result<AdminCl
     Ok(AdminClient::from(client))
 }
 
+/// For somebody who waits for the answer, and wants to know soon that no daemon is there.
 fn builder(global: &Global, url: &str) -> Result<Builder, Failure> {
-    Ok(builders(global)?(url))
+    let mut retry = RetryPolicy::default();
+    retry.attempts_max = ATTEMPTS_MAX;
+    Ok(builders(global)?(url).retry(retry))
 }
 
 /// Returns a maker of client builders, with the token and TLS settings of the command line.

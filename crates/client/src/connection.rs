@@ -349,9 +349,10 @@ impl Endpoint {
                 let stream = stream.map_err(|error| {
                     let message = format!("{}: TLS: {error}", self.address);
                     // What rustls refuses, or was told; otherwise the connection broke.
-                    match error.kind() {
-                        io::ErrorKind::InvalidData => Error::refused(message),
-                        _ => Error::unreachable(message),
+                    if error.kind() == io::ErrorKind::InvalidData {
+                        Error::refused(message)
+                    } else {
+                        Error::unreachable(message)
                     }
                 })?;
                 handshake(Box::new(stream) as Box<dyn Io>, calls).await

@@ -31,10 +31,10 @@
 //! Every method only reads, so that a retry is always safe; those of [`AdminClient`] that change something say what they
 //! changed, and are never retried. What is retried is UNAVAILABLE, a connection that fails, and RESOURCE_EXHAUSTED **with**
 //! a hint (`google.rpc.RetryInfo`). Without one, a limit of a single request was exceeded and a retry cannot help. Retries
-//! wait as long as the server that they go to has asked for, back off exponentially with full jitter, and are bounded by
+//! wait as long as the server that they go to has asked for, back off exponentially with jitter, and are bounded by
 //! [`RetryPolicy::attempts_max`], by the call's deadline and by the client's [`RetryBudget`], so that a server in trouble
 //! does not get a multiple of its load. By default a call outlives the restart of its only server, which takes seconds; where
-//! nobody listens it fails after some 7 s, or its timeout; where TLS is refused, at once. For an error at once in any case use
+//! nobody listens it fails after 4 to 8 s, or its timeout; where TLS is refused, at once. For an error at once in any case use
 //! [`RetryPolicy::none`].
 //!
 //! # Several servers

@@ -107,14 +107,14 @@ async fn other_codes_are_final() {
 async fn attempts_are_bounded_by_number_and_by_deadline() {
     // Scenario: a server that is always unavailable, without a deadline; one that is overloaded for 3 s, for a call that has 2 s; a hint
     // of an hour for a call without a deadline.
-    // Expected: twenty calls by default and one with no retries; a single call and the server's error at once.
+    // Expected: fifteen calls by default and one with no retries; a single call and the server's error at once.
     let fake = Fake::new().on_blocks(|_, _| async { Err(Status::unavailable("draining")) });
     let patient = fake.client().with_timeout(None);
     let error = patient.fetch_blocks("d", &[1]).await.unwrap_err();
-    assert_eq!((fake.calls(), error.code()), (20, Some(Code::Unavailable)));
+    assert_eq!((fake.calls(), error.code()), (15, Some(Code::Unavailable)));
     let client = fake.client_with(builder().retry(RetryPolicy::none()));
     client.fetch_blocks("d", &[1]).await.unwrap_err();
-    assert_eq!(fake.calls(), 21);
+    assert_eq!(fake.calls(), 16);
 
     for (hint, timeout) in [(3, Some(Duration::from_secs(2))), (3600, None)] {
         let hint = Duration::from_secs(hint);
@@ -273,7 +273,7 @@ async fn a_silent_peer_is_found_by_short_calls_and_an_idle_one_is_not_asked() {
 #[tokio::test(start_paused = true)]
 async fn what_changes_something_is_sent_once() {
     // Scenario: a server that takes each request and hangs up; every call of an admin client. Expected: a
-    // transport error that says that it was sent; one request for each call that changes something, twenty for the one that only asks.
+    // transport error that says that it was sent; one request for each call that changes something, fifteen for the one that only asks.
     let requests = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&requests);
     let client = builder()
@@ -301,7 +301,7 @@ async fn what_changes_something_is_sent_once() {
     let clear = pin!(async { admin.clear_backend("d").await.map(drop) });
     assert_eq!(count(clear).await, 1);
     let status = pin!(async { admin.status().await.map(drop) });
-    assert_eq!(count(status).await, 20);
+    assert_eq!(count(status).await, 15);
 }
 
 #[tokio::test(start_paused = true)]

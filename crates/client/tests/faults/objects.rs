@@ -178,7 +178,7 @@ async fn attempts_are_counted_from_the_last_byte() {
     assert!(found == bytes(0, LENGTH));
     assert_eq!(fake.calls(), 10);
 
-    for (policy, calls) in [(RetryPolicy::none(), 1), (RetryPolicy::default(), 20)] {
+    for (policy, calls) in [(RetryPolicy::none(), 1), (RetryPolicy::default(), 15)] {
         let fake = Fake::new().on_object(|n, request| match n {
             0 => Ok(sent(first(&request, 2))
                 .chain(sent(vec![Err(Status::unavailable("draining"))]))
