@@ -42,7 +42,9 @@ async fn calls_outlive_a_restart() {
         daemon.signal(signal);
         daemon.ended().await;
         // That it is down for so long is the scenario.
-        tokio::time::sleep(DOWN).await;
+        tokio::time::timeout(DOWN, std::future::pending::<()>())
+            .await
+            .unwrap_err();
         daemon = serve(&address);
         is_over.store(true, Ordering::Relaxed);
         while let Some(call) = calls.join_next().await {
