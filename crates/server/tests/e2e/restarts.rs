@@ -41,10 +41,8 @@ async fn calls_outlive_a_restart() {
         }
         daemon.signal(signal);
         daemon.ended().await;
-        // That it is down for so long is the scenario.
-        tokio::time::timeout(DOWN, std::future::pending::<()>())
-            .await
-            .unwrap_err();
+        let failed = tokio::time::timeout(DOWN, calls.join_next()).await;
+        assert!(failed.is_err(), "{failed:?}");
         daemon = serve(&address);
         is_over.store(true, Ordering::Relaxed);
         while let Some(call) = calls.join_next().await {
