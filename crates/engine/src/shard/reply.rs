@@ -106,8 +106,12 @@ impl Reply {
         let total_ns = nanoseconds(now.saturating_duration_since(accepted));
         metrics.per_backend(backend).total_time.observe(total_ns, count);
         counters.total_time.observe(total_ns, count);
-        // It only waited for its shard.
-        let queue_ns = if plan.reads.is_empty() { total_ns } else { queue_ns };
+        // Without reads it only waited for its shard. (Reads that joined others at once are no longer in the plan.)
+        let queue_ns = if plan.pieces.is_empty() {
+            total_ns
+        } else {
+            queue_ns
+        };
         let (data, lengths) = match (buffer, compaction) {
             (Some(buffer), Some(compaction)) => {
                 (bytes_of(buffer, compaction.to), Lengths::Each(compaction.lengths))

@@ -86,3 +86,22 @@ fn joiners_that_nobody_waits_for_are_let_go_in_several_turns() {
         queued = left;
     }
 }
+
+#[test]
+fn a_read_that_joined_before_its_turn_has_time_on_the_disk() {
+    // Scenario: a read is in flight, another one waits for its turn, and a third one joins the first. Expectation: what the first
+    // one still takes is no time of the third one in the queue.
+    let mut world = World::new(1, 100_000);
+    world.control.hold();
+    let [_first, _waits, mut joined] = [0, 50_000, 0].map(|offset| world.send(&[(offset, 1000)], |_| {}));
+    assert!(world.poll().is_pending());
+    assert_eq!(world.metrics.joined_reads.load(Ordering::Relaxed), 1);
+    let begun = Instant::now();
+    while Instant::now() == begun {
+        std::hint::spin_loop();
+    }
+    world.control.release_all();
+    assert!(world.poll().is_pending());
+    let times = joined.try_recv().expect("answered").expect("read").times;
+    assert!(times.queue_ns < times.total_ns, "{times:?}");
+}
