@@ -114,13 +114,15 @@ pub(crate) unsafe fn copy_at_once(
     is_trusted: bool,
     now: Tick,
 ) -> Result<u32, i32> {
-    // SAFETY: as the caller promises.
-    let copied = || unsafe { copy(file, offset, destination, length, is_trusted) };
-    let copied = if is_trusted { watch(copied) } else { copied() };
-    let copied = copied.ok_or(libc::EAGAIN)?;
-    // Without a system call if the last page is trusted.
-    let last = file.length_bytes().saturating_sub(1);
-    kept_of_copy(file, offset, copied, trusted(file, last, 1, now))
+    let copied = || {
+        // SAFETY: as the caller promises.
+        let copied = unsafe { copy(file, offset, destination, length, is_trusted) };
+        let copied = copied.ok_or(libc::EAGAIN)?;
+        // Without a system call if the last page is trusted. It may have been evicted, too.
+        let last = file.length_bytes().saturating_sub(1);
+        kept_of_copy(file, offset, copied, trusted(file, last, 1, now))
+    };
+    if is_trusted { watch(copied) } else { copied() }
 }
 
 impl Backend for AutoBackend {
@@ -274,13 +276,14 @@ mod tests {
         });
     }
 
-    /// Eight reads through the ring are in flight, whose completions hide from the kernel's count that a copy faulted.
-    /// Expectation: the first such fault ends the thread's trust, in a shard and beside it.
+    /// Eight reads through the ring are in flight, whose completions hide from the kernel's count that a copy faulted, or the
+    /// look at the file's last page that follows it. Expectation: the first such fault ends the thread's trust, in a shard and
+    /// beside it.
     #[test]
     #[ignore = "needs io_uring"]
     fn a_fault_beside_reads_in_flight_ends_the_trust() {
-        let faults = |is_at_once: bool| {
-            let (_file, open) = evicted_from(0);
+        let faults = |missing_from: u64, offset: u64, is_at_once: bool| {
+            let (_file, open) = evicted_from(missing_from);
             let ring = RingRuntime::new(16).unwrap();
             ring.block_on(async {
                 let mut backend = AutoBackend::new(ring.handle().backend(16));
@@ -301,22 +304,26 @@ mod tests {
                 let place = memory[8 * PAGE as usize..].as_mut_ptr();
                 if is_at_once {
                     // SAFETY: the place is a page of ours.
-                    let copied = unsafe { copy_at_once(&open, 24 << 20, place, PAGE, true, Tick::now()) };
+                    let copied = unsafe { copy_at_once(&open, offset, place, PAGE, true, Tick::now()) };
                     assert_eq!(copied, Ok(PAGE));
                     finish(&mut backend, memory, 8).await;
                 } else {
                     assert_eq!(
-                        backend.start(page(&open, 8, 24 << 20, place)),
+                        backend.start(page(&open, 8, offset, place)),
                         ReadSource::PageCache
                     );
                     finish(&mut backend, memory, 9).await;
                 }
                 trust(&open);
-                assert!(!trusted(&open, 0, PAGE, Tick::now()), "at once: {is_at_once}");
+                let is_trusted = trusted(&open, 0, PAGE, Tick::now());
+                assert!(!is_trusted, "{missing_from}, at once: {is_at_once}");
             });
         };
-        for is_at_once in [false, true] {
-            std::thread::spawn(move || faults(is_at_once)).join().unwrap();
+        for (missing_from, offset, is_at_once) in
+            [(0, 24 << 20, false), (0, 24 << 20, true), (28 << 20, 0, true)]
+        {
+            let thread = std::thread::spawn(move || faults(missing_from, offset, is_at_once));
+            thread.join().unwrap();
         }
     }
 
