@@ -53,11 +53,6 @@ impl Ready {
         }
     }
 
-    /// Makes the next [`Self::poll`] return true without a slot.
-    pub(crate) fn mark(&self) {
-        self.any.store(true, Ordering::Release);
-    }
-
     /// Sets the task to wake. Call before [`Self::take`]: otherwise a slot set in between wakes no task.
     #[inline]
     pub(crate) fn register(&self, waker: &Waker) {

@@ -315,8 +315,6 @@ pub(crate) struct UringBackend {
     unsubmitted: u32,
     registered: Option<Registered>,
     files: FileTable,
-    /// Completions found while their read was being started.
-    early: Vec<Completion>,
     /// Reads that have ended, and which of their bytes belong to the file is to be checked.
     unchecked: Vec<Unchecked>,
     lengths: Lengths,
@@ -344,7 +342,6 @@ impl UringBackend {
             unsubmitted: 0,
             registered: None,
             files: FileTable::default(),
-            early: Vec::new(),
             unchecked: Vec::new(),
             lengths: Lengths::default(),
         };
@@ -495,16 +492,12 @@ impl Backend for UringBackend {
         };
         let operation = UnsubmittedOneshot::new(file, ResultTransform { offset, is_direct }, entry).submit();
         self.unsubmitted += 1;
-        IN_FLIGHT.set(IN_FLIGHT.get() + 1);
-        if let Some(place) = self.operations.get_mut(slot as usize) {
-            *place = Some(operation);
-        }
-        // It cannot have finished, since nothing was submitted: the first poll only stores the waker. But a
-        // full submission queue may have been flushed; then mark it as the waker would have.
-        let finished = Self::poll_slot(slot, &mut self.operations, &self.wakers, &mut self.unchecked);
-        self.early.extend(finished);
-        if !(self.early.is_empty() && self.unchecked.is_empty()) {
-            self.ready.mark();
+        let slot = slot as usize;
+        if let (Some(place), Some(waker)) = (self.operations.get_mut(slot), self.wakers.get(slot)) {
+            IN_FLIGHT.set(IN_FLIGHT.get() + 1);
+            // What was queued before may have been submitted to make room for it, but it was not: this only stores the waker.
+            let polled = Pin::new(place.insert(operation)).poll(&mut Context::from_waker(waker));
+            assert!(polled.is_pending(), "a read has ended that was not submitted");
         }
         ReadSource::Device
     }
@@ -565,7 +558,6 @@ impl Backend for UringBackend {
         if !any {
             return Poll::Pending;
         }
-        finished.append(&mut self.early);
         if !self.unchecked.is_empty() {
             self.check_lengths(finished);
         }

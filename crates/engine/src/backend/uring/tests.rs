@@ -102,8 +102,45 @@ fn a_read_that_was_left_is_made_on_a_thread_that_does_not_park() {
     assert!(bytes.iter().all(|byte| *byte == 7));
 }
 
-/// Descriptors of this process.
-/// Those of epoll, of which a runtime has several.
+/// Twice as many reads as the ring's queue has entries are started before any is flushed, as beside those of a disk that hangs.
+/// Expectation: what is queued is submitted to make room, and each read is reported once, with its bytes.
+#[test]
+#[ignore = "needs io_uring"]
+fn reads_beyond_the_queue_of_the_ring_are_made() {
+    let named = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(named.path(), [7; 64 << 10]).expect("data");
+    let file = Arc::new(OpenFile::open(named.path(), DirectIo::Off).expect("open"));
+    let runtime = RingRuntime::new(8).expect("a ring");
+    let mut bytes = vec![0_u8; 64 << 10];
+    let mut backend = runtime.handle().backend(8);
+    let mut finished = Vec::new();
+    runtime.block_on(async {
+        for slot in 0..backend.slots(8) {
+            let from = slot << 12;
+            backend.start(Attempt {
+                slot,
+                file: HeldFile::from(&file),
+                direct: false,
+                may_copy: false,
+                residency: Residency::Ask,
+                offset: from.into(),
+                destination: bytes.as_mut_ptr().wrapping_add(from as usize),
+                length: 1 << 12,
+            });
+        }
+        while finished.len() < 16 {
+            backend.flush();
+            std::future::poll_fn(|cx| backend.poll_completions(cx, &mut finished)).await;
+        }
+    });
+    assert!(!has_reads_in_flight());
+    finished.sort_by_key(|finished| finished.slot);
+    assert!(finished.iter().map(|finished| finished.slot).eq(0..16));
+    assert!(finished.iter().all(|finished| finished.result == Ok(1 << 12)));
+    assert!(bytes.iter().all(|byte| *byte == 7));
+}
+
+/// This process's descriptors of epoll, of which a runtime has several.
 fn descriptors() -> usize {
     let descriptors = std::fs::read_dir("/proc/self/fd").expect("procfs").flatten();
     let targets = descriptors.filter_map(|entry| std::fs::read_link(entry.path()).ok());
