@@ -401,8 +401,6 @@ impl std::fmt::Debug for PooledBuffer {
 
 // SAFETY: the piece has one owner, and its memory is not tied to a thread.
 unsafe impl Send for PooledBuffer {}
-// SAFETY: through a shared reference the memory can only be read.
-unsafe impl Sync for PooledBuffer {}
 
 impl PooledBuffer {
     /// Address of `length` bytes from `offset`. Who writes through it must keep the buffer alive meanwhile.

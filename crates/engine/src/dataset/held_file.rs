@@ -19,8 +19,6 @@ pub(crate) struct HeldFile {
 
 // SAFETY: it gives access to a `&OpenFile`, which is `Send` and `Sync`, and so is its owner.
 unsafe impl Send for HeldFile {}
-// SAFETY: as above.
-unsafe impl Sync for HeldFile {}
 
 impl HeldFile {
     /// The file that `find` returns of its owner.
