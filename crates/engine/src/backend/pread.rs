@@ -101,13 +101,13 @@ fn serve(pool: &Handoff<SendAttempt, Completion>, make: unsafe fn(&Attempt) -> R
 }
 
 impl Backend for PreadBackend {
-    /// One shard has all threads; the default bound would leave most of them idle when reads are long.
     fn shared_depth(&self, depth: u32) -> u32 {
         // One read per thread: the threads are there for a slow disk.
         depth
     }
 
     fn in_flight_bytes_max(&self) -> u64 {
+        // One shard has all threads; the default bound would leave most of them idle when reads are long.
         IN_FLIGHT_BYTES_MAX.max(self.threads.len() as u64 * THREAD_BYTES)
     }
 

@@ -31,32 +31,26 @@ impl KnownDatasets {
         metrics: &ShardMetrics,
     ) -> Arc<DatasetCounters> {
         let id = batch.dataset.id();
-        let index = self.0.iter().position(|known| known.id == id);
-        let index = index.unwrap_or_else(|| {
-            let files = batch.dataset.files();
-            backend.introduce(files);
-            self.0.push(Known {
-                id,
-                dataset: batch.dataset.downgrade(),
-                files: files.iter().map(|file| file.id).collect(),
-                counters: Vec::new(),
-            });
-            self.0.len() - 1
-        });
-        let known = self.0.get_mut(index).map(|known| &mut known.counters);
-        let found = known
-            .as_ref()
-            .and_then(|known| known.iter().find(|(of, _)| *of == batch.backend));
-        match found {
-            Some((_, counters)) => Arc::clone(counters),
-            None => {
-                let counters = metrics.dataset(batch.dataset.name(), batch.backend);
-                if let Some(known) = known {
-                    known.push((batch.backend, Arc::clone(&counters)));
-                }
-                counters
-            }
+        if let Some(known) = self.0.iter().find(|known| known.id == id)
+            && let Some((_, counters)) = known.counters.iter().find(|(of, _)| *of == batch.backend)
+        {
+            return Arc::clone(counters);
         }
+        let counters = metrics.dataset(batch.dataset.name(), batch.backend);
+        let of_backend = (batch.backend, Arc::clone(&counters));
+        if let Some(known) = self.0.iter_mut().find(|known| known.id == id) {
+            known.counters.push(of_backend);
+            return counters;
+        }
+        let files = batch.dataset.files();
+        backend.introduce(files);
+        self.0.push(Known {
+            id,
+            dataset: batch.dataset.downgrade(),
+            files: files.iter().map(|file| file.id).collect(),
+            counters: vec![of_backend],
+        });
+        counters
     }
 
     /// Forgets the datasets without other users.
