@@ -3,7 +3,7 @@
 //! If a step fails, what was already started ends by itself, since its senders are dropped.
 
 use crate::at_once::CoreReads;
-use crate::backend::probe::{self, UringRefusal};
+use crate::backend::probe::{self, UringFacts};
 use crate::backend::{mmap::MmapBackend, pread::PreadBackend};
 use crate::buffer::Arena;
 use crate::config::{BackendKind, EngineConfig, OnUnavailable, Placement};
@@ -23,53 +23,39 @@ const MMAP_DEPTH: u32 = 256;
 
 /// Chooses the backend: `requested`, or the fallback with the reason. The caller knows which key requested it.
 pub(crate) fn choose(config: &EngineConfig, requested: BackendKind) -> Result<BackendStatus, StartError> {
-    let status = |backend, reason| BackendStatus {
-        backend,
-        requested,
-        reason,
-    };
     if !requested.uses_ring() {
-        return Ok(status(requested, "chosen by configuration".to_owned()));
+        return Ok(BackendStatus::of(requested, "chosen by configuration"));
     }
-    let decide = |refusal: UringRefusal| match config.on_unavailable {
-        OnUnavailable::Mmap if refusal.may_fall_back() => Ok(status(BackendKind::Mmap, refusal.to_string())),
-        OnUnavailable::Mmap | OnUnavailable::Fail => Err(StartError(format!("{requested}: {refusal}"))),
-    };
     match probe::probe() {
-        Ok(facts) => Ok(status(
-            requested,
-            format!("io_uring works here (kernel {})", facts.kernel_release),
-        )),
-        Err(refusal) => decide(refusal),
+        Ok(facts) => Ok(BackendStatus::of(requested, works(&facts))),
+        Err(refusal) if config.on_unavailable == OnUnavailable::Mmap && refusal.may_fall_back() => {
+            Ok(BackendStatus {
+                requested,
+                ..BackendStatus::of(BackendKind::Mmap, refusal.to_string())
+            })
+        }
+        Err(refusal) => Err(StartError(format!("{requested}: {refusal}"))),
     }
 }
 
 /// The status of a ring's backend whose shards run: a probe would take a descriptor and memory that the switch does not.
 pub(crate) fn admit_running(requested: BackendKind) -> BackendStatus {
-    BackendStatus {
-        backend: requested,
-        requested,
-        reason: "switched while running; its rings ran already".to_owned(),
-    }
+    BackendStatus::of(requested, "switched while running; its rings ran already")
 }
 
 /// Whether `requested` is available for a switch, with the reason. Never falls back.
 pub(crate) fn admit(requested: BackendKind) -> Result<BackendStatus, StartError> {
-    let reason = if requested.uses_ring() {
-        let facts =
-            probe::probe().map_err(|refusal| StartError(format!("backend {requested}: {refusal}")))?;
-        format!(
-            "switched while running; io_uring works here (kernel {})",
-            facts.kernel_release
-        )
-    } else {
-        "switched while running".to_owned()
-    };
-    Ok(BackendStatus {
-        backend: requested,
-        requested,
-        reason,
-    })
+    let mut reason = "switched while running".to_owned();
+    if requested.uses_ring() {
+        let probed = probe::probe();
+        let facts = probed.map_err(|refusal| StartError(format!("backend {requested}: {refusal}")))?;
+        reason = format!("{reason}; {}", works(&facts));
+    }
+    Ok(BackendStatus::of(requested, reason))
+}
+
+fn works(facts: &UringFacts) -> String {
+    format!("io_uring works here (kernel {})", facts.kernel_release)
 }
 
 /// Starts the cores. Each has a ring if one is needed now, or may be for a later switch (ADR 0010).
