@@ -19,7 +19,7 @@ use crate::dataset::{Dataset, OpenFile, WeakDataset};
 use crate::metrics::{DatasetCounters, ShardMetrics, nanoseconds};
 use crate::share::Share;
 use crate::sync::lock;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::Instant;
 
 /// Longest item with `mmap`: a longer copy is worth going to a thread of its own.
@@ -27,6 +27,9 @@ const BYTES_MAX: u32 = 16 << 10;
 
 /// Longest item with `auto`, whose shard is on the same thread.
 const SAME_THREAD_BYTES_MAX: u32 = 64 << 10;
+
+/// How often a sweep looks whether the core has ended its copy.
+const SWEEP_ATTEMPTS: u32 = 100;
 
 /// State of one core. Aligned, so that cores share no cache line (128: x86 fetches lines in pairs).
 #[repr(align(128))]
@@ -117,9 +120,20 @@ impl CoreReads {
         })
     }
 
-    /// Forgets the datasets without other users.
+    /// Forgets the datasets without other users, unless the core copies for longer than a copy takes: a disk that hangs may hold
+    /// it for ever. Then the next call does.
     pub(crate) fn sweep(&self) {
-        self.lock().counters.retain(|(_, dataset, _)| dataset.is_open());
+        for _ in 0..SWEEP_ATTEMPTS {
+            let mut state = match self.0.try_lock() {
+                Ok(state) => state,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => {
+                    std::thread::yield_now();
+                    continue;
+                }
+            };
+            return state.counters.retain(|(_, dataset, _)| dataset.is_open());
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -185,6 +199,7 @@ mod tests {
     use crate::dataset::tests::file_on_disk;
     use crate::dataset::{DatasetSpec, KindSpec};
     use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, apply_filter};
+    use std::time::Duration;
 
     const BLOCKS: u64 = 64;
 
@@ -270,6 +285,24 @@ mod tests {
             reads.0.sweep();
             assert!(reads.0.lock().counters.is_empty());
         }
+    }
+
+    #[test]
+    fn a_core_that_waits_for_a_disk_holds_up_no_sweep() {
+        // Scenario: a core copies a page that was evicted, and its disk hangs; meanwhile another thread, which also ends the
+        // daemon, sweeps. Expectation: that thread goes on.
+        let (reads, _) = each_backend().next().unwrap();
+        let (tell, told) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            let copying = reads.lock();
+            scope.spawn(|| {
+                reads.sweep();
+                tell.send(()).unwrap();
+            });
+            let is_swept = told.recv_timeout(Duration::from_secs(20));
+            drop(copying);
+            is_swept.unwrap();
+        });
     }
 
     #[test]
