@@ -130,8 +130,8 @@ impl Backend for AutoBackend {
         self.ring.slots(depth)
     }
 
-    fn introduce(&mut self, files: &[Arc<OpenFile>]) {
-        self.ring.introduce(files);
+    fn introduce(&mut self, files: &[Arc<OpenFile>]) -> Vec<u64> {
+        self.ring.introduce(files)
     }
 
     fn forget(&mut self, files: &[u64]) {

@@ -52,12 +52,13 @@ pub(crate) enum ReadSource {
 /// queue depth.
 pub(crate) trait Backend {
     /// Introduces files that will be read often and stay open until they are forgotten: those of a dataset's
-    /// address space.
-    fn introduce(&mut self, files: &[Arc<OpenFile>]) {
+    /// address space. Returns those that are to be forgotten, by [`OpenFile`]'s `id`.
+    fn introduce(&mut self, files: &[Arc<OpenFile>]) -> Vec<u64> {
         let _ = files;
+        Vec::new()
     }
 
-    /// Forgets such files, by [`OpenFile`]'s `id`: they will not be read again.
+    /// Forgets such files: they will not be read again.
     fn forget(&mut self, files: &[u64]) {
         let _ = files;
     }

@@ -42,12 +42,10 @@ impl KnownDatasets {
             known.counters.push(of_backend);
             return counters;
         }
-        let files = batch.dataset.files();
-        backend.introduce(files);
         self.0.push(Known {
             id,
             dataset: batch.dataset.downgrade(),
-            files: files.iter().map(|file| file.id).collect(),
+            files: backend.introduce(batch.dataset.files()),
             counters: vec![of_backend],
         });
         counters

@@ -93,25 +93,33 @@ impl FileTable {
         Some(types::Fixed(place))
     }
 
-    pub(super) fn add(&mut self, ring: RawFd, file: &OpenFile) {
+    /// Adds the entries of a file; returns its id, or `None` if there is no room for any.
+    pub(super) fn add(&mut self, ring: RawFd, file: &OpenFile) -> Option<u64> {
+        self.next_place()?;
         let descriptors = [(file.direct_fd(), true), (Some(file.buffered_fd()), false)];
-        for (descriptor, direct) in descriptors
-            .into_iter()
-            .filter_map(|(fd, direct)| Some((fd?, direct)))
-        {
-            let key = key(file.id, direct);
-            if self.is_broken || self.places.contains_key(&key) {
-                continue;
-            }
-            let used = u32::try_from(self.places.len()).unwrap_or(FILE_PLACES);
-            let Some(place) = self.free.pop().or((used < FILE_PLACES).then_some(used)) else {
-                continue;
-            };
-            self.is_broken = self.store(ring, place, descriptor.as_raw_fd()).is_err();
-            if !self.is_broken {
-                self.places.insert(key, place);
+        for (descriptor, direct) in descriptors {
+            if let Some(descriptor) = descriptor
+                && let Some(place) = self.next_place()
+            {
+                self.is_broken = self.store(ring, place, descriptor.as_raw_fd()).is_err();
+                if !self.is_broken {
+                    self.free.pop();
+                    self.places.insert(key(file.id, direct), place);
+                }
             }
         }
+        Some(file.id)
+    }
+
+    /// The place of the next entry.
+    fn next_place(&self) -> Option<u32> {
+        if self.is_broken {
+            return None;
+        }
+        // If none is free again, all those before are taken.
+        let used = u32::try_from(self.places.len()).ok();
+        let next = self.free.last().copied().or(used);
+        next.filter(|place| *place < FILE_PLACES)
     }
 
     /// Removes the entries of a file, so that the ring no longer holds it open.
