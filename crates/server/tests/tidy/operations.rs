@@ -21,29 +21,8 @@ fn section<'a>(text: &'a str, heading: &str) -> &'a str {
     &rest[..end]
 }
 
-/// A string literal's text, from its opening quote; continued lines are joined.
-fn literal(text: &str) -> String {
-    let mut value = String::new();
-    let mut chars = text.chars().skip(1).peekable();
-    while let Some(c) = chars.next() {
-        match c {
-            '"' => break,
-            '\\' => match chars.next() {
-                Some('\n') => while chars.next_if(|c| c.is_whitespace()).is_some() {},
-                Some(escaped) => value.push(escaped),
-                None => {}
-            },
-            c => value.push(c),
-        }
-    }
-    value
-}
-
 /// What a file logs at warn and error, without its tests. `Err`: a message that is not a constant.
 fn messages(source: &Source) -> Vec<Result<String, String>> {
-    // With one byte per character, positions in the code are positions in the text.
-    let ascii = |c: char| if c.is_ascii() { c } else { '?' };
-    let source = &Source::new(&source.path, &source.text.chars().map(ascii).collect::<String>());
     let code = blank(&source.text);
     // A declaration of test code in another file may come before code that logs.
     let is_inline = |at: &usize| {
@@ -70,9 +49,8 @@ fn message(source: &Source, code: &str, from: usize) -> Result<String, String> {
             '(' | '[' | '{' => depth += 1,
             ')' | ']' | '}' if depth > 0 => depth -= 1,
             ',' | ')' if depth == 0 => {
-                let text = source.text[argument..at].trim_start();
-                if text.starts_with('"') {
-                    last = Some(literal(text));
+                if let Ok(literal) = syn::parse_str::<syn::LitStr>(&source.text[argument..at]) {
+                    last = Some(literal.value());
                 }
                 argument = at + 1;
                 if c == ')' {

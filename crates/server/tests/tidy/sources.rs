@@ -58,8 +58,11 @@ fn tests_do_not_sleep_to_wait_for_something() {
     // lines.
     let word = concat!("sle", "ep");
     let rule = |source: &Source| {
+        if !source.is_rust() || !source.text.contains(word) {
+            return Vec::new();
+        }
         let code = blank(&source.text);
-        let Some(first) = first_test_line(source, &code).filter(|_| source.is_rust()) else {
+        let Some(first) = first_test_line(source, &code) else {
             return Vec::new();
         };
         // On tokio's paused clock a sleep only determines the order, and takes no time.
