@@ -1,7 +1,7 @@
 //! Rules that keep documents true: the map of the code against the tree, links and paths, keys of the configuration, and the
 //! metrics in dashboards and rules against those that the code registers.
 
-use super::tree::{Source, report, root, tree};
+use super::tree::{Source, report, root, text_of, tree};
 use ringfetch_server::config::known_keys;
 use std::collections::BTreeSet;
 
@@ -81,23 +81,14 @@ fn the_map_of_the_code_is_true_and_whole() {
     );
 
     let tree = tree();
-    let text = tree
-        .iter()
-        .find(|s| s.path == MAP)
-        .map(|s| s.text.as_str())
-        .unwrap_or_default();
-    let mut found: Vec<String> = paths_missing(text, &tree)
-        .iter()
-        .map(|p| format!("{MAP} names {p}: no such file"))
-        .collect();
-    found.extend(
-        modules_unnamed(text, &tree)
-            .iter()
-            .map(|module| format!("{MAP} does not name `{module}`")),
-    );
+    let text = text_of(&tree, MAP);
+    let missing = paths_missing(text, &tree).into_iter();
+    let missing = missing.map(|path| format!("{MAP} names {path}: no such file"));
+    let unnamed = modules_unnamed(text, &tree).into_iter();
+    let unnamed = unnamed.map(|module| format!("{MAP} does not name `{module}`"));
     report(
         "A map that lies is worse than none: name each module of our crates, by its path, in the map.",
-        &found,
+        &missing.chain(unnamed).collect::<Vec<_>>(),
     );
 }
 
@@ -107,14 +98,14 @@ fn every_document_names_files_that_exist() {
     let tree = tree();
     let sample = Source::new("README.md", "see `docs/GONE.md`");
     assert!(!paths_missing(&sample.text, &tree).is_empty(), "self-check");
-    let is_document = |source: &&Source| source.path.ends_with(".md") && source.path != "CHANGELOG.md";
     let missing = |source: &Source| {
         let path = source.path.clone();
         paths_missing(&source.text, &tree)
             .into_iter()
             .map(move |gone| format!("{path}: {gone}"))
     };
-    let found: Vec<String> = tree.iter().filter(is_document).flat_map(missing).collect();
+    let documents = tree.iter().filter(|source| source.is_document());
+    let found: Vec<String> = documents.flat_map(missing).collect();
     report("A reader who follows a path must arrive somewhere.", &found);
 }
 
@@ -302,12 +293,11 @@ fn documents_name_configuration_keys_that_exist() {
 
     let tree = tree();
     let known = known_keys();
-    let checks = tree.iter().find(|source| source.path == "docs/DOCTOR.md");
-    let is_check = |key: &str| checks.is_some_and(|checks| checks.text.contains(&format!("\n| `{key}` |")));
-    let is_document = |source: &&Source| source.path.ends_with(".md") && source.path != "CHANGELOG.md";
+    let checks = text_of(&tree, "docs/DOCTOR.md");
+    let is_check = |key: &str| checks.contains(&format!("\n| `{key}` |"));
     let mut named = 0;
     let mut found = Vec::new();
-    for document in tree.iter().filter(is_document) {
+    for document in tree.iter().filter(|source| source.is_document()) {
         for key in config_keys_named(&document.text, &known) {
             named += 1;
             if !known.contains(key) && !is_check(key) {

@@ -2,7 +2,7 @@
 //! and no others. The end-to-end tests check metrics, for which they need a daemon.
 
 use super::lexer::blank;
-use super::tree::{Source, report, tree};
+use super::tree::{Source, report, text_of, tree};
 
 const HANDBOOK: &str = "docs/OPERATIONS.md";
 const ALERTS: &str = "deploy/prometheus/rules.yml";
@@ -73,14 +73,9 @@ fn message(source: &Source, code: &str, from: usize) -> Result<String, String> {
 
 /// The first cells of a section's tables, if they are code.
 fn keys(section: &str) -> Vec<&str> {
-    let cell = |line: &'_ str| -> Option<(usize, usize)> {
-        let rest = line.strip_prefix("| `")?;
-        Some((3, 3 + rest.find('`')?))
-    };
-    section
-        .lines()
-        .filter_map(|line| cell(line).map(|(from, to)| &line[from..to]))
-        .collect()
+    let cells = section.lines().filter_map(|line| line.strip_prefix("| `"));
+    let cells = cells.filter_map(|rest| rest.split_once('`'));
+    cells.map(|(key, _)| key).collect()
 }
 
 fn explains(key: &str, message: &str) -> bool {
@@ -160,12 +155,6 @@ fn every_warning_and_error_is_explained() {
         "Whoever is woken by a line in the log must find what it means and what to do.",
         &found,
     );
-}
-
-fn text_of<'a>(tree: &'a [Source], path: &str) -> &'a str {
-    tree.iter()
-        .find(|source| source.path == path)
-        .map_or("", |source| source.text.as_str())
 }
 
 /// Alerts without a runbook, runbooks without an alert, and links that do not lead to one.

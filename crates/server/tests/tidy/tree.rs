@@ -18,10 +18,22 @@ impl Source {
             text: text.to_owned(),
         }
     }
+
     /// Whether it is our Rust code.
     pub(super) fn is_rust(&self) -> bool {
         self.path.starts_with("crates/") && self.path.ends_with(".rs")
     }
+
+    /// Whether it tells readers of this version.
+    pub(super) fn is_document(&self) -> bool {
+        self.path.ends_with(".md") && self.path != "CHANGELOG.md"
+    }
+}
+
+/// A file's text; empty if there is no such file.
+pub(super) fn text_of<'a>(tree: &'a [Source], path: &str) -> &'a str {
+    let found = tree.iter().find(|source| source.path == path);
+    found.map_or("", |source| source.text.as_str())
 }
 
 pub(super) fn root() -> PathBuf {
