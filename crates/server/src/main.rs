@@ -2,8 +2,8 @@
 //!
 //! Exit codes: 0 after a clean drain; 1 for a failure at run time; 2 for a mistake in the configuration, before any port is
 //! bound; 3 if this host refuses what the configuration asks for. `cli.rs` documents them for users.
-#![forbid(unsafe_code)]
 
+mod allocator;
 mod check_config;
 mod cli;
 mod healthcheck;
@@ -51,10 +51,6 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use cli::{Cli, Command};
 use start_errors::{ConfigError, HostError, StartErrors};
-
-/// Chosen by measurement: docs/adr/0008.
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 const EXIT_FAILED: u8 = 1;
 const EXIT_CONFIG: u8 = 2;
@@ -207,6 +203,7 @@ impl Ports {
 }
 
 fn run(inputs: &Inputs, addresses_file: Option<&Path>) -> anyhow::Result<()> {
+    allocator::return_memory_on_own_thread();
     let loaded = load(inputs)?;
     let config = &loaded.config;
     let telemetry = Telemetry::start(&config.log)?;

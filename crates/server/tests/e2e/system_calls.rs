@@ -1,11 +1,14 @@
 //! Counts the system calls per read on an idle daemon, so that they do not creep back. Times are too noisy
 //! for a test, counts are not.
 
-use crate::daemon::{Setup, eventually_async};
+use crate::daemon::{Setup, eventually, eventually_async};
 use crate::data::plain_blocks;
 use ringfetch_client::Client;
 use std::collections::BTreeMap;
+use std::io::Write as _;
+use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
+use std::time::Duration;
 
 const BLOCKS: u64 = 512;
 const FEW: u64 = 300;
@@ -102,4 +105,57 @@ async fn a_warm_read_of_a_mapping_takes_few_system_calls() {
     // have rings, for a switch. Expectation: 6 calls: those of `auto`, the copy, which the core makes itself,
     // and one for the length of the file.
     assert_few("mmap", 6.2).await;
+}
+
+/// Sends the first 200 kB of a request, 64 times at once, and leaves.
+fn send_parts_of_requests(address: SocketAddr) {
+    let head = "POST /v1/datasets/blocks/blocks:batchFetch HTTP/1.1\r\nHost: localhost\r\n\
+                Content-Type: application/json\r\nContent-Length: 220000\r\n\r\n";
+    let part = [head.as_bytes(), &[b' '; 200_000]].concat();
+    let streams: Vec<_> = (0..64).filter_map(|_| TcpStream::connect(address).ok()).collect();
+    for mut stream in &streams {
+        // The daemon refuses some of them early.
+        let _refused = stream.write_all(&part);
+    }
+}
+
+#[test]
+#[ignore = "needs strace"]
+fn memory_is_returned_by_a_thread_of_its_own() {
+    // Scenario: parts of requests, 13 MB of them, come and go again and again, until the daemon has returned memory to the system.
+    // Expectation: its own thread does that, and no core.
+    let directory = tempfile::tempdir().unwrap();
+    let trace = directory.path().join("strace");
+    let strace = [
+        "strace",
+        "-D",
+        "-f",
+        "-qq",
+        "-e",
+        "trace=madvise",
+        "-o",
+        trace.to_str().unwrap(),
+    ];
+    let (setup, _) = plain_blocks(Setup::new("pread"), 16);
+    let daemon = setup.through(&strace).start();
+    let returned = || {
+        let lines = std::fs::read_to_string(&trace).unwrap();
+        let returning = lines.lines().filter(|line| line.contains("MADV_DONTNEED"));
+        let thread = |line: &str| line.split_whitespace().next().unwrap().to_owned();
+        let mut calls: BTreeMap<String, u32> = BTreeMap::new();
+        for thread in returning.map(thread) {
+            let name = format!("/proc/{thread}/comm");
+            // Threads that have ended return their own stacks.
+            if let Ok(name) = std::fs::read_to_string(name) {
+                *calls.entry(name.trim().to_owned()).or_default() += 1;
+            }
+        }
+        calls
+    };
+    let calls = eventually("memory is returned", Duration::from_secs(60), || {
+        send_parts_of_requests(daemon.http);
+        let calls = returned();
+        calls.contains_key("rf-purge").then_some(calls)
+    });
+    assert!(!calls.keys().any(|name| name.starts_with("rf-core")), "{calls:?}");
 }
