@@ -4,6 +4,8 @@
 //! the call, with the memory and the permits that it holds, until some later call gets a thread.
 
 use crate::sync::lock;
+use rustix::process::getpid;
+use rustix::thread::{sched_getaffinity, sched_setaffinity};
 use std::collections::VecDeque;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -70,7 +72,11 @@ impl BlockingPool {
     ) -> io::Result<oneshot::Receiver<T>> {
         let start = || {
             let thread = Builder::new().name(self.name.to_owned());
-            thread.spawn(|| self.serve()).map(drop)
+            let serve = || {
+                unpin();
+                self.serve();
+            };
+            thread.spawn(serve).map(drop)
         };
         self.run_with(call, start)
     }
@@ -127,9 +133,19 @@ impl BlockingPool {
     }
 }
 
+/// Lets the calling thread use the CPUs of the process's first thread, which is not pinned. It inherits those of the thread that
+/// starts it: of a core that is pinned, one CPU, which it would take from that core.
+fn unpin() {
+    // Where the mask has more CPUs than this can read, it stays on that CPU.
+    if let Ok(cpus) = sched_getaffinity(Some(getpid())) {
+        let _stays_too = sched_setaffinity(None, &cpus);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::thread::CpuSet;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::sync::{Arc, Barrier, mpsc};
 
@@ -200,5 +216,23 @@ mod tests {
         let next = POOL.run(|| 7).unwrap();
         assert!(broken.blocking_recv().is_err());
         assert_eq!(next.blocking_recv(), Ok(7));
+    }
+
+    #[test]
+    fn a_thread_may_use_all_cpus_whoever_starts_it() {
+        // Scenario: a thread that is pinned to one CPU, as a core is, makes the first call. Expectation: it is made by a thread that
+        // may use all CPUs of the process.
+        static POOL: BlockingPool = BlockingPool::new("rf-test-pinned", 1);
+        let all = sched_getaffinity(None).unwrap();
+        let of_pinned = std::thread::spawn(move || {
+            let last = (0..CpuSet::MAX_CPU).rfind(|&cpu| all.is_set(cpu)).unwrap();
+            let mut only = CpuSet::new();
+            only.set(last);
+            sched_setaffinity(None, &only).unwrap();
+            POOL.run(|| sched_getaffinity(None).unwrap())
+                .unwrap()
+                .blocking_recv()
+        });
+        assert_eq!(of_pinned.join().unwrap(), Ok(all));
     }
 }
