@@ -15,6 +15,7 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
+use tokio::sync::OwnedMutexGuard;
 
 /// Hosts are assigned a network of this size (RFC 6177), so all addresses in it are one caller.
 const IPV6_PREFIX_BITS: u32 = 64;
@@ -99,7 +100,17 @@ pub struct Caller {
     key: Option<CallerKey>,
     engine: Arc<CallerAccount>,
     shares: PerResource<Arc<CallerShare>>,
+    /// Locked while a long request of it is parsed, or next to be.
+    parsing: Arc<tokio::sync::Mutex<()>>,
     callers: Weak<Inner>,
+}
+
+/// A caller's turn to have a long request parsed. It ends when this is dropped.
+#[derive(Debug)]
+pub(crate) struct ParsingTurn {
+    _locked: OwnedMutexGuard<()>,
+    /// Who connects again meanwhile is the same caller.
+    _caller: Arc<Caller>,
 }
 
 /// A connection: what its requests hold. Every request has it in its extensions, in the form for the
@@ -229,6 +240,7 @@ impl Callers {
             key,
             engine: inner.engine.caller_account(id),
             shares: inner.budgets.map(Budget::caller),
+            parsing: Arc::default(),
             callers: Arc::downgrade(&self.inner),
         })
     }
@@ -289,6 +301,17 @@ impl Connection {
     /// Bytes of its incomplete and decoded requests.
     pub fn request_memory(&self) -> &Arc<Share> {
         &self.shares.request_memory
+    }
+
+    /// Waits until its caller may have a long request parsed: one at a time, in the order of arrival.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub(crate) async fn parsing_turn(&self) -> ParsingTurn {
+        ParsingTurn {
+            _locked: Arc::clone(&self.caller.parsing).lock_owned().await,
+            _caller: Arc::clone(&self.caller),
+        }
     }
 
     /// Whether its client is on this host.

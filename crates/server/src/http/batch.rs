@@ -5,12 +5,11 @@
 //! the client accepts.
 
 use super::AppState;
-use super::batch_request::{
-    BatchParams, BatchRequest, BlocksBatch, ObjectsBatch, RangesBatch, VectorsBatch, parse_body,
-};
+use super::batch_request::{BatchParams, BatchRequest, BlocksBatch, ObjectsBatch, RangesBatch, VectorsBatch};
 use super::batch_response::{LENGTHS_LISTED_MAX, Shape, encode};
 use super::conditional::ETag;
 use super::negotiate::{ResponseFormat, preferred, require_json};
+use super::parsing::parse_body;
 use super::problem::{PathParams, Problem};
 use super::representation::require_version;
 use crate::caller::Connection;
@@ -100,7 +99,9 @@ async fn run<R: BatchRequest>(app: &AppState, name: &str, request: Request) -> R
     let items_max = usize::try_from(limits.items_per_request).unwrap_or(usize::MAX);
     // At most so many items are stored, however many are listed, so charge for them before parsing.
     request_memory.whole(body.len(), items_max.min(body.len()))?;
-    let (request, listed, charge) = parse_body::<R>(body, items_max, request_memory.into_charge()).await?;
+    let (of, charge) = (connection.as_ref(), request_memory.into_charge());
+    let (request, listed, charge) =
+        parse_body::<R>(&app.fetcher, of, body, items_max, charge, arrival).await?;
     let params = request.into_params()?;
     if listed > items_max {
         let too_many = FetchError::TooManyItems {

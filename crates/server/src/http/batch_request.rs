@@ -4,19 +4,9 @@
 use super::bounded_list;
 use super::problem::Problem;
 use crate::fetch::Items;
-use bytes::Bytes;
-use ringfetch_engine::blocking::BlockingPool;
-use ringfetch_engine::share::Charge;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use std::sync::Arc;
 use utoipa::ToSchema;
-
-/// Longest body that a core parses itself: up to 2.7 ms (measured, a score's ids of one digit; items of a full batch have 64 bytes
-/// each). One of 4 MiB takes up to 75 ms.
-const PARSED_AT_ONCE_BYTES_MAX: usize = 256 << 10;
-
-static PARSERS: BlockingPool = BlockingPool::new("rf-parse", 2);
 
 /// Blocks to fetch. Integers are written without fraction and exponent.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -268,31 +258,6 @@ impl BatchRequest for ObjectsBatch {
     }
 }
 
-/// Parses a request's JSON as [`parse`] does, a long one on a thread that is no core, which would serve nobody meanwhile.
-/// `charge`, for its memory, is returned with it.
-pub(super) async fn parse_body<R: DeserializeOwned + Send + 'static>(
-    body: Bytes,
-    items_max: usize,
-    charge: Option<Charge>,
-) -> Result<(R, usize, Option<Charge>), Problem> {
-    let charge = Arc::new(charge);
-    let mut parsed = None;
-    if body.len() > PARSED_AT_ONCE_BYTES_MAX {
-        let (text, held) = (body.clone(), Arc::clone(&charge));
-        let parsing = PARSERS.run(move || {
-            // Until it is parsed, even if nobody waits for that any more.
-            let _held = held;
-            parse::<R>(&text, items_max)
-        });
-        // Without a thread, the core parses it.
-        if let Ok(parsing) = parsing {
-            parsed = parsing.await.ok();
-        }
-    }
-    let (request, listed) = parsed.unwrap_or_else(|| parse(&body, items_max))?;
-    Ok((request, listed, Arc::into_inner(charge).flatten()))
-}
-
 /// Parses a request's JSON, storing at most `items_max` items; also returns how many there are. Errors name
 /// the member (`ranges[3].length`) and the position in the text.
 pub(super) fn parse<R: DeserializeOwned>(body: &[u8], items_max: usize) -> Result<(R, usize), Problem> {
@@ -315,9 +280,6 @@ pub(super) fn parse<R: DeserializeOwned>(body: &[u8], items_max: usize) -> Resul
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::config::Limits;
-    use crate::fetch::RequestMemory;
-    use crate::fetch::tests::without_datasets;
     use crate::http::problem::render;
     use axum::response::IntoResponse;
     use http::Method;
@@ -379,38 +341,6 @@ pub(super) mod tests {
             if_match: vec!["v".into(), String::new()],
         };
         assert_eq!((parts.columns, parts.field), (columns, "objects"));
-    }
-
-    /// Which thread has parsed it.
-    struct ParsedBy(Option<String>);
-
-    impl<'de> Deserialize<'de> for ParsedBy {
-        fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-            serde::de::IgnoredAny::deserialize(deserializer)?;
-            Ok(Self(std::thread::current().name().map(str::to_owned)))
-        }
-    }
-
-    #[tokio::test]
-    async fn a_long_body_is_not_parsed_by_the_core() {
-        // Scenario: the longest body that a core parses, one that is longer, and one that is not JSON, all charged. Expectation: the
-        // second is parsed by another thread; both are still charged then; the third is refused, and charged no more.
-        let fetcher = without_datasets(Limits::default());
-        let used = || fetcher.callers().budgets().request_memory.used();
-        let parsed = async |bytes: usize, json: &str| {
-            let mut memory = RequestMemory::new(&fetcher, None);
-            memory.whole(bytes, 0).unwrap();
-            let body = json.to_owned() + &" ".repeat(bytes - json.len());
-            parse_body::<ParsedBy>(body.into(), 1, memory.into_charge()).await
-        };
-        let most = PARSED_AT_ONCE_BYTES_MAX;
-        for (bytes, is_long) in [(most, false), (most + 1, true)] {
-            let (ParsedBy(thread), _, charge) = parsed(bytes, "{}").await.unwrap();
-            assert_eq!(thread.as_deref() == Some("rf-parse"), is_long, "{thread:?}");
-            assert!(charge.is_some_and(|charge| charge.amount() == used()));
-        }
-        assert!(parsed(most + 1, "{").await.is_err());
-        assert_eq!(used(), 0);
     }
 
     #[test]

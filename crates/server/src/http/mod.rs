@@ -18,6 +18,7 @@ mod negotiate;
 mod objects;
 mod openapi;
 mod page;
+mod parsing;
 mod probes;
 mod problem;
 mod range;

@@ -2,11 +2,11 @@
 
 use super::AppState;
 use super::batch::receive;
-use super::batch_request::parse_body;
 use super::batch_response::{ItemErrorView, item_error_views};
 use super::bounded_list;
 use super::conditional::ETag;
 use super::negotiate::{require_json, require_json_accepted};
+use super::parsing::parse_body;
 use super::problem::{PathParams, Problem};
 use super::representation::require_version;
 use crate::caller::Connection;
@@ -101,8 +101,9 @@ pub(super) async fn score(
     let parsed_bytes = body.len().saturating_mul(4);
     let items = items_max.min(body.len()).saturating_mul(2);
     request_memory.whole(parsed_bytes, items)?;
-    let charge = request_memory.into_charge();
-    let (request, queries, _charge) = parse_body::<ScoreRequest>(body, items_max, charge).await?;
+    let (of, charge) = (connection.as_ref(), request_memory.into_charge());
+    let (request, queries, _charge) =
+        parse_body::<ScoreRequest>(&app.fetcher, of, body, items_max, charge, arrival).await?;
     if queries > items_max {
         let too_many = FetchError::TooManyItems {
             field: "queries",
