@@ -226,9 +226,12 @@ impl Reading {
                 {
                     avoid.add(lease.slot, None);
                     refused_elsewhere = Some(error);
-                    Err(Error::unreachable(
-                        "the server that was read from is gone".to_owned(),
-                    ))
+                    // Was sent: it takes of the budget, or this server would be asked at every attempt for nothing.
+                    Err(Error::Transport {
+                        message: "the server that was read from is gone".to_owned(),
+                        sent: true,
+                        refused: false,
+                    })
                 }
                 Ok((_, Err(error))) | Err(error) => Err(error),
             });

@@ -4,7 +4,7 @@
 use crate::failover::of_two;
 use crate::fake::{Dialled, Fake, ObjectMessages, Pipes, STILL, builder, with_hint};
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
-use ringfetch_client::{Client, Code, Error, ObjectPart, ObjectStream, RetryPolicy};
+use ringfetch_client::{Client, Code, Error, ObjectPart, ObjectStream, RetryBudget, RetryPolicy};
 use ringfetch_proto::v1 as wire;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -273,6 +273,36 @@ async fn another_server_goes_on_only_with_the_same_version() {
         assert!(other.calls() >= 1);
         assert_eq!(home.calls(), if returns { 2 } else { 1 });
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_has_another_version_is_asked_within_the_budget() {
+    // Scenario: of two servers, the one that sends an object goes away for good, and the other one has copies; the client may retry
+    // once. Expected: VersionLost, after one call of the other one.
+    let (log, pipes) = (Log::default(), Pipes::default());
+    let home = breaks_once(&log, || stream::pending().boxed());
+    let other = Fake::new().on_object(|_, _| Err(Status::failed_precondition("another version")));
+    let (to_home, to_other) = (pipes.through(home.connector()), other.connector());
+    let dials = AtomicUsize::new(0);
+    let mut budget = RetryBudget::default();
+    // Half of them are for retries, and the last failure takes one, too.
+    budget.tokens_max = 4;
+    let client = builder()
+        .retry_budget(budget)
+        .endpoint("http://fake:2")
+        .connect_lazy_with(move || -> Dialled {
+            match dials.fetch_add(1, Ordering::SeqCst) {
+                0 => to_home(),
+                2 => to_other(),
+                _ => Box::pin(async { Err(std::io::ErrorKind::ConnectionRefused.into()) }),
+            }
+        });
+    let mut object = open(&client.unwrap()).await;
+    object.try_next().await.unwrap().unwrap();
+    pipes.cut();
+    let error = rest(&mut object).await.unwrap_err();
+    assert!(matches!(error, Error::VersionLost { .. }), "{error:?}");
+    assert_eq!((home.calls(), other.calls()), (1, 1));
 }
 
 #[tokio::test(start_paused = true)]
