@@ -344,21 +344,20 @@ impl Endpoint {
     {
         let spoken = match &self.tls {
             None => handshake(stream, calls).await,
-            Some(tls) => {
-                let stream = tls.connect_http2(self.authority.host(), stream).await;
-                let stream = stream.map_err(|error| {
-                    let message = format!("{}: TLS: {error}", self.address);
-                    // What rustls refuses, or was told; otherwise the connection broke.
-                    if error.kind() == io::ErrorKind::InvalidData {
-                        Error::refused(message)
-                    } else {
-                        Error::unreachable(message)
-                    }
-                })?;
-                handshake(Box::new(stream) as Box<dyn Io>, calls).await
-            }
+            Some(tls) => match tls.connect_http2(self.authority.host(), stream).await {
+                Ok(stream) => handshake(Box::new(stream) as Box<dyn Io>, calls).await,
+                Err(error) => Err(io::Error::new(error.kind(), format!("TLS: {error}"))),
+            },
         };
-        spoken.map_err(|error| self.unreachable(&error))
+        spoken.map_err(|error| {
+            // What rustls refuses, or was told: with TLS 1.3 only after its handshake, if it is about the client's certificate.
+            // Otherwise the connection broke.
+            if self.tls.is_some() && error.kind() == io::ErrorKind::InvalidData {
+                Error::refused(format!("{}: {error}", self.address))
+            } else {
+                self.unreachable(&error)
+            }
+        })
     }
 
     fn unreachable(&self, error: &dyn fmt::Display) -> Error {
@@ -405,7 +404,7 @@ async fn connect(addresses: &[SocketAddr]) -> io::Result<TcpStream> {
 
 /// Speaks HTTP/2 and waits for the peer's settings, since whatever listens on a port accepts connections, or
 /// the kernel does for it. That costs each connection one round trip.
-async fn handshake<S>(stream: S, calls: Arc<Calls>) -> Result<SendRequest<Bytes>, String>
+async fn handshake<S>(stream: S, calls: Arc<Calls>) -> io::Result<SendRequest<Bytes>>
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
@@ -428,13 +427,13 @@ where
         .initial_max_send_streams(0)
         .handshake(BufReader::with_capacity(READ_BYTES, stream))
         .await
-        .map_err(|error| error.to_string())?;
+        .map_err(io_error)?;
     poll_fn(|context| match Pin::new(&mut connection).poll(context) {
         // The first error, which calls would get: a later one is that the peer, which was sent it, has hung
         // up.
         Poll::Ready(ended) => Poll::Ready(Err(match (sender.poll_ready(context), ended) {
-            (Poll::Ready(Err(error)), _) | (_, Err(error)) => error.to_string(),
-            (_, Ok(())) => "the server hung up".to_owned(),
+            (Poll::Ready(Err(error)), _) | (_, Err(error)) => io_error(error),
+            (_, Ok(())) => io::Error::other("the server hung up"),
         })),
         Poll::Pending if sender.current_max_send_streams() > 0 => Poll::Ready(Ok(())),
         Poll::Pending => Poll::Pending,
@@ -460,6 +459,12 @@ where
         }
     });
     Ok(sender)
+}
+
+/// The error of the stream below, if it is one.
+fn io_error(error: h2::Error) -> io::Error {
+    let message = error.to_string();
+    error.into_io().unwrap_or_else(|| io::Error::other(message))
 }
 
 /// Signals and returns if the peer does not answer a ping in time. A connection is pinged after calls that have ended, too:
@@ -502,6 +507,27 @@ impl<S: Unpin> Watched<S> {
     }
 }
 
+impl<S: AsyncRead + Unpin> Watched<S> {
+    /// The outcome of a write. If that has failed, the reason that the peer gave before it hung up, an alert of TLS, instead of
+    /// "broken pipe". It may be on this host and not noticed yet; whoever cannot write can read the end.
+    fn or_reason<T>(
+        &mut self,
+        context: &mut Context<'_>,
+        written: Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
+        if !matches!(written, Poll::Ready(Err(_))) {
+            return written;
+        }
+        let mut bytes = [0];
+        let read = Pin::new(&mut self.stream).poll_read(context, &mut ReadBuf::new(&mut bytes));
+        match read {
+            Poll::Ready(Ok(())) => written,
+            Poll::Ready(Err(reason)) => Poll::Ready(Err(reason)),
+            Poll::Pending => Poll::Pending,
+        }
+    }
+}
+
 impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
@@ -512,13 +538,14 @@ impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Watched<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        self.check()?.poll_write(context, bytes)
+        let written = self.check()?.poll_write(context, bytes);
+        self.or_reason(context, written)
     }
 
     fn poll_write_vectored(
@@ -526,7 +553,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
         context: &mut Context<'_>,
         pieces: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.check()?.poll_write_vectored(context, pieces)
+        let written = self.check()?.poll_write_vectored(context, pieces);
+        self.or_reason(context, written)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -534,7 +562,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.check()?.poll_flush(context)
+        let written = self.check()?.poll_flush(context);
+        self.or_reason(context, written)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {

@@ -1,9 +1,10 @@
 //! Chains of clients' certificates that are too long, and what a client's own certificate may sign.
 
-use super::{Authority, Pair, is_served, with_tls};
+use super::{Authority, Pair, client, is_served, with_tls};
 use crate::daemon::Setup;
 use crate::data::plain_blocks;
 use rcgen::{CertificateParams, CertifiedIssuer, CustomExtension, DnType, KeyPair};
+use ringfetch_client::Error;
 
 #[tokio::test]
 async fn a_chain_that_is_too_long_is_refused() {
@@ -36,6 +37,28 @@ async fn a_chain_that_is_too_long_is_refused() {
             served,
             "{length}"
         );
+    }
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn a_certificate_that_is_refused_is_not_presented_again() {
+    // Scenario: a client with no certificate, one with a certificate of another authority, and one that trusts another authority
+    // than the daemon's. Expectation: a call fails, and says that it would again, so that it is not retried.
+    let (authority, clients, other) = (Authority::new(), Authority::new(), Authority::new());
+    let (setup, _) = plain_blocks(Setup::new("pread"), 16);
+    setup.file("clients.pem", clients.pem().as_bytes());
+    let daemon = with_tls(setup, &authority.pair("daemon"))
+        .set("tls.client_ca", "clients.pem")
+        .start();
+    for tls in [
+        authority.trusted(None),
+        authority.trusted(Some(&other.pair("client"))),
+        other.trusted(Some(&clients.pair("client"))),
+    ] {
+        let error = client(daemon.grpc, tls).await.unwrap_err();
+        assert!(matches!(error, Error::Transport { .. }), "{error:?}");
+        assert!(!error.is_retryable(), "{error:?}");
     }
     daemon.stop().await;
 }
