@@ -135,7 +135,7 @@ impl BlockingPool {
 
 /// Lets the calling thread use the CPUs of the process's first thread, which is not pinned. It inherits those of the thread that
 /// starts it: of a core that is pinned, one CPU, which it would take from that core.
-fn unpin() {
+pub(crate) fn unpin() {
     // Where the mask has more CPUs than this can read, it stays on that CPU.
     if let Ok(cpus) = sched_getaffinity(Some(getpid())) {
         let _stays_too = sched_setaffinity(None, &cpus);

@@ -4,6 +4,7 @@
 //! core. Unmapping 100 GB takes milliseconds, and closing a file of a network file system asks its server,
 //! while the core serves its other connections. So a core only sends the remains to this thread.
 
+use crate::blocking::unpin;
 use crate::sync::lock;
 use std::any::Any;
 use std::io;
@@ -35,6 +36,11 @@ const REFUSED: Duration = Duration::from_secs(1);
 fn reaper() -> Option<&'static SyncSender<Remains>> {
     static REAPER: Reaper = Reaper::new();
     REAPER.started(Instant::now, |serve| {
+        let serve = || {
+            // It may be a core that starts it.
+            unpin();
+            serve();
+        };
         Builder::new().name(NAME.to_owned()).spawn(serve).map(drop)
     })
 }
