@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::time::Duration;
 
 use ringfetch_server::config::TlsConfig;
+use ringfetch_server::listener::WrongProtocol;
 use ringfetch_server::tls::loopback_client;
 
 /// Timeout of connecting and of each read; orchestrators give a check a few seconds at most.
@@ -39,19 +40,18 @@ pub(crate) fn ask(listen: SocketAddr, tls: Option<&TlsConfig>) -> Result<String,
     let status_line = answer.lines().next().unwrap_or_default();
     // RFC 9112 section 4: HTTP-version SP status-code SP [reason].
     let mut words = status_line.split(' ');
-    match (
-        words.next().is_some_and(|version| version.starts_with("HTTP/1.")),
-        words.next(),
-    ) {
-        (true, Some("200")) => Ok(format!("ready: {scheme}://{address}/readyz")),
-        (true, _) => Err(not_ready(&format!("the response is {status_line:?}"))),
+    let is_http = words.next().is_some_and(|version| version.starts_with("HTTP/1."));
+    let names = |wrong: WrongProtocol| answer.contains(&format!("/problems/{}\"", wrong.slug()));
+    match words.next() {
+        Some("200") if is_http => Ok(format!("ready: {scheme}://{address}/readyz")),
         // RFC 8446 section 5.1: the type of a record that is an alert.
-        (false, _) if answer.starts_with('\u{15}') => Err(not_ready(
+        _ if names(WrongProtocol::Tls) || answer.starts_with('\u{15}') => Err(not_ready(
             "this port has TLS; name the daemon's configuration, which has it, with --config",
         )),
-        (false, _) => Err(not_ready(
-            "the response is not HTTP/1.1; http.listen must be the daemon's HTTP address, not that of gRPC",
+        _ if names(WrongProtocol::Grpc) || !is_http => Err(not_ready(
+            "it is no HTTP port; http.listen must be the daemon's HTTP address, not that of gRPC",
         )),
+        _ => Err(not_ready(&format!("the response is {status_line:?}"))),
     }
 }
 
@@ -145,14 +145,20 @@ mod tests {
         );
         let (address, _server) = answering("");
         assert!(ask(address, None).expect_err("silent").starts_with("not ready"));
-        // The gRPC port answers with HTTP/2's SETTINGS.
-        let (address, _server) = answering("\0\0\x06\x04\0\0\0\0\0\0\x05\0\0@\0");
-        let line = ask(address, None).expect_err("gRPC");
-        assert!(line.contains("http.listen") && !line.contains("\\u{"), "{line}");
-        // A port with TLS answers with an alert: version 3.3, 2 bytes, fatal, decode_error.
-        let (address, _server) = answering("\x15\x03\x03\0\x02\x02\x32");
-        let line = ask(address, None).expect_err("TLS");
-        assert!(line.contains("TLS") && line.contains("--config"), "{line}");
+        // A gRPC port answers with a problem, that of another server with HTTP/2's SETTINGS.
+        let problem = "HTTP/1.1 400 Bad Request\r\n\r\n{\"type\":\"/problems/grpc-only\"}";
+        for answer in [problem, "\0\0\x06\x04\0\0\0\0\0\0\x05\0\0@\0"] {
+            let (address, _server) = answering(answer);
+            let line = ask(address, None).expect_err("gRPC");
+            assert!(line.contains("http.listen") && !line.contains("\\u{"), "{line}");
+        }
+        // A port with TLS answers with a problem, that of another server with an alert: version 3.3, 2 bytes, fatal, decode_error.
+        let problem = "HTTP/1.1 400 Bad Request\r\n\r\n{\"type\":\"/problems/tls-only\"}";
+        for answer in [problem, "\x15\x03\x03\0\x02\x02\x32"] {
+            let (address, _server) = answering(answer);
+            let line = ask(address, None).expect_err("TLS");
+            assert!(line.contains("TLS") && line.contains("--config"), "{line}");
+        }
     }
 
     #[test]

@@ -25,6 +25,7 @@ mod stalls;
 mod table_entries;
 mod timeouts;
 mod tls_stream;
+mod wrong_protocol;
 
 use std::convert::Infallible;
 use std::io;
@@ -69,6 +70,7 @@ pub use frame_parts::FrameParts;
 pub use hosts::AllowedHosts;
 pub use response_future::ResponseFuture;
 pub(crate) use response_future::cleared;
+pub use wrong_protocol::WrongProtocol;
 
 /// TCP keepalive: idle time before the first probe.
 const TCP_KEEPALIVE: Duration = Duration::from_secs(60);

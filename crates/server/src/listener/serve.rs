@@ -190,6 +190,13 @@ impl PortServer {
                     seen = SeenEvents::default();
                 }
             }
+            if self.http2_only && poll_fn(|cx| Poll::Ready(stream.begins_as_http1(cx))).await {
+                count(CloseDecision::Close(CloseReason::Protocol));
+                let patience = Patience::new(self.connection_limits.timeouts());
+                let closed = Box::pin(stream.refuse_http1(patience));
+                let _counted = until_closed(closed, progress, &mut seen).await;
+                return;
+            }
             let service = {
                 let (port, progress) = (Arc::clone(&self), Arc::clone(progress));
                 let (core, connection) = (accepted.core, Arc::clone(&accepted.connection));
@@ -269,25 +276,11 @@ impl PortServer {
                 );
             }
             let patience = Patience::new(self.connection_limits.timeouts());
-            let mut closed = Box::pin(async move {
+            let closed = Box::pin(async move {
                 let socket = flusher.finish().await?;
                 socket.into_inner().close(patience).await
             });
-            let decision = poll_fn(|cx| {
-                if let Poll::Ready(fault) = closed.as_mut().poll(cx) {
-                    return Poll::Ready(fault.map(CloseDecision::Close));
-                }
-                loop {
-                    match progress.poll_event(cx, &mut seen) {
-                        Poll::Ready(ConnectionEvent::Close(decision)) if decision.closes() => {
-                            return Poll::Ready(Some(decision));
-                        }
-                        Poll::Ready(ConnectionEvent::Close(_) | ConnectionEvent::Drain) => {}
-                        Poll::Pending => return Poll::Pending,
-                    }
-                }
-            });
-            if let Some(decision) = decision.await {
+            if let Some(decision) = until_closed(closed, progress, &mut seen).await {
                 count(decision);
             }
         })
@@ -338,6 +331,30 @@ impl PortServer {
             .max_send_buf_size(SEND_BUFFER_BYTES);
         builder
     }
+}
+
+/// Waits until a socket is closed, or its connection is to be closed at once. Returns why, if that is the client's fault or a
+/// decision.
+async fn until_closed(
+    mut closed: Pin<Box<impl Future<Output = Option<CloseReason>>>>,
+    progress: &Progress,
+    seen: &mut SeenEvents,
+) -> Option<CloseDecision> {
+    poll_fn(|cx| {
+        if let Poll::Ready(fault) = closed.as_mut().poll(cx) {
+            return Poll::Ready(fault.map(CloseDecision::Close));
+        }
+        loop {
+            match progress.poll_event(cx, seen) {
+                Poll::Ready(ConnectionEvent::Close(decision)) if decision.closes() => {
+                    return Poll::Ready(Some(decision));
+                }
+                Poll::Ready(ConnectionEvent::Close(_) | ConnectionEvent::Drain) => {}
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+    })
+    .await
 }
 
 /// Why hyper or h2 ended a connection because of what its client sent. A flood: too many resets, or too many frames that

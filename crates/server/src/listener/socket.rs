@@ -21,6 +21,7 @@ use super::close::{CloseDecision, CloseReason};
 use super::progress::Progress;
 use super::running_time;
 use super::stalls::StallDetector;
+use super::wrong_protocol::{self, FIRST_BYTES};
 use crate::config::Timeouts;
 
 /// Time for the peer to close its side, once it has received what was sent.
@@ -53,6 +54,14 @@ impl Socket {
     /// Ready once there is something to read, or the peer is gone.
     pub(super) fn poll_read_ready(&self, cx: &mut Context<'_>) -> Poll<()> {
         self.stream.poll_read_ready(cx).map(|_readable_or_gone| ())
+    }
+
+    /// Whether what has arrived begins as a request in HTTP/1.
+    pub(super) fn begins_as_http1(&self, cx: &mut Context<'_>) -> bool {
+        let mut first = [0; FIRST_BYTES];
+        let mut first = ReadBuf::new(&mut first);
+        let peeked = self.stream.poll_peek(cx, &mut first);
+        matches!(peeked, Poll::Ready(Ok(_))) && wrong_protocol::is_http1(first.filled())
     }
 
     /// What was written and the peer has not received. Notes whether that may be of a response.

@@ -4,6 +4,7 @@
 //! connection moves to its core. The number of concurrent handshakes per port is limited: one too many ends
 //! the oldest of the caller with the most.
 
+use std::future::poll_fn;
 use std::io::{self, IoSlice};
 use std::net::TcpStream as StdTcpStream;
 use std::ops::ControlFlow;
@@ -14,7 +15,7 @@ use std::time::Duration;
 
 use prometheus::IntCounter;
 use ringfetch_engine::sync::lock;
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::server::TlsStream;
@@ -26,6 +27,7 @@ use super::progress::{ConnectionEvent, Progress, SeenEvents};
 use super::running_time;
 use super::serve::{AcceptedConnection, LAST_WORD, PortServer};
 use super::socket::{CHECK, Patience, Socket};
+use super::wrong_protocol::WrongProtocol;
 use crate::tls::{Tls, names_of};
 
 /// Longest handshake, even if `timeouts.handshake_ms` is off.
@@ -92,6 +94,22 @@ impl Stream {
             return Poll::Ready(());
         }
         self.transport.socket().poll_read_ready(cx)
+    }
+
+    /// Whether the client speaks HTTP/1 without TLS, by what has arrived.
+    pub(super) fn begins_as_http1(&self, cx: &mut Context<'_>) -> bool {
+        match &self.transport {
+            Transport::Plain(socket) => socket.begins_as_http1(cx),
+            Transport::Tls(_) => false,
+        }
+    }
+
+    /// Responds to HTTP/1 on a port without it, and closes the connection as [`Self::close`] does.
+    pub(super) async fn refuse_http1(self, patience: Patience) -> Option<CloseReason> {
+        self.transport
+            .socket()
+            .write_now(WrongProtocol::Grpc.response().as_bytes());
+        self.close(patience).await
     }
 
     /// Call it before dropping a connection: sends TLS close_notify as far as the socket accepts it now, so
@@ -247,6 +265,19 @@ impl Handshakes {
         shaken.ok()
     }
 
+    async fn accept(&self, mut socket: Socket, server: &PortServer) -> io::Result<TlsStream<Socket>> {
+        poll_fn(|cx| socket.poll_read_ready(cx)).await;
+        if poll_fn(|cx| Poll::Ready(socket.begins_as_http1(cx))).await {
+            // Counts as sent, and so as a handshake that failed.
+            socket.read_u8().await?;
+            socket.write_now(WrongProtocol::Tls.response().as_bytes());
+            let patience = Patience::new(server.connection_limits.timeouts());
+            socket.close(patience).await;
+            return Err(io::Error::other("the client speaks HTTP without TLS"));
+        }
+        self.tls.acceptor(server.http2_only).accept(socket).await
+    }
+
     /// Fails without a reason if its client left before it sent a byte, as probes do, or was silent until a drain.
     async fn shake_in_time(
         &self,
@@ -267,10 +298,10 @@ impl Handshakes {
         };
         let mut late = pin!(running_time::sleep(limit));
         let socket = Socket::new(TcpStream::from_std(stream).map_err(failed)?, Arc::clone(progress));
-        let mut shaking = self.tls.acceptor(server.http2_only).accept(socket);
+        let mut shaking = pin!(self.accept(socket, server));
         let (mut seen, mut drains) = (SeenEvents::default(), false);
         loop {
-            let event = std::future::poll_fn(|cx| progress.poll_event(cx, &mut seen));
+            let event = poll_fn(|cx| progress.poll_event(cx, &mut seen));
             tokio::select! {
                 biased;
                 shaken = &mut shaking => {

@@ -157,6 +157,34 @@ async fn whoever_breaks_the_protocol_is_counted() {
     daemon.stop().await;
 }
 
+#[tokio::test]
+async fn http_1_on_a_port_without_it_is_told_what_the_port_speaks() {
+    // Scenario: a GET, and a POST whose body goes on, in HTTP/1.1 on the gRPC and the admin port; the whole preface of HTTP/2 in
+    // pieces. Expectation: a problem that names what the port speaks, and the end of the connection; and no such thing.
+    let (setup, _) = plain_blocks(Setup::new(any_backend()), 1);
+    let daemon = setup.start();
+    for address in [daemon.grpc, daemon.admin] {
+        let post = format!("POST / HTTP/1.1\r\n\r\n{}", "x".repeat(100_000));
+        for request in ["GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n", &post] {
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            stream.write_all(request.as_bytes()).await.unwrap();
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).await.unwrap();
+            assert!(answer.starts_with("HTTP/1.1 400 "), "{answer}");
+            assert!(answer.contains("http.listen"), "{answer}");
+        }
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(&PREFACE[..3]).await.unwrap();
+        stream.write_all(&PREFACE[3..]).await.unwrap();
+        stream.write_all(SETTINGS).await.unwrap();
+        let mut head = [0; 9];
+        stream.read_exact(&mut head).await.unwrap();
+        // RFC 9113 section 6.5: SETTINGS.
+        assert_eq!(head[3], 4, "{head:?}");
+    }
+    daemon.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_that_never_finish_a_request_do_not_hold_the_others() {
     // Scenario: two hundred connections per port that send nothing, half a preface, half a head, or a byte of

@@ -453,7 +453,12 @@ async fn who_leaves_without_a_byte_has_failed_no_handshake() {
     }
     let mut plain = TcpStream::connect(daemon.grpc).await.unwrap();
     plain.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
-    while plain.read(&mut [0; 64]).await.is_ok_and(|read| read > 0) {}
+    let mut told = String::new();
+    plain.read_to_string(&mut told).await.unwrap();
+    assert!(
+        told.starts_with("HTTP/1.1 400 ") && told.contains("https://"),
+        "{told}"
+    );
     eventually_async("all are gone", async || {
         let is_closed = daemon.closed("grpc", "tls").await > 0;
         (is_closed && daemon.sum("ringfetch_connections", &open).await == 0).then_some(())
