@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use serde_yaml::{Number, Value};
 
 use super::document;
+use super::keys::BACKEND_WORDS;
 use super::problem::{Problem, Problems, Source};
 use crate::key_file;
 
@@ -49,6 +50,11 @@ pub(super) fn section_allowed(path: &str, found: &Content) -> String {
     match (found, off_key) {
         (Content::Text(text), Some((_, key))) if text == "off" => {
             format!("allowed: a section of keys, such as {{{key}: off}}")
+        }
+        (Content::Text(text), _)
+            if path == "engine" && BACKEND_WORDS.iter().any(|(word, _)| word == text) =>
+        {
+            format!("allowed: a section of keys, such as {{backend: {text}}}")
         }
         _ => "allowed: a section of keys".to_owned(),
     }
@@ -235,16 +241,26 @@ fn read(path: &Path) -> Result<Value, ProblemAndRemedy> {
         // It repeats a key that is there twice.
         let error = error.to_string();
         let problem = secret_in(&error).map_or(error, |what| format!("a key {what}"));
+        let remedy = match tab_line(&text) {
+            Some(line) => format!("indent line {line} with blanks, not tabs"),
+            None => "fix the syntax first".to_owned(),
+        };
         (
             format!("is not valid YAML: {problem}"),
-            "fix the syntax first; nothing else was checked".to_owned(),
+            format!("{remedy}; nothing else was checked"),
         )
     };
     // serde_yaml takes a byte order mark, which YAML allows, for the beginning of a document.
-    let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
-    let mut value = document::read(text).map_err(syntax)?;
+    let yaml = text.strip_prefix('\u{feff}').unwrap_or(&text);
+    let mut value = document::read(yaml).map_err(syntax)?;
     apply_merges(&mut value).map_err(syntax)?;
     Ok(value)
+}
+
+/// The first line that is indented with a tab, which YAML does not allow, and whose errors do not name.
+fn tab_line(text: &str) -> Option<usize> {
+    let is_tabbed = |line: &str| line.trim_start_matches(' ').starts_with('\t');
+    text.lines().position(is_tabbed).map(|line| line + 1)
 }
 
 /// From the inside out: `apply_merge` itself leaves the merges of what it merges.
