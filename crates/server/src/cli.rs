@@ -1,10 +1,12 @@
 //! The command line: flags to configuration inputs. A flag that sets a key is only a name for that key; the configuration
 //! checks its value.
 
-use std::path::PathBuf;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 
 use clap::builder::{OsStringValueParser, TypedValueParser as _};
-use clap::{Parser, Subcommand};
+use clap::error::{ContextKind, ContextValue};
+use clap::{Error, Parser, Subcommand};
 use clap_complete::Shell;
 use ringfetch_server::config::{Base, Flag, Inputs};
 use ringfetch_server::demo;
@@ -86,6 +88,21 @@ pub(crate) enum Command {
 }
 
 impl Cli {
+    /// The arguments. A file in the place of a command, as other daemons take it, is refused with a tip.
+    pub(crate) fn of(
+        arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>,
+    ) -> Result<Self, Error> {
+        Self::try_parse_from(arguments).map_err(|mut error| {
+            if let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidSubcommand)
+                && Path::new(word).is_file()
+            {
+                let tip = format!("to serve what this file configures: --config {word}");
+                error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
+            }
+            error
+        })
+    }
+
     /// The inputs of the configuration, including this process's environment.
     pub(crate) fn inputs(&self) -> Inputs {
         let mut flags: Vec<Flag> = self.set.iter().map(|setting| set(setting)).collect();
@@ -122,5 +139,21 @@ fn set(setting: &str) -> Flag {
         name: format!("--set {key}"),
         key: key.to_owned(),
         value: value.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_in_the_place_of_a_command_is_told_its_flag() {
+        // Scenario: a file instead of a command, and a word that is neither. Expectation: both are refused, with the flag for the
+        // first.
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
+        for (word, has_tip) in [(file, true), ("servee", false)] {
+            let error = Cli::of(["ringfetchd", word]).unwrap_err().to_string();
+            assert_eq!(error.contains(&format!("--config {word}")), has_tip, "{error}");
+        }
     }
 }

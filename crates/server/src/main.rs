@@ -18,7 +18,6 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::Context;
-use clap::Parser;
 use ringfetch_command::arguments;
 use ringfetch_command::table::printable_lines;
 use ringfetch_engine::blocking::BlockingPool;
@@ -62,7 +61,7 @@ const EXIT_HOST: u8 = 3;
 static FLUSHER: BlockingPool = BlockingPool::new("rf-flush", 1);
 
 fn main() -> ExitCode {
-    let cli = Cli::try_parse().unwrap_or_else(|error| arguments::exit("ringfetchd", &error));
+    let cli = Cli::of(std::env::args_os()).unwrap_or_else(|error| arguments::exit("ringfetchd", &error));
     let outcome = match cli.command.clone().unwrap_or(Command::Run) {
         Command::Run => run(&cli.inputs(), cli.addresses_file.as_deref()),
         Command::CheckConfig { open } => check_config::run(&cli.inputs(), open),
