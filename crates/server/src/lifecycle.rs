@@ -352,7 +352,7 @@ pub(crate) async fn tell_of_long_start(step: Arc<Mutex<String>>, notifier: Optio
     loop {
         tokio::time::sleep(LONG_START).await;
         let step = lock(&step).clone();
-        tracing::warn!(step, "the start takes long; a file system may not respond");
+        tracing::warn!(step, "the start takes long; see step");
         if let Some(notifier) = &notifier {
             notifier.start_takes_long(&step, LONG_START_PATIENCE).await;
         }
