@@ -1,7 +1,7 @@
 //! What to do about a connection that failed, by its cause.
 
 /// What a message contains, and the remedy. The texts are those of rustls, h2, hyper and errno.
-const REMEDIES: [(&str, &str); 12] = [
+const REMEDIES: [(&str, &str); 13] = [
     // HTTP/2 or HTTP/1.1 that gets a TLS alert for an answer.
     (
         "frame with invalid size",
@@ -17,9 +17,13 @@ const REMEDIES: [(&str, &str); 12] = [
         "UnknownIssuer",
         "--ca names the authority that signed its certificate",
     ),
-    // An authority of the same name with another key.
+    // An authority of the same name with another key, or with one of another kind.
     (
         "BadSignature",
+        "--ca names the authority that signed its certificate",
+    ),
+    (
+        "UnsupportedSignatureAlgorithmForPublicKey",
         "--ca names the authority that signed its certificate",
     ),
     (

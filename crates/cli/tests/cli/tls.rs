@@ -22,9 +22,14 @@ enum Of {
 }
 
 fn authority() -> CertifiedIssuer<'static, KeyPair> {
+    authority_of(KeyPair::generate().unwrap())
+}
+
+/// All have the same name.
+fn authority_of(key: KeyPair) -> CertifiedIssuer<'static, KeyPair> {
     let mut params = CertificateParams::default();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap()
+    CertifiedIssuer::self_signed(params, key).unwrap()
 }
 
 /// Terminates TLS and forwards each connection to the server of its protocol. Only for clients with a
@@ -181,15 +186,16 @@ fn commands_and_load_reach_a_daemon_over_tls() {
     let load = format!("load --dataset blocks --http http://{address}");
     let (code, error) = run(&load, &all);
     assert!(code == Some(1) && error.contains("use https://"), "{error}");
-    // An authority of the same name with another key, as after its renewal.
-    let renewed = tempfile::tempdir().unwrap();
-    door(Of::Server, start(Flaw::NONE), http::start(), renewed.path());
-    std::fs::copy(renewed.path().join("ca"), directory.path().join("ca")).unwrap();
-    let (code, error) = run(get, &all);
-    assert!(
-        code == Some(1) && error.contains("--ca names the authority"),
-        "{error}"
-    );
+    // An authority of the same name with another key, as after its renewal, and with one of another kind.
+    let another_kind = KeyPair::generate_for(&rcgen::PKCS_ED25519).unwrap();
+    for other in [authority(), authority_of(another_kind)] {
+        std::fs::write(directory.path().join("ca"), other.pem()).unwrap();
+        let (code, error) = run(get, &all);
+        assert!(
+            code == Some(1) && error.contains("--ca names the authority"),
+            "{error}"
+        );
+    }
     // What `openssl req -x509` makes by default, in the place of a server's certificate.
     let own = tempfile::tempdir().unwrap();
     let own_address = door(Of::Authority, start(Flaw::NONE), http::start(), own.path());
