@@ -88,6 +88,8 @@ impl Contest {
             (Verdict::Less, _) => (false, "costs reads"),
             (Verdict::Same, Verdict::More) => (true, "pays in CPU"),
             (Verdict::Same, Verdict::Less) => (false, "costs CPU"),
+            // Stopped before the third: a large difference is no noise, and shows nothing either.
+            (Verdict::Same, Verdict::Same) if !self.reads.is_judged() => (false, "too few repetitions"),
             (Verdict::Same, Verdict::Same) => (false, "within the noise"),
         }
     }
@@ -308,5 +310,13 @@ mod tests {
         assert_eq!(words(101, 1.5), (true, "pays in CPU"));
         assert_eq!(words(101, 3.0), (false, "costs CPU"));
         assert_eq!(words(101, 2.01), (false, "within the noise"));
+    }
+
+    #[test]
+    fn what_was_repeated_too_rarely_is_not_called_noise() {
+        // Scenario: two ratios far from 1, of two repetitions. Expected: no choice, and the reason is their number.
+        let [reads, cpu] = [[0.7, 0.71], [0.5, 0.51]].map(|ratios| Summary::of(ratios).unwrap());
+        let contest = Contest { reads, cpu };
+        assert_eq!(contest.choice(), (false, "too few repetitions"));
     }
 }
