@@ -17,6 +17,9 @@
 //! # let _ = first; Ok(()) }
 //! ```
 //!
+//! The crate is not on crates.io yet: depend on it in a checkout, as
+//! `ringfetch-client = { path = "ringfetch/crates/client" }`. Calls need a Tokio runtime.
+//!
 //! # Batches, pipelines, connections
 //! One call costs the server tens of microseconds whatever the disk does, so ask for many items at once; 64 is a
 //! good start. Keep several calls in flight: a [`Client`] is cheap to clone and may be used from any number of
