@@ -43,9 +43,12 @@ impl RequiredKind {
                 "FetchBlocks or FetchRanges (over HTTP its blocks/{index}, bytes, blocks:batchFetch or ranges:batchFetch)"
             }
             Kind::Vectors { .. } => {
-                "FetchVectors or FetchRanges (over HTTP its vectors/{id}, bytes, vectors:batchFetch or ranges:batchFetch)"
+                "FetchVectors, ScoreVectors or FetchRanges (over HTTP its vectors/{id}, bytes, vectors:batchFetch, vectors:score or \
+                 ranges:batchFetch)"
             }
-            Kind::Objects => "FetchObjects (over HTTP its objects/{object}, objects or objects:batchFetch)",
+            Kind::Objects => {
+                "FetchObjects or ReadObject (over HTTP its objects/{object}, objects or objects:batchFetch)"
+            }
         };
         Err(FetchError::WrongKind {
             name: name.to_owned(),

@@ -103,7 +103,7 @@ async fn a_request_that_is_wrong_as_a_whole_is_told_so_over_grpc() {
         fetch.fetch_blocks(wire::blocks("fbin", &[0])).await,
         WRONG_KIND,
         "dataset",
-        &["kind vectors", "use FetchVectors"],
+        &["kind vectors", "use FetchVectors, ScoreVectors or"],
     );
     refused(
         fetch.fetch_objects(wire::objects("blocks", &["a"])).await,
@@ -115,7 +115,7 @@ async fn a_request_that_is_wrong_as_a_whole_is_told_so_over_grpc() {
         fetch.fetch_ranges(wire::ranges("objects", &[(0, 1)])).await,
         WRONG_KIND,
         "dataset",
-        &["use FetchObjects"],
+        &["use FetchObjects or ReadObject"],
     );
 
     let empty = ["indices", "ids", "offsets", "names"];
