@@ -210,6 +210,9 @@ fn keep_spare() {
 pub(crate) fn remedy_of(error: &io::Error, otherwise: &'static str) -> &'static str {
     if is_refused_by_host(error) {
         HOST_REMEDY
+    } else if error.kind() == io::ErrorKind::PermissionDenied {
+        // As of a dataset.
+        "let the daemon's user read it, and search every directory above it"
     } else {
         otherwise
     }
@@ -372,7 +375,17 @@ pub(crate) async fn watch(renew: impl Fn() + Clone + Send + 'static) {
 mod tests {
     use super::*;
     use rustix::fs::{CWD, FileType, mknodat};
+    use rustix::io::Errno;
     use std::io::Write as _;
+
+    #[test]
+    fn a_file_that_may_not_be_read_is_to_be_made_readable() {
+        // Scenario: EACCES, as of root's key for a service's user, and ENOENT. Expectation: who may read it, and another file.
+        for (errno, part) in [(Errno::ACCESS, "the daemon's user"), (Errno::NOENT, "another")] {
+            let remedy = remedy_of(&errno.into(), "name another file");
+            assert!(remedy.contains(part), "{remedy}");
+        }
+    }
 
     #[test]
     fn what_is_no_regular_file_is_refused_at_once() {
