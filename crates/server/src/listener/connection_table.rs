@@ -1,9 +1,11 @@
 //! The connections of a port, and which one is closed for a new one when the port is full.
 //!
 //! Victims are, in this order: a connection that never completed a request, then an idle one; among those,
-//! the oldest of the caller with the most connections. If all are busy, a caller with more than half of the
+//! the oldest of the caller with the most connections, or of the one of several whose oldest came first: by
+//! address, a newcomer with the highest would be closed next. If all are busy, a caller with more than half of the
 //! connections loses its oldest to another caller. Otherwise the new connection is refused.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
@@ -19,10 +21,17 @@ const LOOKS_MAX: usize = 4096;
 pub(super) struct ConnectionTable {
     /// By age: numbers increase.
     callers: HashMap<CallerKey, BTreeMap<u64, Arc<Progress>>>,
-    /// How many connections each caller has.
-    sizes: BTreeSet<(usize, CallerKey)>,
+    ranks: BTreeSet<Rank>,
     taken: usize,
     next: u64,
+}
+
+/// How many connections a caller has, and the number of its oldest: the last caller's are closed first.
+type Rank = (usize, Reverse<u64>, CallerKey);
+
+fn rank(caller: CallerKey, connections: &BTreeMap<u64, Arc<Progress>>) -> Rank {
+    let oldest = connections.keys().next().copied().unwrap_or_default();
+    (connections.len(), Reverse(oldest), caller)
 }
 
 /// The port is full, and no connection may be closed for the new one.
@@ -94,7 +103,7 @@ impl ConnectionTable {
     fn idle_victim(&self) -> Option<(CallerKey, u64)> {
         let mut idle = None;
         let mut looks = 0;
-        for (_, caller) in self.sizes.iter().rev() {
+        for (_, _, caller) in self.ranks.iter().rev() {
             for (number, progress) in self.callers.get(caller).into_iter().flatten() {
                 match progress.activity() {
                     Activity::Unproven => return Some((*caller, *number)),
@@ -113,24 +122,22 @@ impl ConnectionTable {
     /// The oldest connection of the caller with more than half of all connections, unless that is the
     /// newcomer itself.
     fn over_share(&self, newcomer: CallerKey) -> Option<(CallerKey, u64)> {
-        let (count, caller) = *self.sizes.last()?;
-        let (number, _) = self.callers.get(&caller)?.first_key_value()?;
-        (count > self.taken / 2 && caller != newcomer).then_some((caller, *number))
+        let (count, Reverse(oldest), caller) = *self.ranks.last()?;
+        (count > self.taken / 2 && caller != newcomer).then_some((caller, oldest))
     }
 
     /// Changes a caller's connections and updates the counts.
     fn change(&mut self, caller: CallerKey, change: impl FnOnce(&mut BTreeMap<u64, Arc<Progress>>)) {
         let connections = self.callers.entry(caller).or_default();
-        let before = connections.len();
+        let before = rank(caller, connections);
         change(connections);
-        let after = connections.len();
-        if after == 0 {
+        let after = rank(caller, connections);
+        self.taken = self.taken.saturating_sub(before.0).saturating_add(after.0);
+        self.ranks.remove(&before);
+        if after.0 > 0 {
+            self.ranks.insert(after);
+        } else {
             self.callers.remove(&caller);
-        }
-        self.taken = self.taken.saturating_sub(before).saturating_add(after);
-        self.sizes.remove(&(before, caller));
-        if after > 0 {
-            self.sizes.insert((after, caller));
         }
     }
 }
@@ -205,6 +212,23 @@ mod tests {
     }
 
     #[test]
+    fn whose_connection_came_last_is_not_closed_next() {
+        // Scenario: a port full of half-open connections from an address each; four more, from the highest address, the lowest and
+        // between. Expectation: each replaces the oldest, whatever its address.
+        let mut table = ConnectionTable::default();
+        let first = [11, 12, 13, 14].map(|address| (address, unproven()));
+        let later = [99, 1, 50, 2].map(|address| (address, unproven()));
+        for (address, progress) in first.iter().chain(&later) {
+            table.take(caller(*address), progress, 4).unwrap();
+        }
+        let closed = |connections: &[(u8, Arc<Progress>); 4]| {
+            let closed = connections.iter().filter(|(_, progress)| is_closed(progress));
+            closed.map(|(address, _)| *address).collect::<Vec<_>>()
+        };
+        assert_eq!((closed(&first), closed(&later)), (vec![11, 12, 13, 14], vec![]));
+    }
+
+    #[test]
     fn a_lower_bound_is_reached_with_the_next_newcomer() {
         // Scenario: five idle connections, and a limit of two. Expectation: the next one closes four.
         let mut table = ConnectionTable::default();
@@ -227,7 +251,7 @@ mod tests {
         let other = table.take(caller(2), &unproven(), 1).unwrap();
         table.leave(caller(1), number);
         table.leave(caller(2), other);
-        assert_eq!((table.taken(), table.callers.len(), table.sizes.len()), (0, 0, 0));
+        assert_eq!((table.taken(), table.callers.len(), table.ranks.len()), (0, 0, 0));
         assert!(!table.evict());
     }
 }
