@@ -4,6 +4,8 @@
 //!   small frame may keep such a buffer, if what is received between them is read: 16,384 frames of one byte fit into a stream's
 //!   window, and kept 134 MiB. Trailers that nobody has read are kept decoded: up to 46 KiB from 500 bytes.
 //! - An entry of HPACK's table may keep such a buffer, too: see `table_entries`.
+//! - h2 resets a stream by itself if a frame of it is wrong, also one that has ended or was never opened, up to 1,024 on a connection.
+//!   It keeps room for as many as waited at once for their reset to be sent: 0.7 MiB.
 //! - h2 collects what it cannot decode yet of a list of headers: up to 115 KiB, in frames that never end.
 
 use super::HEADER_LIST_BYTES;
@@ -15,6 +17,7 @@ pub(super) const FRAME_HEAD_BYTES: usize = 9;
 
 const DATA: u8 = 0;
 const HEADERS: u8 = 1;
+const PRIORITY: u8 = 2;
 const SETTINGS: u8 = 4;
 const CONTINUATION: u8 = 9;
 const ACK: u8 = 1;
@@ -37,6 +40,8 @@ pub(super) const BLOCK_SHIFT: u32 = 13;
 const TINY_BLOCK_SHIFT: u32 = 12;
 /// Blocks with tiny frames of as much memory as unread trailers take.
 const TRAILERS_BLOCKS: u32 = 3;
+/// Most streams of a connection that h2 resets by itself, before it ends the connection.
+const RESETS_MAX: usize = 1024;
 
 /// Where a client is in its frames. Nothing is copied but the head that is incomplete.
 #[derive(Debug, Default)]
@@ -60,6 +65,8 @@ pub(super) struct ClientFrames {
     small_block: u64,
     tiny_block: u64,
     table: TableEntries,
+    /// Streams, in order, with frames for which h2 may have a reset to send.
+    streams: Vec<u32>,
 }
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -112,6 +119,23 @@ impl ClientFrames {
         progress.frames.set_entries(self.table.blocks());
     }
 
+    /// All that h2 had to send was written.
+    pub(super) fn flushed(&mut self) {
+        self.streams.clear();
+    }
+
+    /// A frame comes that h2 may answer with a reset.
+    fn name_stream(&mut self, stream: u32, progress: &Progress) {
+        // Mostly the frames of one request.
+        if self.streams.last() == Some(&stream) || self.streams.len() == RESETS_MAX {
+            return;
+        }
+        if let Err(place) = self.streams.binary_search(&stream) {
+            self.streams.insert(place, stream);
+            progress.frames.name_streams(self.streams.len());
+        }
+    }
+
     /// Completes a frame's head; returns what follows it, if it is complete.
     fn next_head<'a>(&mut self, bytes: &'a [u8], progress: &Progress) -> Option<&'a [u8]> {
         let have = usize::from(self.head_bytes);
@@ -127,6 +151,9 @@ impl ClientFrames {
         let [l0, l1, l2, kind, flags, s0, s1, s2, s3] = self.head;
         self.left = u32::from_be_bytes([0, l0, l1, l2]);
         let stream = u32::from_be_bytes([s0 & 0x7f, s1, s2, s3]);
+        if matches!(kind, DATA | HEADERS | PRIORITY) {
+            self.name_stream(stream, progress);
+        }
         match kind {
             DATA => self.data(flags, stream, progress),
             HEADERS => {
@@ -248,6 +275,27 @@ mod tests {
         };
         let calls: Vec<_> = (0..1000).map(|call| 2 * call + 1).map(call).collect();
         assert_eq!(followed(&calls).0, [0; 2]);
+    }
+
+    #[test]
+    fn streams_count_once_until_all_is_written() {
+        // Scenario: empty frames of 300 streams, from both ends, each twice; the same, of ten at a time before all is written; of 2,000.
+        // Expectation: 300 at once, ten, and as many as h2 resets.
+        let ends = |streams: u32| (0..streams).flat_map(move |low| [low, streams - 1 - low]);
+        let head = |kind, stream| frame(kind, 0, 2 * stream + 1, 0);
+        for (streams, at_once, expected) in [(300, 600, 300), (300, 10, 10), (2000, 4000, 1024)] {
+            for kind in [DATA, PRIORITY] {
+                let (progress, mut follows) = (Progress::default(), ClientFrames::default());
+                follows.follow(progress.recognize(PREFACE), &progress);
+                let named: Vec<_> = ends(streams).collect();
+                for part in named.chunks(at_once) {
+                    let frames: Vec<_> = part.iter().map(|stream| head(kind, *stream)).collect();
+                    follows.follow(progress.recognize(&frames.concat()), &progress);
+                    follows.flushed();
+                }
+                assert_eq!(progress.frames.streams(), expected, "{streams}, {at_once}");
+            }
+        }
     }
 
     #[test]

@@ -228,7 +228,8 @@ impl Progress {
                 unread.add_body(after, window, exchange.received_bytes());
             }
         });
-        self.slots.set_buffers(unread.slots(self.owes()))
+        self.slots
+            .set_buffers(unread.slots(self.owes()), self.frames.streams())
     }
 
     /// Records the outcome of a write.

@@ -200,8 +200,11 @@ impl AsyncWrite for Stream {
         true
     }
 
+    /// Called once a turn has written all that it has.
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match &mut self.get_mut().transport {
+        let Self { transport, frames } = self.get_mut();
+        frames.flushed();
+        match transport {
             Transport::Plain(socket) => Pin::new(socket).poll_flush(cx),
             Transport::Tls(stream) => Pin::new(stream).poll_flush(cx),
         }

@@ -467,3 +467,32 @@ async fn entries_of_the_header_table_that_keep_buffers_are_counted() {
     drop(held);
     daemon.stop().await;
 }
+
+#[tokio::test]
+async fn streams_that_http2_resets_by_itself_are_counted() {
+    // Scenario: with room for 1,024 calls in request memory, 16 connections that open one stream, and at once send frames of 550 that
+    // they have passed over, each of which is reset: empty data, and priorities that depend on their own stream. Expectation: some are
+    // closed for what is kept of them; another client is served.
+    let (data, headers, priority, settings) = (0, 1, 2, 4);
+    let end_of_both = 5;
+    for kind in [data, priority] {
+        let daemon = served_with_room_for_1024();
+        let mut held = Vec::new();
+        for _ in 0..16 {
+            let mut opening = [PREFACE.to_vec(), frame(settings, 0, 0, &[])].concat();
+            opening.extend(frame(headers, end_of_both, 1101, &call("Unknown")));
+            for stream in (1_u32..1101).step_by(2) {
+                let dependency = [&stream.to_be_bytes()[..], &[0]].concat();
+                let payload = if kind == priority { &dependency[..] } else { &[] };
+                opening.extend(frame(kind, 0, stream, payload));
+            }
+            let mut stream = connect(&daemon).await;
+            stream.write_all(&opening).await.unwrap();
+            held.push(stream);
+        }
+        daemon.has_closed("grpc", "memory").await;
+        daemon.assert_serves("blocks").await;
+        drop(held);
+        daemon.stop().await;
+    }
+}

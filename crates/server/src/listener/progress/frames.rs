@@ -14,6 +14,8 @@ const SLOTS_PER_BLOCK: usize = 4;
 const SLOTS_PER_TINY_BLOCK: usize = 6;
 /// Blocks with entries of HPACK's table that are not counted: the 24 KiB that each connection is assumed to take cover them.
 const FREE_ENTRIES_BLOCKS: u32 = 1;
+/// Streams that are as much as a block, to tell when to look.
+const STREAMS_PER_BLOCK: u32 = 16;
 
 /// Blocks of received bytes with small, and with tiny DATA frames. They wrap.
 pub(in crate::listener) type Blocks = [u32; 2];
@@ -41,6 +43,8 @@ pub(in crate::listener) struct ReceivedFrames {
     seen_blocks: AtomicU32,
     /// Blocks whose entries HPACK's table keeps.
     entries_blocks: AtomicU32,
+    /// Most streams for which h2 may have had a reset to send at once.
+    streams: AtomicU32,
     /// DATA frames smaller than [`SMALL_BYTES`] that came and were not read: at least those that wait to be.
     unread: AtomicI64,
     /// The window of each request's body, once the client has acknowledged it, and `plain_bytes` when it did; 0 before.
@@ -112,6 +116,16 @@ impl ReceivedFrames {
         self.entries_blocks.store(blocks, Ordering::Relaxed);
     }
 
+    /// h2 may have a reset to send for so many streams.
+    pub(in crate::listener) fn name_streams(&self, streams: usize) {
+        let most = u32::try_from(streams).unwrap_or(u32::MAX).max(self.streams());
+        self.streams.store(most, Ordering::Relaxed);
+    }
+
+    pub(in crate::listener) fn streams(&self) -> u32 {
+        self.streams.load(Ordering::Relaxed)
+    }
+
     /// So many DATA frames smaller than [`SMALL_BYTES`] come.
     pub(in crate::listener) fn come(&self, frames: u32) {
         self.unread.fetch_add(frames.into(), Ordering::Relaxed);
@@ -145,7 +159,8 @@ impl ReceivedFrames {
     /// Blocks of every kind so far.
     fn all_blocks(&self) -> u32 {
         let entries = self.entries_blocks.load(Ordering::Relaxed);
-        self.blocks().into_iter().fold(entries, u32::wrapping_add)
+        let others = entries + self.streams() / STREAMS_PER_BLOCK;
+        self.blocks().into_iter().fold(others, u32::wrapping_add)
     }
 
     /// Whether many more blocks have come since the last look.
