@@ -134,6 +134,7 @@ impl<T: Write + Unpin> WriteBuffer<T> {
     fn begin_turn(&mut self, begun: Option<Instant>) {
         self.begun = begun;
         self.turn_bytes = 0;
+        self.progress.begin_turn();
         self.received_before = self.progress.frames.plain_bytes();
     }
 

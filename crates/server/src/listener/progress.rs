@@ -58,6 +58,8 @@ const UNEXPLAINED_BYTES_PER_S: u128 = 256 << 10;
 #[derive(Debug, Default)]
 pub(super) struct Progress {
     read_bytes: AtomicU64,
+    /// The same when this turn of the connection began.
+    read_bytes_before: AtomicU64,
     /// Bytes that hyper had got when the last exchange ended; later ones are the next head.
     plain_bytes_at_end: AtomicU64,
     written_bytes: AtomicU64,
@@ -185,6 +187,17 @@ impl Progress {
     /// Records received bytes, encrypted if there is TLS.
     pub(super) fn received(&self, bytes: usize) {
         add(&self.read_bytes, bytes);
+    }
+
+    /// A turn of the connection begins.
+    pub(super) fn begin_turn(&self) {
+        self.read_bytes_before.store(self.read_bytes(), Ordering::Relaxed);
+    }
+
+    /// Bytes received in this turn, encrypted if there is TLS.
+    pub(super) fn turn_bytes(&self) -> u64 {
+        self.read_bytes()
+            .saturating_sub(self.read_bytes_before.load(Ordering::Relaxed))
     }
 
     /// Counts what hyper gets, and recognizes HTTP/2 by its first bytes, in whatever pieces, as hyper does: clients need not
