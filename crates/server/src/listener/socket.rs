@@ -110,9 +110,12 @@ impl Socket {
             }
             // Not counted: it is part of no head, and no flood.
             let read = self.stream.read(&mut discarded);
-            // The end, or an error: the connection is gone.
-            if let Ok(Ok(0) | Err(_)) = tokio::time::timeout(CHECK, read).await {
-                return None;
+            match tokio::time::timeout(CHECK, read).await {
+                // The end, or an error: the connection is gone.
+                Ok(Ok(0) | Err(_)) => return None,
+                // The peer may send without pause.
+                Ok(Ok(_)) => tokio::task::yield_now().await,
+                Err(_silent) => {}
             }
         }
     }
@@ -215,6 +218,7 @@ impl AsyncWrite for Socket {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::pin::pin;
     use tokio::net::TcpListener;
 
     #[tokio::test]
@@ -255,6 +259,29 @@ mod tests {
             in_time.expect("it is woken");
             assert_eq!(turns, expected);
         }
+    }
+
+    #[tokio::test]
+    async fn who_sends_to_a_socket_that_closes_gives_way() {
+        // Scenario: a peer has sent three times what is discarded in a read, and has closed its side, when the socket closes.
+        // Expectation: each read is in a turn of its own.
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let peer = TcpStream::connect(listener.local_addr().expect("its address"));
+        let (peer, accepted) = tokio::join!(peer, listener.accept());
+        let mut peer = peer.expect("a connection");
+        let sent = peer.write_all(&[0; 3 * DISCARD_BYTES]).await;
+        sent.expect("all fit into the socket");
+        peer.shutdown().await.expect("its end");
+        let (stream, _) = accepted.expect("a connection");
+        stream.readable().await.expect("bytes");
+        let mut closes = pin!(Socket::new(stream, Arc::default()).close(Patience::new(Timeouts::default())));
+        let mut turns = 0;
+        let closed = std::future::poll_fn(|cx| {
+            turns += 1;
+            closes.as_mut().poll(cx)
+        });
+        assert_eq!(closed.await, None);
+        assert!(turns > 3, "{turns}");
     }
 
     #[tokio::test]
