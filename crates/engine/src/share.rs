@@ -125,12 +125,12 @@ impl Budget {
     /// # Errors
     /// `Refused::Budget`.
     pub(crate) fn take(&self, amount: u64) -> Result<(), Refused> {
-        let before = self.used.fetch_add(amount, Relaxed);
-        if before.saturating_add(amount) > self.capacity() {
-            self.used.fetch_sub(amount, Relaxed);
-            return Err(Refused::Budget);
-        }
-        Ok(())
+        let capacity = self.capacity();
+        // Added only if it fits: what is refused must not have others refused meanwhile.
+        let taken = self.used.fetch_update(Relaxed, Relaxed, |used| {
+            used.checked_add(amount).filter(|used| *used <= capacity)
+        });
+        taken.map(drop).map_err(|_| Refused::Budget)
     }
 
     pub(crate) fn give_back(&self, amount: u64) {
@@ -421,6 +421,7 @@ impl Account {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::AtomicBool;
 
     /// Takes pieces of `amount` until one is refused.
     fn fill(share: &Arc<Share>, amount: u64) -> (Vec<Charge>, Refused) {
@@ -431,6 +432,29 @@ mod tests {
                 Err(refused) => return (held, refused),
             }
         }
+    }
+
+    #[test]
+    fn what_is_refused_has_nobody_else_refused() {
+        // Scenario: one thread takes a whole budget and returns it, again and again, while another one asks for more than there is.
+        // Expectation: the former gets it each time.
+        let budget = Budget::new(100);
+        let (is_on, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
+        let refused = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Relaxed) {
+                    assert!(budget.charge(101).is_err());
+                    is_on.store(true, Relaxed);
+                }
+            });
+            while !is_on.load(Relaxed) {
+                std::thread::yield_now();
+            }
+            let refused = (0..1_000_000).filter(|_| budget.charge(100).is_err()).count();
+            is_over.store(true, Relaxed);
+            refused
+        });
+        assert_eq!((refused, budget.used()), (0, 0));
     }
 
     #[test]
