@@ -42,6 +42,8 @@ const TINY_BLOCK_SHIFT: u32 = 12;
 const TRAILERS_BLOCKS: u32 = 3;
 /// Most streams of a connection that h2 resets by itself, before it ends the connection.
 const RESETS_MAX: usize = 1024;
+/// While a socket is always full, resets come after so many bytes: a frame of what h2 takes of a response, and what is gathered.
+const RESETS_WRITTEN_BYTES: u64 = 192 << 10;
 
 /// Where a client is in its frames. Nothing is copied but the head that is incomplete.
 #[derive(Debug, Default)]
@@ -67,6 +69,9 @@ pub(super) struct ClientFrames {
     table: TableEntries,
     /// Streams, in order, with frames for which h2 may have a reset to send.
     streams: Vec<u32>,
+    /// The turn, by the bytes received before it, and those written before the first turn of these streams.
+    turn: u64,
+    written: u64,
 }
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -87,6 +92,7 @@ impl ClientFrames {
         }
         let was_open = self.list != ListState::None;
         progress.frames.begin();
+        self.begin_turn(progress);
         while !bytes.is_empty() {
             if self.left == 0 {
                 let Some(rest) = self.next_head(bytes, progress) else {
@@ -119,9 +125,17 @@ impl ClientFrames {
         progress.frames.set_entries(self.table.blocks());
     }
 
-    /// All that h2 had to send was written.
-    pub(super) fn flushed(&mut self) {
-        self.streams.clear();
+    /// Forgets the streams of earlier turns, if what h2 had to send was written.
+    fn begin_turn(&mut self, progress: &Progress) {
+        let turn = progress.read_bytes_before();
+        if std::mem::replace(&mut self.turn, turn) == turn {
+            return;
+        }
+        let written = progress.written_bytes();
+        if !progress.write_is_blocked() || written - self.written >= RESETS_WRITTEN_BYTES {
+            self.written = written;
+            self.streams.clear();
+        }
     }
 
     /// A frame comes that h2 may answer with a reset.
@@ -216,6 +230,7 @@ impl ClientFrames {
 mod tests {
     use super::*;
     use crate::listener::progress::{Blocks, PREFACE};
+    use std::task::Poll;
 
     fn frame(kind: u8, flags: u8, stream: u32, bytes: usize) -> Vec<u8> {
         let length = u32::try_from(bytes).unwrap().to_be_bytes();
@@ -279,21 +294,35 @@ mod tests {
 
     #[test]
     fn streams_count_once_until_all_is_written() {
-        // Scenario: empty frames of 300 streams, from both ends, each twice; the same, of ten at a time before all is written; of 2,000.
-        // Expectation: 300 at once, ten, and as many as h2 resets.
+        // Scenario: empty frames of 300 streams, from both ends, each twice, in one turn; ten in a turn, where the socket takes all,
+        // nothing, or much but never all; 2,000 streams in one turn. Expectation: 300; ten, all of them, ten; as many as h2 resets.
         let ends = |streams: u32| (0..streams).flat_map(move |low| [low, streams - 1 - low]);
-        let head = |kind, stream| frame(kind, 0, 2 * stream + 1, 0);
-        for (streams, at_once, expected) in [(300, 600, 300), (300, 10, 10), (2000, 4000, 1024)] {
+        let takes = |bytes| Poll::Ready(Ok::<usize, ()>(bytes));
+        for (streams, in_turn, writes, expected) in [
+            (300, 600, vec![takes(1)], 300),
+            (300, 10, vec![takes(1)], 10),
+            (300, 10, vec![Poll::Pending], 300),
+            (300, 10, vec![takes(192 << 10), Poll::Pending], 10),
+            (2000, 4000, vec![takes(1)], 1024),
+        ] {
             for kind in [DATA, PRIORITY] {
                 let (progress, mut follows) = (Progress::default(), ClientFrames::default());
                 follows.follow(progress.recognize(PREFACE), &progress);
                 let named: Vec<_> = ends(streams).collect();
-                for part in named.chunks(at_once) {
-                    let frames: Vec<_> = part.iter().map(|stream| head(kind, *stream)).collect();
-                    follows.follow(progress.recognize(&frames.concat()), &progress);
-                    follows.flushed();
+                for part in named.chunks(in_turn) {
+                    progress.begin_turn();
+                    for stream in part {
+                        let frame = frame(kind, 0, 2 * stream + 1, 0);
+                        progress.received(frame.len());
+                        follows.follow(progress.recognize(&frame), &progress);
+                    }
+                    writes.iter().for_each(|write| progress.wrote(write));
                 }
-                assert_eq!(progress.frames.streams(), expected, "{streams}, {at_once}");
+                assert_eq!(
+                    progress.frames.streams(),
+                    expected,
+                    "{streams}, {in_turn}, {writes:?}"
+                );
             }
         }
     }

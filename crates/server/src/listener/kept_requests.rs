@@ -66,7 +66,7 @@ impl Slots {
     #[must_use]
     pub(super) fn set_buffers(&self, bodies: usize, streams: u32) -> bool {
         let requests = self.own.load(Ordering::Relaxed).max(FREE_SLOTS);
-        let others = (streams.next_power_of_two() as usize).saturating_sub(requests);
+        let others = (streams as usize).saturating_sub(requests);
         let slots = bodies + others / STREAMS_PER_SLOT;
         let before = self.buffers.swap(slots, Ordering::Relaxed);
         self.all.remove(before.saturating_sub(slots));

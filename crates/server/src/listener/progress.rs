@@ -194,10 +194,14 @@ impl Progress {
         self.read_bytes_before.store(self.read_bytes(), Ordering::Relaxed);
     }
 
-    /// Bytes received in this turn, encrypted if there is TLS.
+    /// Bytes received before this turn, encrypted if there is TLS.
+    pub(super) fn read_bytes_before(&self) -> u64 {
+        self.read_bytes_before.load(Ordering::Relaxed)
+    }
+
+    /// Bytes received in this turn.
     pub(super) fn turn_bytes(&self) -> u64 {
-        self.read_bytes()
-            .saturating_sub(self.read_bytes_before.load(Ordering::Relaxed))
+        self.read_bytes().saturating_sub(self.read_bytes_before())
     }
 
     /// Counts what hyper gets, and recognizes HTTP/2 by its first bytes, in whatever pieces, as hyper does: clients need not
@@ -376,7 +380,12 @@ impl Progress {
 
     /// Whether bytes wait for the client to read them.
     pub(super) fn owes(&self) -> bool {
-        self.owed_bytes.load(Ordering::Relaxed) > 0 || self.write_is_blocked.load(Ordering::Relaxed)
+        self.owed_bytes.load(Ordering::Relaxed) > 0 || self.write_is_blocked()
+    }
+
+    /// Whether the socket did not accept all bytes of the last write.
+    pub(super) fn write_is_blocked(&self) -> bool {
+        self.write_is_blocked.load(Ordering::Relaxed)
     }
 
     /// Whether no request is open, and no bytes wait for the client to read them.

@@ -200,11 +200,8 @@ impl AsyncWrite for Stream {
         true
     }
 
-    /// Called once a turn has written all that it has.
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let Self { transport, frames } = self.get_mut();
-        frames.flushed();
-        match transport {
+        match &mut self.get_mut().transport {
             Transport::Plain(socket) => Pin::new(socket).poll_flush(cx),
             Transport::Tls(stream) => Pin::new(stream).poll_flush(cx),
         }
