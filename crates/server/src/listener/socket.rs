@@ -31,9 +31,9 @@ const LINGER: Duration = Duration::from_secs(2);
 pub(super) const CHECK: Duration = Duration::from_millis(250);
 /// So few bytes are no response: GOAWAY, PING, TLS close_notify and the end of the stream. A vanished peer acknowledges none.
 const FAREWELL_BYTES: u64 = 512;
-/// Most bytes of TLS that a turn receives: a record has up to 18 KiB. TLS reads and decrypts until it has a byte for hyper, of
-/// which `coalesce` allows 8 KiB in a turn: records may have one byte, or none.
-const TURN_TLS_BYTES_MAX: u64 = 24 << 10;
+/// Most bytes that a turn receives: a record of TLS has up to 18 KiB. TLS reads and decrypts until it has a byte for hyper, of
+/// which `coalesce` allows 8 KiB in a turn, and beyond the end of the handshake: records may have one byte, or none.
+const TURN_BYTES_MAX: u64 = 24 << 10;
 /// Bytes discarded per read.
 const DISCARD_BYTES: usize = 16 << 10;
 
@@ -42,18 +42,12 @@ const DISCARD_BYTES: usize = 16 << 10;
 pub(super) struct Socket {
     stream: TcpStream,
     progress: Arc<Progress>,
-    /// It is that of TLS, on a core.
-    is_bounded: bool,
 }
 
 impl Socket {
     /// Counts reads and writes in `progress`.
     pub(super) fn new(stream: TcpStream, progress: Arc<Progress>) -> Self {
-        Self {
-            stream,
-            progress,
-            is_bounded: false,
-        }
+        Self { stream, progress }
     }
 
     /// What counts them.
@@ -87,14 +81,13 @@ impl Socket {
         let _written = self.stream.try_write(bytes);
     }
 
-    /// The same socket of TLS, after the handshake, for the calling core. Dropping this one removes it from its own runtime.
+    /// The same socket for the calling thread's runtime. Dropping this one removes it from its own.
     pub(super) fn moved(&self) -> io::Result<Self> {
         let stream = std::net::TcpStream::from(self.stream.as_fd().try_clone_to_owned()?);
-        Ok(Self {
-            stream: TcpStream::from_std(stream)?,
-            progress: Arc::clone(&self.progress),
-            is_bounded: true,
-        })
+        Ok(Self::new(
+            TcpStream::from_std(stream)?,
+            Arc::clone(&self.progress),
+        ))
     }
 
     /// Closes the socket once the peer has closed its side. Returns why it was not waited for, if that is its fault.
@@ -168,7 +161,7 @@ impl AsyncRead for Socket {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if self.is_bounded && self.progress.turn_bytes() >= TURN_TLS_BYTES_MAX {
+        if self.progress.turn_bytes() >= TURN_BYTES_MAX {
             // The socket may have more and would not wake the task.
             give_way(cx);
             return Poll::Pending;
@@ -222,43 +215,37 @@ mod tests {
     use tokio::net::TcpListener;
 
     #[tokio::test]
-    async fn a_turn_over_tls_takes_little_from_the_socket() {
-        // Scenario: a peer has sent 48 KiB, which are read as long as there are more, as TLS does while it has nothing for hyper;
-        // the same without TLS. Expectation: half of them in a turn, and the next turn comes; all at once.
-        const BYTES: usize = 48 << 10;
-        for (is_tls, expected) in [(true, vec![BYTES / 2; 2]), (false, vec![BYTES])] {
-            let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-            let peer = TcpStream::connect(listener.local_addr().expect("its address"));
-            let (peer, accepted) = tokio::join!(peer, listener.accept());
-            let sent = peer.expect("a connection").write_all(&[0; BYTES]).await;
-            sent.expect("all fit into the socket");
-            let progress: Arc<Progress> = Arc::default();
-            let mut socket = Socket::new(accepted.expect("a connection").0, Arc::clone(&progress));
-            if is_tls {
-                socket = socket.moved().expect("another descriptor");
+    async fn a_turn_takes_little_from_the_socket() {
+        // Scenario: a peer has sent what two turns may receive, which is read as long as there is more, as TLS does while it has nothing for hyper.
+        // Expectation: half of them in a turn, and the next turn comes.
+        const BYTES: u64 = TURN_BYTES_MAX * 2;
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let peer = TcpStream::connect(listener.local_addr().expect("its address"));
+        let (peer, accepted) = tokio::join!(peer, listener.accept());
+        let bytes = vec![0; usize::try_from(BYTES).expect("few")];
+        let sent = peer.expect("a connection").write_all(&bytes).await;
+        sent.expect("all fit into the socket");
+        let progress: Arc<Progress> = Arc::default();
+        let mut socket = Socket::new(accepted.expect("a connection").0, Arc::clone(&progress));
+        socket.stream.readable().await.expect("bytes");
+        let mut turns = Vec::new();
+        let received = std::future::poll_fn(|cx| {
+            progress.begin_turn();
+            let mut part = [0; 4 << 10];
+            while progress.read_bytes() < BYTES
+                && let Poll::Ready(read) = Pin::new(&mut socket).poll_read(cx, &mut ReadBuf::new(&mut part))
+            {
+                read.expect("bytes");
             }
-            socket.stream.readable().await.expect("bytes");
-            let mut turns = Vec::new();
-            let received = std::future::poll_fn(|cx| {
-                progress.begin_turn();
-                let before = progress.read_bytes();
-                let mut part = [0; 4 << 10];
-                while progress.read_bytes() < BYTES as u64
-                    && let Poll::Ready(read) =
-                        Pin::new(&mut socket).poll_read(cx, &mut ReadBuf::new(&mut part))
-                {
-                    read.expect("bytes");
-                }
-                turns.push(usize::try_from(progress.read_bytes() - before).unwrap());
-                match progress.read_bytes() == BYTES as u64 {
-                    true => Poll::Ready(()),
-                    false => Poll::Pending,
-                }
-            });
-            let in_time = tokio::time::timeout(Duration::from_secs(10), received).await;
-            in_time.expect("it is woken");
-            assert_eq!(turns, expected);
-        }
+            turns.push(progress.turn_bytes());
+            match progress.read_bytes() {
+                BYTES => Poll::Ready(()),
+                _ => Poll::Pending,
+            }
+        });
+        let in_time = tokio::time::timeout(Duration::from_secs(10), received).await;
+        in_time.expect("it is woken");
+        assert_eq!(turns, [BYTES / 2; 2]);
     }
 
     #[tokio::test]

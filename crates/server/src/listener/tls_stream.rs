@@ -4,7 +4,7 @@
 //! connection moves to its core. The number of concurrent handshakes per port is limited: one too many ends
 //! the oldest of the caller with the most.
 
-use std::future::poll_fn;
+use std::future::{Future as _, poll_fn};
 use std::io::{self, IoSlice};
 use std::net::TcpStream as StdTcpStream;
 use std::ops::ControlFlow;
@@ -302,9 +302,13 @@ impl Handshakes {
         let (mut seen, mut drains) = (SeenEvents::default(), false);
         loop {
             let event = poll_fn(|cx| progress.poll_event(cx, &mut seen));
+            let turn = poll_fn(|cx| {
+                progress.begin_turn();
+                shaking.as_mut().poll(cx)
+            });
             tokio::select! {
                 biased;
-                shaken = &mut shaking => {
+                shaken = turn => {
                     let stream = shaken.map_err(failed)?;
                     if server.dispatcher.access.is_some()
                         && let Some([certificate, ..]) = stream.get_ref().1.peer_certificates()
