@@ -126,11 +126,16 @@ impl Budget {
     /// `Refused::Budget`.
     pub(crate) fn take(&self, amount: u64) -> Result<(), Refused> {
         let capacity = self.capacity();
-        // Added only if it fits: what is refused must not have others refused meanwhile.
-        let taken = self.used.fetch_update(Relaxed, Relaxed, |used| {
-            used.checked_add(amount).filter(|used| *used <= capacity)
-        });
-        taken.map(drop).map_err(|_| Refused::Budget)
+        let fits = |used: u64| used.checked_add(amount).is_some_and(|used| used <= capacity);
+        // What cannot fit is not added, so that nobody else is refused meanwhile. Then one addition, which does not fail under
+        // contention as a compare-and-swap does.
+        if fits(self.used.load(Relaxed)) {
+            if fits(self.used.fetch_add(amount, Relaxed)) {
+                return Ok(());
+            }
+            self.used.fetch_sub(amount, Relaxed);
+        }
+        Err(Refused::Budget)
     }
 
     pub(crate) fn give_back(&self, amount: u64) {
