@@ -45,6 +45,8 @@ from soak_daemon import FAKETIME, Cgroup, Daemon, Starved, memory_bound, total, 
 SAMPLE_SECONDS, PROBE_SECONDS = 0.5, 0.1
 # How long a SIGHUP may take to be followed.
 HANG_UP_SECONDS = 5
+# How much longer than its phase a fault may take to do something.
+EFFECT_SECONDS = 60
 # Longest time for a phase's resources to be released: idle threads of a pool take ten seconds, closed connections a moment.
 SETTLE_SECONDS = 20
 WARM_UP_SECONDS, SMOKE_WARM_UP_SECONDS = 1.0, 0.3
@@ -269,8 +271,12 @@ class Soak:
         self.phases.append((phase, {key: counts[key] - before.get(key, 0) for key in ("calls", "items", "bytes")}))
 
     def _act(self, name, chance, until):
+        seconds = until - time.monotonic()
         try:
             soak_faults.FAULTS[name].act(self, chance, until)
+            # On a busy machine the time may be over before it has done anything.
+            while not self.effects[name] and time.monotonic() < until + EFFECT_SECONDS:
+                soak_faults.FAULTS[name].act(self, chance, time.monotonic() + seconds)
         except Exception as error:  # It is reported, and the run goes on to its end.
             self.judge.violation("defect of the soak", f"fault {name}: {type(error).__name__}: {error}")
 

@@ -329,6 +329,23 @@ class Machine(unittest.TestCase):
         self.assertEqual(self.signalled([4]), (False, ["unexplained error"]))
         self.assertEqual(self.signalled([4], ("kill", soak_faults.GONE)), (False, []))
 
+    def test_a_fault_acts_again_until_it_has_done_something(self):
+        # Scenario: faults in a phase of 3 s that do something at once, at the third time, and never; each takes its time. Expected: they
+        # act once; three times; and until 60 s after the phase.
+        for effective, expected in ((1, 1), (3, 3), (None, 21)):
+            now, acted, run = [0], [], types.SimpleNamespace(effects=collections.Counter())
+
+            def act(soak, _, until, now=now, acted=acted, effective=effective):
+                acted.append(until - now[0])
+                now[0] = until
+                soak.effects["slow"] += len(acted) == effective
+
+            fault = soak_faults.Fault("slow", act, False, frozenset())
+            clock = types.SimpleNamespace(monotonic=lambda now=now: now[0])
+            with unittest.mock.patch.dict(soak_faults.FAULTS, slow=fault), unittest.mock.patch("soak.time", clock):
+                soak.Soak._act(run, "slow", random.Random(1), 3)
+            self.assertEqual(acted, [3] * expected)
+
     def test_a_fault_that_did_nothing_is_named(self):
         phases = [(soak_faults.Phase(0, ("kill", "flip"), 3), {}), (soak_faults.Phase(1, ("vanish",), 3), {})]
         run = types.SimpleNamespace(phases=phases, effects=collections.Counter(kill=1, vanish=0))
