@@ -86,7 +86,7 @@ class Daemon(Server):
 
 
 class Load(Server):
-    """`ringfetch load`, which ends by itself."""
+    """`ringfetch load`."""
 
     def is_ready(self):
         return True
