@@ -200,7 +200,7 @@ impl Backend for AutoBackend {
 
 #[cfg(test)]
 mod tests {
-    use super::super::residency::{evict, resident, trust};
+    use super::super::residency::{evict, forget_faults, resident, trust};
     use super::super::trait_suite::WAIT;
     use super::*;
     use crate::backend::uring::RingRuntime;
@@ -254,6 +254,7 @@ mod tests {
             let mut backend = AutoBackend::new(ring.handle().backend(128));
             trust(&open);
             let mut memory = vec![0_u8; 128 * PAGE as usize];
+            forget_faults();
             let mut offsets: Vec<u64> = (0..96).map(|number| number * u64::from(PAGE)).collect();
             offsets.extend((24..28).map(|number| number << 20));
             for (slot, offset) in (0_u32..).zip(offsets) {
@@ -308,6 +309,7 @@ mod tests {
                     assert_eq!(copied, Ok(PAGE));
                     finish(&mut backend, memory, 8).await;
                 } else {
+                    forget_faults();
                     assert_eq!(
                         backend.start(page(&open, 8, offset, place)),
                         ReadSource::PageCache
@@ -405,6 +407,7 @@ mod tests {
             // Trusted, but evicted: the bytes are right.
             trust(&open);
             evict(&open, 24 << 20);
+            forget_faults();
             let unasked = read(&mut backend, 25 << 20).await;
             (first, second, unasked)
         });

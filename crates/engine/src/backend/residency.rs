@@ -3,6 +3,8 @@
 
 mod regions;
 
+#[cfg(test)]
+pub(crate) use regions::forget_faults;
 pub(crate) use regions::{Tick, watch};
 
 use super::mmap::is_up_to_date;
@@ -334,8 +336,10 @@ mod tests {
         std::fs::write(file.path(), [7; 8192]).unwrap();
         let open = || OpenFile::open(file.path(), DirectIo::Off).unwrap();
         let files = [open(), open()];
-        let trusting = |file: &OpenFile| trusted(file, 0, 4096, Tick::now());
         trust(&files[0]);
+        forget_faults();
+        let now = Tick::now();
+        let trusting = |file: &OpenFile| trusted(file, 0, 4096, now);
         assert!(files.iter().all(trusting));
         file.as_file().set_len(4096).unwrap();
         assert!(!trusting(&open()));
