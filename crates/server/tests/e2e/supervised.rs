@@ -268,15 +268,10 @@ async fn a_reload_is_told_from_its_beginning_to_its_end() {
         (&good, Some("STATUS=serving on mmap: ")),
     ] {
         fs::write(&file, text).expect("a file");
-        let before = clock_gettime(ClockId::Monotonic);
+        let before = now_usec();
         daemon.signal(Signal::HUP);
         let (lines, _) = manager.waits_for("RELOADING=1");
-        let at = lines.iter().find_map(|line| line.strip_prefix("MONOTONIC_USEC="));
-        let at: i64 = at.expect("a time").parse().expect("a number");
-        assert!(
-            at >= before.tv_sec * 1_000_000 + before.tv_nsec / 1000,
-            "{at}: {before:?}"
-        );
+        assert!(begun_at(&lines) >= Some(before), "{lines:?}: {before}");
         let (lines, _) = manager.waits_for("READY=1");
         let said = lines.iter().find(|line| line.starts_with("STATUS="));
         match status {
@@ -370,15 +365,15 @@ fn now_usec() -> i64 {
     now.tv_sec * 1_000_000 + now.tv_nsec / 1000
 }
 
+/// When the reload began that a message tells of.
+fn begun_at(lines: &[String]) -> Option<i64> {
+    let at = lines.iter().find_map(|line| line.strip_prefix("MONOTONIC_USEC="));
+    at.map(|at| at.parse().expect("a number"))
+}
+
 /// Waits for a reload that began at this time or later, and for its end.
 fn told_since(manager: &Manager, begun: i64) {
-    loop {
-        let (lines, _) = manager.waits_for("RELOADING=1");
-        let at = lines.iter().find_map(|line| line.strip_prefix("MONOTONIC_USEC="));
-        if at.expect("a time").parse::<i64>().expect("a number") >= begun {
-            break;
-        }
-    }
+    while begun_at(&manager.waits_for("RELOADING=1").0).expect("a time") < begun {}
     manager.waits_for("READY=1");
 }
 
@@ -411,10 +406,12 @@ async fn the_end_of_an_earlier_reload_is_not_that_of_a_signal() {
     let (manager, setup) = Manager::beside(setup);
     let daemon = setup.start();
     reload(&daemon).await.expect("a reload, and a thread for files");
-    while manager.hears(SILENCE).is_some() {}
     let file_thread = Stopped::thread(&daemon, "rf-change-file");
+    let before = now_usec();
     let signal = async {
-        while manager.hears(Duration::from_millis(1)).is_none() {
+        // What is told late of the first reload is not taken for it.
+        let waits = |lines: Vec<String>| begun_at(&lines) >= Some(before);
+        while !manager.hears(Duration::from_millis(1)).is_some_and(waits) {
             tokio::task::yield_now().await;
         }
         let signalled = now_usec();
