@@ -1,6 +1,8 @@
-//! One HTTP/2 connection: dialling, windows and frames, and detecting a silent peer. Calls use it directly:
+//! One HTTP/2 connection: dialling, windows and frames; `silence` detects a silent peer. Calls use it directly:
 //! only h2 is between a call and the socket, which costs half the CPU of a channel with a task per call.
 //! `pool` chooses a call's connection. There is no proxy support.
+
+mod silence;
 
 use crate::error::Error;
 use crate::tls::Tls;
@@ -10,17 +12,18 @@ use futures_util::{FutureExt as _, StreamExt as _};
 use h2::client::SendRequest;
 use http::Uri;
 use http::uri::{Authority, PathAndQuery, Scheme};
+use silence::Watched;
 use socket2::{SockRef, TcpKeepalive};
 use std::fmt;
 use std::future::poll_fn;
-use std::io::{self, IoSlice};
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::task::{Context, Poll};
+use std::task::Poll;
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncWrite, BufReader, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, BufReader};
 use tokio::net::{TcpStream, lookup_host};
 use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
@@ -41,9 +44,6 @@ const ABANDONED_CALLS_MAX: usize = 4096;
 /// Most frames to calls beyond these before the connection ends. h2's default of 1024 ends healthy ones.
 const LATE_FRAMES_MAX: usize = 1 << 20;
 const TCP_KEEPALIVE: Duration = Duration::from_secs(60);
-/// How often a connection in use is pinged, and how long the peer may take to answer.
-const PING_EVERY: Duration = Duration::from_secs(30);
-const PONG_WITHIN: Duration = Duration::from_secs(10);
 /// How long a connection is doubted: until it is known whether the peer answers, with a second to spare.
 const DOUBT: Duration = Duration::from_secs(11);
 /// RFC 8305, section 5.
@@ -442,7 +442,7 @@ where
     let (silent, is_over) = oneshot::channel();
     let watch = connection
         .ping_pong()
-        .map(|pings| tokio::spawn(watch(pings, calls.connected(), calls, silent)));
+        .map(|pings| tokio::spawn(silence::watch(pings, calls.connected(), calls, silent)));
     tokio::spawn(async move {
         tokio::select! {
             biased;
@@ -465,110 +465,6 @@ where
 fn io_error(error: h2::Error) -> io::Error {
     let message = error.to_string();
     error.into_io().unwrap_or_else(|| io::Error::other(message))
-}
-
-/// Signals and returns if the peer does not answer a ping in time. A connection is pinged after calls that have ended, too:
-/// if their deadlines are short, there is hardly ever one when it is looked at. An idle one is not: gRPC's servers close it.
-/// After a call that was not answered in time it is pinged at once.
-async fn watch(
-    mut pings: h2::PingPong,
-    (connection, mut doubts): (usize, watch::Receiver<()>),
-    calls: Arc<Calls>,
-    silent: oneshot::Sender<()>,
-) {
-    loop {
-        let doubted = tokio::time::timeout(PING_EVERY, doubts.changed()).await;
-        if !calls.were_any() && doubted.is_err() {
-            continue;
-        }
-        let pong = pings.ping(h2::Ping::opaque());
-        if !matches!(tokio::time::timeout(PONG_WITHIN, pong).await, Ok(Ok(_))) {
-            // The receiver is gone if the connection has ended meanwhile.
-            let _ = silent.send(());
-            return;
-        }
-        calls.heard(connection);
-    }
-}
-
-/// A byte stream that fails once its peer is known to be silent.
-struct Watched<S> {
-    stream: S,
-    is_silent: Arc<AtomicBool>,
-}
-
-impl<S: Unpin> Watched<S> {
-    fn check(&mut self) -> io::Result<Pin<&mut S>> {
-        if self.is_silent.load(Ordering::Relaxed) {
-            let problem = format!("the server has not answered a ping within {PONG_WITHIN:?}");
-            return Err(io::Error::new(io::ErrorKind::TimedOut, problem));
-        }
-        Ok(Pin::new(&mut self.stream))
-    }
-}
-
-impl<S: AsyncRead + Unpin> Watched<S> {
-    /// The outcome of a write. If that has failed, the reason that the peer gave before it hung up, an alert of TLS, instead of
-    /// "broken pipe". It may be on this host and not noticed yet; whoever cannot write can read the end.
-    fn or_reason<T>(
-        &mut self,
-        context: &mut Context<'_>,
-        written: Poll<io::Result<T>>,
-    ) -> Poll<io::Result<T>> {
-        if !matches!(written, Poll::Ready(Err(_))) {
-            return written;
-        }
-        let mut bytes = [0];
-        let read = Pin::new(&mut self.stream).poll_read(context, &mut ReadBuf::new(&mut bytes));
-        match read {
-            Poll::Ready(Ok(())) => written,
-            Poll::Ready(Err(reason)) => Poll::Ready(Err(reason)),
-            Poll::Pending => Poll::Pending,
-        }
-    }
-}
-
-impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        self.check()?.poll_read(context, buffer)
-    }
-}
-
-impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Watched<S> {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        let written = self.check()?.poll_write(context, bytes);
-        self.or_reason(context, written)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        pieces: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let written = self.check()?.poll_write_vectored(context, pieces);
-        self.or_reason(context, written)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let written = self.check()?.poll_flush(context);
-        self.or_reason(context, written)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.check()?.poll_shutdown(context)
-    }
 }
 
 #[cfg(test)]
