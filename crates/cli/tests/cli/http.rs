@@ -7,15 +7,16 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 /// A dataset of objects whose list names its second page as the next one, too.
 pub(crate) const ENDLESS: &str = "endless";
 
 #[derive(Clone, Copy, PartialEq)]
 enum Metrics {
-    Short,
-    /// Of 4 MiB.
-    Long,
+    AtOnce,
+    /// After this long.
+    Late(Duration),
     Forbidden,
 }
 
@@ -26,12 +27,12 @@ pub(crate) fn start() -> SocketAddr {
 
 /// As [`start`], only for clients with this `authorization`, in lower case.
 pub(crate) fn start_for(authorization: Option<&'static str>) -> SocketAddr {
-    start_with(authorization, Metrics::Short)
+    start_with(authorization, Metrics::AtOnce)
 }
 
-/// As [`start`], with a page of metrics that takes long to parse.
-pub(crate) fn start_with_long_metrics() -> SocketAddr {
-    start_with(None, Metrics::Long)
+/// As [`start`], with a page of metrics that comes this late.
+pub(crate) fn start_with_late_metrics(late: Duration) -> SocketAddr {
+    start_with(None, Metrics::Late(late))
 }
 
 /// As [`start`], for clients without the right to the metrics.
@@ -88,12 +89,11 @@ fn serve(connection: TcpStream, reads: &AtomicU64, authorization: Option<&str>, 
         } else {
             answer(path, &range, &body, reads)
         };
-        let body = match (path, metrics) {
-            ("/metrics", Metrics::Long) => {
-                [body, b"a_sample{label=\"value\"} 1\n".repeat(4 << 20 >> 5)].concat()
-            }
-            _ => body,
-        };
+        if let ("/metrics", Metrics::Late(late)) = (path, metrics) {
+            // The scenario's time; nothing waits for it but the client.
+            let deadline = Instant::now() + late;
+            std::thread::sleep(deadline.saturating_duration_since(Instant::now()));
+        }
         let length = body.len();
         write!(out, "HTTP/1.1 {status}\r\n{head}content-length: {length}\r\n\r\n").unwrap();
         out.write_all(&body).unwrap();

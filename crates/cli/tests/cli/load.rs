@@ -1,4 +1,4 @@
-//! `ringfetch load` and `load-merge` as people run them.
+//! `ringfetch load` as people run it.
 
 use crate::flaw::Flaw;
 use crate::server::start;
@@ -10,6 +10,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 pub(crate) fn number(value: &Value) -> f64 {
     value.as_f64().unwrap()
