@@ -14,6 +14,7 @@ use super::connection_limits::{ConnectionLimits, ConnectionPermit};
 use super::core_turns::{self, InTurn};
 use super::dispatch::RequestDispatcher;
 use super::progress::{ConnectionEvent, Progress, SeenEvents};
+use super::running_time;
 use super::socket::Patience;
 use super::timeouts::{TimeoutTracker, WatchGuard};
 use super::tls_stream::AcceptedStream;
@@ -183,8 +184,12 @@ impl PortServer {
                 Some(ConnectionEvent::Close(decision)) => return count(decision),
                 // The client may have just connected and not sent its request yet.
                 Some(ConnectionEvent::Drain) => {
-                    let readable = tokio::time::timeout(LAST_WORD, poll_fn(|cx| stream.poll_read_ready(cx)));
-                    if Box::pin(readable).await.is_err() {
+                    let mut late = Box::pin(running_time::sleep(LAST_WORD));
+                    let speaks = poll_fn(|cx| match stream.poll_read_ready(cx) {
+                        Poll::Ready(()) => Poll::Ready(true),
+                        Poll::Pending => late.as_mut().poll(cx).map(|()| false),
+                    });
+                    if !speaks.await {
                         return;
                     }
                     seen = SeenEvents::default();

@@ -7,7 +7,9 @@ use crate::tls::{Authority, Door, with_tls};
 use crate::wire;
 use adversary::Process;
 use ringfetch_engine::probe::{UringRefusal, probe};
-use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, setrlimit};
+use rustix::process::{
+    Pid, Resource, Rlimit, Signal, WaitId, WaitIdOptions, getrlimit, kill_process, setrlimit, waitid,
+};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
@@ -492,6 +494,13 @@ impl Daemon {
 
     pub(crate) fn signal(&self, signal: Signal) {
         kill_process(self.pid(), signal).expect("the daemon is there");
+    }
+
+    /// Stops it by SIGSTOP, and waits until none of its threads runs. SIGCONT resumes it.
+    pub(crate) fn pause(&self) {
+        self.signal(Signal::STOP);
+        let stopped = waitid(WaitId::Pid(self.pid()), WaitIdOptions::STOPPED);
+        assert!(stopped.expect("waitid").is_some_and(|status| status.stopped()));
     }
 
     /// Whether it is running.
