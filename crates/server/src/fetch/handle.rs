@@ -164,9 +164,13 @@ mod tests {
             (
                 vectors,
                 [RequiredKind::Vectors, RequiredKind::Space],
-                "FetchVectors or FetchRanges",
+                "FetchVectors, ScoreVectors or FetchRanges",
             ),
-            (Kind::Objects, [RequiredKind::Objects; 2], "FetchObjects"),
+            (
+                Kind::Objects,
+                [RequiredKind::Objects; 2],
+                "FetchObjects or ReadObject",
+            ),
         ] {
             for wanted in [
                 RequiredKind::Blocks,
