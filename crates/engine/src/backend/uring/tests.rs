@@ -23,14 +23,20 @@ fn a_backend_leaves_its_ring_as_it_found_it() {
     }
 }
 
+/// A file of 64 KiB, each byte 7, and the same opened for reads through the page cache.
+fn sevens() -> (tempfile::NamedTempFile, Arc<OpenFile>) {
+    let named = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(named.path(), [7; 64 << 10]).expect("data");
+    let file = Arc::new(OpenFile::open(named.path(), DirectIo::Off).expect("open"));
+    (named, file)
+}
+
 /// Scenario: 64 reads through the page cache of a file that is truncated while they are in flight. Expectation: each returns no
 /// more than the file has.
 #[test]
 #[ignore = "needs io_uring"]
 fn reads_that_end_together_are_held_against_the_files_length() {
-    let named = tempfile::NamedTempFile::new().expect("a file");
-    std::fs::write(named.path(), [7; 64 << 10]).expect("data");
-    let file = Arc::new(OpenFile::open(named.path(), DirectIo::Off).expect("open"));
+    let (named, file) = sevens();
     let runtime = RingRuntime::new(64).expect("a ring");
     let mut bytes = vec![0_u8; 64 << 10];
     let mut backend = runtime.handle().backend(64);
@@ -107,9 +113,7 @@ fn a_read_that_was_left_is_made_on_a_thread_that_does_not_park() {
 #[test]
 #[ignore = "needs io_uring"]
 fn reads_beyond_the_queue_of_the_ring_are_made() {
-    let named = tempfile::NamedTempFile::new().expect("a file");
-    std::fs::write(named.path(), [7; 64 << 10]).expect("data");
-    let file = Arc::new(OpenFile::open(named.path(), DirectIo::Off).expect("open"));
+    let (_named, file) = sevens();
     let runtime = RingRuntime::new(8).expect("a ring");
     let mut bytes = vec![0_u8; 64 << 10];
     let mut backend = runtime.handle().backend(8);
