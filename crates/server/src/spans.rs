@@ -17,9 +17,10 @@ use opentelemetry_sdk::trace::{
     BatchConfigBuilder, BatchSpanProcessor, SpanData, SpanEvents, SpanExporter, SpanLinks, SpanProcessor as _,
 };
 use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::Duration;
 use tonic::transport::Endpoint;
 
@@ -69,6 +70,21 @@ pub enum SpansError {
     Metrics(#[from] prometheus::Error),
 }
 
+/// What `start` returns, or nothing where it panics, of which nothing is printed. Other threads' panics are, as before.
+fn unless_it_panics<T>(start: impl FnOnce() -> T) -> Option<T> {
+    let this = thread::current().id();
+    let before = Arc::new(take_hook());
+    let others = Arc::clone(&before);
+    set_hook(Box::new(move |panic| {
+        if thread::current().id() != this {
+            others(panic);
+        }
+    }));
+    let started = catch_unwind(AssertUnwindSafe(start));
+    set_hook(Box::new(move |panic| before(panic)));
+    started.ok()
+}
+
 impl Spans {
     /// Starts the thread that sends spans. Registers `ringfetch_trace_spans_total{result}`. Must be called
     /// inside a runtime, which drives the connection.
@@ -100,11 +116,9 @@ impl Spans {
             .with_max_export_batch_size(BATCH_SPANS_MAX)
             .with_scheduled_delay(DELAY)
             .build();
-        // The processor panics where it gets no thread. This one has ended before, though its place may be free a moment later.
-        let thread = std::thread::Builder::new().spawn(|| ());
-        let _ended = thread.map_err(|_| SpansError::Thread)?.join();
+        // Where it gets no thread, it panics.
         let start = || BatchSpanProcessor::new(exporter, batches);
-        let mut processor = catch_unwind(AssertUnwindSafe(start)).map_err(|_panicked| SpansError::Thread)?;
+        let mut processor = unless_it_panics(start).ok_or(SpansError::Thread)?;
         let version = KeyValue::new("service.version", env!("CARGO_PKG_VERSION"));
         processor.set_resource(
             &Resource::builder()
