@@ -299,7 +299,7 @@ impl Handshakes {
         let mut late = pin!(running_time::sleep(limit));
         let socket = Socket::new(TcpStream::from_std(stream).map_err(failed)?, Arc::clone(progress));
         let mut shaking = pin!(self.accept(socket, server));
-        let (mut seen, mut drains) = (SeenEvents::default(), false);
+        let (mut seen, mut drains, mut goes_on) = (SeenEvents::default(), false, false);
         loop {
             let event = poll_fn(|cx| progress.poll_event(cx, &mut seen));
             let turn = poll_fn(|cx| {
@@ -325,7 +325,15 @@ impl Handshakes {
                         late.set(running_time::sleep(LAST_WORD.min(limit)));
                     }
                 },
-                () = &mut late => return Err((!drains).then_some(CloseReason::Handshake)),
+                () = &mut late => {
+                    let has_begun = drains && progress.read_bytes() > 0;
+                    if !has_begun || goes_on {
+                        return Err((!drains).then_some(CloseReason::Handshake));
+                    }
+                    // What is left takes a round trip.
+                    goes_on = true;
+                    late.set(running_time::sleep(LAST_WORD.min(limit)));
+                }
             }
         }
     }

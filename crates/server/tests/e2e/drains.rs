@@ -8,16 +8,20 @@
 use crate::backlog::{batch, slow};
 use crate::daemon::{Daemon, PATIENCE, Setup, any_backend, backends, eventually, eventually_async};
 use crate::data::plain_blocks;
+use crate::tls::{Authority, with_tls};
 use crate::wire::{self, Http, Narrow, channel};
 use ringfetch_proto::v1::fetch_stream_request::Request;
 use rustix::process::Signal;
 use std::future::pending;
-use std::io::{Read as _, Write as _};
+use std::io::{Read, Write as _};
 use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::timeout;
+use tokio_rustls::rustls::pki_types::ServerName;
+use tokio_rustls::rustls::{ClientConnection, StreamOwned, version};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::{Code, Streaming};
 use tonic_health::pb::health_check_response::ServingStatus;
@@ -328,40 +332,81 @@ async fn a_response_in_flight_is_finished_first() {
 async fn who_had_connected_and_not_spoken_is_told_of_the_drain() {
     // Scenario: connections that are silent until SIGTERM, and send a request right after it, to a daemon that the kernel does not
     // let run for longer than it waits for them. Expectation: each gets a response, 503 or the data; none is reset; exit 0.
+    let (daemon, bytes, mut silent) = paused_in_a_drain(|setup| setup).await;
+    for stream in &mut silent {
+        stream.write_all(REQUEST).unwrap();
+    }
+    resumes_too_late(&daemon).await;
+    all_are_answered(&mut silent, &bytes);
+    ends(daemon, silent).await;
+}
+
+#[tokio::test]
+async fn a_handshake_that_begins_in_a_drain_is_completed() {
+    // Scenario: the same with TLS; what they send in time is the first message of a handshake, which takes a round trip more.
+    // Expectation: as above.
+    let authority = Authority::new();
+    let pair = authority.pair("daemon");
+    let (daemon, bytes, silent) = paused_in_a_drain(|setup| with_tls(setup, &pair)).await;
+    let connector = authority.connector(&[&version::TLS13], &["http/1.1"]);
+    let mut beginning: Vec<_> = silent
+        .into_iter()
+        .map(|mut stream| {
+            let name = ServerName::from(daemon.http.ip());
+            let mut tls = ClientConnection::new(Arc::clone(connector.config()), name).unwrap();
+            tls.write_tls(&mut stream).unwrap();
+            StreamOwned::new(tls, stream)
+        })
+        .collect();
+    resumes_too_late(&daemon).await;
+    for stream in &mut beginning {
+        stream.write_all(REQUEST).unwrap();
+    }
+    all_are_answered(&mut beginning, &bytes);
+    ends(daemon, beginning).await;
+}
+
+/// A daemon that has just begun to drain and is stopped, its block, and silent connections to its HTTP port.
+async fn paused_in_a_drain(with: impl Fn(Setup) -> Setup) -> (Daemon, Vec<u8>, Vec<TcpStream>) {
     for _ in 0..20 {
         let (setup, bytes) = plain_blocks(Setup::new("mmap"), 1);
-        let mut daemon = setup.set("shutdown.drain_timeout_ms", "60000").start();
-        let mut silent: Vec<TcpStream> = (0..16)
-            .map(|_| TcpStream::connect(daemon.http).unwrap())
-            .collect();
+        let mut daemon = with(setup).set("shutdown.drain_timeout_ms", "60000").start();
+        let connect = || {
+            let stream = TcpStream::connect(daemon.http).unwrap();
+            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+            stream
+        };
+        let silent = (0..16).map(|_| connect()).collect();
         let signalled = Instant::now();
         daemon.signal(Signal::TERM);
         drains(&daemon);
         // It waits for half a second. On a busy machine that may be over: then once more.
-        if !daemon.pause() || signalled.elapsed() > Duration::from_millis(400) {
-            daemon.signal(Signal::CONT);
-            daemon.ends_with(0).await;
-            continue;
+        if daemon.pause() && signalled.elapsed() <= Duration::from_millis(400) {
+            return (daemon, bytes, silent);
         }
-        for stream in &mut silent {
-            stream.set_read_timeout(Some(PATIENCE)).unwrap();
-            stream.write_all(REQUEST).unwrap();
-        }
-        // The scenario's time, not one to wait for something.
-        timeout(Duration::from_millis(600), pending::<()>())
-            .await
-            .unwrap_err();
         daemon.signal(Signal::CONT);
-        all_are_answered(&mut silent, &bytes);
-        drop(silent);
-        return daemon.ends_with(0).await;
+        daemon.ends_with(0).await;
     }
-    panic!("the daemon could not be paused within half a second");
+    panic!("the daemon could not be paused within half a second")
+}
+
+/// It runs again when the time is over for which it waits for silent connections.
+async fn resumes_too_late(daemon: &Daemon) {
+    // The scenario's time, not one to wait for something.
+    timeout(Duration::from_millis(600), pending::<()>())
+        .await
+        .unwrap_err();
+    daemon.signal(Signal::CONT);
+}
+
+async fn ends<T>(mut daemon: Daemon, connections: Vec<T>) {
+    drop(connections);
+    daemon.ends_with(0).await;
 }
 
 const REQUEST: &[u8] = b"GET /v1/datasets/blocks/blocks/0 HTTP/1.1\r\nhost: localhost\r\n\r\n";
 
-fn all_are_answered(streams: &mut [TcpStream], bytes: &[u8]) {
+fn all_are_answered(streams: &mut [impl Read], bytes: &[u8]) {
     for stream in streams {
         let mut answer = Vec::new();
         stream.read_to_end(&mut answer).unwrap();
