@@ -255,17 +255,30 @@ pub fn free_descriptors() {
     reaper::settle();
 }
 
-/// Closes the less recently used half of each cache, except files held by reads. Returns whether there were any.
+/// Closes the less recently used half of each cache soon, except files held by reads. Returns whether there were any.
+///
+/// They may be a million: the caller, who may accept connections, leaves closing them to the reaper, and cores wait for the
+/// lock while one is removed, not for all.
 fn forget_half(caches: impl IntoIterator<Item = Arc<Cache>>) -> bool {
     let mut forgotten = Vec::new();
     for cache in caches {
-        let mut cache = lock(&cache);
-        let keep = cache.len() / 2;
-        while cache.len() > keep {
-            forgotten.extend(cache.pop_lru());
-        }
+        let all = lock(&cache).len();
+        let keep = all / 2;
+        // Other threads may add files, or forget half of them, too.
+        let oldest = std::iter::from_fn(|| pop_beyond(keep, &cache));
+        forgotten.extend(oldest.take(all - keep));
     }
-    !forgotten.is_empty()
+    if forgotten.is_empty() {
+        return false;
+    }
+    reaper::drop_later(Box::new(forgotten));
+    true
+}
+
+/// Removes the least recently used file, unless at most `keep` are left.
+fn pop_beyond(keep: usize, cache: &Cache) -> Option<(Box<str>, Cached)> {
+    let mut cache = lock(cache);
+    if cache.len() > keep { cache.pop_lru() } else { None }
 }
 
 /// Why an object was not opened.

@@ -139,17 +139,17 @@ pub(super) fn settles_within(limit: Duration) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::config::DirectIo;
     use crate::dataset::{Dataset, DatasetSpec, KindSpec, OpenFile};
     use std::sync::MutexGuard;
     use std::sync::mpsc::{Receiver, Sender, channel};
 
-    /// One of these tests fills the queue, so that the other's file would be closed by its caller.
+    /// Some tests fill the queue, so that others' files would be closed by their callers.
     static ALONE: Mutex<()> = Mutex::new(());
 
-    fn alone() -> MutexGuard<'static, ()> {
+    pub(in crate::dataset) fn alone() -> MutexGuard<'static, ()> {
         lock(&ALONE)
     }
 
@@ -159,7 +159,8 @@ mod tests {
     impl Drop for Witness {
         fn drop(&mut self) {
             let name = std::thread::current().name().map(str::to_owned);
-            self.0.send(name).unwrap();
+            // A test that has failed receives no more.
+            let _gone = self.0.send(name);
         }
     }
 
@@ -174,8 +175,29 @@ mod tests {
 
     fn watched(file: &OpenFile) -> Receiver<Option<String>> {
         let (tell, told) = channel();
-        assert!(file.attached.set(Box::new(Witness(tell))).is_ok());
+        watch(file, &tell);
         told
+    }
+
+    /// Sends the name of the thread that unmaps the file.
+    pub(in crate::dataset) fn watch(file: &OpenFile, tell: &Sender<Option<String>>) {
+        assert!(file.attached.set(Box::new(Witness(tell.clone()))).is_ok());
+    }
+
+    /// The reaper is stuck until this is dropped, and has room for so many remains.
+    pub(in crate::dataset) fn stuck_with_room_for(remains: usize) -> Sender<()> {
+        let (release, released) = channel();
+        drop_later(Box::new(Stuck(released)));
+        (remains..WAITING_MAX).for_each(|_| drop_later(Box::new(())));
+        release
+    }
+
+    /// That many files were unmapped by the reaper.
+    pub(in crate::dataset) fn expect_reaped(told: &Receiver<Option<String>>, files: usize) {
+        for _ in 0..files {
+            let by = told.recv_timeout(Duration::from_secs(30)).unwrap();
+            assert_eq!(by.as_deref(), Some(NAME));
+        }
     }
 
     #[test]
@@ -226,18 +248,11 @@ mod tests {
         };
         let dataset = Dataset::open(&spec).unwrap();
         let (tell, told) = channel();
-        for file in dataset.files() {
-            assert!(file.attached.set(Box::new(Witness(tell.clone()))).is_ok());
-        }
-        let (release, released) = channel();
-        drop_later(Box::new(Stuck(released)));
-        (FILES / 2..WAITING_MAX).for_each(|_| drop_later(Box::new(())));
+        dataset.files().iter().for_each(|file| watch(file, &tell));
+        let release = stuck_with_room_for(FILES / 2);
         drop(dataset);
         drop(release);
-        for _ in 0..FILES {
-            let by = told.recv_timeout(Duration::from_secs(30)).unwrap();
-            assert_eq!(by.as_deref(), Some(NAME));
-        }
+        expect_reaped(&told, FILES);
     }
 
     #[test]

@@ -525,3 +525,24 @@ fn requests_and_cache_share_a_budget() {
     drop(objects);
     assert_eq!(descriptors_below(&dir), 0);
 }
+
+/// The reaper is stuck, and has room for fewer remains than files are forgotten. Expectation: half of the files are forgotten,
+/// and the reaper closes all of them, not the caller, who may accept connections.
+#[test]
+fn what_gives_way_is_closed_by_the_reaper() {
+    const FILES: usize = 100;
+    let _alone = reaper::tests::alone();
+    let dir = tempfile::tempdir().unwrap();
+    let (objects, _) = Objects::open(dir.path(), 2 * FILES, LONG, DirectIo::Off, context()).unwrap();
+    let (tell, told) = std::sync::mpsc::channel();
+    for index in 0..FILES {
+        let name = index.to_string();
+        std::fs::write(dir.path().join(&name), [1]).unwrap();
+        reaper::tests::watch(&objects.look_up(&name).unwrap(), &tell);
+    }
+    let release = reaper::tests::stuck_with_room_for(FILES / 2 - 1);
+    assert!(forget_half([Arc::clone(&objects.cache)]));
+    drop(release);
+    reaper::tests::expect_reaped(&told, FILES / 2);
+    assert_eq!(objects.lock().len(), FILES / 2);
+}
