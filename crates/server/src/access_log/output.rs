@@ -13,7 +13,7 @@ use std::os::unix::fs::{FileExt as _, FileTypeExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Bytes written at once to a file.
 const FILE_BYTES: usize = 64 << 10;
@@ -25,12 +25,17 @@ const STREAM_BYTES: usize = 4096;
 /// write of its own. At this rate the queue has room for 1.6 million lines per second.
 const GATHER: Duration = Duration::from_millis(5);
 
+/// Pause between attempts to open the file again where that fails.
+const REOPEN_PAUSE: Duration = Duration::from_secs(1);
+
 /// Writes lines to the target in batches.
 pub(super) struct Output {
     file: File,
     /// The file to open again; `None`: a stream.
     path: Option<PathBuf>,
     reopen: Arc<AtomicBool>,
+    /// When to try again to open the file; `None`: no attempt failed.
+    next_attempt: Option<Instant>,
     /// Whole lines.
     lines: Vec<u8>,
     lines_bytes_max: usize,
@@ -62,6 +67,7 @@ impl Output {
             lines_bytes_max: if path.is_some() { FILE_BYTES } else { STREAM_BYTES },
             path,
             reopen,
+            next_attempt: None,
             lines: Vec::new(),
             is_failing: false,
             dropped,
@@ -74,16 +80,23 @@ impl Output {
             Ok(file) => {
                 self.is_torn = is_cut_off(&file, self.is_torn);
                 self.file = file;
+                if self.next_attempt.take().is_some() {
+                    tracing::info!(path = %path.display(), "the access log is reopened");
+                }
             }
             Err(error) => {
-                tracing::warn!(path = %path.display(), %error, "the access log cannot be reopened; still writing to the old file");
+                if self.next_attempt.is_none() {
+                    tracing::warn!(path = %path.display(), %error, "the access log cannot be reopened; still writing to the old file");
+                }
+                self.next_attempt = Instant::now().checked_add(REOPEN_PAUSE);
             }
         }
     }
 
     /// Writes the gathered lines, to the file that has the name now.
     fn write_out(&mut self) {
-        if self.reopen.swap(false, Ordering::Relaxed) {
+        let is_requested = self.reopen.swap(false, Ordering::Relaxed);
+        if is_requested || self.next_attempt.is_some_and(|due| due <= Instant::now()) {
             self.open_again();
         }
         if !self.lines.is_empty() {
@@ -294,6 +307,43 @@ mod tests {
         let only_written = |path: &Path| OpenOptions::new().append(true).create(true).open(path).unwrap();
         let [old, new] = [path, directory.path().join("log.2")].map(|path| only_written(&path));
         assert!(is_cut_off(&old, true) && !is_cut_off(&old, false) && !is_cut_off(&new, true));
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_opened_again_is_tried_again_after_a_pause() {
+        // Scenario: a file and its directory are renamed, and it is opened again while there is no such directory; then there is
+        // one. Expectation: lines are in the old file until the next attempt is due, or requested, and then in the new one.
+        let top = tempfile::tempdir().unwrap();
+        let [logs, old] = ["logs", "old"].map(|name| top.path().join(name));
+        let path = logs.join("log");
+        std::fs::create_dir(&logs).unwrap();
+        let mut output = output(&path);
+        let write = |output: &mut Output, line: &[u8]| {
+            output.write_all(line).unwrap();
+            output.flush().unwrap();
+        };
+        let later = Some(Instant::now() + Duration::from_secs(3600));
+        for (number, is_requested) in [(0, false), (1, true)] {
+            let old = old.with_extension(number.to_string());
+            std::fs::rename(&logs, &old).unwrap();
+            output.reopen.store(true, Ordering::Relaxed);
+            write(&mut output, b"failed\n");
+            assert!(output.next_attempt.is_some());
+            std::fs::create_dir(&logs).unwrap();
+            output.next_attempt = later;
+            write(&mut output, b"waits\n");
+            assert_eq!(output.next_attempt, later);
+            if is_requested {
+                output.reopen.store(true, Ordering::Relaxed);
+            } else {
+                output.next_attempt = Some(Instant::now());
+            }
+            write(&mut output, b"new\n");
+            assert_eq!(output.next_attempt, None);
+            let written = [&old.join("log"), &path].map(|path| std::fs::read_to_string(path).unwrap());
+            let before = if number == 0 { "" } else { "new\n" };
+            assert_eq!(written, [&format!("{before}failed\nwaits\n"), "new\n"]);
+        }
     }
 
     fn drain(reader: &mut impl io::Read, most: usize) -> Vec<u8> {

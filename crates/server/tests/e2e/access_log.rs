@@ -1,5 +1,6 @@
 //! The access log: a line for each request over every interface, and what happens when it cannot be written.
 
+mod reopening;
 mod unfinished;
 
 use crate::access::hash;
@@ -502,34 +503,6 @@ async fn beside_a_sample_refusals_have_a_rate_and_are_counted_beyond_it() {
             .then_some(())
     })
     .await;
-    daemon.stop().await;
-}
-
-#[tokio::test]
-async fn a_rotated_file_is_left_and_a_new_one_made() {
-    // Scenario: the file is renamed and the daemon gets SIGHUP, first with a valid configuration, then with
-    // an invalid one. Expectation: later requests are in a new file, and the old one gets no more.
-    let (setup, _) = plain_blocks(Setup::new(any_backend()), 16);
-    let daemon = setup.set("access_log.path", "access.log").start();
-    for number in 0..2 {
-        let id = format!("before-{number}");
-        get(&daemon, &id, Method::GET, "/v1/datasets/blocks/blocks/1", None).await;
-        lines_of(&daemon, &id, 1).await;
-        fs::rename(daemon.path("access.log"), daemon.path("old.log")).unwrap();
-        let old = lines(&daemon, "old.log").len();
-        if number == 1 {
-            daemon.rewrite("nonsense: 1");
-        }
-        daemon.signal(Signal::HUP);
-        eventually("the new file is there", PATIENCE, || {
-            daemon.path("access.log").exists().then_some(())
-        });
-        let id = format!("after-{number}");
-        get(&daemon, &id, Method::GET, "/v1/datasets/blocks/blocks/1", None).await;
-        lines_of(&daemon, &id, 1).await;
-        assert_eq!(lines(&daemon, "old.log").len(), old);
-    }
-    assert_eq!(dropped(&daemon, "write").await, 0);
     daemon.stop().await;
 }
 
