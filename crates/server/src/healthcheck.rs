@@ -2,13 +2,13 @@
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ringfetch_server::config::TlsConfig;
 use ringfetch_server::listener::WrongProtocol;
 use ringfetch_server::tls::loopback_client;
 
-/// Timeout of connecting and of each read; orchestrators give a check a few seconds at most.
+/// Timeout of the whole check; orchestrators give it a few seconds at most.
 const TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest response that is read: a readiness response is short.
 const ANSWER_BYTES_MAX: u64 = 64 << 10;
@@ -23,10 +23,11 @@ pub(crate) fn ask(listen: SocketAddr, tls: Option<&TlsConfig>) -> Result<String,
     if listen.port() == 0 {
         return Err("http.listen has port 0: the real port is only in the daemon's log".to_owned());
     }
-    let (address, stream) = connect(listen);
+    let deadline = Deadline(Instant::now() + TIMEOUT);
+    let (address, stream) = connect(listen, deadline);
     let not_ready = |why: &str| format!("not ready: {scheme}://{address}/readyz: {why}");
     let answer = stream
-        .and_then(|stream| get(address, stream, tls))
+        .and_then(|stream| get(address, DeadlineStream { stream, deadline }, tls))
         .map_err(|error| {
             if is_timeout(&error) {
                 not_ready(&format!("no response within {} s", TIMEOUT.as_secs()))
@@ -72,10 +73,13 @@ fn reachable(listen: SocketAddr) -> Vec<SocketAddr> {
 }
 
 /// A connection, or the last error, with its address. A timeout is final: orchestrators do not wait for a second one.
-fn connect(listen: SocketAddr) -> (SocketAddr, io::Result<TcpStream>) {
+fn connect(listen: SocketAddr, deadline: Deadline) -> (SocketAddr, io::Result<TcpStream>) {
     let mut outcome = (listen, Err(io::ErrorKind::AddrNotAvailable.into()));
     for address in reachable(listen) {
-        outcome = (address, TcpStream::connect_timeout(&address, TIMEOUT));
+        let stream = deadline
+            .time_left()
+            .and_then(|time| TcpStream::connect_timeout(&address, time));
+        outcome = (address, stream);
         if outcome.1.as_ref().map_or_else(is_timeout, |_| true) {
             break;
         }
@@ -88,9 +92,43 @@ fn is_timeout(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
 }
 
-fn get(address: SocketAddr, stream: TcpStream, tls: Option<&TlsConfig>) -> io::Result<String> {
-    stream.set_read_timeout(Some(TIMEOUT))?;
-    stream.set_write_timeout(Some(TIMEOUT))?;
+#[derive(Debug, Clone, Copy)]
+struct Deadline(Instant);
+
+impl Deadline {
+    /// More than none, which would mean no timeout to a socket.
+    fn time_left(self) -> io::Result<Duration> {
+        let time = self.0.checked_duration_since(Instant::now());
+        time.filter(|time| !time.is_zero())
+            .ok_or_else(|| io::ErrorKind::TimedOut.into())
+    }
+}
+
+/// A stream whose reads and writes all end by a deadline, however many there are.
+struct DeadlineStream {
+    stream: TcpStream,
+    deadline: Deadline,
+}
+
+impl Read for DeadlineStream {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.stream.set_read_timeout(Some(self.deadline.time_left()?))?;
+        self.stream.read(buffer)
+    }
+}
+
+impl Write for DeadlineStream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.set_write_timeout(Some(self.deadline.time_left()?))?;
+        self.stream.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.stream.flush()
+    }
+}
+
+fn get(address: SocketAddr, stream: DeadlineStream, tls: Option<&TlsConfig>) -> io::Result<String> {
     // Without the interface of a link-local address, which means nothing to the other side (RFC 6874, section 4).
     let host = SocketAddr::new(address.ip(), address.port());
     let request = format!("GET /readyz HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n");
@@ -168,6 +206,28 @@ mod tests {
         let address = listener.local_addr().expect("its address");
         let line = ask(address, None).expect_err("stopped");
         assert!(line.contains("no response within 2 s"), "{line}");
+    }
+
+    #[test]
+    fn a_response_that_never_ends_has_one_timeout() {
+        // Scenario: a server whose response comes in pieces, each well within the timeout, but altogether not. Expectation:
+        // not ready, with the timeout; not the status in the first piece, however many follow.
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("its address");
+        let (asked, is_over) = std::sync::mpsc::channel::<()>();
+        let server = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().expect("a connection");
+            let mut piece = *b"HTTP/1.1 200 OK\r\nx-piece: ";
+            while stream.write_all(&[&piece[..], &[b'a'; 1024]].concat()).is_ok()
+                && is_over.recv_timeout(TIMEOUT / 20) == Err(std::sync::mpsc::RecvTimeoutError::Timeout)
+            {
+                piece = [b'a'; 26];
+            }
+        });
+        let line = ask(address, None).expect_err("still responding");
+        assert!(line.contains("no response within 2 s"), "{line}");
+        drop(asked);
+        server.join().expect("the server");
     }
 
     #[test]

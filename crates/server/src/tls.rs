@@ -17,7 +17,7 @@ use prometheus::{Gauge, IntCounter, IntCounterVec, Opts, Registry};
 use ring::digest::{Context, SHA256};
 use sections::{PRIVATE_KEY, Use};
 use std::io;
-use std::net::{IpAddr, TcpStream};
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use tokio_rustls::TlsAcceptor;
@@ -279,11 +279,11 @@ fn versions(min: TlsVersion) -> &'static [&'static SupportedProtocolVersion] {
 ///
 /// # Errors
 /// The files cannot be used.
-pub fn loopback_client(
+pub fn loopback_client<S: io::Read + io::Write>(
     config: &TlsConfig,
     address: IpAddr,
-    stream: TcpStream,
-) -> io::Result<StreamOwned<ClientConnection, TcpStream>> {
+    stream: S,
+) -> io::Result<StreamOwned<ClientConnection, S>> {
     let provider = Arc::new(provider::default_provider());
     let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
         .with_safe_default_protocol_versions()
