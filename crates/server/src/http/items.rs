@@ -125,8 +125,27 @@ pub(super) async fn get_vector(
     answer.map(|answer| answer.map(Body::from))
 }
 
-/// The response to a request for a vector, in the memory of the request's headers.
+/// The response to a request for a vector, in the memory of the request's headers. Errors vary by Accept, too: if it allows
+/// neither format, 406 takes the place of 404 and 412.
 pub(super) async fn vector(
+    fetcher: &Fetcher,
+    name: &str,
+    id: &str,
+    method: &Method,
+    headers: &mut HeaderMap,
+    connection: Option<Arc<Connection>>,
+) -> Result<http::Response<AnswerBody>, Problem> {
+    let (vary, accept) = (header::VARY, HeaderValue::from_static("Accept"));
+    match vector_or_problem(fetcher, name, id, method, headers, connection).await {
+        Ok(mut response) => {
+            response.headers_mut().insert(vary, accept);
+            Ok(response)
+        }
+        Err(problem) => Err(problem.with_header(vary, accept)),
+    }
+}
+
+async fn vector_or_problem(
     fetcher: &Fetcher,
     name: &str,
     id: &str,
@@ -156,19 +175,17 @@ pub(super) async fn vector(
     let etag = ETag::new(format_args!("{}-vector-{id}{suffix}", dataset.etag()));
     let mut head = match conditional_head(headers, etag, &dataset)? {
         Ok(head) => head,
-        Err(not_modified) => return Ok(vary_by_accept(not_modified.map(AnswerBody::Routed))),
+        Err(not_modified) => return Ok(not_modified.map(AnswerBody::Routed)),
     };
     head.insert(RINGFETCH_DIM, HeaderValue::from(dim));
     head.insert(RINGFETCH_DTYPE, HeaderValue::from_static(dtype.as_str()));
     if method == Method::HEAD {
         // The length of the JSON form is unknown without a read.
         let length = (form == ResponseFormat::Octets).then_some(vector_bytes);
-        return Ok(vary_by_accept(
-            head_only(head, form, length).map(AnswerBody::Routed),
-        ));
+        return Ok(head_only(head, form, length).map(AnswerBody::Routed));
     }
     let data = fetch_one(fetcher, &dataset, Items::Vectors(&[id]), "id", connection).await?;
-    let response = match form {
+    Ok(match form {
         ResponseFormat::Octets => octets(head, data),
         ResponseFormat::Json => {
             head.insert(header::CONTENT_TYPE, form.media_type());
@@ -181,8 +198,7 @@ pub(super) async fn vector(
             let answer = (StatusCode::OK, head, charged, Body::new(text)).into_response();
             answer.map(AnswerBody::Routed)
         }
-    };
-    Ok(vary_by_accept(response))
+    })
 }
 
 /// Parses a path segment as an index.
@@ -254,13 +270,6 @@ fn octets(mut head: HeaderMap, data: Bytes) -> http::Response<AnswerBody> {
     head.insert(header::CONTENT_TYPE, ResponseFormat::Octets.media_type());
     let mut response = http::Response::new(AnswerBody::whole(data));
     *response.headers_mut() = head;
-    response
-}
-
-fn vary_by_accept<B>(mut response: http::Response<B>) -> http::Response<B> {
-    response
-        .headers_mut()
-        .insert(header::VARY, HeaderValue::from_static("Accept"));
     response
 }
 

@@ -103,6 +103,37 @@ async fn both_ways_give_the_same_answer() {
 }
 
 #[tokio::test]
+async fn each_answer_of_a_vector_varies_by_accept() {
+    // Scenario: a vector as bytes, as JSON and in no form, one past the end, and conditions, each by the fast path and by the
+    // router. Expectation: every response tells caches that it depends on Accept, as which error it is does, too; a block's does
+    // not.
+    let (setup, _) = everything(Setup::new("pread"));
+    let daemon = setup.start();
+    let http = daemon.http_client();
+    for (path, headers, status) in [
+        ("vectors/3", ("accept", "*/*"), 200),
+        ("vectors/3", ("accept", "application/json"), 200),
+        ("vectors/3", ("if-none-match", "*"), 304),
+        ("vectors/3", ("if-match", "\"another\""), 412),
+        ("vectors/3", ("accept", "image/png"), 406),
+        ("vectors/61", ("accept", "*/*"), 404),
+    ] {
+        for dataset in ["npy-f16", "%6epy-f16"] {
+            for method in [Method::GET, Method::HEAD] {
+                let path = format!("/v1/datasets/{dataset}/{path}");
+                let answer = http.send(method.clone(), &path, &[headers], "").await;
+                let vary: Vec<_> = answer.headers.get_all("vary").iter().collect();
+                assert_eq!(answer.status, status, "{method} {path} {headers:?}");
+                assert_eq!(vary, ["Accept"], "{method} {path} {headers:?}");
+            }
+        }
+    }
+    let block = http.get("/v1/datasets/ragged/blocks/3").await;
+    assert!(!block.headers.contains_key("vary"));
+    daemon.stop().await;
+}
+
+#[tokio::test]
 async fn only_http_tells_the_date() {
     // Scenario: a call, and a GET over both protocols of HTTP. Expectation: only the GETs' responses have a Date, which gRPC does
     // not use.
