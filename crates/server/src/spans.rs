@@ -223,7 +223,12 @@ impl SpanExporter for CountedExporter {
         let result = self.otlp.export(batch).await;
         let was_failing = self.is_failing.swap(result.is_err(), Ordering::Relaxed);
         match &result {
-            Ok(()) => self.sent.inc_by(spans),
+            Ok(()) => {
+                self.sent.inc_by(spans);
+                if was_failing {
+                    tracing::info!("spans can be sent to the collector again");
+                }
+            }
             Err(error) => {
                 self.failed.inc_by(spans);
                 if !was_failing {

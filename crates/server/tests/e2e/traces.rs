@@ -41,8 +41,12 @@ impl TraceService for Collector {
 
 impl Collector {
     async fn serve() -> (Self, SocketAddr) {
+        Self::serve_at("127.0.0.1:0").await
+    }
+
+    async fn serve_at(address: &str) -> (Self, SocketAddr) {
         let collector = Self::default();
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let listener = tokio::net::TcpListener::bind(address).await.unwrap();
         let address = listener.local_addr().unwrap();
         let service = TraceServiceServer::new(collector.clone());
         let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener);
@@ -188,11 +192,12 @@ async fn what_is_in_the_queue_is_sent_at_the_end() {
 
 #[tokio::test]
 async fn a_collector_that_is_gone_costs_no_request() {
-    // Scenario: nothing listens at the endpoint. Expectation: requests are answered, spans count as failed,
-    // the log reports it once, and the daemon exits cleanly.
+    // Scenario: nothing listens at the endpoint, then a collector does. Expectation: requests are answered, spans count as
+    // failed, then as sent; the log reports when it fails and when it works again, each once; the daemon exits cleanly.
     let (setup, _) = plain_blocks(Setup::new(any_backend()), 16);
     let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let endpoint = format!("http://{}", gone.local_addr().unwrap());
+    let address = gone.local_addr().unwrap().to_string();
+    let endpoint = format!("http://{address}");
     drop(gone);
     let daemon = setup
         .set("tracing.otlp_endpoint", &endpoint)
@@ -205,7 +210,19 @@ async fn a_collector_that_is_gone_costs_no_request() {
         (made(&daemon, "failed").await > 0).then_some(())
     })
     .await;
-    daemon.logged(&["spans cannot be sent to the collector and are lost"]);
+    let fails = "spans cannot be sent to the collector and are lost";
+    daemon.logged(&[fails]);
+    let (_collector, _) = Collector::serve_at(&address).await;
+    eventually_async("spans are sent", async || {
+        daemon.assert_serves("blocks").await;
+        (made(&daemon, "sent").await > 0).then_some(())
+    })
+    .await;
+    let works = "spans can be sent to the collector again";
+    daemon.logged(&[works]);
+    let log = daemon.log();
+    let times = |text| log.iter().filter(|line| line.contains(text)).count();
+    assert_eq!((times(fails), times(works)), (1, 1));
     daemon.stop().await;
 }
 
