@@ -47,28 +47,26 @@ fn one(
     read: &(impl Fn(&File, &mut [u8], u64) -> io::Result<usize> + Sync),
 ) -> io::Result<()> {
     // Ends before the buffer is freed.
-    let (mut lane, mut reads) = (lane, Vec::new());
-    while job.group(1, &mut reads) {
-        for at in &reads {
-            let started = Instant::now();
-            let file = job.file(at.file)?;
-            if !job.setup.pooled {
-                buffer = Buffer::zeroed(at.length)?;
-            }
-            let Some(place) = buffer.get_mut(..at.length) else {
-                return Err(io::ErrorKind::InvalidInput.into());
-            };
-            let mut filled = 0;
-            while let Some(rest) = place.get_mut(filled..).filter(|rest| !rest.is_empty()) {
-                match read(&file, rest, at.offset + filled as u64) {
-                    Ok(0) => break,
-                    Ok(bytes) => filled += bytes,
-                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                    Err(error) => return Err(error),
-                }
-            }
-            lane.done(at, started, place.get(..filled).unwrap_or_default());
+    let mut lane = lane;
+    while let Some(at) = job.next() {
+        let started = Instant::now();
+        let file = job.file(at.file)?;
+        if !job.setup.pooled {
+            buffer = Buffer::zeroed(at.length)?;
         }
+        let Some(place) = buffer.get_mut(..at.length) else {
+            return Err(io::ErrorKind::InvalidInput.into());
+        };
+        let mut filled = 0;
+        while let Some(rest) = place.get_mut(filled..).filter(|rest| !rest.is_empty()) {
+            match read(&file, rest, at.offset + filled as u64) {
+                Ok(0) => break,
+                Ok(bytes) => filled += bytes,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        lane.done(&at, started, place.get(..filled).unwrap_or_default());
     }
     Ok(())
 }
