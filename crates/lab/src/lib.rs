@@ -95,13 +95,13 @@ pub fn run(lab: &Lab, context: &Context, out: &mut dyn Write) -> Result<(), LabE
             studies::objects::plan(args, bar)
         }),
         LabCommand::Act(args) => runs.study(&studies::act::ABOUT, &args.common, |bar| {
-            studies::act::plan(args, &context.clients, &context.admin, bar)
+            studies::act::plan(args, context, bar)
         }),
         LabCommand::Rescore(args) => runs.study(&studies::rescore::ABOUT, &args.common, |bar| {
-            studies::rescore::plan(args, &context.clients, &context.admin, bar)
+            studies::rescore::plan(args, context, bar)
         }),
         LabCommand::Flip(args) => runs.study(&studies::flip::ABOUT, &args.common, |_| {
-            studies::flip::plan(args, &context.clients, &context.admin)
+            studies::flip::plan(args, context)
         }),
         LabCommand::Calibrate(args) => studies::calibrate::run(args, runs),
         LabCommand::Compare { first, second } => {

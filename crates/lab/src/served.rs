@@ -1,5 +1,6 @@
 //! A running daemon that reads a study's data: finds it, calls it, and switches its backends.
 
+use crate::Context;
 use crate::args::OfDaemon;
 use crate::drive::daemon::threads;
 use crate::error::LabError;
@@ -8,7 +9,7 @@ use crate::material::{DataFile, open};
 use crate::study::{Key, pair};
 use ringfetch_client::{
     AdminClient, Backend, Builder, ByteRange, Client, Code, Dataset, DatasetStatus, Error, Kind, Metric,
-    ObjectPart, Request, RetryPolicy, ScoreRequest,
+    ObjectPart, Request, RetryPolicy, ScoreRequest, Status,
 };
 use ringfetch_command::connect::remedy;
 use ringfetch_host::process::cpu_time;
@@ -90,18 +91,18 @@ pub(crate) struct Served {
 
 impl Served {
     /// The dataset that the arguments name; `None`: they name no daemon.
-    pub(crate) fn find(args: &OfDaemon, clients: &Clients, admin: &str) -> Result<Option<Self>, LabError> {
+    pub(crate) fn find(args: &OfDaemon, context: &Context) -> Result<Option<Self>, LabError> {
         let (Some(url), Some(name)) = (&args.server, &args.dataset) else {
             return Ok(None);
         };
         let dataset = wait("server", url, async {
-            clients.client(url, TIMEOUT)?.get_dataset(name).await
+            context.clients.client(url, TIMEOUT)?.get_dataset(name).await
         })?;
         // Without the address, which may have a password.
         let mut read_by = "unknown: the service of --admin does not list this dataset".to_owned();
         // One connection uses one of the daemon's cores.
         let mut connections = threads();
-        if let Some((backend, cores)) = backend_and_cores(clients, admin, &dataset) {
+        if let Some((backend, cores)) = backend_and_cores(context, &dataset) {
             read_by = format!("{backend}, cores: {cores}");
             connections = usize::try_from(cores)
                 .unwrap_or(usize::MAX)
@@ -114,7 +115,7 @@ impl Served {
             items: Items::Ranges,
             connections: args.connections.map_or(connections, usize::from),
             pid: args.server_pid,
-            clients: clients.clone(),
+            clients: context.clients.clone(),
         };
         if let (Some(pid), None) = (args.server_pid, served.cpu()) {
             return Err(LabError::Usage(format!(
@@ -257,12 +258,17 @@ impl Served {
     }
 }
 
+/// The daemon's state, by its admin service.
+fn status(context: &Context) -> Result<Status, LabError> {
+    wait("admin", &context.admin, async {
+        let client = context.clients.client(&context.admin, TIMEOUT)?;
+        AdminClient::from(client).status().await
+    })
+}
+
 /// What reads a dataset. `None`: the admin service does not say, or not of this dataset.
-fn backend_and_cores(clients: &Clients, admin: &str, dataset: &Dataset) -> Option<(Backend, u32)> {
-    let status = wait("admin", admin, async {
-        AdminClient::from(clients.client(admin, TIMEOUT)?).status().await
-    });
-    let status = status.ok()?;
+fn backend_and_cores(context: &Context, dataset: &Dataset) -> Option<(Backend, u32)> {
+    let status = status(context).ok()?;
     let mut known = status.datasets.iter();
     let known = known.find(|known| known.dataset.as_ref() == Some(dataset))?;
     Some((known.read_path.as_ref()?.backend, status.cores))
@@ -284,11 +290,8 @@ pub(crate) struct Flip {
 
 impl Flip {
     /// Records the backend to restore.
-    pub(crate) fn prepare(clients: &Clients, admin: &str, dataset: &str) -> Result<Self, LabError> {
-        let status = wait("admin", admin, async {
-            let client = clients.client(admin, TIMEOUT)?;
-            AdminClient::from(client).status().await
-        })?;
+    pub(crate) fn prepare(context: &Context, dataset: &str) -> Result<Self, LabError> {
+        let (status, admin) = (status(context)?, &context.admin);
         let named =
             |status: &&DatasetStatus| status.dataset.as_ref().is_some_and(|known| known.name == dataset);
         let found = status.datasets.iter().find(named);
@@ -298,8 +301,8 @@ impl Flip {
             ))
         })?;
         Ok(Self {
-            clients: clients.clone(),
-            admin: admin.to_owned(),
+            clients: context.clients.clone(),
+            admin: admin.clone(),
             dataset: dataset.to_owned(),
             files: found.map_or(0, |status| status.files),
             had: path.own_backend.then_some(path.requested),

@@ -4,13 +4,14 @@
 //! A step searches by short runs, doubling the rate and then halving the interval, and holds the result for
 //! the whole time.
 
+use crate::Context;
 use crate::args::Act;
 use crate::error::LabError;
 use crate::honesty::check_before_making;
 use crate::material::{Material, Progress};
 use crate::report::{Claim, Report};
 use crate::sample::{OVER_LIMITS, Sample, reads_per_second};
-use crate::served::{Clients, Served};
+use crate::served::Served;
 use crate::setup::{Amount, Heat, Setup, Shape};
 use crate::stats::Summary;
 use crate::study::{About, Measure, Needs, Once, Row, Rows, Study, check_daemon, check_only, list, pair};
@@ -34,12 +35,7 @@ const IN_FLIGHT: usize = 512;
 /// (n for 2^n ms, the share of slower reads must be below this).
 const LIMITS: [(usize, f64); 3] = [(0, 0.05), (3, 0.01), (6, 0.001)];
 
-pub(crate) fn plan(
-    args: &Act,
-    clients: &Clients,
-    admin: &str,
-    progress: Progress<'_>,
-) -> Result<Study, LabError> {
+pub(crate) fn plan(args: &Act, context: &Context, progress: Progress<'_>) -> Result<Study, LabError> {
     check_only(&args.common, NAMES)?;
     check_daemon(&args.common, &args.daemon)?;
     let needs = Needs {
@@ -47,7 +43,7 @@ pub(crate) fn plan(
         ..Needs::default()
     };
     check_before_making(&args.common, "--size", args.size, needs)?;
-    let served = Served::find(&args.daemon, clients, admin)?;
+    let served = Served::find(&args.daemon, context)?;
     let mut material = Material::one(&args.common.path, args.size, progress)?;
     material.served = served.map(Arc::new);
     let length = material.length_bytes();

@@ -1,12 +1,13 @@
 //! `flip`: the same load on a running daemon, under each of its backends in turn, and a sentence on which one
 //! serves it best. The daemon's previous backend is restored.
 
+use crate::Context;
 use crate::args::FlipArgs;
 use crate::error::LabError;
 use crate::material::Material;
 use crate::report::Report;
 use crate::sample::{Of, Sample, reads_per_second};
-use crate::served::{Clients, Flip, Items, OBJECTS_MAX, Served};
+use crate::served::{Flip, Items, OBJECTS_MAX, Served};
 use crate::setup::{Amount, Heat, Setup, Shape};
 use crate::stats::Verdict;
 use crate::study::{About, Cell, Measure, Once, Row, Rows, Study, check_only, get, list, pair};
@@ -24,15 +25,15 @@ pub(crate) static ABOUT: About = About {
     judge,
 };
 
-pub(crate) fn plan(args: &FlipArgs, clients: &Clients, admin: &str) -> Result<Study, LabError> {
+pub(crate) fn plan(args: &FlipArgs, context: &Context) -> Result<Study, LabError> {
     let missing = || LabError::Usage("--server: this study needs a running daemon, and --dataset".to_owned());
     let mut material = Material::found(&args.common.path)?;
     let backends = Backend::ALL.map(Backend::as_str).join(" ");
     check_only(&args.common, &backends)?;
     let mut study = Study::new(&ABOUT, &args.common, &backends, Vec::new(), Vec::new());
-    let mut served = Served::find(&args.daemon, clients, admin)?.ok_or_else(missing)?;
+    let mut served = Served::find(&args.daemon, context)?.ok_or_else(missing)?;
     let count = load(&mut served, args.trace.as_deref())?;
-    let flip = Flip::prepare(clients, admin, &served.dataset.name)?;
+    let flip = Flip::prepare(context, &served.dataset.name)?;
     if let (1, Some(file)) = (flip.files, material.files.first()) {
         // Part of a block at its end may not be served.
         let (all, rest) = (

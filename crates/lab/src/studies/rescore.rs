@@ -12,10 +12,10 @@ use crate::material::{Material, Progress, at_path, foreign};
 use crate::questions::Questions;
 use crate::report::{Claim, Report, series};
 use crate::sample::{Of, cpu_percent, reads_per_second, seconds};
-use crate::served::{Clients, Served};
+use crate::served::Served;
 use crate::setup::{Amount, Heat, Setup, Shape};
 use crate::study::{About, Needs, Row, Rows, Study, check_daemon, check_only, list, pair, texts};
-use crate::word;
+use crate::{Context, word};
 use ringfetch_client::{Dtype, Kind};
 use std::fs::File;
 use std::io::{self, BufWriter, Read as _, Write as _};
@@ -52,16 +52,11 @@ const NEEDS: Needs = Needs {
 const TARGET: f64 = 5.0;
 
 /// Makes the vectors if they are missing, and reads the candidates.
-fn material(
-    args: &Rescore,
-    clients: &Clients,
-    admin: &str,
-    progress: Progress<'_>,
-) -> Result<Material, LabError> {
+fn material(args: &Rescore, context: &Context, progress: Progress<'_>) -> Result<Material, LabError> {
     let name = format!("vectors-{}x{DIM}.f32", args.vectors);
     let bytes = args.vectors * VECTOR_BYTES;
     check_before_making(&args.common, "--vectors", bytes, NEEDS)?;
-    let served = Served::find(&args.daemon, clients, admin)?;
+    let served = Served::find(&args.daemon, context)?;
     let mut material = Material::made(&args.common.path, &name, ("--vectors", bytes), |part| {
         write(part, args.vectors, progress)
     })?;
@@ -128,15 +123,10 @@ fn write(part: &Path, count: u64, progress: Progress<'_>) -> io::Result<()> {
     out.into_inner()?.sync_all()
 }
 
-pub(crate) fn plan(
-    args: &Rescore,
-    clients: &Clients,
-    admin: &str,
-    progress: Progress<'_>,
-) -> Result<Study, LabError> {
+pub(crate) fn plan(args: &Rescore, context: &Context, progress: Progress<'_>) -> Result<Study, LabError> {
     check_only(&args.common, NAMES)?;
     check_daemon(&args.common, &args.daemon)?;
-    let material = material(args, clients, admin, progress)?;
+    let material = material(args, context, progress)?;
     let questions = material.questions.as_ref();
     let head = questions.map(|questions| questions.head.clone());
     let head = head.ok_or_else(|| LabError::Failed("no candidates".to_owned()))?;
