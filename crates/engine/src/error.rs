@@ -99,7 +99,7 @@ pub enum ReadError {
         std::io::Error::from_raw_os_error(*.errno)
     )]
     Device {
-        /// errno of the attempt.
+        /// errno of the attempt, as the page cache has it: EIO for those of the block layer.
         errno: i32,
         /// Offset of the item in the address space or the object.
         offset: u64,
@@ -272,6 +272,22 @@ impl ReadError {
 /// was interrupted again and again.
 pub fn is_temporary(errno: i32) -> bool {
     matches!(errno, libc::EAGAIN | libc::ENOMEM | libc::EINTR | libc::ECANCELED)
+}
+
+/// The errno of a failed read as the page cache has it, so that it does not depend on the kind of read: a direct read of a block
+/// device reports what the block layer does (`blk_errors` in block/blk-core.c; ENODATA for a bad sector), and the page cache
+/// EIO for all of these. ETIMEDOUT stays: network file systems report it for either kind of read, and it says more.
+pub(crate) fn as_of_page_cache(errno: i32) -> i32 {
+    match errno {
+        libc::ENODATA
+        | libc::EREMOTEIO
+        | libc::ENOLINK
+        | libc::EILSEQ
+        | libc::EBADE
+        | libc::ETIME
+        | libc::ENODEV => libc::EIO,
+        other => other,
+    }
 }
 
 /// An item of a batch that could not be read.

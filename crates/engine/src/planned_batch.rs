@@ -9,7 +9,7 @@ use crate::batch::{Fetched, Item, Objects, file_of};
 use crate::buffer::PooledBuffer;
 use crate::config::BackendKind;
 use crate::dataset::{Dataset, HeldFile, OpenFile};
-use crate::error::{ItemError, ReadError};
+use crate::error::{ItemError, ReadError, as_of_page_cache};
 use crate::metrics::RESULT_ABANDONED;
 use crate::plan::{Piece, Place, Plan, PlannedRead};
 use crate::share::Charge;
@@ -206,7 +206,7 @@ impl PlannedBatch {
                 let (offset, length) = (item.offset, u64::from(item.length));
                 let error = match shortfall {
                     Shortfall::Errno(errno) => ReadError::Device {
-                        errno,
+                        errno: as_of_page_cache(errno),
                         offset,
                         length,
                     },

@@ -115,6 +115,31 @@ fn a_device_error_is_the_items_own() {
     harness.finish();
 }
 
+fn a_device_error_is_eio_however_it_is_read() {
+    // Scenario: a read fails with an errno of the block layer, as direct reads do: of a bad sector with ENODATA. The page cache
+    // reports EIO for each (TRAPS 17). Expectation: EIO.
+    let (harness, control, dataset, _) = Harness::simulated(10_000, 1);
+    let of_block_layer = [
+        libc::ENODATA,
+        libc::EREMOTEIO,
+        libc::ENOLINK,
+        libc::EILSEQ,
+        libc::EBADE,
+        libc::ETIME,
+        libc::ENODEV,
+    ];
+    for errno in of_block_layer {
+        control.set_faults(FaultPlan::script(&[Fault::Errno(errno)]));
+        let answer = harness.fetch_outside(ranges_of(&dataset, &[(5, 5000)]), SubmitOptions::default());
+        assert_answer(
+            &answer.expect("an answer"),
+            &expected(&[Err(device(libc::EIO, 5, 5000))]),
+            &format!("errno {errno}"),
+        );
+    }
+    harness.finish();
+}
+
 fn a_failed_merged_read_is_tried_item_by_item() {
     // Scenario: ten blocks in a row, read in one; that read fails, and the reads that replace it succeed, or
     // one of them fails too. Expectation: all blocks; all but that one.
@@ -511,6 +536,7 @@ pub(crate) fn tests() -> Vec<Test> {
             a_read_that_arrives_byte_by_byte,
             interrupted_attempts_are_made_again,
             a_device_error_is_the_items_own,
+            a_device_error_is_eio_however_it_is_read,
             a_failed_merged_read_is_tried_item_by_item,
             items_that_share_bytes_do_not_spoil_each_other,
             an_early_end_of_file_is_truncation,
