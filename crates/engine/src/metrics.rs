@@ -197,7 +197,8 @@ pub(crate) struct ShardMetrics {
     /// Reads in flight, and how many of them have stalled on disks that hang.
     pub(crate) in_flight: AtomicU32,
     pub(crate) stalled: AtomicU32,
-    /// Reads accepted, and neither started nor joined to another one. Submitters add, the shard subtracts.
+    /// Reads accepted and not started, with those that have joined another one and wait for its bytes. Submitters add, the shard
+    /// subtracts, and adds the reads into which a failed one is split.
     pub(crate) queued: AtomicI64,
     pub(crate) device_reads: AtomicU64,
     pub(crate) device_bytes: AtomicU64,
