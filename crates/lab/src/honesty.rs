@@ -207,14 +207,10 @@ mod tests {
         let directory = scratch();
         let file = directory.path().join("file");
         fs::write(&file, "").unwrap();
-        let needs = Needs {
-            larger_than_memory: true,
-            ..Needs::default()
-        };
         let check = |path: &std::path::Path, more: &[&str]| {
             let words = ["lab", "--path", path.to_str().unwrap()];
             let line = Line::parse_from(words.iter().chain(more));
-            check_before_making(&line.common, "--size", 1 << 20, needs)
+            check_before_making(&line.common, "--size", 1 << 20, Needs::COLD)
         };
         let refused = check(directory.path(), &[]).unwrap_err().to_string();
         assert!(

@@ -77,6 +77,15 @@ pub(crate) struct Needs {
     pub(crate) warm_option: &'static str,
 }
 
+impl Needs {
+    /// Only cold reads.
+    pub(crate) const COLD: Self = Self {
+        larger_than_memory: true,
+        warm_bytes: 0,
+        warm_option: "",
+    };
+}
+
 /// Runs a setup once per call.
 pub(crate) type Once<'a> = &'a mut dyn FnMut(Setup) -> Result<Sample, String>;
 

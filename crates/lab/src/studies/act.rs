@@ -38,11 +38,7 @@ const LIMITS: [(usize, f64); 3] = [(0, 0.05), (3, 0.01), (6, 0.001)];
 pub(crate) fn plan(args: &Act, context: &Context, progress: Progress<'_>) -> Result<Study, LabError> {
     check_only(&args.common, NAMES)?;
     check_daemon(&args.common, &args.daemon)?;
-    let needs = Needs {
-        larger_than_memory: true,
-        ..Needs::default()
-    };
-    check_before_making(&args.common, "--size", args.size, needs)?;
+    check_before_making(&args.common, "--size", args.size, Needs::COLD)?;
     let served = Served::find(&args.daemon, context)?;
     let mut material = Material::one(&args.common.path, args.size, progress)?;
     material.served = served.map(Arc::new);
@@ -67,7 +63,7 @@ pub(crate) fn plan(args: &Act, context: &Context, progress: Progress<'_>) -> Res
     ];
     settings.extend(Served::settings_of(served));
     let mut study = Study::new(&ABOUT, &args.common, NAMES, settings, vec![material]);
-    study.needs = needs;
+    study.needs = Needs::COLD;
     study.measure = Measure::Highest(Search {
         hold: args.hold,
         step: args.step,

@@ -34,11 +34,7 @@ pub(crate) fn plan(args: &BlockSize, progress: Progress<'_>) -> Result<Study, La
     if args.largest < PAGE_BYTES {
         return Err(LabError::Usage("--largest: at least 4KiB".to_owned()));
     }
-    let needs = Needs {
-        larger_than_memory: true,
-        ..Needs::default()
-    };
-    check_before_making(&args.common, "--size", args.blocks.size, needs)?;
+    check_before_making(&args.common, "--size", args.blocks.size, Needs::COLD)?;
     let material = Material::one(&args.common.path, args.blocks.size, progress)?;
     let length = material.length_bytes();
     let device = material.place.device.as_ref();
@@ -54,7 +50,7 @@ pub(crate) fn plan(args: &BlockSize, progress: Progress<'_>) -> Result<Study, La
         pair("step", format_duration(args.blocks.step)),
     ];
     let mut study = Study::new(&ABOUT, &args.common, NAMES, settings, vec![material]);
-    study.needs = needs;
+    study.needs = Needs::COLD;
     for bytes in small {
         let why = format!("below the device's blocks of {logical} bytes");
         study.left_out.push(format!("blocks of {bytes} bytes: {why}"));

@@ -43,11 +43,6 @@ const PUBLISHED: [Published; 3] = [
     ("1", "8", [4000.0, 200.0, 12.0], [2000.0, 90.0, 43.0]),
     ("4", "8", [7000.0, 100.0, 30.0], [2300.0, 50.0, 145.0]),
 ];
-const NEEDS: Needs = Needs {
-    larger_than_memory: true,
-    warm_bytes: 0,
-    warm_option: "",
-};
 /// Through the daemon, at most 1/5 of the time of plain mmap in process.
 const TARGET: f64 = 5.0;
 
@@ -55,7 +50,7 @@ const TARGET: f64 = 5.0;
 fn material(args: &Rescore, context: &Context, progress: Progress<'_>) -> Result<Material, LabError> {
     let name = format!("vectors-{}x{DIM}.f32", args.vectors);
     let bytes = args.vectors * VECTOR_BYTES;
-    check_before_making(&args.common, "--vectors", bytes, NEEDS)?;
+    check_before_making(&args.common, "--vectors", bytes, Needs::COLD)?;
     let served = Served::find(&args.daemon, context)?;
     let mut material = Material::made(&args.common.path, &name, ("--vectors", bytes), |part| {
         write(part, args.vectors, progress)
@@ -144,7 +139,7 @@ pub(crate) fn plan(args: &Rescore, context: &Context, progress: Progress<'_>) ->
     ];
     settings.extend(Served::settings_of(material.served.as_deref()));
     let mut study = Study::new(&ABOUT, &args.common, NAMES, settings, vec![material]);
-    study.needs = NEEDS;
+    study.needs = Needs::COLD;
     let heat = if args.buffered { Heat::Cold } else { Heat::Direct };
     let axes = [
         ("strategy", study.chosen.clone()),
