@@ -16,49 +16,29 @@ pub(super) fn print(report: &Report, json: bool) -> Result<(), Failure> {
     sink::print(json, report, |out| write(report, out))
 }
 
-/// A file that a flag names, opened before anything is sent: a path that cannot be written costs no run. What is there
-/// stays until there is a result.
+/// The file of `--hgrm`, opened before anything is sent: a path that cannot be written costs no run. What is there stays
+/// until there is a result.
 #[derive(Debug)]
-struct Output {
-    flag: &'static str,
-    part: PartFile,
-}
-
-impl Output {
-    fn create(flag: &'static str, path: &Path) -> Result<Self, Failure> {
-        let part = PartFile::beside(path).map_err(|error| failed(flag, path, &error))?;
-        Ok(Self { flag, part })
-    }
-
-    fn write(self, text: &[u8]) -> Result<(), Failure> {
-        let Self { flag, mut part } = self;
-        let path = part.path().to_owned();
-        let written = part.write_all(text).and_then(|()| part.finish());
-        written.map_err(|error| failed(flag, &path, &error))
-    }
-}
-
-fn failed(flag: &str, path: &Path, error: &io::Error) -> Failure {
-    Failure::Failed(format!("{flag} {}: {error}", path.display()))
-}
-
-/// The file of `--hgrm`.
-#[derive(Debug)]
-pub(super) struct Hgrm(Option<Output>);
+pub(super) struct Hgrm(Option<PartFile>);
 
 impl Hgrm {
     pub(super) fn create(path: Option<&Path>) -> Result<Self, Failure> {
-        path.map(|path| Output::create("--hgrm", path))
-            .transpose()
-            .map(Self)
+        let part = path.map(|path| PartFile::beside(path).map_err(|error| failed(path, &error)));
+        part.transpose().map(Self)
     }
 
     pub(super) fn write(self, report: &Report) -> Result<(), Failure> {
-        let Some(output) = self.0 else { return Ok(()) };
+        let Some(mut part) = self.0 else { return Ok(()) };
+        let path = part.path().to_owned();
         let mut text = Vec::new();
         report.latency().write_hgrm(&mut text)?;
-        output.write(&text)
+        let written = part.write_all(&text).and_then(|()| part.finish());
+        written.map_err(|error| failed(&path, &error))
     }
+}
+
+fn failed(path: &Path, error: &io::Error) -> Failure {
+    Failure::Failed(format!("--hgrm {}: {error}", path.display()))
 }
 
 fn write(report: &Report, out: &mut dyn Write) -> io::Result<()> {
