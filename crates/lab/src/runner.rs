@@ -269,6 +269,7 @@ mod tests {
     use crate::study::{About, Measure, Needs, pair};
     use indicatif::{ProgressDrawTarget, TermLike};
     use std::io;
+    use std::path::Path;
     use std::sync::atomic::AtomicU32;
     use std::sync::{Mutex, PoisonError};
     use std::time::{Duration, Instant};
@@ -367,6 +368,29 @@ mod tests {
         (directory, study)
     }
 
+    const fn strategy(name: &'static str, run: fn(&Arc<Job>) -> Result<(), String>) -> Strategy {
+        Strategy {
+            name,
+            about: "",
+            depth_max: 4,
+            run: Run::Own(run),
+        }
+    }
+
+    /// Cold reads of pages at a depth.
+    fn cell(strategy: &'static Strategy, amount: Amount, depth: usize) -> Cell {
+        Cell {
+            key: vec![pair("depth", depth)],
+            strategy,
+            setup: Setup::new(Heat::Cold, Shape::random(4096, 4 << 20), amount, depth),
+        }
+    }
+
+    fn journal(directory: Option<&Path>, resume: bool) -> Journal {
+        let header = Header::new(Vec::new(), String::new(), String::new(), Vec::new());
+        Journal::open("--out", directory, header, resume).unwrap()
+    }
+
     fn runner<'a>(stop: &'a Arc<AtomicBool>, bar: &'a ProgressBar) -> Runner<'a> {
         Runner {
             repetitions: 1,
@@ -379,12 +403,7 @@ mod tests {
     #[test]
     fn the_runs_of_a_step_read_other_places() {
         // Scenario: two steps of `act`, each a search of one run and the hold. Expected: none begins where another did.
-        static NOTED: Strategy = Strategy {
-            name: "noted",
-            about: "",
-            depth_max: 1,
-            run: Run::Own(noted),
-        };
+        static NOTED: Strategy = strategy("noted", noted);
         let time = Duration::from_millis(1);
         let amount = Amount::At { per_second: 1, time };
         let cell = Cell {
@@ -428,20 +447,10 @@ mod tests {
     fn a_cell_that_fails_keeps_its_row_without_samples() {
         // Scenario: depths 2 and 4, of which the second fails. Expected: two rows, one of them without samples, the reason; the
         // report has the other one only.
-        static SHALLOW: Strategy = Strategy {
-            name: "shallow",
-            about: "",
-            depth_max: 4,
-            run: Run::Own(shallow),
-        };
-        let cell = |depth: usize| Cell {
-            key: vec![pair("depth", depth)],
-            strategy: &SHALLOW,
-            setup: Setup::new(Heat::Cold, Shape::random(4096, 4 << 20), Amount::Reads(1), depth),
-        };
-        let (_directory, mut study) = study([2, 4].map(cell).to_vec(), Measure::Once);
-        let header = Header::new(Vec::new(), String::new(), String::new(), Vec::new());
-        let mut journal = Journal::open("--out", None, header, false).unwrap();
+        static SHALLOW: Strategy = strategy("shallow", shallow);
+        let cells = [2, 4].map(|depth| cell(&SHALLOW, Amount::Reads(1), depth));
+        let (_directory, mut study) = study(cells.to_vec(), Measure::Once);
+        let mut journal = journal(None, false);
         let (stop, bar) = (Arc::default(), ProgressBar::hidden());
         let rows = runner(&stop, &bar).run(&mut study, &mut journal).unwrap();
         let samples: Vec<usize> = rows.0.iter().map(|row| row.samples.len()).collect();
@@ -465,23 +474,13 @@ mod tests {
     fn a_resumed_run_knows_what_has_failed() {
         // Scenario: a cell that fails in the second of three repetitions; the run is resumed after that, when it would not
         // fail. Expected: the cell is left out both times, with the same reason, and not tried again.
-        static WEAK_ONCE: Strategy = Strategy {
-            name: "weak",
-            about: "",
-            depth_max: 1,
-            run: Run::Own(weak),
-        };
-        let cell = Cell {
-            key: vec![pair("depth", 1)],
-            strategy: &WEAK_ONCE,
-            setup: Setup::new(Heat::Cold, Shape::random(4096, 4 << 20), Amount::Reads(1), 1),
-        };
+        static WEAK_ONCE: Strategy = strategy("weak", weak);
+        let cell = cell(&WEAK_ONCE, Amount::Reads(1), 1);
         let out = scratch();
         let (stop, bar) = (Arc::default(), ProgressBar::hidden());
         for (resume, repetitions) in [(false, 2), (true, 3)] {
             let (_directory, mut study) = study(vec![cell.clone()], Measure::Once);
-            let header = Header::new(Vec::new(), String::new(), String::new(), Vec::new());
-            let mut journal = Journal::open("--out", Some(out.path()), header, resume).unwrap();
+            let mut journal = journal(Some(out.path()), resume);
             let runner = Runner {
                 repetitions,
                 ..runner(&stop, &bar)
@@ -506,12 +505,7 @@ mod tests {
     fn the_steps_of_a_resumed_row_last_as_long_as_before() {
         // Scenario: a run that is stopped after the first step of two cells; resumed when its plan has longer steps, since
         // part of its time is over. Expected: the other steps, of the other cell too, take as long as the first.
-        static TIMED: Strategy = Strategy {
-            name: "timed",
-            about: "",
-            depth_max: 2,
-            run: Run::Own(timed),
-        };
+        static TIMED: Strategy = strategy("timed", timed);
         let out = scratch();
         let (stop, bar) = (Arc::default(), ProgressBar::hidden());
         let short = Amount::For(Duration::from_millis(10));
@@ -519,15 +513,9 @@ mod tests {
             (false, short, &[2][..]),
             (true, Amount::For(Duration::from_secs(60)), &[1, 2]),
         ] {
-            let cell = |depth: &usize| Cell {
-                key: vec![pair("depth", depth)],
-                strategy: &TIMED,
-                setup: Setup::new(Heat::Cold, Shape::random(4096, 4 << 20), amount, *depth),
-            };
-            let cells = depths.iter().map(cell).collect();
+            let cells = depths.iter().map(|depth| cell(&TIMED, amount, *depth)).collect();
             let (_directory, mut study) = study(cells, Measure::Once);
-            let header = Header::new(Vec::new(), String::new(), String::new(), Vec::new());
-            let mut journal = Journal::open("--out", Some(out.path()), header, resume).unwrap();
+            let mut journal = journal(Some(out.path()), resume);
             let repetitions = if resume { 2 } else { 1 };
             let runner = Runner {
                 repetitions,
@@ -554,12 +542,7 @@ mod tests {
     fn a_block_that_is_refused_leaves_out_no_other_one() {
         // Scenario: direct reads of 512 bytes, which a file system refuses, and of 1 to 3 pages. Expected: the first is left
         // out, with the reason.
-        static PAGES: Strategy = Strategy {
-            name: "pages",
-            about: "",
-            depth_max: 1,
-            run: Run::Own(of_whole_pages),
-        };
+        static PAGES: Strategy = strategy("pages", of_whole_pages);
         let cell = |block_bytes: usize| Cell {
             key: Vec::new(),
             strategy: &PAGES,
