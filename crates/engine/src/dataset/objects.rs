@@ -11,7 +11,7 @@ use super::identity::Identity;
 use super::open::{ErrorContext, file_problem, refusal_reason};
 use super::{DirectFacts, ObjectEntry, OpenError, listing, reaper};
 use crate::config::DirectIo;
-use crate::error::{ReadError, Resource};
+use crate::error::{ReadError, Resource, as_of_page_cache};
 use crate::sync::lock;
 use lru::LruCache;
 use rustix::io::Errno;
@@ -393,26 +393,17 @@ fn is_out_of_descriptors(error: &std::io::Error) -> bool {
 
 fn read_error(name: &str, error: FileError) -> ReadError {
     let name = name.to_owned();
-    match error {
-        FileError::NotAFile(_) => ReadError::ObjectNotFound { name },
-        FileError::Open(error) | FileError::TrialRead(error) => {
-            match error.raw_os_error().map(Errno::from_raw_os_error) {
-                Some(errno) if is_absent(errno) => ReadError::ObjectNotFound { name },
-                Some(errno) => ReadError::ObjectUnreadable {
-                    name,
-                    errno: errno.raw_os_error(),
-                },
-                None => ReadError::ObjectUnreadable {
-                    name,
-                    errno: Errno::IO.raw_os_error(),
-                },
-            }
+    let errno = |error: std::io::Error| error.raw_os_error().unwrap_or(libc::EIO);
+    let errno = match error {
+        FileError::NotAFile(_) => return ReadError::ObjectNotFound { name },
+        FileError::Open(error) if Errno::from_io_error(&error).is_some_and(is_absent) => {
+            return ReadError::ObjectNotFound { name };
         }
-        FileError::DirectRefused(_) => ReadError::ObjectUnreadable {
-            name,
-            errno: Errno::INVAL.raw_os_error(),
-        },
-    }
+        FileError::Open(error) => errno(error),
+        FileError::TrialRead(error) => as_of_page_cache(errno(error)),
+        FileError::DirectRefused(_) => libc::EINVAL,
+    };
+    ReadError::ObjectUnreadable { name, errno }
 }
 
 #[cfg(test)]

@@ -546,3 +546,17 @@ fn what_gives_way_is_closed_by_the_reaper() {
     reaper::tests::expect_reaped(&told, FILES / 2);
     assert_eq!(objects.lock().len(), FILES / 2);
 }
+
+/// The trial read of an object fails because its disk is offline, or a sector bad. Expectation: it cannot be read, with the
+/// errno of any failed read, and is not said to be absent, as what cannot be opened for want of a device is.
+#[test]
+fn an_object_on_a_failed_disk_is_not_absent() {
+    for errno in [Errno::NODEV, Errno::NODATA, Errno::IO] {
+        let error = read_error("o", FileError::TrialRead(errno.into()));
+        let name = "o".to_owned();
+        let errno = libc::EIO;
+        assert_eq!(error, ReadError::ObjectUnreadable { name, errno });
+    }
+    let error = read_error("o", FileError::Open(Errno::NODEV.into()));
+    assert_eq!(error, not_found("o"));
+}
