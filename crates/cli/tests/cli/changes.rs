@@ -1,11 +1,12 @@
 //! `ringfetch backend` and `ringfetch reload`: output and exit codes.
 
+use crate::connections::listen;
 use crate::flaw::Flaw;
 use crate::server::{start, start_with};
 use crate::{assert_fields, failure, stdout};
 use serde_json::json;
 use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::sync::mpsc::channel;
 
 #[test]
@@ -103,23 +104,17 @@ fn a_reload_may_take_as_long_as_a_daemon_waits_for_file_systems() {
 
 /// Takes each request, and hangs up without an answer.
 fn start_silent() -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    std::thread::spawn(move || {
-        for connection in listener.incoming() {
-            let mut connection = connection.unwrap();
-            // Empty SETTINGS; then the preface, and frames up to the request's DATA (RFC 9113).
-            connection.write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0]).unwrap();
-            connection.read_exact(&mut [0; 24]).unwrap();
-            let mut head = [0; 9];
-            while head[3] != 0 || head[8] == 0 {
-                connection.read_exact(&mut head).unwrap();
-                let length = usize::from(head[1]) << 8 | usize::from(head[2]);
-                connection.read_exact(&mut vec![0; length]).unwrap();
-            }
+    listen(|_, mut connection| {
+        // Empty SETTINGS; then the preface, and frames up to the request's DATA (RFC 9113).
+        connection.write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0]).unwrap();
+        connection.read_exact(&mut [0; 24]).unwrap();
+        let mut head = [0; 9];
+        while head[3] != 0 || head[8] == 0 {
+            connection.read_exact(&mut head).unwrap();
+            let length = usize::from(head[1]) << 8 | usize::from(head[2]);
+            connection.read_exact(&mut vec![0; length]).unwrap();
         }
-    });
-    address
+    })
 }
 
 #[test]

@@ -1,10 +1,11 @@
 //! The HTTP side of the fake daemon: HTTP/1.1 with keep-alive, one thread per connection, the same data as
 //! the gRPC side, and a metrics page that counts its own reads. Only what `ringfetch load` uses.
 
+use crate::connections::listen;
 use crate::server::{Item, Server};
 use serde_json::{Value, json};
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -41,16 +42,11 @@ pub(crate) fn start_without_metrics() -> SocketAddr {
 }
 
 fn start_with(authorization: Option<&'static str>, metrics: Metrics) -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
     let reads = Arc::new(AtomicU64::new(0));
-    std::thread::spawn(move || {
-        for connection in listener.incoming() {
-            let reads = Arc::clone(&reads);
-            std::thread::spawn(move || serve(connection.unwrap(), &reads, authorization, metrics));
-        }
-    });
-    address
+    listen(move |_, connection| {
+        let reads = Arc::clone(&reads);
+        std::thread::spawn(move || serve(connection, &reads, authorization, metrics));
+    })
 }
 
 fn serve(connection: TcpStream, reads: &AtomicU64, authorization: Option<&str>, metrics: Metrics) {

@@ -1,5 +1,6 @@
 //! `load --step-to-knee`.
 
+use crate::connections::listen;
 use crate::flaw::Flaw;
 use crate::load::number;
 use crate::server::start;
@@ -7,7 +8,6 @@ use crate::{command, json, json_with};
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::net::TcpListener;
 use std::process::Stdio;
 use std::sync::mpsc;
 
@@ -41,27 +41,22 @@ fn a_signal_between_two_steps_ends_the_search() {
     // Scenario: SIGTERM while the counters are read after the first step: before it, at its begin and at its end they are
     // read once each. Expected: no step is measured in full after that, and the first one is reported.
     let server = start(Flaw::NONE);
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let http = listener.local_addr().unwrap();
     let (reached, at_end) = mpsc::channel();
     let (resume, resumed) = mpsc::channel::<()>();
-    std::thread::spawn(move || {
-        for (read, connection) in listener.incoming().enumerate() {
-            let mut connection = connection.unwrap();
-            let mut head = BufReader::new(&connection).lines();
-            while !head.next().unwrap().unwrap().is_empty() {}
-            if read == 2 {
-                reached.send(()).unwrap();
-                resumed.recv().unwrap();
-            }
-            let page = "ringfetch_build_info{version=\"0\"} 1\n";
-            let length = page.len();
-            // Nobody waits for what was asked for before the signal.
-            let _ = write!(
-                connection,
-                "HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n{page}"
-            );
+    let http = listen(move |read, mut connection| {
+        let mut head = BufReader::new(&connection).lines();
+        while !head.next().unwrap().unwrap().is_empty() {}
+        if read == 2 {
+            reached.send(()).unwrap();
+            resumed.recv().unwrap();
         }
+        let page = "ringfetch_build_info{version=\"0\"} 1\n";
+        let length = page.len();
+        // Nobody waits for what was asked for before the signal.
+        let _ = write!(
+            connection,
+            "HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n{page}"
+        );
     });
     let run = "--json load --dataset blocks --batch 1 --seconds 1 --warmup-seconds 0 --rate 2 --step-to-knee";
     let mut run = command(

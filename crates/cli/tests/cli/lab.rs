@@ -1,13 +1,14 @@
 //! `ringfetch lab`: how a study asks a daemon, and what it refuses.
 
+use crate::connections::{forward, listen};
 use crate::flaw::Flaw;
 use crate::server::{REPLACED, start};
 use crate::{failure, stdout, word};
 use serde_json::Value;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::fs;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::{fs, io, thread};
 
 #[test]
 fn act_measures_no_daemon_that_serves_another_file() {
@@ -37,20 +38,11 @@ fn act_measures_no_daemon_that_serves_another_file() {
 
 /// Forwards connections to a server, and counts them.
 fn counted(server: SocketAddr) -> (SocketAddr, Arc<AtomicUsize>) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let (address, count) = (listener.local_addr().unwrap(), Arc::<AtomicUsize>::default());
+    let count = Arc::<AtomicUsize>::default();
     let counter = Arc::clone(&count);
-    thread::spawn(move || {
-        for client in listener.incoming() {
-            counter.fetch_add(1, Ordering::Relaxed);
-            let (client, server) = (client.unwrap(), TcpStream::connect(server).unwrap());
-            for (mut from, mut to) in [
-                (client.try_clone().unwrap(), server.try_clone().unwrap()),
-                (server, client),
-            ] {
-                thread::spawn(move || io::copy(&mut from, &mut to));
-            }
-        }
+    let address = listen(move |_, client| {
+        counter.fetch_add(1, Ordering::Relaxed);
+        forward(client, server);
     });
     (address, count)
 }

@@ -1,11 +1,12 @@
 //! `ringfetch load` as people run it.
 
+use crate::connections::listen;
 use crate::flaw::Flaw;
 use crate::server::start;
 use crate::{assert_fields, failure, http, json, json_with, program, ringfetch, stdout, word};
 use serde_json::{Value, json as value};
 use std::io::{Read as _, Write as _};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
@@ -458,55 +459,41 @@ pub(crate) fn end_once(
     server: SocketAddr,
     end: impl Fn(usize, TcpStream, TcpStream) + Clone + Send + 'static,
 ) -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    std::thread::spawn(move || {
-        for (number, client) in listener.incoming().enumerate() {
-            let (client, server) = (client.unwrap(), TcpStream::connect(server).unwrap());
-            let (mut from_client, mut to_server) = (client.try_clone().unwrap(), server.try_clone().unwrap());
-            let end = end.clone();
-            std::thread::spawn(move || std::io::copy(&mut from_client, &mut to_server));
-            std::thread::spawn(move || {
-                let limit = if number == 1 { 300_000 } else { u64::MAX };
-                let _ = std::io::copy(&mut (&server).take(limit), &mut &client);
-                end(number, client, server);
-            });
-        }
-    });
-    address
+    listen(move |number, client| {
+        let server = TcpStream::connect(server).unwrap();
+        let (mut from_client, mut to_server) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+        let end = end.clone();
+        std::thread::spawn(move || std::io::copy(&mut from_client, &mut to_server));
+        std::thread::spawn(move || {
+            let limit = if number == 1 { 300_000 } else { u64::MAX };
+            let _ = std::io::copy(&mut (&server).take(limit), &mut &client);
+            end(number, client, server);
+        });
+    })
 }
 
 /// Forwards connections to a server until this many bytes of responses have passed, and then closes them all.
 fn cut_all(server: SocketAddr, bytes: u64) -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
     let left = Arc::new(AtomicU64::new(bytes));
-    std::thread::spawn(move || {
-        for client in listener.incoming() {
-            let (client, server, left) = (
-                client.unwrap(),
-                TcpStream::connect(server).unwrap(),
-                Arc::clone(&left),
-            );
-            let (mut from_client, mut to_server) = (client.try_clone().unwrap(), server.try_clone().unwrap());
-            std::thread::spawn(move || std::io::copy(&mut from_client, &mut to_server));
-            std::thread::spawn(move || {
-                let mut part = [0; 4096];
-                while let Ok(length @ 1..) = (&server).read(&mut part) {
-                    let taken = u64::try_from(length).unwrap();
-                    let enough = left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
-                        left.checked_sub(taken)
-                    });
-                    if enough.is_err() || (&client).write_all(&part[..length]).is_err() {
-                        left.store(0, Ordering::Relaxed);
-                        break;
-                    }
+    listen(move |_, client| {
+        let (server, left) = (TcpStream::connect(server).unwrap(), Arc::clone(&left));
+        let (mut from_client, mut to_server) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+        std::thread::spawn(move || std::io::copy(&mut from_client, &mut to_server));
+        std::thread::spawn(move || {
+            let mut part = [0; 4096];
+            while let Ok(length @ 1..) = (&server).read(&mut part) {
+                let taken = u64::try_from(length).unwrap();
+                let enough = left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
+                    left.checked_sub(taken)
+                });
+                if enough.is_err() || (&client).write_all(&part[..length]).is_err() {
+                    left.store(0, Ordering::Relaxed);
+                    break;
                 }
-                let _ = (client.shutdown(Shutdown::Both), server.shutdown(Shutdown::Both));
-            });
-        }
-    });
-    address
+            }
+            let _ = (client.shutdown(Shutdown::Both), server.shutdown(Shutdown::Both));
+        });
+    })
 }
 
 #[test]

@@ -6,6 +6,7 @@
 
 mod calibrate;
 mod changes;
+mod connections;
 mod dataset;
 mod doctor;
 mod flaw;

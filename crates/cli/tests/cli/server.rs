@@ -3,6 +3,7 @@
 
 mod admin;
 
+use crate::connections::serve;
 use crate::flaw::Flaw;
 use ringfetch_engine::dataset::Dtype;
 use ringfetch_pattern as pattern;
@@ -67,29 +68,19 @@ pub(crate) fn start_with(
     flaw: Flaw,
 ) -> SocketAddr {
     let server = Server(flaw);
-    let (address, started) = std::sync::mpsc::channel();
-    std::thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
+    serve(async move |listener| {
+        tonic::transport::Server::builder()
+            .layer(InterceptorLayer::new(check))
+            .add_service(FetchServiceServer::new(server))
+            .add_service(DatasetServiceServer::new(server))
+            .add_service(AdminServiceServer::new(server))
+            .serve_with_incoming(TcpListenerStream::new(listener).map(|connection| {
+                // Otherwise a response of several writes waits 40 ms for an acknowledgement.
+                connection.and_then(|connection| connection.set_nodelay(true).map(|()| connection))
+            }))
+            .await
             .unwrap();
-        runtime.block_on(async {
-            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-            address.send(listener.local_addr().unwrap()).unwrap();
-            tonic::transport::Server::builder()
-                .layer(InterceptorLayer::new(check))
-                .add_service(FetchServiceServer::new(server))
-                .add_service(DatasetServiceServer::new(server))
-                .add_service(AdminServiceServer::new(server))
-                .serve_with_incoming(TcpListenerStream::new(listener).map(|connection| {
-                    // Otherwise a response of several writes waits 40 ms for an acknowledgement.
-                    connection.and_then(|connection| connection.set_nodelay(true).map(|()| connection))
-                }))
-                .await
-                .unwrap();
-        });
-    });
-    started.recv().unwrap()
+    })
 }
 
 /// A dataset of 5 MiB that no listing has, and that is replaced after each request.

@@ -1,5 +1,6 @@
 //! Commands that are stopped, or whose daemon is.
 
+use crate::connections::{forward, listen};
 use crate::flaw::Flaw;
 use crate::load::{end_once, number};
 use crate::server::{LONG_OBJECT, start};
@@ -28,19 +29,25 @@ fn signals_end_a_run_early_and_it_is_reported() {
     }
 }
 
-#[test]
-fn a_second_signal_waits_for_no_request() {
-    // Scenario: a server that stops answering; two different signals, since equal ones may be one, while
-    // requests are in flight. Expected: the run ends with exit code 1, one line that says why, and no report,
-    // long before --timeout.
+/// As a server that stops in the middle of a response on connection 1; and when it has.
+fn stalling(server: SocketAddr) -> (SocketAddr, Receiver<()>) {
     let (stalled, is_stalled) = channel();
     // The connection is kept, and nothing more comes from it.
-    let stalling = end_once(start(Flaw::NONE), move |number, _client, _server| {
+    let stalling = end_once(server, move |number, _client, _server| {
         if number == 1 {
             stalled.send(()).unwrap();
             std::thread::park();
         }
     });
+    (stalling, is_stalled)
+}
+
+#[test]
+fn a_second_signal_waits_for_no_request() {
+    // Scenario: a server that stops answering; two different signals, since equal ones may be one, while
+    // requests are in flight. Expected: the run ends with exit code 1, one line that says why, and no report,
+    // long before --timeout.
+    let (stalling, is_stalled) = stalling(start(Flaw::NONE));
     let args = "--timeout 20s load --dataset blocks --batch 1 --seconds 600 --warmup-seconds 0";
     let run = started(&mut command(Some(stalling), args));
     is_stalled.recv().unwrap();
@@ -93,13 +100,7 @@ fn a_signal_waits_for_no_page_of_counters() {
 fn a_second_signal_waits_for_no_page_of_counters() {
     // Scenario: an HTTP port that stops answering at the start of the window, which a signal in the warm-up begins, with
     // requests in flight; another signal then. Expected: as without counters.
-    let (stalled, is_stalled) = channel();
-    let stalling = end_once(start(Flaw::NONE), move |number, _client, _server| {
-        if number == 1 {
-            stalled.send(()).unwrap();
-            std::thread::park();
-        }
-    });
+    let (stalling, is_stalled) = stalling(start(Flaw::NONE));
     let (http, is_silent) = silent_after(1);
     let args =
         format!("--timeout 20s load --dataset blocks --batch 1 --warmup-seconds 600 --http http://{http}");
@@ -119,25 +120,14 @@ fn a_second_signal_waits_for_no_page_of_counters() {
 
 /// The address of an HTTP server that answers this many connections, and the others, which it does not answer.
 fn silent_after(answered: usize) -> (SocketAddr, Receiver<TcpStream>) {
-    let (server, listener) = (http::start(), TcpListener::bind("127.0.0.1:0").unwrap());
-    let address = listener.local_addr().unwrap();
+    let server = http::start();
     let (silent, connections) = channel();
-    std::thread::spawn(move || {
-        for (number, client) in listener.incoming().enumerate() {
-            let client = client.unwrap();
-            if number >= answered {
-                // The test may be over.
-                let _ = silent.send(client);
-                continue;
-            }
-            let server = TcpStream::connect(server).unwrap();
-            for (mut from, mut to) in [
-                (client.try_clone().unwrap(), server.try_clone().unwrap()),
-                (server, client),
-            ] {
-                std::thread::spawn(move || std::io::copy(&mut from, &mut to));
-            }
+    let address = listen(move |number, client| {
+        if number < answered {
+            return forward(client, server);
         }
+        // The test may be over.
+        let _ = silent.send(client);
     });
     (address, connections)
 }
@@ -200,13 +190,7 @@ fn a_second_signal_waits_for_no_reader() {
         .open(&pipe)
         .unwrap();
     fill(&mut full);
-    let (stalled, is_stalled) = channel();
-    let stalling = end_once(server, move |number, _client, _server| {
-        if number == 1 {
-            stalled.send(()).unwrap();
-            std::thread::park();
-        }
-    });
+    let (stalling, is_stalled) = stalling(server);
     let load = "load --dataset blocks --batch 1 --warmup-seconds 0 --interval 0.01";
     for flag in ["--csv", "--hgrm", "stdout"] {
         let mut run = match flag {

@@ -1,5 +1,6 @@
 //! Commands over TLS: the fake daemon behind a TLS proxy.
 
+use crate::connections::serve;
 use crate::flaw::Flaw;
 use crate::server::start;
 use crate::{command, http, word};
@@ -7,7 +8,7 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair}
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::crypto::ring::default_provider;
 use tokio_rustls::rustls::pki_types::PrivateKeyDer;
@@ -65,33 +66,22 @@ fn door(of: Of, grpc: SocketAddr, http: SocketAddr, directory: &Path) -> SocketA
         .unwrap();
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     let acceptor = TlsAcceptor::from(Arc::new(config));
-    let (address, started) = std::sync::mpsc::channel();
-    std::thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .unwrap();
-        runtime.block_on(async {
-            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-            address.send(listener.local_addr().unwrap()).unwrap();
-            loop {
-                let (stream, _) = listener.accept().await.unwrap();
-                let acceptor = acceptor.clone();
-                tokio::spawn(async move {
-                    let Ok(mut stream) = acceptor.accept(stream).await else {
-                        return;
-                    };
-                    let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
-                    let mut behind = TcpStream::connect(if is_http2 { grpc } else { http })
-                        .await
-                        .unwrap();
-                    // Ends with either side.
-                    let _ended = tokio::io::copy_bidirectional(&mut stream, &mut behind).await;
-                });
-            }
-        });
-    });
-    started.recv().unwrap()
+    serve(async move |listener| {
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            let acceptor = acceptor.clone();
+            tokio::spawn(async move {
+                let Ok(mut stream) = acceptor.accept(stream).await else {
+                    return;
+                };
+                let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+                let behind = if is_http2 { grpc } else { http };
+                let mut behind = TcpStream::connect(behind).await.unwrap();
+                // Ends with either side.
+                let _ended = tokio::io::copy_bidirectional(&mut stream, &mut behind).await;
+            });
+        }
+    })
 }
 
 #[test]
