@@ -30,9 +30,7 @@ impl BackendKind {
             Self::Sim => "sim",
         }
     }
-}
 
-impl BackendKind {
     /// Whether it uses a ring.
     pub fn uses_ring(self) -> bool {
         matches!(self, Self::Uring | Self::Auto)

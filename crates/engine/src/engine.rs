@@ -380,11 +380,6 @@ impl Engine {
         (self.inner.arena.budget_bytes() / 4).clamp(1, 1 << 31)
     }
 
-    /// Most reads that a shard queues.
-    pub fn queued_reads_max(&self) -> u32 {
-        self.inner.config.queued_reads
-    }
-
     /// A new caller's account; `id` must be unique.
     pub fn caller_account(&self, id: u64) -> Arc<CallerAccount> {
         CallerAccount::new(id, self.inner.arena.budget(), &self.inner.reads)

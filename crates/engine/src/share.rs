@@ -284,9 +284,7 @@ impl Charge {
         };
         (first, self)
     }
-}
 
-impl Charge {
     fn give_back(&self, amount: u64) {
         let budget = match &self.of {
             Holder::Nobody(budget) => budget,

@@ -14,7 +14,7 @@ use std::task::{Context, Poll};
 /// it earlier).
 #[derive(Debug, Clone)]
 pub(crate) struct Attempt {
-    /// Chosen by the shard, below its queue depth, and returned in [`Completion`]. Unique among attempts in flight.
+    /// Chosen by the shard, below [`Backend::slots`], and returned in [`Completion`]. Unique among attempts in flight.
     pub(crate) slot: u32,
     /// What to read from. The attempt holds it, so the descriptor cannot be closed and reused under it.
     pub(crate) file: HeldFile,
@@ -48,8 +48,8 @@ pub(crate) enum ReadSource {
     PageCache,
 }
 
-/// Makes attempts. A shard drives exactly one backend, from one thread; it never has more attempts in flight than its
-/// queue depth.
+/// Makes attempts. A shard drives exactly one backend, from one thread; it never has more attempts in flight than
+/// [`Backend::slots`].
 pub(crate) trait Backend {
     /// Introduces files that will be read often and stay open until they are forgotten: those of a dataset's
     /// address space. Returns those that are to be forgotten, by [`OpenFile`]'s `id`.

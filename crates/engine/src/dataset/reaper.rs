@@ -21,7 +21,7 @@ pub(super) type Remains = Box<dyn Any + Send>;
 /// closing.
 const WAITING_MAX: usize = 8192;
 
-/// How long [`settle`] waits: closing a local file takes microseconds.
+/// How long [`settle`] waits: closing a local file takes a microsecond, half of a million half a second.
 const SETTLES_WITHIN: Duration = Duration::from_secs(1);
 /// Pause between attempts to send to a thread that has [`WAITING_MAX`] remains left.
 const PAUSE: Duration = Duration::from_millis(1);

@@ -5,7 +5,7 @@
 //! by hashing: a read is chained under the [`GRAIN_BYTES`] of the file in which it begins; longer reads are
 //! in a short list. Worked, grains of 32 KiB: 4 KiB at 100 KiB is searched among the reads that begin in
 //! grain 3 or 2, and then among the long ones, of which at most `IN_FLIGHT_BYTES_MAX / GRAIN_BYTES` = 64 are
-//! in flight.
+//! in flight, or 256 for a lone connection.
 
 use crate::plan::{Place, PlannedRead};
 use std::time::Instant;
@@ -192,7 +192,7 @@ impl InFlight {
     }
 
     pub(super) fn len(&self) -> u32 {
-        // Both are at most queue_depth, a u32.
+        // There are as many slots as `new` was given, a u32.
         u32::try_from(self.slots.len() - self.free.len()).unwrap_or(u32::MAX)
     }
 

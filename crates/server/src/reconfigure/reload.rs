@@ -237,7 +237,7 @@ impl Inner {
         if keeps_connection {
             changes.hold_back("limits.connection_bytes");
         }
-        if config.limits.items_per_request > engine.queued_reads_max() {
+        if config.limits.items_per_request > engine.config().queued_reads {
             config.limits.items_per_request = self.parts.fetcher.limits().items_per_request;
             changes.hold_back("limits.items_per_request");
         }
