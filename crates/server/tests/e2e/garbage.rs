@@ -92,6 +92,39 @@ async fn open(daemon: &Daemon, transport: &str) -> u64 {
     daemon.sum("ringfetch_connections", &labels).await - u64::from(transport == "http")
 }
 
+#[tokio::test]
+async fn what_is_no_request_has_the_status_that_the_handbook_names() {
+    // Scenario: heads that HTTP/1's parser refuses: a version that does not exist, a target, a header and a number of headers
+    // beyond the limits. Expectation: 400, and 431 for the others, and the connection is closed.
+    let daemon = plain_blocks(Setup::new("pread"), 1).0.start();
+    let long = "x".repeat(20_000);
+    for (head, status) in [
+        ("GET / HTTP/9.9\r\n\r\n".to_owned(), "400"),
+        (format!("GET /{long} HTTP/1.1\r\nhost: localhost\r\n\r\n"), "431"),
+        (
+            format!("GET / HTTP/1.1\r\nhost: localhost\r\nlong: {long}\r\n\r\n"),
+            "431",
+        ),
+        (
+            format!(
+                "GET / HTTP/1.1\r\nhost: localhost\r\n{}\r\n",
+                "a: b\r\n".repeat(200)
+            ),
+            "431",
+        ),
+    ] {
+        let mut stream = TcpStream::connect(daemon.http).await.expect("a connection");
+        stream.write_all(head.as_bytes()).await.expect("sent");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.expect("no reset");
+        assert!(
+            answer.starts_with(&format!("HTTP/1.1 {status} ")) && answer.contains("connection: close"),
+            "{head:.40}: {answer}"
+        );
+    }
+    daemon.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn garbage_ends_its_connection_and_nothing_else() {
     // Scenario: every port gets every volley, some of them concurrently, and then real requests. Expectation:
