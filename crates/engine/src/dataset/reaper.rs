@@ -237,7 +237,7 @@ pub(super) mod tests {
         let _alone = alone();
         // Scenario: the reaper is stuck, and has room for fewer remains than a dataset has files, when that is dropped.
         // Expectation: the reaper closes every file.
-        const FILES: usize = 100;
+        const FILES: usize = 400;
         let named = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(named.path(), [1]).unwrap();
         let spec = DatasetSpec {

@@ -13,8 +13,9 @@ use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::trace::v1::Span;
 use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
 use ringfetch_proto::v1::fetch_stream_request::Request;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
+use tokio::net::TcpSocket;
 
 const TRACE: u128 = 0x4bf9_2f35_77b3_4da6_a3ce_929d_0e0e_4736;
 const PARENT: u64 = 0x00f0_67aa_0ba9_02b7;
@@ -39,20 +40,28 @@ impl TraceService for Collector {
     }
 }
 
+/// A port of its own, at which nothing listens, and its address.
+fn unheard() -> (TcpSocket, SocketAddr) {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+    let address = socket.local_addr().unwrap();
+    (socket, address)
+}
+
 impl Collector {
-    async fn serve() -> (Self, SocketAddr) {
-        Self::serve_at("127.0.0.1:0").await
+    fn serve() -> (Self, SocketAddr) {
+        let (socket, address) = unheard();
+        (Self::serve_on(socket), address)
     }
 
-    async fn serve_at(address: &str) -> (Self, SocketAddr) {
+    fn serve_on(socket: TcpSocket) -> Self {
         let collector = Self::default();
-        let listener = tokio::net::TcpListener::bind(address).await.unwrap();
-        let address = listener.local_addr().unwrap();
+        let listener = socket.listen(16).unwrap();
         let service = TraceServiceServer::new(collector.clone());
         let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener);
         let server = tonic::transport::Server::builder().add_service(service);
         tokio::spawn(server.serve_with_incoming(incoming));
-        (collector, address)
+        collector
     }
 
     /// Waits for `count` spans; returns them by name.
@@ -86,7 +95,7 @@ async fn traced_requests_leave_spans_with_the_collector() {
     // Scenario: requests in a sampled trace (a call, a resource that does not exist, a stream of one
     // request), in one that is not sampled, and without a trace. Expectation: spans of the first, below their
     // client's span, that of the stream's request below the stream's; none of the others.
-    let (collector, address) = Collector::serve().await;
+    let (collector, address) = Collector::serve();
     let (setup, _) = plain_blocks(Setup::new(any_backend()), 16);
     let daemon = setup
         .set("tracing.otlp_endpoint", &format!("http://{address}"))
@@ -150,7 +159,7 @@ async fn traced_requests_leave_spans_with_the_collector() {
 async fn a_span_says_what_failed() {
     // Scenario: a batch one of whose items is past the end, and a batch of a dataset that does not exist.
     // Expectation: both spans have the status of an error; the first one's is not described by the code OK.
-    let (collector, address) = Collector::serve().await;
+    let (collector, address) = Collector::serve();
     let (setup, _) = plain_blocks(Setup::new(any_backend()), 16);
     let daemon = setup
         .set("tracing.otlp_endpoint", &format!("http://{address}"))
@@ -178,7 +187,7 @@ async fn a_span_says_what_failed() {
 async fn what_is_in_the_queue_is_sent_at_the_end() {
     // Scenario: with `sample: 1` a request without a trace, and the daemon stops. Expectation: its span, the
     // root of a trace.
-    let (collector, address) = Collector::serve().await;
+    let (collector, address) = Collector::serve();
     let (setup, _) = plain_blocks(Setup::new(any_backend()), 16);
     let setup = setup.set("tracing.otlp_endpoint", &format!("http://{address}"));
     let daemon = setup.set("tracing.sample", "1").start();
@@ -195,10 +204,8 @@ async fn a_collector_that_is_gone_costs_no_request() {
     // Scenario: nothing listens at the endpoint, then a collector does. Expectation: requests are answered, spans count as
     // failed, then as sent; the log reports when it fails and when it works again, each once; the daemon exits cleanly.
     let (setup, _) = plain_blocks(Setup::new(any_backend()), 16);
-    let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = gone.local_addr().unwrap().to_string();
+    let (gone, address) = unheard();
     let endpoint = format!("http://{address}");
-    drop(gone);
     let daemon = setup
         .set("tracing.otlp_endpoint", &endpoint)
         .set("tracing.sample", "1")
@@ -212,7 +219,7 @@ async fn a_collector_that_is_gone_costs_no_request() {
     .await;
     let fails = "spans cannot be sent to the collector and are lost";
     daemon.logged(&[fails]);
-    let (_collector, _) = Collector::serve_at(&address).await;
+    let _collector = Collector::serve_on(gone);
     eventually_async("spans are sent", async || {
         daemon.assert_serves("blocks").await;
         (made(&daemon, "sent").await > 0).then_some(())

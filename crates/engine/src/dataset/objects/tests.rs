@@ -530,7 +530,7 @@ fn requests_and_cache_share_a_budget() {
 /// and the reaper closes all of them, not the caller, who may accept connections.
 #[test]
 fn what_gives_way_is_closed_by_the_reaper() {
-    const FILES: usize = 100;
+    const FILES: usize = 400;
     let _alone = reaper::tests::alone();
     let dir = tempfile::tempdir().unwrap();
     let (objects, _) = Objects::open(dir.path(), 2 * FILES, LONG, DirectIo::Off, context()).unwrap();
