@@ -74,7 +74,7 @@ impl Output {
         })
     }
 
-    fn open_again(&mut self) {
+    fn open_again(&mut self, is_requested: bool) {
         let Some(path) = &self.path else { return };
         match append_to(path) {
             Ok(file) => {
@@ -85,7 +85,7 @@ impl Output {
                 }
             }
             Err(error) => {
-                if self.next_attempt.is_none() {
+                if is_requested {
                     tracing::warn!(path = %path.display(), %error, "the access log cannot be reopened; still writing to the old file");
                 }
                 self.next_attempt = Instant::now().checked_add(REOPEN_PAUSE);
@@ -97,7 +97,7 @@ impl Output {
     fn write_out(&mut self) {
         let is_requested = self.reopen.swap(false, Ordering::Relaxed);
         if is_requested || self.next_attempt.is_some_and(|due| due <= Instant::now()) {
-            self.open_again();
+            self.open_again(is_requested);
         }
         if !self.lines.is_empty() {
             self.write_lines();
