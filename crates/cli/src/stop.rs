@@ -3,6 +3,7 @@
 
 use crate::outcome::Failure;
 use ringfetch_command::part_file;
+use ringfetch_host::View;
 use ringfetch_pattern::abandon_partial_files;
 use std::future::pending;
 use std::io;
@@ -95,8 +96,7 @@ impl StopSignals {
 
 /// Whether SIGHUP (signal 1, bit 0) is in the set of ignored signals of `proc_pid_status(5)`.
 fn ignores_hang_up() -> bool {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    let mask = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    let ignored = View::real().line("proc/self/status", "SigIgn:");
+    let mask = ignored.and_then(|mask| u64::from_str_radix(&mask, 16).ok());
     mask.is_some_and(|mask| mask & 1 == 1)
 }

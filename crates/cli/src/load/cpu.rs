@@ -1,28 +1,8 @@
 //! CPU time: this process's own, and that of another process.
 
-use crate::outcome::Failure;
 use ringfetch_host::process::cpu_time;
 use rustix::time::{ClockId, clock_gettime};
 use std::time::{Duration, Instant};
-
-/// Another process on this machine.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Process {
-    pid: u32,
-}
-
-impl Process {
-    /// The process with this id, which must exist.
-    pub(crate) fn new(pid: u32) -> Result<Self, Failure> {
-        let process = Self { pid };
-        process.cpu().map(|_| process).map_err(Failure::Failed)
-    }
-
-    fn cpu(self) -> Result<Duration, String> {
-        let missing = || format!("--server-pid: there is no process {}", self.pid);
-        cpu_time(self.pid).ok_or_else(missing)
-    }
-}
 
 /// CPU times at one moment.
 #[derive(Debug, Clone, Copy)]
@@ -33,12 +13,13 @@ pub(crate) struct Snapshot {
 }
 
 impl Snapshot {
-    /// This process's, and the server's if there is one.
+    /// This process's, and that of the server with this process id if there is one.
     ///
     /// # Errors
-    /// The server is gone.
-    pub(crate) fn take(server: Option<&Process>) -> Result<Self, String> {
-        let server = server.map(|process| process.cpu()).transpose()?;
+    /// There is no such process.
+    pub(crate) fn take(server: Option<u32>) -> Result<Self, String> {
+        let of_server = |pid| cpu_time(pid).ok_or_else(|| format!("--server-pid: there is no process {pid}"));
+        let server = server.map(of_server).transpose()?;
         Ok(Self {
             server,
             ..Self::own()
@@ -75,14 +56,12 @@ mod tests {
 
     #[test]
     fn this_process_has_used_some_cpu() {
-        let me = Process::new(std::process::id()).unwrap();
-        let before = Snapshot::take(Some(&me)).unwrap();
-        let after = Snapshot::take(Some(&me)).unwrap();
+        let me = Some(std::process::id());
+        let before = Snapshot::take(me).unwrap();
+        let after = Snapshot::take(me).unwrap();
         assert!(after.own >= before.own && after.own > Duration::ZERO);
         assert!(after.server_since(&before).is_some());
-        let Err(Failure::Failed(message)) = Process::new(u32::MAX) else {
-            panic!("a process of no pid")
-        };
+        let message = Snapshot::take(Some(u32::MAX)).unwrap_err();
         assert!(message.contains("--server-pid"), "{message}");
     }
 }

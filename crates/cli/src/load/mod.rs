@@ -80,6 +80,7 @@ pub(crate) async fn run(global: &Global, args: &Load) -> Result<(), Failure> {
     // Before the signals: a pipe that nobody reads takes forever to open. Before what has a temporary file: a signal leaves it.
     let series = args.csv.as_deref().map(series::Series::open).transpose()?;
     let hgrm = Hgrm::create(args.hgrm.as_deref())?;
+    cpu::Snapshot::take(args.server_pid).map_err(Failure::Failed)?;
     let mut stop = StopSignals::catch()?;
     let http_transport = args.transport == TransportArg::Http;
     let http = args.http.clone().unwrap_or_else(|| HTTP_DEFAULT.to_owned());
@@ -106,7 +107,7 @@ pub(crate) async fn run(global: &Global, args: &Load) -> Result<(), Failure> {
     let mut test = LoadTest {
         args,
         monitor: Monitor {
-            server: args.server_pid.map(cpu::Process::new).transpose()?,
+            server: args.server_pid,
             http: (args.http.is_some() || http_transport).then(|| endpoints.http.clone()),
             credentials: endpoints.credentials.clone(),
             timeout: global.timeout,

@@ -2,7 +2,7 @@
 //! times and daemon counters before and after.
 
 use super::counters::{Counted, Page};
-use super::cpu::{Process, Snapshot};
+use super::cpu::Snapshot;
 use super::driver::LoadThreads;
 use super::recorder::Tally;
 use super::report::{BothSides, Measured};
@@ -22,7 +22,8 @@ pub(super) const STOPPED: &str = "it was stopped";
 
 /// The counters to read before and after, and where to report intervals.
 pub(super) struct Monitor {
-    pub(super) server: Option<Process>,
+    /// The daemon's process, if its CPU time is to be read.
+    pub(super) server: Option<u32>,
     /// The daemon's HTTP address, if its counters are to be read.
     pub(super) http: Option<String>,
     pub(super) credentials: Credentials,
@@ -164,7 +165,7 @@ impl Monitor {
     /// CPU times now; if the server has ended, without its own, and the reason in `unknown`: figures until
     /// then are reported.
     fn snapshot(&self, unknown: &mut Option<String>) -> Snapshot {
-        Snapshot::take(self.server.as_ref()).unwrap_or_else(|problem| {
+        Snapshot::take(self.server).unwrap_or_else(|problem| {
             *unknown = Some(problem);
             Snapshot::own()
         })

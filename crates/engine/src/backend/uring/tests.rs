@@ -31,6 +31,21 @@ fn sevens() -> (tempfile::NamedTempFile, Arc<OpenFile>) {
     (named, file)
 }
 
+/// A read through the page cache of the block in the slot's place, into the same place of `bytes`.
+fn buffered(file: &Arc<OpenFile>, slot: u32, length: u32, bytes: &mut [u8]) -> Attempt {
+    let from = slot * length;
+    Attempt {
+        slot,
+        file: HeldFile::from(file),
+        direct: false,
+        may_copy: false,
+        residency: Residency::Ask,
+        offset: from.into(),
+        destination: bytes[from as usize..].as_mut_ptr(),
+        length,
+    }
+}
+
 /// Scenario: 64 reads through the page cache of a file that is truncated while they are in flight. Expectation: each returns no
 /// more than the file has.
 #[test]
@@ -43,17 +58,7 @@ fn reads_that_end_together_are_held_against_the_files_length() {
     let mut finished = Vec::new();
     runtime.block_on(async {
         for slot in 0..64_u32 {
-            let from = slot << 10;
-            backend.start(Attempt {
-                slot,
-                file: HeldFile::from(&file),
-                direct: false,
-                may_copy: false,
-                residency: Residency::Ask,
-                offset: from.into(),
-                destination: bytes.as_mut_ptr().wrapping_add(from as usize),
-                length: 1 << 10,
-            });
+            backend.start(buffered(&file, slot, 1 << 10, &mut bytes));
         }
         backend.flush();
         named.as_file().set_len((32 << 10) + 100).expect("cut");
@@ -81,16 +86,7 @@ fn a_read_that_was_left_is_made_on_a_thread_that_does_not_park() {
     let mut backend = runtime.handle().backend(8);
     let mut finished = Vec::new();
     runtime.block_on(async {
-        backend.start(Attempt {
-            slot: 0,
-            file: HeldFile::from(&file),
-            direct: false,
-            may_copy: false,
-            residency: Residency::Ask,
-            offset: 0,
-            destination: bytes.as_mut_ptr(),
-            length: 4096,
-        });
+        backend.start(buffered(&file, 0, 4096, &mut bytes));
         assert_eq!(backend.flush(), 1);
         let (_, parked) = LEFT.get().expect("it is left");
         let mut turns = 0;
@@ -120,17 +116,7 @@ fn reads_beyond_the_queue_of_the_ring_are_made() {
     let mut finished = Vec::new();
     runtime.block_on(async {
         for slot in 0..backend.slots(8) {
-            let from = slot << 12;
-            backend.start(Attempt {
-                slot,
-                file: HeldFile::from(&file),
-                direct: false,
-                may_copy: false,
-                residency: Residency::Ask,
-                offset: from.into(),
-                destination: bytes.as_mut_ptr().wrapping_add(from as usize),
-                length: 1 << 12,
-            });
+            backend.start(buffered(&file, slot, 1 << 12, &mut bytes));
         }
         while finished.len() < 16 {
             backend.flush();
