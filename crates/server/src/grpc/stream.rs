@@ -20,7 +20,6 @@ pub(super) use request::{StreamRequest, respond};
 use super::deadline_body::{DeadlineBody, LongResponse};
 use super::encode::{EncodedMessage, FrameBuffer};
 use super::frame::FrameDecoder;
-use super::service::decode;
 use crate::error_status;
 use crate::fetch::{FetchError, RequestMemory};
 use crate::listener::FrameParts;
@@ -31,7 +30,6 @@ use futures_util::stream::FuturesUnordered;
 use in_flight::InFlightRequest;
 use request::MessageHeader;
 use ringfetch_engine::error::ReadError;
-use ringfetch_proto::v1;
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -129,6 +127,10 @@ where
             if self.in_flight.len() < self.requests_in_flight_max
                 && let Some(message) = self.waiting.take()
             {
+                if !RequestMemory::is_free(message.bytes.len()) {
+                    // It is charged anew once it starts. Less is never refused.
+                    let _less = (self.hold)(self.decoder.held());
+                }
                 let id = message.header.id;
                 let work = (self.start)(message)?;
                 self.in_flight.push(InFlightRequest::new(id, work));
@@ -148,7 +150,7 @@ where
             if let Some(bytes) = self.decoder.next().map_err(|error| error.to_status())? {
                 let header = MessageHeader::of(&bytes);
                 if header.is_cancel {
-                    decode::<v1::FetchStreamRequest>(&bytes)?;
+                    header.check_cancel(&bytes)?;
                     turn.cancels -= 1;
                     let in_flight = Pin::new(&mut self.in_flight);
                     in_flight
@@ -219,6 +221,8 @@ where
         self.incoming = None;
         self.decoder = FrameDecoder::new(0);
         self.waiting = None;
+        // Nothing is never refused. The next poll may be long in coming.
+        let _nothing = (self.hold)(0);
         self.end = Some(status);
     }
 

@@ -3,7 +3,7 @@
 
 use super::super::encode::EncodedMessage;
 use super::super::fetch_request::{Decoded, UnaryRequest};
-use super::super::service::{Shared, decode, items_of};
+use super::super::service::{Shared, decode, items_of, malformed};
 use super::super::wire::{FieldValue, dataset_in, visit};
 use crate::caller::Connection;
 use crate::error_status;
@@ -250,6 +250,18 @@ impl MessageHeader {
         });
         header.only_call = header.only_call.filter(|_| is_known && others == 0);
         header
+    }
+
+    /// Checks the message of a cancel. A long one has nothing else: a request that comes before it in the message is decoded, too,
+    /// and its memory is not charged.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT: it is not a request.
+    pub(super) fn check_cancel(&self, message: &[u8]) -> Result<(), Status> {
+        if self.only_call.is_none() && !RequestMemory::is_free(message.len()) {
+            return Err(malformed(&"it has more than a cancel"));
+        }
+        decode::<v1::FetchStreamRequest>(message).map(drop)
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod memory;
 
+use super::super::service::decode;
 use super::request::failed;
 use super::*;
 use crate::rpc_metrics::{GrpcMethod, RpcMetrics};
@@ -10,6 +11,7 @@ use futures_util::FutureExt as _;
 use http_body::{Body as _, Frame};
 use http_body_util::BodyExt as _;
 use prost::Message as _;
+use ringfetch_proto::v1;
 use ringfetch_proto::v1::fetch_stream_request::Request as OneOf;
 use std::collections::BTreeMap;
 use std::convert::Infallible;
