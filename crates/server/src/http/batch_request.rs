@@ -3,6 +3,7 @@
 
 use super::bounded_list;
 use super::problem::Problem;
+use crate::error_status::message_of;
 use crate::fetch::Items;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -270,7 +271,8 @@ pub(super) fn parse<R: DeserializeOwned>(body: &[u8], items_max: usize) -> Resul
             // name.
             let path = path.trim_end_matches(['?', '.']);
             let field = if path.is_empty() { "body" } else { path };
-            Problem::malformed(field, error.inner().to_string())
+            // Both repeat text of the request, which may be long: not for the core to copy, and charged to no one.
+            Problem::malformed(message_of(&field), message_of(error.inner()))
         })?;
     json.end()
         .map_err(|error| Problem::malformed("body", error.to_string()))?;
@@ -375,5 +377,24 @@ pub(super) mod tests {
         assert!(of(r#"{"indices": [1, "two"]}"#).is_err());
         let names = parse::<ObjectsBatch>(br#"{"names": ["a", "b", "c", "d"]}"#, 3).unwrap();
         assert_eq!(names.1, 4);
+    }
+
+    #[test]
+    fn what_is_wrong_repeats_little_of_the_request() {
+        // A number and a member's name that are texts of 1 MiB, which would be written in sixfold length. Expectation: the
+        // problem is short before it is sent, and has the beginning and the end of what is wrong.
+        let long = "\u{7f}".repeat(1 << 20);
+        for (json, end) in [
+            (format!(r#"{{"indices": ["{long}"]}}"#), "expected u64"),
+            (format!(r#"{{"{long}": 1}}"#), "deadline_ms`"),
+        ] {
+            let problem = parse::<BlocksBatch>(json.as_bytes(), 3).map(drop).unwrap_err();
+            let shown = format!("{problem:?}");
+            assert!(
+                shown.len() < 16 << 10 && shown.contains(end),
+                "{} bytes",
+                shown.len()
+            );
+        }
     }
 }
