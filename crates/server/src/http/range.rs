@@ -37,7 +37,7 @@ pub(super) fn resolve(value: &[u8], length: u64, ranges_max: u32) -> Ranges {
     if specs.len() > usize::try_from(ranges_max).unwrap_or(usize::MAX) {
         return Ranges::Refused(format!(
             "{} ranges; the limit is {ranges_max} (limits.http_ranges): send several requests, or POST \
-             ranges:batchFetch",
+             ranges:batchFetch, for objects objects:batchFetch",
             specs.len()
         ));
     }
@@ -279,7 +279,12 @@ mod tests {
         let Ranges::Refused(many) = resolve(b"bytes=0-0,2-2,4-4", 100, 2) else {
             panic!("three ranges of two")
         };
-        assert!(many.contains("limits.http_ranges"), "{many}");
+        for part in [
+            "limits.http_ranges",
+            "POST ranges:batchFetch, for objects objects:batchFetch",
+        ] {
+            assert!(many.contains(part), "{many}");
+        }
         assert!(matches!(
             resolve(b"bytes=0-9,5-14,10-19", 100, 16),
             Ranges::Refused(_)
