@@ -23,14 +23,8 @@ impl DatasetService for Datasets {
         request: Request<v1::ListDatasetsRequest>,
     ) -> Result<Response<v1::ListDatasetsResponse>, Status> {
         let connection = Connection::of(request.extensions());
-        let v1::ListDatasetsRequest {
-            page_size,
-            page_token,
-        } = request.into_inner();
-        let page = PageRequest {
-            size: page_size,
-            token: page_token,
-        };
+        let asked = request.into_inner();
+        let page = page(asked.page_size, asked.page_token);
         let listed = self.fetcher.list_datasets(&page, connection.as_ref());
         let (datasets, next) = listed.map_err(|error| error_status::to_status(&error, "page_token"))?;
         Ok(listed_response(v1::ListDatasetsResponse {
@@ -61,16 +55,9 @@ impl DatasetService for Datasets {
             connection: Connection::of(request.extensions()),
             ..RequestContext::default()
         };
-        let v1::ListObjectsRequest {
-            dataset,
-            page_size,
-            page_token,
-        } = request.into_inner();
-        let page = PageRequest {
-            size: page_size,
-            token: page_token,
-        };
-        let listed = self.fetcher.list_objects(&dataset, page, context);
+        let asked = request.into_inner();
+        let page = page(asked.page_size, asked.page_token);
+        let listed = self.fetcher.list_objects(&asked.dataset, page, context);
         let page = listed
             .await
             .map_err(|error| error_status::to_status(&error, "dataset"))?;
@@ -80,6 +67,10 @@ impl DatasetService for Datasets {
             next_page_token: page.next_page_token.unwrap_or_default(),
         }))
     }
+}
+
+fn page(size: u32, token: String) -> PageRequest {
+    PageRequest { size, token }
 }
 
 /// A list as a response that tells its length, since tonic encodes it only when the client reads it.

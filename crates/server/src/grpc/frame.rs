@@ -1,8 +1,8 @@
 //! gRPC's length-prefixed messages (PROTOCOL-HTTP2.md, "Length-Prefixed-Message"): one flag byte, four bytes of
 //! length, the message.
 //!
-//! The prefix is checked against the limit before any of the message is stored; memory grows with received bytes, never with
-//! the length in a prefix. `metadata` refuses compressed encodings.
+//! The prefix is checked against the limit before any of the message is stored. A message that comes in several pieces gets
+//! memory of its whole length with the second one, and is charged for it. `metadata` refuses compressed encodings.
 
 use crate::error_status::ERROR_DOMAIN;
 use bytes::{Buf as _, Bytes, BytesMut};

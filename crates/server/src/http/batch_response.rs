@@ -141,13 +141,7 @@ fn common_length(lengths: &Lengths, errors: &[ItemError]) -> Option<u32> {
 }
 
 fn octets(fetched: Fetched, shape: Option<Shape>, field: &'static str) -> Result<Response, Problem> {
-    let Fetched {
-        data,
-        lengths,
-        errors,
-        ..
-    } = fetched;
-    let items = item_count(&lengths);
+    let (items, errors) = (item_count(&fetched.lengths), fetched.errors);
     let listable = errors.len() <= LENGTHS_LISTED_MAX;
     if let (false, Some(first)) = (listable, errors.first()) {
         let first_error = FetchError::of_item(first, items);
@@ -170,7 +164,7 @@ fn octets(fetched: Fetched, shape: Option<Shape>, field: &'static str) -> Result
             errors.iter().map(|error| error.item),
         );
     }
-    match (common_length(&lengths, &errors), lengths) {
+    match (common_length(&fetched.lengths, &errors), fetched.lengths) {
         (Some(length), _) => {
             head.insert(RINGFETCH_ITEM_BYTES, HeaderValue::from(length));
         }
@@ -184,7 +178,7 @@ fn octets(fetched: Fetched, shape: Option<Shape>, field: &'static str) -> Result
         head.insert(RINGFETCH_DIM, HeaderValue::from(dim));
         head.insert(RINGFETCH_DTYPE, HeaderValue::from_static(dtype.as_str()));
     }
-    Ok((StatusCode::OK, head, Body::from(data)).into_response())
+    Ok((StatusCode::OK, head, Body::from(fetched.data)).into_response())
 }
 
 fn insert_list(head: &mut HeaderMap, name: HeaderName, values: impl Iterator<Item = u32>) {
@@ -203,14 +197,8 @@ fn json(
     shape: Option<Shape>,
     charge: impl FnOnce(Bytes) -> Result<Bytes, FetchError>,
 ) -> Result<Response, FetchError> {
-    let Fetched {
-        data,
-        lengths,
-        errors,
-        ..
-    } = fetched;
-    let items = item_count(&lengths);
-    let (item_bytes, lengths) = match lengths {
+    let (items, data) = (item_count(&fetched.lengths), fetched.data);
+    let (item_bytes, lengths) = match fetched.lengths {
         Lengths::Uniform { item_bytes, .. } => (Some(item_bytes), None),
         Lengths::Each(each) => (None, Some(each)),
     };
@@ -220,7 +208,7 @@ fn json(
         lengths,
         dim: shape.map(|shape| shape.dim),
         dtype: shape.map(|shape| shape.dtype.as_str()),
-        errors: item_error_views(&errors, &mut ItemMessages::default()),
+        errors: item_error_views(&fetched.errors, &mut ItemMessages::default()),
         etags,
         data: None,
     };
