@@ -9,6 +9,7 @@ use super::problem::{PathParams, Problem};
 use super::representation::answer;
 use crate::caller::Connection;
 use crate::fetch::{FetchError, Fetcher, LOOK_UPS_MAX, Purpose, RequestContext};
+use crate::record::note_dataset;
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::Response;
@@ -153,6 +154,8 @@ pub(super) async fn list(
     PathParams(name): PathParams<String>,
     request: Request,
 ) -> Result<Json<ObjectList>, Problem> {
+    // Before anything that may refuse it.
+    note_dataset(&name);
     let page = page_of(request.uri())?;
     let context = RequestContext {
         connection: Connection::of(request.extensions()),

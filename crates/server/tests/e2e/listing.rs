@@ -1,5 +1,6 @@
 //! Lists, a page at a time, the same over both transports.
 
+use crate::access_log::lines_of;
 use crate::daemon::{Daemon, Setup, any_backend, eventually_async};
 use crate::wire::{self, Narrow};
 use prost::Message as _;
@@ -209,6 +210,27 @@ async fn listings_of_one_caller_leave_room_for_others() {
     assert!(status.message().contains("this caller"), "{status:?}");
     let refused = [("reason", "listings")];
     assert!(daemon.sum("ringfetch_rejected_total", &refused).await >= 2);
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn the_line_of_a_refused_listing_has_its_dataset() {
+    // Scenario: a listing whose page size is no number. Expectation: the access log names the dataset, as for every other
+    // refusal.
+    let setup = Setup::new(any_backend());
+    setup.file("objects/a", b"a");
+    let daemon = setup
+        .set("access_log.path", "access.log")
+        .dataset(&["name: objects", "kind: objects", "path: objects"])
+        .start();
+    let path = format!("{OBJECTS}?page_size=x");
+    let answer = daemon
+        .http_client()
+        .get_with(&path, &[("x-request-id", "one")])
+        .await;
+    assert_eq!(answer.status, 400, "{answer:?}");
+    let line = &lines_of(&daemon, "one", 1).await[0];
+    assert_eq!(line["dataset"], "objects", "{line}");
     daemon.stop().await;
 }
 
