@@ -43,8 +43,8 @@ impl ConnectionLimits {
         connection_limits
     }
 
-    /// Replaces the limits. Open connections keep theirs, except that the limit on their number applies at
-    /// once.
+    /// Replaces the limits. Open connections keep theirs, except that the limit on their number applies to the
+    /// next one.
     pub fn set(&self, limits: &Limits, connection_bytes: u64) {
         let connection_limits = &*self.inner;
         let connections = usize::try_from(limits.connections).unwrap_or(usize::MAX);

@@ -16,6 +16,10 @@ use crate::caller::CallerKey;
 /// Most connections examined in a search: the oldest ones of the callers with the most.
 const LOOKS_MAX: usize = 4096;
 
+/// Most connections closed for a new one where the limit was lowered, each after a search: cores whose connections end wait
+/// for it.
+const CLOSED_FOR_ONE_MAX: usize = 16;
+
 /// The connections of a port that are not closing.
 #[derive(Debug, Default)]
 pub(super) struct ConnectionTable {
@@ -45,7 +49,7 @@ impl ConnectionTable {
     }
 
     /// Adds a connection of this caller and returns its number, if the port then has at most `most` or
-    /// another connection can be closed for it.
+    /// another connection can be closed for it. While there are more, several are.
     ///
     /// # Errors
     /// The port is full.
@@ -55,12 +59,13 @@ impl ConnectionTable {
         progress: &Arc<Progress>,
         most: usize,
     ) -> Result<u64, PortFull> {
-        while self.taken >= most {
-            let (idle_victim, number) = self
-                .idle_victim()
-                .or_else(|| self.over_share(caller))
-                .ok_or(PortFull)?;
-            self.close(idle_victim, number);
+        let excess = (self.taken + 1).saturating_sub(most);
+        for closed in 0..excess.min(CLOSED_FOR_ONE_MAX) {
+            match self.idle_victim().or_else(|| self.over_share(caller)) {
+                Some((victim, number)) => self.close(victim, number),
+                None if closed == 0 => return Err(PortFull),
+                None => break,
+            }
         }
         let number = self.next;
         self.next += 1;
@@ -240,6 +245,28 @@ mod tests {
         assert_eq!(table.taken(), 2);
         assert_eq!(idle.iter().filter(|progress| is_closed(progress)).count(), 4);
         assert!(!is_closed(&idle[4]));
+    }
+
+    #[test]
+    fn a_newcomer_closes_few_however_much_lower_the_bound_is() {
+        // Scenario: 100 idle connections of two callers, and a limit of ten; then new ones, and two with a limit of five, of
+        // a caller whose own are busy. Expectation: each closes 16, alike of both callers, until there are ten; the next one closes
+        // the last idle ones and is admitted, the last one is refused.
+        let mut table = ConnectionTable::default();
+        for number in 0..100 {
+            table.take(caller(1 + number % 2), &idle(), 100).unwrap();
+        }
+        let mut left = Vec::new();
+        for _ in 0..7 {
+            table.take(caller(3), &busy(), 10).unwrap();
+            left.push(table.taken());
+        }
+        assert_eq!(left, [85, 70, 55, 40, 25, 10, 10]);
+        let others = [1, 2].map(|other| table.callers.get(&caller(other)).map_or(0, BTreeMap::len));
+        assert_eq!(others, [1, 2]);
+        assert!(table.take(caller(3), &busy(), 5).is_ok());
+        assert_eq!(table.taken(), 8);
+        assert_eq!(table.take(caller(3), &busy(), 5), Err(PortFull));
     }
 
     #[test]
