@@ -46,10 +46,11 @@ pub(crate) use self::windowed::{SnapshotReader, WindowedBody};
 use self::planning::{forget_lost, plan, plan_objects};
 use self::rates::{charge_bytes, charge_request, count_bytes, give_back_bytes};
 use self::rejection::RejectionCounters;
-use self::request::{check, check_in_force, may_read};
+use self::request::{check, check_in_force, known, may_read};
 use crate::caller::{Callers, Connection};
 use crate::config::Limits;
 use crate::record;
+use crate::telemetry::LogLimiter;
 use arc_swap::ArcSwap;
 use ringfetch_engine::batch::Fetched;
 use ringfetch_engine::cores::current as current_core;
@@ -61,9 +62,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
-
-/// Most datasets that an error lists.
-const KNOWN_NAMES_MAX: usize = 16;
 
 /// Longest possible dataset name; an error that repeats a longer one cuts it.
 const NAME_CHARS_MAX: usize = 128;
@@ -100,6 +98,8 @@ struct Inner {
     callers: Callers,
     draining: AtomicBool,
     rejections: RejectionCounters,
+    /// Of responses that are cut short.
+    cut_short: LogLimiter,
 }
 
 /// The result of a request.
@@ -132,6 +132,7 @@ impl Fetcher {
                 callers,
                 draining: AtomicBool::new(false),
                 rejections: RejectionCounters::new(),
+                cut_short: LogLimiter::default(),
             }),
         }
     }
@@ -499,16 +500,6 @@ impl Fetcher {
     }
 }
 
-/// Names of datasets for an error's message: the first few, and how many more there are.
-fn known<'a>(mut names: impl Iterator<Item = &'a str>) -> String {
-    let first: Vec<&str> = names.by_ref().take(KNOWN_NAMES_MAX).collect();
-    match (first.join(", "), names.count()) {
-        (first, _) if first.is_empty() => "none".to_owned(),
-        (first, 0) => first,
-        (first, more) => format!("{first} and {more} more"),
-    }
-}
-
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
@@ -589,17 +580,5 @@ pub(crate) mod tests {
             held.clear();
             assert_eq!(batch(greedy[1].clone(), most).await, Ok(()));
         });
-    }
-
-    #[test]
-    fn an_error_names_some_datasets_and_counts_the_rest() {
-        // Twenty datasets: sixteen are named, four are counted; without any it says so.
-        let names: Vec<String> = (0..20).map(|number| format!("d{number:02}")).collect();
-        let known_names = known(names.iter().map(String::as_str));
-        assert!(
-            known_names.starts_with("d00, d01, ") && known_names.ends_with("d15 and 4 more"),
-            "{known_names}"
-        );
-        assert_eq!(known(std::iter::empty()), "none");
     }
 }

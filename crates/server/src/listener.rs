@@ -50,9 +50,10 @@ use crate::fetch::Fetcher;
 use crate::lifecycle::{Lifecycle, State};
 use crate::record::Recorder;
 use crate::rpc_metrics::RpcMetrics;
+use crate::telemetry::LogLimiter;
 use crate::tls::Tls;
 
-use close::{CloseCounters, CloseReason, LogLimiter};
+use close::{CloseCounters, CloseReason};
 use connection_limits::PortConnections;
 use connection_table::PortFull;
 use dispatch::{RefusalCounters, RequestDispatcher};
@@ -305,7 +306,7 @@ impl Listener {
     }
 
     async fn accept(&self, is_late: bool) {
-        let mut failing = LogLimiter::default();
+        let failing = LogLimiter::default();
         let mut last = 0;
         loop {
             self.connections.few_closing().await;
@@ -313,7 +314,7 @@ impl Listener {
                 Ok(accepted) => accepted,
                 Err(error) if is_of_one_connection(&error) => continue,
                 Err(error) => {
-                    if failing.is_due() {
+                    if failing.due().is_some() {
                         let transport = self.server.transport;
                         tracing::warn!(transport, %error, "cannot accept connections; is the limit of open files too low?");
                     }

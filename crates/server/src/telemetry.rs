@@ -5,7 +5,9 @@
 
 use ringfetch_engine::sync::lock;
 use std::io::IsTerminal;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
@@ -29,6 +31,32 @@ pub struct Telemetry {
     handle: FilterHandle,
     filter: Arc<Mutex<String>>,
     registry: Registry,
+}
+
+/// Minimum interval between the lines of a [`LogLimiter`].
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Limits a log line that clients can cause, and counts what it stands for.
+#[derive(Debug, Default)]
+pub(crate) struct LogLimiter {
+    /// Since the last line.
+    unsaid: AtomicU64,
+    last: Mutex<Option<Instant>>,
+}
+
+impl LogLimiter {
+    /// Notes one more, and returns how many a line is due for, this one included.
+    pub(crate) fn due(&self) -> Option<u64> {
+        self.unsaid.fetch_add(1, Ordering::Relaxed);
+        let mut last = lock(&self.last);
+        let is_due = last.is_none_or(|last| last.elapsed() >= LOG_INTERVAL);
+        if is_due {
+            *last = Some(Instant::now());
+        }
+        drop(last);
+        // With what other cores have counted meanwhile.
+        is_due.then(|| self.unsaid.swap(0, Ordering::Relaxed))
+    }
 }
 
 /// Why telemetry cannot start.
@@ -312,6 +340,25 @@ mod tests {
         let error = telemetry.set_filter("info,=what=").expect_err("no filter");
         assert!(error.contains("info,=what="), "{error}");
         assert_eq!(telemetry.set_filter("warn"), Ok("debug".to_owned()));
+    }
+
+    #[test]
+    fn a_line_has_what_other_cores_count_meanwhile() {
+        // Scenario: between a core's count and its line, another core counts one. Expectation: the line has both, and
+        // none is left for the next.
+        let limiter = LogLimiter::default();
+        let unsaid = || limiter.unsaid.load(Ordering::Relaxed);
+        let holds_up = limiter.last.lock().expect("the lock");
+        let logged = std::thread::scope(|scope| {
+            let core = scope.spawn(|| limiter.due());
+            while unsaid() == 0 {
+                std::thread::yield_now();
+            }
+            limiter.unsaid.fetch_add(1, Ordering::Relaxed);
+            drop(holds_up);
+            core.join().expect("no panic")
+        });
+        assert_eq!((logged, unsaid()), (Some(2), 0));
     }
 
     #[test]

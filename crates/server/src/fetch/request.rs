@@ -8,6 +8,9 @@ use ringfetch_engine::error::{ItemError, ReadError, ResponseMax};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// Most datasets that an error lists.
+const KNOWN_NAMES_MAX: usize = 16;
+
 /// The items of one request.
 #[derive(Debug, Clone, Copy)]
 pub enum Items<'a> {
@@ -368,6 +371,16 @@ pub(super) fn too_large(offset: u64, length: u64, end: u64, max: ResponseMax) ->
     (inside && length > max.bytes).then_some(ReadError::ItemTooLarge { length, max })
 }
 
+/// Names of datasets for an error's message: the first few, and how many more there are.
+pub(super) fn known<'a>(mut names: impl Iterator<Item = &'a str>) -> String {
+    let first: Vec<&str> = names.by_ref().take(KNOWN_NAMES_MAX).collect();
+    match (first.join(", "), names.count()) {
+        (first, _) if first.is_empty() => "none".to_owned(),
+        (first, 0) => first,
+        (first, more) => format!("{first} and {more} more"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -474,5 +487,17 @@ mod tests {
         assert_eq!(too_large(0, 10, 100, max), None);
         assert_eq!(too_large(95, 11, 100, max), None);
         assert_eq!(too_large(u64::MAX, 11, 100, max), None);
+    }
+
+    #[test]
+    fn an_error_names_some_datasets_and_counts_the_rest() {
+        // Twenty datasets: sixteen are named, four are counted; without any it says so.
+        let names: Vec<String> = (0..20).map(|number| format!("d{number:02}")).collect();
+        let known_names = known(names.iter().map(String::as_str));
+        assert!(
+            known_names.starts_with("d00, d01, ") && known_names.ends_with("d15 and 4 more"),
+            "{known_names}"
+        );
+        assert_eq!(known(std::iter::empty()), "none");
     }
 }

@@ -1,16 +1,11 @@
 //! Why the daemon closes connections; counts and logs them by reason.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
 
 use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
-use ringfetch_engine::sync::lock;
 
 use crate::caller::CallerKey;
-
-/// Minimum interval between log lines of a port.
-const LOG_INTERVAL: Duration = Duration::from_secs(10);
+use crate::telemetry::LogLimiter;
 
 /// Why a connection is closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -143,25 +138,7 @@ impl CloseDecision {
 pub(super) struct CloseCounters {
     transport: &'static str,
     counters: [IntCounter; CloseReason::ALL.len()],
-    /// Connections closed since the last log line.
-    unsaid: AtomicU64,
-    lines: Mutex<LogLimiter>,
-}
-
-/// Limits a log line to one per [`LOG_INTERVAL`].
-#[derive(Debug, Default)]
-pub(super) struct LogLimiter {
-    last: Option<Instant>,
-}
-
-impl LogLimiter {
-    pub(super) fn is_due(&mut self) -> bool {
-        let is_due = self.last.is_none_or(|last| last.elapsed() >= LOG_INTERVAL);
-        if is_due {
-            self.last = Some(Instant::now());
-        }
-        is_due
-    }
+    lines: LogLimiter,
 }
 
 /// The metric, for all ports.
@@ -182,8 +159,7 @@ impl CloseCounters {
         Arc::new(Self {
             transport,
             counters: CloseReason::ALL.map(|reason| metric.with_label_values(&[transport, reason.as_str()])),
-            unsaid: AtomicU64::new(0),
-            lines: Mutex::default(),
+            lines: LogLimiter::default(),
         })
     }
 
@@ -195,7 +171,7 @@ impl CloseCounters {
         if reason.is_ordinary() {
             return;
         }
-        if let Some(connections) = self.connections_to_log() {
+        if let Some(connections) = self.lines.due() {
             tracing::warn!(
                 transport = self.transport,
                 reason = reason.as_str(),
@@ -204,14 +180,6 @@ impl CloseCounters {
                 "connections were closed; see reason"
             );
         }
-    }
-
-    /// Notes one more, and returns how many a line is due for, this one included.
-    fn connections_to_log(&self) -> Option<u64> {
-        self.unsaid.fetch_add(1, Ordering::Relaxed);
-        let is_due = lock(&self.lines).is_due();
-        // With what other cores have counted meanwhile.
-        is_due.then(|| self.unsaid.swap(0, Ordering::Relaxed))
     }
 }
 
@@ -231,25 +199,6 @@ mod tests {
         }
         assert_eq!(CloseDecision::of(0), None);
         assert_eq!(CloseDecision::of(0x7f), None);
-    }
-
-    #[test]
-    fn a_line_has_what_other_cores_count_meanwhile() {
-        // Scenario: between a core's count and its line, another core counts one. Expectation: the line has both, and
-        // none is left for the next.
-        let counters = CloseCounters::new(&metric(&Registry::new()).unwrap(), "grpc");
-        let unsaid = || counters.unsaid.load(Ordering::Relaxed);
-        let holds_up = counters.lines.lock().unwrap();
-        let logged = std::thread::scope(|scope| {
-            let core = scope.spawn(|| counters.connections_to_log());
-            while unsaid() == 0 {
-                std::thread::yield_now();
-            }
-            counters.unsaid.fetch_add(1, Ordering::Relaxed);
-            drop(holds_up);
-            core.join().unwrap()
-        });
-        assert_eq!((logged, unsaid()), (Some(2), 0));
     }
 
     #[test]
