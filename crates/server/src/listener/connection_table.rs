@@ -13,8 +13,8 @@ use super::close::{CloseDecision, CloseReason};
 use super::progress::{Activity, Progress};
 use crate::caller::CallerKey;
 
-/// Most connections examined in a search: the oldest ones of the callers with the most.
-const LOOKS_MAX: usize = 4096;
+/// Most connections examined in a search: the oldest ones of the callers with the most, of each half of what is left.
+const LOOKS_MAX: usize = 8192;
 
 /// Most connections closed for a new one where the limit was lowered, each after a search: cores whose connections end wait
 /// for it.
@@ -107,18 +107,19 @@ impl ConnectionTable {
     /// An unproven or idle connection.
     fn idle_victim(&self) -> Option<(CallerKey, u64)> {
         let mut idle = None;
-        let mut looks = 0;
+        let mut left = LOOKS_MAX;
         for (_, _, caller) in self.ranks.iter().rev() {
-            for (number, progress) in self.callers.get(caller).into_iter().flatten() {
+            let connections = self.callers.get(caller).into_iter().flatten();
+            for (number, progress) in connections.take(left.div_ceil(2)) {
                 match progress.activity() {
                     Activity::Unproven => return Some((*caller, *number)),
                     Activity::Idle if idle.is_none() => idle = Some((*caller, *number)),
                     Activity::Idle | Activity::Busy => {}
                 }
-                looks += 1;
-                if looks == LOOKS_MAX {
-                    return idle;
-                }
+                left -= 1;
+            }
+            if left == 0 {
+                break;
             }
         }
         idle
@@ -245,6 +246,23 @@ mod tests {
         assert_eq!(table.taken(), 2);
         assert_eq!(idle.iter().filter(|progress| is_closed(progress)).count(), 4);
         assert!(!is_closed(&idle[4]));
+    }
+
+    #[test]
+    fn busy_connections_of_one_caller_hide_no_idle_one_of_another() {
+        // Scenario: a caller with very many busy connections and another with an idle one; a newcomer when the port is full.
+        // Expectation: the idle one is closed.
+        let mut table = ConnectionTable::default();
+        let most = LOOKS_MAX + 1;
+        let busy: Vec<_> = (1..most).map(|_| busy()).collect();
+        for progress in &busy {
+            table.take(caller(1), progress, most).unwrap();
+        }
+        let idle = idle();
+        table.take(caller(2), &idle, most).unwrap();
+        table.take(caller(3), &unproven(), most).unwrap();
+        assert!(is_closed(&idle));
+        assert!(!busy.iter().any(|progress| is_closed(progress)));
     }
 
     #[test]
