@@ -15,7 +15,7 @@ pub(crate) use principal::{Principal, PrincipalLimits};
 
 use crate::caller::Connection;
 use crate::config::{AccessConfig, Anonymous};
-use crate::key_file::{FileError, Numbered, Rereads, read_first, watch};
+use crate::key_file::{FileError, Numbered, Rereads, read_first};
 use crate::record;
 use arc_swap::ArcSwap;
 use http::{HeaderMap, header};
@@ -208,13 +208,14 @@ impl Access {
     /// # Cancel safety
     /// Dropping the future has no effect on what is in force.
     pub async fn watch(self) {
-        watch(move || {
+        let inner = Arc::clone(&self.inner);
+        let renew = move || {
             let renewed = self.inner.rereads.check(self.read(), |problem| {
                 tracing::error!(%problem, "the principals file cannot be used; the old one stays in force");
             });
             renewed.into_iter().for_each(|renewed| self.install(renewed));
-        })
-        .await;
+        };
+        inner.rereads.watch(renew).await;
     }
 }
 

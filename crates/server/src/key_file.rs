@@ -339,37 +339,41 @@ impl Rereads {
             }
         }
     }
-}
 
-/// The threads for that: one for each kind of file.
-static REREADERS: BlockingPool = BlockingPool::new("rf-reread", 2);
-
-/// Calls `renew` every [`REREAD`], on a thread for that.
-///
-/// # Cancel safety
-/// Dropping the future has no effect on what is in force.
-pub(crate) async fn watch(renew: impl Fn() + Clone + Send + 'static) {
-    let mut ticks = tokio::time::interval(REREAD);
-    // A file system that hung has cost reads that nobody needs afterwards.
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    loop {
-        ticks.tick().await;
-        match REREADERS.run(renew.clone()) {
-            Ok(mut renewed) => {
-                if timeout(REREAD, &mut renewed).await.is_err() {
-                    tracing::warn!(
-                        "reading TLS or principals files again takes long; until it ends, what is in force stays"
-                    );
-                    // A panic there is a defect; what is in force stays.
-                    drop(renewed.await);
+    /// Calls `renew` every [`REREAD`], on a thread for that. A read that does not end, or cannot begin, counts as failed each time.
+    ///
+    /// # Cancel safety
+    /// Dropping the future has no effect on what is in force.
+    pub(crate) async fn watch(&self, renew: impl Fn() + Clone + Send + 'static) {
+        let mut ticks = tokio::time::interval(REREAD);
+        // A file system that hung has cost reads that nobody needs afterwards.
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            match REREADERS.run(renew.clone()) {
+                Ok(mut renewed) => {
+                    let mut is_late = false;
+                    // Its own error is a panic there, which is a defect; what is in force stays.
+                    while timeout(REREAD, &mut renewed).await.is_err() {
+                        self.failed.inc();
+                        if !std::mem::replace(&mut is_late, true) {
+                            tracing::warn!(
+                                "reading TLS or principals files again takes long; until it ends, what is in force stays"
+                            );
+                        }
+                    }
                 }
-            }
-            Err(error) => {
-                tracing::warn!(%error, "no thread to read TLS or principals files again; what is in force stays");
+                Err(error) => {
+                    self.failed.inc();
+                    tracing::warn!(%error, "no thread to read TLS or principals files again; what is in force stays");
+                }
             }
         }
     }
 }
+
+/// The threads for that: one for each kind of file.
+static REREADERS: BlockingPool = BlockingPool::new("rf-reread", 2);
 
 #[cfg(test)]
 mod tests {
@@ -464,6 +468,26 @@ mod tests {
         let grows = |_: Option<&u32>| Ok(Some(count.replace(count.get() + 1)));
         assert_eq!(rereads.read(grows).unwrap_err(), rereads.unsettled);
         assert_eq!(rereads.failed.get(), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_read_that_hangs_counts_as_failed_again_and_again() {
+        // Scenario: a file system does not respond to a read by the watch. Expectation: it counts every time at which the file
+        // should have been read, as a file that cannot be used does, so that the same alert fires.
+        let rereads = rereads();
+        let (release, hang) = std::sync::mpsc::channel::<()>();
+        let hang = std::sync::Arc::new(Mutex::new(hang));
+        let later = async {
+            for _ in 0..10 {
+                tokio::time::sleep(REREAD).await;
+            }
+        };
+        tokio::select! {
+            () = rereads.watch(move || _ = lock(&hang).recv()) => {}
+            () = later => {}
+        }
+        assert!(rereads.failed.get() >= 8, "{}", rereads.failed.get());
+        drop(release);
     }
 
     #[test]

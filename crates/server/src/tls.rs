@@ -10,7 +10,7 @@ mod clients;
 mod sections;
 
 use crate::config::{ClientCertificates, TlsConfig, TlsVersion};
-use crate::key_file::{FileError, KeyFile, Numbered, Rereads, read_first, watch};
+use crate::key_file::{FileError, KeyFile, Numbered, Rereads, read_first};
 use arc_swap::ArcSwap;
 use clients::verifier;
 use prometheus::{Gauge, IntCounter, IntCounterVec, Opts, Registry};
@@ -506,13 +506,14 @@ impl Tls {
     /// # Cancel safety
     /// Dropping the future has no effect on what is in force.
     pub async fn watch(self) {
-        watch(move || {
+        let inner = Arc::clone(&self.inner);
+        let renew = move || {
             let renewed = self.inner.rereads.check(self.read(), |problem| {
                 tracing::error!(%problem, "the TLS files cannot be used; the old ones stay in force");
             });
             renewed.into_iter().for_each(|renewed| self.install(renewed));
-        })
-        .await;
+        };
+        inner.rereads.watch(renew).await;
     }
 }
 

@@ -9,10 +9,12 @@ use crate::access_log::AccessLog;
 use crate::catalogue::{Catalogue, CatalogueDiff};
 use crate::config::{self, Base, Config, Loaded, listed};
 use crate::file_step;
+use crate::host_memory;
 use crate::key_file::{FileError, HOST_REMEDY};
 use crate::lifecycle::State;
 use crate::tls::Tls;
 use ringfetch_engine::dataset::{Kind, is_refused_by_host};
+use ringfetch_host::View;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::time::SystemTime;
@@ -148,6 +150,7 @@ impl Inner {
             };
             ReloadError::Invalid(errors.0.iter().map(mistake).collect())
         })?;
+        check_budget(&config, &changes)?;
         check_moved(&config, &changes)?;
         let renewed = match self.parts.tls.clone() {
             Some(tls) => in_force(
@@ -260,6 +263,7 @@ fn in_time<T: Send + 'static>(
 const TLS_FILES: [&str; 3] = ["tls.certificate", "tls.key", "tls.client_ca"];
 const PRINCIPALS: [&str; 1] = ["access.principals"];
 const LOG_PATH: &str = "access_log.path";
+const BUDGET: &str = "engine.memory_budget";
 
 /// What the files in force hold now; `None` if that is unchanged, or if the next start reads others and these may be gone.
 fn in_force<T>(
@@ -274,10 +278,23 @@ fn in_force<T>(
     }
 }
 
-/// Whether one of the keys names another file from the next start on.
+/// Whether one of the keys has another value from the next start on.
 fn is_moved(changes: &ConfigDiff, keys: &[&str]) -> bool {
     let mut waiting = changes.needs_restart.iter();
     waiting.any(|change| keys.contains(&&change.key[..]))
+}
+
+/// Checks that the next start may have the response memory that waits for it.
+fn check_budget(config: &Config, changes: &ConfigDiff) -> Result<(), ReloadError> {
+    if !is_moved(changes, &[BUDGET]) {
+        return Ok(());
+    }
+    let bytes = config.engine.memory_budget_bytes;
+    host_memory::check(bytes, &View::real()).map_err(|problem| {
+        let key = BUDGET.to_owned();
+        ReloadError::Invalid(vec![ReloadProblem { key, problem }])
+    })?;
+    host_memory::check_process_limits(bytes).map_err(ReloadError::HostRefused)
 }
 
 /// Checks the files that the next start will read in place of those in force.

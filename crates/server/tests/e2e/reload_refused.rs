@@ -513,6 +513,28 @@ async fn signals_before_it_serves_and_while_it_drains_do_no_harm() {
 }
 
 #[tokio::test]
+async fn a_budget_that_the_next_start_would_refuse_is_refused() {
+    // Scenario: a daemon that may have 1 GiB of data; its file asks for that much response memory, and then for 1 TiB, both of
+    // which need a restart. Expectation: the first is the host's refusal, with the limit to raise; the other is refused, too; what
+    // there is room for waits for the restart.
+    let keys = |budget: &str| file(&engine("mmap").replace("32MiB", budget), &["blocks"]);
+    let setup = Setup::new("mmap").whole(&keys("32MiB"));
+    setup.file("blocks.bin", &[1; 4096]);
+    let daemon = setup.through(&["prlimit", "--data=1073741824"]).start();
+    daemon.rewrite(&keys("1GiB"));
+    let status = reload(&daemon).await.unwrap_err();
+    assert_eq!(status.code(), Code::FailedPrecondition, "{status:?}");
+    assert!(status.message().contains("ulimit -d"), "{status:?}");
+    daemon.rewrite(&keys("1TiB"));
+    let status = reload(&daemon).await.unwrap_err();
+    assert!(status.message().contains("is 1TiB"), "{status:?}");
+    daemon.rewrite(&keys("33MiB"));
+    let waits = reload(&daemon).await.unwrap().needs_restart;
+    assert_eq!(waits[0].key, "engine.memory_budget");
+    daemon.stop().await;
+}
+
+#[tokio::test]
 async fn a_reload_takes_environment_and_flags_as_at_the_start() {
     // Scenario: a flag sets mmap; the file changes to pread, and to another limit. Expectation: the flag
     // wins; the limit is applied.
