@@ -1,7 +1,7 @@
 //! Merges flags over environment over file over defaults, into one tree in which every value has its source.
 //!
 //! Values from the environment and flags are YAML scalars at a dotted path. Nothing here knows which keys
-//! exist, except that `datasets` is a list, and lists can be set only in the file.
+//! exist, except that `datasets` is a list, which only the file can set; other lists are scalars with commas.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
