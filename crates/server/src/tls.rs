@@ -18,6 +18,7 @@ use ring::digest::{Context, SHA256};
 use sections::{PRIVATE_KEY, Use};
 use std::io;
 use std::net::IpAddr;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 use tokio_rustls::TlsAcceptor;
@@ -55,7 +56,7 @@ impl KeyFile<'_> {
         }
         let mut valid = Vec::new();
         let mut left_out = Vec::new();
-        let (mut expires, mut begins) = (i64::MAX, i64::MAX);
+        let (mut expires, mut same) = (i64::MAX, i64::MIN..i64::MAX);
         for (number, certificate) in (1..).zip(&found) {
             if found.iter().take(number - 1).any(|other| other == certificate) {
                 return Err(self.error(
@@ -74,13 +75,14 @@ impl KeyFile<'_> {
             if validity.not_after < now {
                 let problem = format!("certificate {number} has expired ({})", validity.not_after);
                 left_out.push(self.error(problem, "renew it"));
+                same.start = same.start.max(validity.not_after.timestamp() + 1);
                 continue;
             }
             if validity.not_before > now {
                 let problem = format!("certificate {number} is not valid before {}", validity.not_before);
                 let problem = self.error(problem, "check the clock, or use another certificate");
                 left_out.push(problem.passing());
-                begins = begins.min(validity.not_before.timestamp());
+                same.end = same.end.min(validity.not_before.timestamp());
                 continue;
             }
             expires = expires.min(validity.not_after.timestamp());
@@ -91,7 +93,7 @@ impl KeyFile<'_> {
             Some(_) | None => Ok(Certificates {
                 valid,
                 expires,
-                begins,
+                same,
                 left_out,
             }),
         }
@@ -119,8 +121,9 @@ struct Certificates {
     valid: Vec<(usize, CertificateDer<'static>)>,
     /// When the first of those expires, seconds since 1970.
     expires: i64,
-    /// When the first of those that are left out begins to be valid, or `i64::MAX`.
-    begins: i64,
+    /// While the same are left out, seconds since 1970: until one begins to be valid, or the clock is set back to when an expired
+    /// one was.
+    same: Range<i64>,
     /// Those that are left out, expired or not valid yet. They must not keep a renewed certificate of the daemon from being
     /// used.
     left_out: Vec<FileError>,
@@ -144,8 +147,8 @@ struct Active {
     expires: f64,
     /// Authorities that are left out.
     left_out: Vec<FileError>,
-    /// When the first of them begins to be valid, seconds since 1970, or `i64::MAX`.
-    begins: i64,
+    /// As in [`Certificates`].
+    same: Range<i64>,
     digest: [u8; 32],
 }
 
@@ -192,7 +195,7 @@ impl Active {
     /// `None`: as `before`.
     fn reread(config: &TlsConfig, before: &Self) -> Result<Option<Self>, FileError> {
         let files = Files::read(config)?;
-        let is_same = files.digest == before.digest && ASN1Time::now().timestamp() < before.begins;
+        let is_same = files.digest == before.digest && before.same.contains(&ASN1Time::now().timestamp());
         (!is_same).then(|| Self::of(&files, config)).transpose()
     }
 
@@ -204,7 +207,7 @@ impl Active {
             digest,
         } = files;
         let chain = certificate.certificates(Use::Server)?;
-        let (mut expires, mut begins, mut left_out) = (chain.expires, i64::MAX, Vec::new());
+        let (mut expires, mut same, mut left_out) = (chain.expires, i64::MIN..i64::MAX, Vec::new());
         let provider = Arc::new(provider::default_provider());
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_protocol_versions(versions(config.min_version))
@@ -214,7 +217,7 @@ impl Active {
             Some(file) => {
                 let authorities = file.certificates(Use::Authorities)?;
                 expires = expires.min(authorities.expires);
-                begins = authorities.begins;
+                same.clone_from(&authorities.same);
                 left_out.clone_from(&authorities.left_out);
                 builder.with_client_cert_verifier(verifier(file, authorities, config, &provider)?)
             }
@@ -247,7 +250,7 @@ impl Active {
             http: Arc::new(http),
             expires,
             left_out,
-            begins,
+            same,
             digest: *digest,
         })
     }
@@ -548,7 +551,26 @@ pub(crate) fn names_of(certificate: &CertificateDer<'_>) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rcgen::{CertificateParams, DnType, KeyPair, SanType};
+    use rcgen::{CertificateParams, DnType, KeyPair, SanType, date_time_ymd};
+
+    #[test]
+    fn who_is_left_out_depends_on_the_clock() {
+        // Scenario: an authority until 2021, one from 3000 on, and one that is valid between. Expectation: two are left out now, and
+        // the same ones until the year 3000; not in 2021, to which a clock that was ahead may be set back.
+        let times = [2020, 2021, 3000, 4000].map(|year| date_time_ymd(year, 1, 1));
+        let pem = |from: usize, until: usize| {
+            let mut params = CertificateParams::default();
+            (params.not_before, params.not_after) = (times[from], times[until]);
+            params.self_signed(&KeyPair::generate().unwrap()).unwrap().pem()
+        };
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(&file, [pem(0, 1), pem(2, 3), pem(1, 2)].concat()).unwrap();
+        let file = KeyFile::read("tls.client_ca", file.path()).unwrap();
+        let authorities = file.certificates(Use::Authorities).unwrap();
+        assert_eq!((authorities.valid.len(), authorities.left_out.len()), (1, 2));
+        let [_, ended, begins, _] = times.map(|time| time.unix_timestamp());
+        assert_eq!(authorities.same, ended + 1..begins);
+    }
 
     #[test]
     fn a_name_is_never_taken_for_one_of_another_kind() {
