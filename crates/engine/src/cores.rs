@@ -39,11 +39,23 @@ pub(crate) enum CoreCommand {
 
 thread_local! {
     static CURRENT_CORE: Cell<Option<usize>> = const { Cell::new(None) };
+    static IS_SHARED: Cell<bool> = const { Cell::new(false) };
     static CHARGES: RefCell<Vec<(u64, Duration)>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Most callers (`share::Account::caller`) whose charges are kept until they are taken.
 const CHARGED_MAX: usize = 256;
+
+/// Notes whether tasks of several callers run on this core. While they do, its shard charges callers for its time, and has
+/// shorter turns, also if only one of them has reads there: another's may be answered without the shard.
+pub fn note_shared(is_shared: bool) {
+    IS_SHARED.set(is_shared);
+}
+
+/// Whether tasks of several callers run on this core, so that a long poll delays others.
+pub fn is_shared() -> bool {
+    IS_SHARED.get()
+}
 
 /// Charges a caller for time that this core's shard spent on its reads.
 pub fn charge(caller: u64, time: Duration) {
@@ -56,7 +68,7 @@ pub fn charge(caller: u64, time: Duration) {
     });
 }
 
-/// Passes on what callers were charged since the last call, while several shared this core's shard.
+/// Passes on what callers were charged since the last call.
 pub fn take_charges(mut take: impl FnMut(u64, Duration)) {
     CHARGES.with_borrow_mut(|charges| charges.drain(..).for_each(|(caller, time)| take(caller, time)));
 }

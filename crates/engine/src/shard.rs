@@ -26,6 +26,7 @@ pub(crate) use inbox::{Control, Inbox, Mailbox, SendError, inbox};
 pub(crate) use turns::NumberHasher;
 
 use crate::backend::{Attempt, Backend, Completion, ReadSource};
+use crate::cores;
 use crate::metrics::{DeviceTimes, ShardMetrics};
 use crate::plan::PlannedRead;
 use crate::planned_batch::{PlannedBatch, Shortfall};
@@ -70,7 +71,7 @@ const JOINED_AT_ONCE_MAX: usize = 16;
 /// Most bytes copied in one turn: some 100 us of a core.
 pub(crate) const TURN_COPY_BYTES: u64 = 1 << 20;
 
-/// The same while several callers have reads: each of the others waits for several such turns, and for the
+/// The same while several callers have reads or tasks on the core: each of the others waits for several such turns, and for the
 /// replies that they complete to be sent.
 const SHARED_TURN_COPY_BYTES: u64 = 128 << 10;
 
@@ -96,8 +97,10 @@ pub(crate) struct Shard<B: Backend> {
     /// The last connection with a batch, and until when it counts as contended.
     last_origin: Option<(u64, u64)>,
     contended_until: Instant,
-    /// Until when its caller counts as sharing, and the most bytes copied in a turn.
+    /// Until when its caller counts as sharing; whether it did at the last batch.
     shared_until: Instant,
+    is_shared: bool,
+    /// Most bytes copied in a turn.
     turn_copy_bytes: u64,
     in_flight: InFlight,
     stalled: Stalled,
@@ -106,7 +109,8 @@ pub(crate) struct Shard<B: Backend> {
     copy_tasks: VecDeque<CopyTask>,
     /// Bytes copied since the thread's other tasks had their turn.
     copied: u64,
-    /// While several callers share a core: what this turn served.
+    /// Whether callers are charged for this turn, and what it served then.
+    charges: bool,
     served: Served,
     known: KnownDatasets,
     took: DeviceTimes,
@@ -136,11 +140,13 @@ impl<B: Backend> Shard<B> {
             last_origin: None,
             contended_until: Instant::now(),
             shared_until: Instant::now(),
+            is_shared: false,
             turn_copy_bytes: TURN_COPY_BYTES,
             attempts: Vec::with_capacity(depth as usize),
             finished: Vec::with_capacity(depth as usize),
             copy_tasks: VecDeque::new(),
             copied: 0,
+            charges: false,
             served: Served::default(),
             known: KnownDatasets::default(),
             took: DeviceTimes::default(),
@@ -234,15 +240,17 @@ impl<B: Backend> Shard<B> {
             self.last_origin = origin;
             self.contended_until = now + ALONE_AFTER;
         }
-        let copies = if self.shared_until <= now {
-            TURN_COPY_BYTES
-        } else {
+        let is_shared = self.shared_until > now;
+        let copies = if is_shared || cores::is_shared() {
             SHARED_TURN_COPY_BYTES
+        } else {
+            TURN_COPY_BYTES
         };
         if copies != std::mem::replace(&mut self.turn_copy_bytes, copies) {
             self.backend.bound_copies(copies);
+        }
+        if is_shared != std::mem::replace(&mut self.is_shared, is_shared) {
             let depth = self.metrics.queue_depth.max(1);
-            let is_shared = copies == SHARED_TURN_COPY_BYTES;
             let most = if is_shared {
                 self.backend.shared_depth(depth)
             } else {
@@ -481,12 +489,11 @@ impl<B: Backend> Shard<B> {
 
     /// Delivers the result of a read to its batch.
     fn settle(&mut self, tracked: &TrackedRead, errno: Option<i32>, now: Instant) {
-        let is_shared = self.is_shared();
         let Some(active) = self.actives.get_mut(tracked.active).and_then(Option::as_mut) else {
             return;
         };
         active.outstanding -= 1;
-        if is_shared {
+        if self.charges {
             self.served.add(active.batch.origin, tracked.read.length.into());
         }
         if errno.is_some() && tracked.read.pieces > 1 {
@@ -542,11 +549,6 @@ impl<B: Backend> Shard<B> {
         } else {
             self.copy_tasks.push_back(CopyTask::Reply(Box::new(reply)));
         }
-    }
-
-    /// Whether several callers have reads.
-    fn is_shared(&self) -> bool {
-        self.turn_copy_bytes == SHARED_TURN_COPY_BYTES
     }
 
     fn is_idle(&self) -> bool {

@@ -29,8 +29,8 @@ impl<B: Backend> Future for Shard<B> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let shard = &mut *self;
-        let is_shared = shard.is_shared() && cores::current().is_some();
-        let begun = is_shared.then(Instant::now);
+        shard.charges = cores::is_shared();
+        let begun = shard.charges.then(Instant::now);
         let polled = shard.take_turn(cx);
         if let Some(begun) = begun {
             shard.charge(begun.elapsed());

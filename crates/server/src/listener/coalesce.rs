@@ -10,7 +10,7 @@
 use super::core_turns;
 use super::progress::Progress;
 use hyper::rt::{Read, ReadBuf, ReadBufCursor, Write};
-use ringfetch_engine::cores::{give_way, submit_left};
+use ringfetch_engine::cores::{give_way, is_shared, submit_left};
 use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::io::{self, IoSlice};
@@ -244,7 +244,7 @@ impl<T: Write + Unpin> Flusher<T> {
     {
         std::future::poll_fn(|cx| {
             submit_left();
-            let begun = core_turns::is_shared().then(Instant::now);
+            let begun = is_shared().then(Instant::now);
             self.gathered.borrow_mut().begin_turn(begun);
             let polled = connection.as_mut().poll(cx);
             let gathered = &mut *self.gathered.borrow_mut();

@@ -16,7 +16,7 @@
 //! A task works for the caller of the requests that it dispatches ([`work_for`]), or of the task that spawned
 //! it. A connection with requests of several callers works for the address that it came from.
 
-use ringfetch_engine::cores::{give_way, parks, take_charges};
+use ringfetch_engine::cores::{give_way, note_shared, parks, take_charges};
 use ringfetch_engine::share::{Account, Weight};
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
@@ -133,11 +133,6 @@ pub(super) fn work_for(account: &Account) {
     CORE.with(|core| core.work_for(account.caller(), account.weight()));
 }
 
-/// Whether several callers share the calling thread, or connections with and without a backlog, so that a long poll delays others.
-pub(super) fn is_shared() -> bool {
-    CORE.with(|core| core.shared_until.get().is_some())
-}
-
 /// Notes that the task being polled has refused a request that its client could have avoided.
 pub(crate) fn note_refusal() {
     CORE.with(|core| core.refuses.set(true));
@@ -203,6 +198,7 @@ impl Core {
         let now = Instant::now();
         if is_other {
             self.shared_until.set(Some(now + SHARED_FOR));
+            note_shared(true);
         } else if self.shared_until.get().is_some_and(|until| until <= now) {
             self.end_turns();
             return None;
@@ -229,6 +225,7 @@ impl Core {
     /// One caller has been alone for a while: ends all waiting.
     fn end_turns(&self) {
         self.shared_until.set(None);
+        note_shared(false);
         take_charges(|_, _| {});
         for caller in self.busy.borrow_mut().drain(..) {
             caller.is_busy.set(false);

@@ -1,7 +1,45 @@
-//! What reads that joined one in flight cost the thread.
+//! What reads cost the thread, and who is charged for it.
 
 use super::*;
 use crate::cores;
+
+/// Runs `test` as a core on which tasks of several callers run.
+fn on_a_shared_core<T>(test: impl FnOnce() -> T) -> T {
+    cores::run_as(0, || {
+        cores::note_shared(true);
+        let result = test();
+        cores::note_shared(false);
+        result
+    })
+}
+
+#[test]
+fn a_callers_reads_are_charged_while_only_others_tasks_share_the_core() {
+    // Scenario: one caller reads 1 MiB, while another's tasks run on the core and have no reads there; and again on a core that it
+    // has for itself. Expectation: it is charged for the former, and in turns as short as beside reads of others.
+    for is_shared in [true, false] {
+        let mut world = World::new(8, 3 << 20);
+        let read = |world: &mut World| {
+            let _answer = world.send(&[(0, 1 << 20)], |batch| batch.origin = Some((1, 1)));
+            assert!(world.poll().is_pending());
+            assert!(world.poll().is_pending());
+            let mut charged = Vec::new();
+            cores::take_charges(|caller, time| charged.push((caller, time > Duration::ZERO)));
+            (charged, world.shard.turn_copy_bytes)
+        };
+        let found = if is_shared {
+            on_a_shared_core(|| read(&mut world))
+        } else {
+            cores::run_as(0, || read(&mut world))
+        };
+        let expected = if is_shared {
+            (vec![(1, true)], SHARED_TURN_COPY_BYTES)
+        } else {
+            (Vec::new(), TURN_COPY_BYTES)
+        };
+        assert_eq!(found, expected, "{is_shared}");
+    }
+}
 
 #[test]
 fn a_joined_reads_copy_is_charged_to_who_joined() {
@@ -16,7 +54,7 @@ fn a_joined_reads_copy_is_charged_to_who_joined() {
         let large = (0, 1 << 20);
         let sent = [(large, (1, 1)), (large, (1, 1)), ((2 << 20, 4096), (2, 2))];
         let _answers = sent.map(|(range, origin)| world.send(&[range], |batch| batch.origin = Some(origin)));
-        let found: [Duration; 3] = cores::run_as(0, || {
+        let found: [Duration; 3] = on_a_shared_core(|| {
             assert!(world.poll().is_pending());
             world.control.release_all();
             cores::take_charges(|_, _| ());

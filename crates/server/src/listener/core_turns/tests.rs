@@ -1,5 +1,5 @@
 use super::*;
-use ringfetch_engine::cores::{charge, count_parks};
+use ringfetch_engine::cores::{charge, count_parks, is_shared};
 use std::future::{pending, poll_fn};
 use tokio::task::{LocalSet, yield_now};
 
@@ -299,7 +299,9 @@ fn turns_end_when_one_caller_has_been_alone_for_a_while() {
             works(move || polled.set(polled.get() | 1 << number));
         }
         yield_now().await;
+        assert!(!is_shared());
         InTurn::new(of(2, 1), yield_now()).await;
+        assert!(is_shared());
         let deadline = Instant::now() + 10 * SHARED_FOR;
         let (mut turns, mut waited) = (0, 0);
         while CORE.with(|core| core.shared_until.get().is_some()) {
@@ -309,6 +311,7 @@ fn turns_end_when_one_caller_has_been_alone_for_a_while() {
             yield_now().await;
         }
         assert!(waited > turns / 2, "{waited} of {turns}");
+        assert!(!is_shared());
         yield_now().await;
         let caller = of(1, 1);
         assert!(caller.waiting.borrow().is_empty() && caller.balance.get() == caller.full());
