@@ -10,7 +10,7 @@ use super::frame::FrameDecoder;
 use super::metadata;
 use super::read_object;
 use super::stream;
-use super::wire::dataset_in;
+use super::wire::{check_fields, dataset_in};
 use crate::caller::Connection;
 use crate::error_status;
 use crate::fetch::{FetchError, Fetcher, RequestContext, RequestMemory, timeout_at, within};
@@ -292,7 +292,10 @@ impl<B: BytesBody> GrpcRequest<B> {
             let request = request_memory
                 .whole(message.len(), 1)
                 .map_err(|error| error_status::to_status(&error, "message"))
-                .and_then(|()| decode(&message))
+                .and_then(|()| {
+                    check_fields(&message).map_err(|error| malformed(&error))?;
+                    decode(&message)
+                })
                 .map_err(|status| refused(&message, status))?;
             drop(message);
             read_object::begin(fetcher, connection.clone(), self.started, deadline, &request).await
@@ -365,17 +368,21 @@ fn ok(body: AnswerBody, mut headers: HeaderMap) -> Response<AnswerBody> {
     response
 }
 
+/// A request may have so many fields, however few items are allowed: vectors that are scored are lists of numbers, too.
+const FIELDS_IN_ANY_CASE: usize = 1 << 16;
+
 /// An upper bound on the number of items in a request: for a short request, its bytes.
 ///
 /// # Errors
-/// `TooManyItems`, before the items are decoded into memory.
+/// `TooManyItems`, before the items are decoded into memory; `Malformed` with far more fields than they need.
 pub(super) fn items_of<C: UnaryRequest>(message: &[u8], max: u32) -> Result<usize, FetchError> {
     let most = usize::try_from(max).unwrap_or(usize::MAX);
     // An item has at least one byte.
     if message.len() <= most {
         return Ok(message.len());
     }
-    match C::count_items(message) {
+    // Each item may have an entry in four lists.
+    match C::count_items(message, most.saturating_mul(4).max(FIELDS_IN_ANY_CASE))? {
         items if items <= most => Ok(items),
         items => Err(FetchError::TooManyItems {
             field: C::ITEMS_FIELD,

@@ -28,7 +28,7 @@ use bytes::Bytes;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use in_flight::InFlightRequest;
-use request::MessageHeader;
+use request::{MessageHeader, check_cancel};
 use ringfetch_engine::error::ReadError;
 use std::future::Future;
 use std::pin::Pin;
@@ -148,9 +148,9 @@ where
                 break;
             }
             if let Some(bytes) = self.decoder.next().map_err(|error| error.to_status())? {
-                let header = MessageHeader::of(&bytes);
+                let header = MessageHeader::of(&bytes)?;
                 if header.is_cancel {
-                    header.check_cancel(&bytes)?;
+                    check_cancel(&bytes)?;
                     turn.cancels -= 1;
                     let in_flight = Pin::new(&mut self.in_flight);
                     in_flight

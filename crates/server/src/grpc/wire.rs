@@ -1,6 +1,8 @@
 //! Scans an encoded request for the number of items it lists, so that too many are refused before they are decoded into
-//! memory; and a refused one for its dataset.
+//! memory; and a refused one for its dataset. No scan visits more fields than a sensible message has: a field may have two bytes,
+//! and protobuf keeps the last value of one that is set a million times.
 
+use crate::fetch::FetchError;
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 
 /// A field that lists items.
@@ -22,11 +24,53 @@ impl RepeatedField {
     }
 }
 
+/// Most fields of a message without lists, and of one with them that are looked through for its dataset. The largest of the
+/// former has six.
+pub(super) const FIELDS_MAX: usize = 64;
+
+/// A message has more fields than are visited.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct TooManyFields(pub(super) usize);
+
+impl std::fmt::Display for TooManyFields {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self(most) = self;
+        write!(
+            f,
+            "more than {most} fields: split the batch, pack lists of numbers, and set other fields once"
+        )
+    }
+}
+
+impl From<TooManyFields> for FetchError {
+    fn from(too_many: TooManyFields) -> Self {
+        Self::Malformed {
+            field: "message".to_owned(),
+            problem: too_many.to_string(),
+        }
+    }
+}
+
+/// Checks a message without lists, and decodes nothing.
+///
+/// # Errors
+/// It has more than [`FIELDS_MAX`] fields.
+pub(super) fn check_fields(message: &[u8]) -> Result<(), TooManyFields> {
+    visit(message, FIELDS_MAX, |_, _| ()).map(drop)
+}
+
 /// Number of entries in the longest of `lists` in an encoded message. Counts nothing after invalid bytes,
 /// which the decoder refuses.
-pub(super) fn longest_list(message: &[u8], lists: &[RepeatedField]) -> usize {
+///
+/// # Errors
+/// The message has more than `most` fields.
+pub(super) fn longest_list(
+    message: &[u8],
+    lists: &[RepeatedField],
+    most: usize,
+) -> Result<usize, TooManyFields> {
     let mut counts = vec![0_usize; lists.len()];
-    visit(message, |tag, field| {
+    visit(message, most, |tag, field| {
         for (count, list) in counts.iter_mut().zip(lists) {
             if list.tag == tag {
                 *count += match field {
@@ -38,8 +82,8 @@ pub(super) fn longest_list(message: &[u8], lists: &[RepeatedField]) -> usize {
                 };
             }
         }
-    });
-    counts.into_iter().max().unwrap_or(0)
+    })?;
+    Ok(counts.into_iter().max().unwrap_or(0))
 }
 
 /// The field of each request that names its dataset.
@@ -48,7 +92,7 @@ const DATASET_TAG: u32 = 1;
 /// The dataset that an encoded request names, as far as it can be read; for records of requests that are not decoded.
 pub(super) fn dataset_in(message: &[u8]) -> Option<&str> {
     let mut dataset = None;
-    visit(message, |tag, field| {
+    let _seen = visit(message, FIELDS_MAX, |tag, field| {
         if let (DATASET_TAG, FieldValue::Bytes(name)) = (tag, field) {
             dataset = std::str::from_utf8(name).ok();
         }
@@ -75,36 +119,61 @@ impl FieldValue<'_> {
 
 /// Calls `each` for every field of a message that is a varint or has a length. Returns whether it has no others, and no
 /// invalid bytes, after which there are no calls.
-pub(super) fn visit<'a>(mut message: &'a [u8], mut each: impl FnMut(u32, FieldValue<'a>)) -> bool {
+///
+/// # Errors
+/// It has more than `most` fields; there was no call for the others.
+pub(super) fn visit<'a>(
+    mut message: &'a [u8],
+    most: usize,
+    mut each: impl FnMut(u32, FieldValue<'a>),
+) -> Result<bool, TooManyFields> {
     let mut are_all = true;
+    // How many groups the next field is in. Their fields are counted, and not passed on: no message has any that is known.
+    let mut groups = 0_usize;
+    let mut fields = 0_usize;
     while !message.is_empty() {
+        if fields == most {
+            return Err(TooManyFields(most));
+        }
+        fields += 1;
         let Ok((tag, wire_type)) = decode_key(&mut message) else {
-            return false;
+            return Ok(false);
         };
         match wire_type {
             WireType::Varint => match decode_varint(&mut message) {
-                Ok(number) => each(tag, FieldValue::Number(number)),
-                Err(_) => return false,
+                Ok(number) if groups == 0 => each(tag, FieldValue::Number(number)),
+                Ok(_) => {}
+                Err(_) => return Ok(false),
             },
             WireType::LengthDelimited => {
                 let length = decode_varint(&mut message)
                     .ok()
                     .and_then(|length| usize::try_from(length).ok());
                 let Some((field, rest)) = length.and_then(|length| message.split_at_checked(length)) else {
-                    return false;
+                    return Ok(false);
                 };
-                each(tag, FieldValue::Bytes(field));
+                if groups == 0 {
+                    each(tag, FieldValue::Bytes(field));
+                }
                 message = rest;
             }
-            WireType::ThirtyTwoBit | WireType::SixtyFourBit | WireType::StartGroup | WireType::EndGroup => {
+            WireType::StartGroup => {
+                groups += 1;
+                are_all = false;
+            }
+            WireType::EndGroup => match groups.checked_sub(1) {
+                Some(outer) => groups = outer,
+                None => return Ok(false),
+            },
+            WireType::ThirtyTwoBit | WireType::SixtyFourBit => {
                 if skip_field(wire_type, tag, &mut message, DecodeContext::default()).is_err() {
-                    return false;
+                    return Ok(false);
                 }
                 are_all = false;
             }
         }
     }
-    are_all
+    Ok(are_all)
 }
 
 #[cfg(test)]
@@ -132,14 +201,14 @@ mod tests {
             let longest = names.len().max(offsets.len()).max(lengths.len());
             let request = v1::FetchObjectsRequest { dataset: "d".into(), names, offsets, lengths, fail_fast: true, if_match: Vec::new() };
             let once = request.encode_to_vec();
-            prop_assert_eq!(longest_list(&once, OBJECTS), longest);
-            prop_assert_eq!(longest_list(&[once.clone(), once].concat(), OBJECTS), 2 * longest);
+            prop_assert_eq!(longest_list(&once, OBJECTS, 1000), Ok(longest));
+            prop_assert_eq!(longest_list(&[once.clone(), once].concat(), OBJECTS, 1000), Ok(2 * longest));
         }
 
         #[test]
         fn any_bytes_are_counted_without_harm(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             // Garbage: no panic, and if it decodes, the count is right.
-            let counted = longest_list(&bytes, OBJECTS);
+            let counted = longest_list(&bytes, OBJECTS, 1000).expect("few fields");
             if let Ok(request) = v1::FetchObjectsRequest::decode(&bytes[..]) {
                 let longest = request.names.len().max(request.offsets.len()).max(request.lengths.len());
                 prop_assert!(counted >= longest, "{counted} {longest}");
@@ -150,6 +219,8 @@ mod tests {
     #[test]
     fn numbers_that_are_not_packed_count_too() {
         // Three fields of tag 3 with one varint each, as old encoders write them.
-        assert_eq!(longest_list(&[0x18, 1, 0x18, 0x80, 1, 0x18, 3], OBJECTS), 3);
+        let message = [0x18, 1, 0x18, 0x80, 1, 0x18, 3];
+        assert_eq!(longest_list(&message, OBJECTS, 3), Ok(3));
+        assert_eq!(longest_list(&message, OBJECTS, 2), Err(TooManyFields(2)));
     }
 }

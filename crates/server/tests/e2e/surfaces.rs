@@ -5,7 +5,7 @@ use crate::data::{everything, plain_blocks};
 use crate::wire::{self, Narrow, channel};
 use bytes::Bytes;
 use prost::Message as _;
-use ringfetch_proto::v1;
+use ringfetch_proto::v1::{self, fetch_stream_request::Request};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -66,6 +66,48 @@ async fn raw(address: SocketAddr, path: &str, headers: &[(&str, &str)], body: im
     let (body, status) = held.rest().await;
     assert!(body.is_empty(), "{path}");
     status.expect("a status")
+}
+
+#[tokio::test]
+async fn fields_that_are_set_a_million_times_are_refused() {
+    // Scenario: requests that set a field again and again, of which protobuf keeps the last: the dataset or the name of a call, and
+    // the id of a message of a stream. Expectation: twenty times is as good as once; of a million, which takes a core for 25 ms to
+    // decode, the message is refused, with the reason.
+    let daemon = plain_blocks(Setup::new("mmap"), 1).0.start();
+    let blocks = wire::blocks("blocks", &[0]);
+    let on_stream = wire::on_stream(7, Request::Blocks(blocks.clone())).encode_to_vec();
+    let object = v1::ReadObjectRequest {
+        dataset: "none".to_owned(),
+        name: "none".to_owned(),
+        ..Default::default()
+    };
+    for (method, field, message, code_else) in [
+        ("FetchBlocks", [0x0a, 0], blocks.encode_to_vec(), Code::Ok),
+        ("ReadObject", [0x12, 0], object.encode_to_vec(), Code::NotFound),
+        ("FetchStream", [0x08, 0], on_stream, Code::Ok),
+        // Fields of an unknown group, 123.
+        ("FetchBlocks", [0x08, 0], blocks.encode_to_vec(), Code::Ok),
+    ] {
+        let (begin, end): (&[u8], &[u8]) = if method == "FetchBlocks" && field[0] == 0x08 {
+            (&[0xdb, 0x07], &[0xdc, 0x07])
+        } else {
+            (&[], &[])
+        };
+        for (times, code) in [(20, code_else), (1_000_000, Code::InvalidArgument)] {
+            let sent = wire::framed(&[begin, &field.repeat(times), end, &message].concat());
+            let path = format!("/ringfetch.v1.FetchService/{method}");
+            let common = [("content-type", "application/grpc"), ("te", "trailers")];
+            let mut client = Narrow::connect(daemon.grpc, 65_535).await;
+            let (body, status) = client.ask(&path, &common, sent).await.rest().await;
+            let status = status.expect("a status");
+            assert_eq!(status.code(), code, "{method}: {status:?}");
+            assert_eq!(!body.is_empty(), code == Code::Ok, "{method}: {status:?}");
+            let is_refused = status.message().contains("message: ") && status.message().contains(" fields: ");
+            assert_eq!(is_refused, code == Code::InvalidArgument, "{method}: {status:?}");
+        }
+    }
+    daemon.gives_memory_back().await;
+    daemon.stop().await;
 }
 
 #[tokio::test]

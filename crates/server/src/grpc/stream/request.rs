@@ -4,7 +4,7 @@
 use super::super::encode::EncodedMessage;
 use super::super::fetch_request::{Decoded, UnaryRequest};
 use super::super::service::{Shared, decode, items_of, malformed};
-use super::super::wire::{FieldValue, dataset_in, visit};
+use super::super::wire::{FIELDS_MAX, FieldValue, dataset_in, visit};
 use crate::caller::Connection;
 use crate::error_status;
 use crate::fetch::{FetchError, Fetcher, RequestContext, RequestMemory};
@@ -162,7 +162,7 @@ impl Call {
 /// The dataset that a request of a stream names.
 fn dataset_of(message: &[u8]) -> Option<&str> {
     let mut dataset = None;
-    visit(message, |tag, field| {
+    let _seen = visit(message, FIELDS_MAX, |tag, field| {
         if let FieldValue::Bytes(call) = field
             && tag != CANCEL_TAG
         {
@@ -175,7 +175,7 @@ fn dataset_of(message: &[u8]) -> Option<&str> {
 /// The number of items in an encoded request, summed over its variants (protobuf keeps the last).
 fn count(message: &[u8], max: u32) -> Result<usize, FetchError> {
     let mut most = Ok(0_usize);
-    visit(message, |tag, field| {
+    visit(message, FIELDS_MAX, |tag, field| {
         let FieldValue::Bytes(call) = field else { return };
         let counted = match tag {
             v1::FetchBlocksRequest::STREAM_TAG => items_of::<v1::FetchBlocksRequest>(call, max),
@@ -191,7 +191,7 @@ fn count(message: &[u8], max: u32) -> Result<usize, FetchError> {
             (Ok(before), Ok(items)) => Ok(before.saturating_add(items)),
             (Err(error), _) | (_, Err(error)) => Err(error),
         };
-    });
+    })?;
     most
 }
 
@@ -209,7 +209,9 @@ pub(super) struct MessageHeader {
 }
 
 impl MessageHeader {
-    pub(super) fn of(message: &[u8]) -> Self {
+    /// # Errors
+    /// INVALID_ARGUMENT: the message has more than [`FIELDS_MAX`] fields.
+    pub(super) fn of(message: &[u8]) -> Result<Self, Status> {
         let mut header = Self {
             id: 0,
             is_cancel: false,
@@ -218,7 +220,7 @@ impl MessageHeader {
             only_call: None,
         };
         let mut others = 0;
-        let is_known = visit(message, |tag, field| {
+        let visited = visit(message, FIELDS_MAX, |tag, field| {
             let method = match (tag, field) {
                 (ID_TAG, FieldValue::Number(number)) => {
                     header.id = number;
@@ -248,21 +250,22 @@ impl MessageHeader {
             others += usize::from(header.only_call.is_some());
             header.only_call = field.range_in(message).map(|(start, end)| (tag, start, end));
         });
+        let is_known = visited.map_err(|error| malformed(&error))?;
         header.only_call = header.only_call.filter(|_| is_known && others == 0);
-        header
+        Ok(header)
     }
+}
 
-    /// Checks the message of a cancel. A long one has nothing else: a request that comes before it in the message is decoded, too,
-    /// and its memory is not charged.
-    ///
-    /// # Errors
-    /// INVALID_ARGUMENT: it is not a request.
-    pub(super) fn check_cancel(&self, message: &[u8]) -> Result<(), Status> {
-        if self.only_call.is_none() && !RequestMemory::is_free(message.len()) {
-            return Err(malformed(&"it has more than a cancel"));
-        }
-        decode::<v1::FetchStreamRequest>(message).map(drop)
+/// Checks the message of a cancel. It is as short as a request that is not charged: one that comes before the cancel in the
+/// message is decoded, too.
+///
+/// # Errors
+/// INVALID_ARGUMENT: it is long, or not a request.
+pub(super) fn check_cancel(message: &[u8]) -> Result<(), Status> {
+    if !RequestMemory::is_free(message.len()) {
+        return Err(malformed(&"it has more than a cancel"));
     }
+    decode::<v1::FetchStreamRequest>(message).map(drop)
 }
 
 fn nothing_asked() -> FetchError {

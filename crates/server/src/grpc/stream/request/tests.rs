@@ -27,7 +27,7 @@ fn a_request_that_asks_for_nothing_is_answered() {
 
 /// Id, deadline and request of a message, or why it is none.
 fn requested(message: &[u8]) -> Result<String, String> {
-    let header = MessageHeader::of(message);
+    let header = MessageHeader::of(message).map_err(|status| status.message().to_owned())?;
     let call = Call::of(&header, message).map_err(|status| status.message().to_owned())?;
     let request = match &call {
         Call::Blocks(call) => Some(OneOf::Blocks((**call).clone())),
@@ -116,11 +116,11 @@ fn messages_are_decoded_as_prost_does() {
         OneOf::Scores(scores),
     ] {
         let message = encoded(request);
-        assert!(MessageHeader::of(&message).only_call.is_some());
+        assert!(MessageHeader::of(&message).unwrap().only_call.is_some());
         let other = encoded(OneOf::Blocks(blocks.clone()));
-        // A varint and 32 bits of field 99.
-        let (varint, bits) = ([0x98, 6, 1], [0x9d, 6, 1, 2, 3, 4]);
-        for unknown in [&varint[..], &bits] {
+        // A varint, 32 bits, and a group with an id, of field 99.
+        let (varint, bits, group) = ([0x98, 6, 1], [0x9d, 6, 1, 2, 3, 4], [0x9b, 6, 8, 1, 0x9c, 6]);
+        for unknown in [&varint[..], &bits, &group] {
             messages.extend([[&message, unknown].concat(), [unknown, &message].concat()]);
         }
         messages.extend([[&message[..], &message].concat(), [&message[..], &other].concat()]);
