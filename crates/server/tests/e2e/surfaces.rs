@@ -81,18 +81,32 @@ async fn fields_that_are_set_a_million_times_are_refused() {
         name: "none".to_owned(),
         ..Default::default()
     };
-    for (method, field, message, code_else) in [
-        ("FetchBlocks", [0x0a, 0], blocks.encode_to_vec(), Code::Ok),
-        ("ReadObject", [0x12, 0], object.encode_to_vec(), Code::NotFound),
-        ("FetchStream", [0x08, 0], on_stream, Code::Ok),
-        // Fields of an unknown group, 123.
-        ("FetchBlocks", [0x08, 0], blocks.encode_to_vec(), Code::Ok),
+    let none: &[u8] = &[];
+    // The last in a group of the unknown field 123.
+    for (method, field, [begin, end], message, code_else) in [
+        (
+            "FetchBlocks",
+            [0x0a, 0],
+            [none; 2],
+            blocks.encode_to_vec(),
+            Code::Ok,
+        ),
+        (
+            "ReadObject",
+            [0x12, 0],
+            [none; 2],
+            object.encode_to_vec(),
+            Code::NotFound,
+        ),
+        ("FetchStream", [0x08, 0], [none; 2], on_stream, Code::Ok),
+        (
+            "FetchBlocks",
+            [0x08, 0],
+            [&[0xdb, 7], &[0xdc, 7]],
+            blocks.encode_to_vec(),
+            Code::Ok,
+        ),
     ] {
-        let (begin, end): (&[u8], &[u8]) = if method == "FetchBlocks" && field[0] == 0x08 {
-            (&[0xdb, 0x07], &[0xdc, 0x07])
-        } else {
-            (&[], &[])
-        };
         for (times, code) in [(20, code_else), (1_000_000, Code::InvalidArgument)] {
             let sent = wire::framed(&[begin, &field.repeat(times), end, &message].concat());
             let path = format!("/ringfetch.v1.FetchService/{method}");
