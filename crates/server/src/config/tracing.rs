@@ -26,7 +26,11 @@ pub(super) fn read(mut section: Section<'_>) -> Option<TracingConfig> {
             return Err(problem.to_owned());
         }
         let is_plain = uri.is_ok_and(|uri| {
-            uri.scheme_str() == Some("http") && uri.port().is_some() && matches!(uri.path(), "" | "/")
+            let has_host = uri.host().is_some_and(|host| !host.is_empty());
+            uri.scheme_str() == Some("http")
+                && has_host
+                && uri.port().is_some()
+                && matches!(uri.path(), "" | "/")
         });
         if is_plain || text == OFF {
             Ok(())
