@@ -3,7 +3,7 @@
 use super::convert;
 use super::encode::{ResponseFields, Tagged};
 use super::service::{decode_into, refused};
-use super::wire::{FieldValue, RepeatedField, TooManyFields, longest_list, visit};
+use super::wire::{FieldValue, Fields, RepeatedField, TooManyFields, longest_list, visit};
 use crate::error_status::ItemMessages;
 use crate::fetch::{FetchError, FetchResponse, Fetcher, Items, Kind, RequestContext, ScoreQuery, Scoring};
 use crate::rpc_metrics::GrpcMethod;
@@ -37,8 +37,8 @@ pub(super) trait UnaryRequest: Message + Default + Send + Sync + 'static {
     /// The items in an encoded request.
     ///
     /// # Errors
-    /// It has more than `most` fields.
-    fn count_items(message: &[u8], most: usize) -> Result<usize, TooManyFields>;
+    /// It has more than `fields`.
+    fn count_items(message: &[u8], fields: &Fields) -> Result<usize, TooManyFields>;
     /// The request field that an error is about, if the error names none itself.
     fn field_of(&self, _: &FetchError) -> &'static str {
         Self::ITEMS_FIELD
@@ -61,8 +61,8 @@ impl<R: FetchRequest> UnaryRequest for R {
     fn spares() -> &'static Spares<R> {
         R::spares()
     }
-    fn count_items(message: &[u8], most: usize) -> Result<usize, TooManyFields> {
-        longest_list(message, R::LISTS, most)
+    fn count_items(message: &[u8], fields: &Fields) -> Result<usize, TooManyFields> {
+        longest_list(message, R::LISTS, fields)
     }
     fn field_of(&self, error: &FetchError) -> &'static str {
         let item = if let FetchError::Item { number, .. } = error {
@@ -409,14 +409,14 @@ impl UnaryRequest for v1::ScoreVectorsRequest {
 
     spares!(v1::ScoreVectorsRequest);
 
-    fn count_items(message: &[u8], most: usize) -> Result<usize, TooManyFields> {
+    fn count_items(message: &[u8], fields: &Fields) -> Result<usize, TooManyFields> {
         let mut items = Ok(0_usize);
-        visit(message, most, |tag, field| {
+        visit(message, fields, |tag, field| {
             if let (2, FieldValue::Bytes(query)) = (tag, field)
                 && let Ok(before) = items
             {
                 // A query without ids is refused later; until then it takes as much memory as an item.
-                let ids = longest_list(query, &[RepeatedField::varints(2)], most.saturating_sub(before));
+                let ids = longest_list(query, &[RepeatedField::varints(2)], fields);
                 items = ids.map(|ids| before.saturating_add(ids.max(1)));
             }
         })?;

@@ -10,7 +10,7 @@ use super::frame::FrameDecoder;
 use super::metadata;
 use super::read_object;
 use super::stream;
-use super::wire::{check_fields, dataset_in};
+use super::wire::{Fields, check_fields, dataset_in};
 use crate::caller::Connection;
 use crate::error_status;
 use crate::fetch::{FetchError, Fetcher, RequestContext, RequestMemory, timeout_at, within};
@@ -191,7 +191,8 @@ impl<B: BytesBody> GrpcRequest<B> {
             };
             let message =
                 message.unwrap_or_else(|| Err(to_status(fetcher.deadline_rejection(connection.as_ref()))))?;
-            let items = fetcher.count_rejection(items_of::<C>(&message, items_max), connection.as_ref());
+            let counted = items_of::<C>(&message, items_max, &Fields::of_items(items_max));
+            let items = fetcher.count_rejection(counted, connection.as_ref());
             items
                 .and_then(|items| request_memory.whole(message.len(), items.saturating_mul(C::ITEM_WEIGHT)))
                 .map_err(|error| refused(&message, to_status(error)))?;
@@ -368,21 +369,21 @@ fn ok(body: AnswerBody, mut headers: HeaderMap) -> Response<AnswerBody> {
     response
 }
 
-/// A request may have so many fields, however few items are allowed: vectors that are scored are lists of numbers, too.
-const FIELDS_IN_ANY_CASE: usize = 1 << 16;
-
 /// An upper bound on the number of items in a request: for a short request, its bytes.
 ///
 /// # Errors
-/// `TooManyItems`, before the items are decoded into memory; `Malformed` with far more fields than they need.
-pub(super) fn items_of<C: UnaryRequest>(message: &[u8], max: u32) -> Result<usize, FetchError> {
+/// `TooManyItems`, before the items are decoded into memory; `Malformed` with more than `fields`.
+pub(super) fn items_of<C: UnaryRequest>(
+    message: &[u8],
+    max: u32,
+    fields: &Fields,
+) -> Result<usize, FetchError> {
     let most = usize::try_from(max).unwrap_or(usize::MAX);
     // An item has at least one byte.
     if message.len() <= most {
         return Ok(message.len());
     }
-    // Each item may have an entry in four lists.
-    match C::count_items(message, most.saturating_mul(4).max(FIELDS_IN_ANY_CASE))? {
+    match C::count_items(message, fields)? {
         items if items <= most => Ok(items),
         items => Err(FetchError::TooManyItems {
             field: C::ITEMS_FIELD,

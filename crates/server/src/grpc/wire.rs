@@ -4,6 +4,7 @@
 
 use crate::fetch::FetchError;
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
+use std::cell::Cell;
 
 /// A field that lists items.
 #[derive(Debug, Clone, Copy)]
@@ -24,13 +25,41 @@ impl RepeatedField {
     }
 }
 
-/// Most fields of a message without lists, and of one with them that are looked through for its dataset. The largest of the
-/// former has six.
-pub(super) const FIELDS_MAX: usize = 64;
+/// How many fields of a message may be visited, with those of messages in it.
+#[derive(Debug)]
+pub(super) struct Fields {
+    most: usize,
+    left: Cell<usize>,
+}
+
+impl Fields {
+    fn at_most(most: usize) -> Self {
+        let left = Cell::new(most);
+        Self { most, left }
+    }
+
+    /// Of a message without lists, and of one that is only looked through for its dataset: 64. The largest of the former has six.
+    pub(super) fn few() -> Self {
+        Self::at_most(64)
+    }
+
+    /// Of a request that may have this many items: an entry in each of four lists for each of them. 65,536 in any case: vectors that
+    /// are scored are lists of numbers, too.
+    pub(super) fn of_items(items_max: u32) -> Self {
+        let items_max = usize::try_from(items_max).unwrap_or(usize::MAX);
+        Self::at_most(items_max.saturating_mul(4).max(1 << 16))
+    }
+
+    fn take_one(&self) -> Result<(), TooManyFields> {
+        let left = self.left.get().checked_sub(1);
+        self.left.set(left.ok_or(TooManyFields(self.most))?);
+        Ok(())
+    }
+}
 
 /// A message has more fields than are visited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct TooManyFields(pub(super) usize);
+pub(super) struct TooManyFields(usize);
 
 impl std::fmt::Display for TooManyFields {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -54,23 +83,23 @@ impl From<TooManyFields> for FetchError {
 /// Checks a message without lists, and decodes nothing.
 ///
 /// # Errors
-/// It has more than [`FIELDS_MAX`] fields.
+/// It has more than [`Fields::few`].
 pub(super) fn check_fields(message: &[u8]) -> Result<(), TooManyFields> {
-    visit(message, FIELDS_MAX, |_, _| ()).map(drop)
+    visit(message, &Fields::few(), |_, _| ()).map(drop)
 }
 
 /// Number of entries in the longest of `lists` in an encoded message. Counts nothing after invalid bytes,
 /// which the decoder refuses.
 ///
 /// # Errors
-/// The message has more than `most` fields.
+/// The message has more than `fields`.
 pub(super) fn longest_list(
     message: &[u8],
     lists: &[RepeatedField],
-    most: usize,
+    fields: &Fields,
 ) -> Result<usize, TooManyFields> {
     let mut counts = vec![0_usize; lists.len()];
-    visit(message, most, |tag, field| {
+    visit(message, fields, |tag, field| {
         for (count, list) in counts.iter_mut().zip(lists) {
             if list.tag == tag {
                 *count += match field {
@@ -92,7 +121,7 @@ const DATASET_TAG: u32 = 1;
 /// The dataset that an encoded request names, as far as it can be read; for records of requests that are not decoded.
 pub(super) fn dataset_in(message: &[u8]) -> Option<&str> {
     let mut dataset = None;
-    let _seen = visit(message, FIELDS_MAX, |tag, field| {
+    let _seen = visit(message, &Fields::few(), |tag, field| {
         if let (DATASET_TAG, FieldValue::Bytes(name)) = (tag, field) {
             dataset = std::str::from_utf8(name).ok();
         }
@@ -121,21 +150,17 @@ impl FieldValue<'_> {
 /// invalid bytes, after which there are no calls.
 ///
 /// # Errors
-/// It has more than `most` fields; there was no call for the others.
+/// It has more than `fields`; there was no call for the others.
 pub(super) fn visit<'a>(
     mut message: &'a [u8],
-    most: usize,
+    fields: &Fields,
     mut each: impl FnMut(u32, FieldValue<'a>),
 ) -> Result<bool, TooManyFields> {
     let mut are_all = true;
     // How many groups the next field is in. Their fields are counted, and not passed on: no message has any that is known.
     let mut groups = 0_usize;
-    let mut fields = 0_usize;
     while !message.is_empty() {
-        if fields == most {
-            return Err(TooManyFields(most));
-        }
-        fields += 1;
+        fields.take_one()?;
         let Ok((tag, wire_type)) = decode_key(&mut message) else {
             return Ok(false);
         };
@@ -201,14 +226,14 @@ mod tests {
             let longest = names.len().max(offsets.len()).max(lengths.len());
             let request = v1::FetchObjectsRequest { dataset: "d".into(), names, offsets, lengths, fail_fast: true, if_match: Vec::new() };
             let once = request.encode_to_vec();
-            prop_assert_eq!(longest_list(&once, OBJECTS, 1000), Ok(longest));
-            prop_assert_eq!(longest_list(&[once.clone(), once].concat(), OBJECTS, 1000), Ok(2 * longest));
+            prop_assert_eq!(longest_list(&once, OBJECTS, &Fields::at_most(1000)), Ok(longest));
+            prop_assert_eq!(longest_list(&[once.clone(), once].concat(), OBJECTS, &Fields::at_most(1000)), Ok(2 * longest));
         }
 
         #[test]
         fn any_bytes_are_counted_without_harm(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             // Garbage: no panic, and if it decodes, the count is right.
-            let counted = longest_list(&bytes, OBJECTS, 1000).expect("few fields");
+            let counted = longest_list(&bytes, OBJECTS, &Fields::at_most(1000)).expect("few fields");
             if let Ok(request) = v1::FetchObjectsRequest::decode(&bytes[..]) {
                 let longest = request.names.len().max(request.offsets.len()).max(request.lengths.len());
                 prop_assert!(counted >= longest, "{counted} {longest}");
@@ -220,7 +245,10 @@ mod tests {
     fn numbers_that_are_not_packed_count_too() {
         // Three fields of tag 3 with one varint each, as old encoders write them.
         let message = [0x18, 1, 0x18, 0x80, 1, 0x18, 3];
-        assert_eq!(longest_list(&message, OBJECTS, 3), Ok(3));
-        assert_eq!(longest_list(&message, OBJECTS, 2), Err(TooManyFields(2)));
+        assert_eq!(longest_list(&message, OBJECTS, &Fields::at_most(3)), Ok(3));
+        assert_eq!(
+            longest_list(&message, OBJECTS, &Fields::at_most(2)),
+            Err(TooManyFields(2))
+        );
     }
 }

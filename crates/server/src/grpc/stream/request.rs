@@ -4,7 +4,7 @@
 use super::super::encode::EncodedMessage;
 use super::super::fetch_request::{Decoded, UnaryRequest};
 use super::super::service::{Shared, decode, items_of, malformed};
-use super::super::wire::{FIELDS_MAX, FieldValue, dataset_in, visit};
+use super::super::wire::{FieldValue, Fields, dataset_in, visit};
 use crate::caller::Connection;
 use crate::error_status;
 use crate::fetch::{FetchError, Fetcher, RequestContext, RequestMemory};
@@ -162,7 +162,7 @@ impl Call {
 /// The dataset that a request of a stream names.
 fn dataset_of(message: &[u8]) -> Option<&str> {
     let mut dataset = None;
-    let _seen = visit(message, FIELDS_MAX, |tag, field| {
+    let _seen = visit(message, &Fields::few(), |tag, field| {
         if let FieldValue::Bytes(call) = field
             && tag != CANCEL_TAG
         {
@@ -174,15 +174,16 @@ fn dataset_of(message: &[u8]) -> Option<&str> {
 
 /// The number of items in an encoded request, summed over its variants (protobuf keeps the last).
 fn count(message: &[u8], max: u32) -> Result<usize, FetchError> {
+    let fields = Fields::of_items(max);
     let mut most = Ok(0_usize);
-    visit(message, FIELDS_MAX, |tag, field| {
+    visit(message, &Fields::few(), |tag, field| {
         let FieldValue::Bytes(call) = field else { return };
         let counted = match tag {
-            v1::FetchBlocksRequest::STREAM_TAG => items_of::<v1::FetchBlocksRequest>(call, max),
-            v1::FetchVectorsRequest::STREAM_TAG => items_of::<v1::FetchVectorsRequest>(call, max),
-            v1::FetchRangesRequest::STREAM_TAG => items_of::<v1::FetchRangesRequest>(call, max),
-            v1::FetchObjectsRequest::STREAM_TAG => items_of::<v1::FetchObjectsRequest>(call, max),
-            v1::ScoreVectorsRequest::STREAM_TAG => items_of::<v1::ScoreVectorsRequest>(call, max)
+            v1::FetchBlocksRequest::STREAM_TAG => items_of::<v1::FetchBlocksRequest>(call, max, &fields),
+            v1::FetchVectorsRequest::STREAM_TAG => items_of::<v1::FetchVectorsRequest>(call, max, &fields),
+            v1::FetchRangesRequest::STREAM_TAG => items_of::<v1::FetchRangesRequest>(call, max, &fields),
+            v1::FetchObjectsRequest::STREAM_TAG => items_of::<v1::FetchObjectsRequest>(call, max, &fields),
+            v1::ScoreVectorsRequest::STREAM_TAG => items_of::<v1::ScoreVectorsRequest>(call, max, &fields)
                 .map(|items| items.saturating_mul(v1::ScoreVectorsRequest::ITEM_WEIGHT)),
             _ => return,
         };
@@ -210,7 +211,7 @@ pub(super) struct MessageHeader {
 
 impl MessageHeader {
     /// # Errors
-    /// INVALID_ARGUMENT: the message has more than [`FIELDS_MAX`] fields.
+    /// INVALID_ARGUMENT: the message has more than [`Fields::few`].
     pub(super) fn of(message: &[u8]) -> Result<Self, Status> {
         let mut header = Self {
             id: 0,
@@ -220,7 +221,7 @@ impl MessageHeader {
             only_call: None,
         };
         let mut others = 0;
-        let visited = visit(message, FIELDS_MAX, |tag, field| {
+        let visited = visit(message, &Fields::few(), |tag, field| {
             let method = match (tag, field) {
                 (ID_TAG, FieldValue::Number(number)) => {
                     header.id = number;

@@ -166,7 +166,8 @@ fn a_candidate_counts_as_in_a_call_of_its_own() {
         }],
         ..Default::default()
     };
-    let alone = items_of::<v1::ScoreVectorsRequest>(&request.encode_to_vec(), 4096).unwrap();
+    let alone =
+        items_of::<v1::ScoreVectorsRequest>(&request.encode_to_vec(), 4096, &Fields::of_items(4096)).unwrap();
     let request = v1::FetchStreamRequest {
         id: 1,
         request: Some(OneOf::Scores(request)),
@@ -176,4 +177,26 @@ fn a_candidate_counts_as_in_a_call_of_its_own() {
         count(&request.encode_to_vec(), 4096).unwrap(),
         alone * v1::ScoreVectorsRequest::ITEM_WEIGHT
     );
+}
+
+#[test]
+fn fields_of_all_that_is_in_a_message_are_counted_together() {
+    // Scenario: two and three requests in one message, and queries in one request, each of which sets a field 30,000 times; 65,536 fields
+    // are allowed. Expectation: two are counted, three refused.
+    let part = |tag: u8| {
+        let mut field = vec![tag << 3 | 2];
+        prost::encoding::encode_varint(60_000, &mut field);
+        [field, [0x08, 0].repeat(30_000)].concat()
+    };
+    for parts in [2, 3] {
+        let (calls, queries) = (part(2).repeat(parts), part(2).repeat(parts));
+        let fields = Fields::of_items(4096);
+        for counted in [
+            count(&calls, 4096),
+            items_of::<v1::ScoreVectorsRequest>(&queries, 4096, &fields),
+        ] {
+            let is_refused = matches!(counted, Err(FetchError::Malformed { .. }));
+            assert_eq!(is_refused, parts == 3, "{counted:?}");
+        }
+    }
 }
