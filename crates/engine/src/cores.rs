@@ -57,6 +57,9 @@ pub fn is_shared() -> bool {
     IS_SHARED.get()
 }
 
+/// Most that one poll is charged: longer polls were mostly interrupted by another process.
+pub const CHARGED_POLL_MAX: Duration = Duration::from_micros(200);
+
 /// Charges a caller for time that this core's shard spent on its reads.
 pub fn charge(caller: u64, time: Duration) {
     CHARGES.with_borrow_mut(|charges| {

@@ -42,11 +42,10 @@ impl<B: Backend> Future for Shard<B> {
 
 impl<B: Backend> Shard<B> {
     /// Charges the time of a turn to the callers that it served, by bytes.
-    fn charge(&self, time: Duration) {
+    pub(super) fn charge(&self, time: Duration) {
         let bytes: u64 = self.served.0.iter().map(|(_, bytes)| bytes).sum();
-        let nanoseconds = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let nanoseconds = u64::try_from(time.min(cores::CHARGED_POLL_MAX).as_nanos()).unwrap_or(0);
         for (caller, served) in &self.served.0 {
-            // A turn is far below the 4 s at which its product with these bytes would overflow.
             let share = nanoseconds.saturating_mul(*served) / bytes.max(1);
             cores::charge(*caller, Duration::from_nanos(share));
         }

@@ -11,12 +11,12 @@
 //! not delay those behind the same address that send little.
 //!
 //! A poll that refuses a request, for its credential, its rights or its rate, is charged the maximum
-//! ([`POLL_NS_MAX`]): a client that keeps sending such requests gets less than its share.
+//! ([`CHARGED_POLL_MAX`]): a client that keeps sending such requests gets less than its share.
 //!
 //! A task works for the caller of the requests that it dispatches ([`work_for`]), or of the task that spawned
 //! it. A connection with requests of several callers works for the address that it came from.
 
-use ringfetch_engine::cores::{give_way, note_shared, parks, take_charges};
+use ringfetch_engine::cores::{CHARGED_POLL_MAX, give_way, note_shared, parks, take_charges};
 use ringfetch_engine::share::{Account, Weight};
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
@@ -39,9 +39,6 @@ const CREDIT_NS_MAX: i64 = 20 * PART_NS;
 
 /// Most time over its share that is deducted from a caller's later rounds.
 const DEBT_NS_MAX: i64 = 20 * PART_NS;
-
-/// Most that one poll is charged: longer polls were mostly interrupted by another process.
-const POLL_NS_MAX: i64 = 4 * PART_NS;
 
 /// How long a core counts as shared after polling tasks of two callers.
 const SHARED_FOR: Duration = Duration::from_secs(1);
@@ -212,6 +209,7 @@ impl Core {
 
     /// The core was idle since the last poll, so the time used before was taken from no other caller.
     fn forgive(&self) {
+        take_charges(|_, _| {});
         self.busy.borrow_mut().retain(|caller| {
             let waits = !caller.waiting.borrow().is_empty();
             if !waits {
@@ -286,7 +284,7 @@ impl Core {
     }
 
     fn took(&self, caller: &Rc<Caller>, time: Duration) {
-        caller.charge(time);
+        caller.charge(time.min(CHARGED_POLL_MAX));
         self.note_busy(caller);
         if caller.has_time() {
             caller.let_on();
@@ -331,7 +329,7 @@ impl Caller {
     }
 
     fn charge(&self, time: Duration) {
-        let nanoseconds = i64::try_from(time.as_nanos()).map_or(POLL_NS_MAX, |time| time.min(POLL_NS_MAX));
+        let nanoseconds = i64::try_from(time.as_nanos()).unwrap_or(i64::MAX);
         self.balance
             .set(self.balance.get().saturating_sub(nanoseconds).max(-DEBT_NS_MAX));
     }

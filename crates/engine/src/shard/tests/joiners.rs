@@ -42,6 +42,20 @@ fn a_callers_reads_are_charged_while_only_others_tasks_share_the_core() {
 }
 
 #[test]
+fn a_long_turn_is_charged_in_part() {
+    // Scenario: a turn of a second serves one caller three times as many bytes as another. Expectation: the two are charged for
+    // 200 us of it, in that ratio.
+    let mut world = World::new(1, 4096);
+    for (caller, bytes) in [(1, 3000), (2, 1000)] {
+        world.shard.served.add(Some((caller, 1)), bytes);
+    }
+    world.shard.charge(Duration::from_secs(1));
+    let mut charged = Vec::new();
+    cores::take_charges(|caller, time| charged.push((caller, time.as_micros())));
+    assert_eq!(charged, [(1, 150), (2, 50)]);
+}
+
+#[test]
 fn a_joined_reads_copy_is_charged_to_who_joined() {
     // Scenario: on a core that two callers share, one reads the same 1 MiB twice, of which the second read joins the first, and
     // the other reads 4 KiB; all of them arrive in one turn, in which the 1 MiB are copied. Expectation: the first caller is

@@ -334,8 +334,8 @@ fn what_a_core_keeps_of_its_callers_is_bounded() {
         }
         assert!(CORE.with(|core| core.callers.borrow().len() <= 4 * CALLERS_MIN));
         let caller = of(1, 1);
-        caller.charge(Duration::from_secs(1));
-        assert_eq!(caller.balance.get(), caller.full() - POLL_NS_MAX);
+        CORE.with(|core| core.took(&caller, Duration::from_secs(1)));
+        assert_eq!(caller.balance.get(), caller.full() - 4 * PART_NS);
         for _ in 0..100 {
             caller.charge(Duration::from_secs(1));
         }
@@ -345,19 +345,22 @@ fn what_a_core_keeps_of_its_callers_is_bounded() {
 
 #[test]
 fn what_a_shard_spends_for_a_caller_is_part_of_its_time() {
-    // The core's shard spends two parts of a round for a caller; and again, before the core is no longer shared. Expectation:
-    // the next round deducts the former, and adds one; the latter are forgotten.
+    // The core's shard spends eight parts of a round for a caller, in two turns; and again, before the core is idle, and before
+    // it is no longer shared. Expectation: the next round deducts the former, and adds one; the others are forgotten.
     on_a_core(|| async {
         let caller = of(1, 1);
-        charge(1, 2 * Duration::from_nanos(PART_NS.unsigned_abs()));
+        let spend = || (0..2).for_each(|_| charge(1, 4 * Duration::from_nanos(PART_NS.unsigned_abs())));
+        spend();
         CORE.with(Core::begin_round);
-        assert_eq!(caller.balance.get(), caller.full() - PART_NS);
-        charge(1, 2 * Duration::from_nanos(PART_NS.unsigned_abs()));
-        CORE.with(|core| {
-            core.end_turns();
-            core.begin_round();
-        });
-        assert_eq!(caller.balance.get(), caller.full());
+        assert_eq!(caller.balance.get(), caller.full() - 7 * PART_NS);
+        for forget in [Core::forgive, Core::end_turns] {
+            spend();
+            CORE.with(|core| {
+                forget(core);
+                core.begin_round();
+            });
+            assert_eq!(caller.balance.get(), caller.full());
+        }
     });
 }
 
