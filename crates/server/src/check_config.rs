@@ -36,12 +36,8 @@ pub(crate) fn run(inputs: &Inputs, open: bool) -> anyhow::Result<()> {
         errors.of_access_log(&config, AccessLog::check);
         // They stay open, as in a start, while the backends are checked.
         let _open = is_made.then(|| errors.open(&config.datasets, |_| ()));
-        let of_datasets = config.dataset_backends.iter();
-        let of_datasets = of_datasets.map(|(name, backend)| (format!("datasets.{name}.backend"), *backend));
         let mut statuses = Vec::new();
-        for (key, backend) in
-            std::iter::once(("engine.backend".to_owned(), config.engine.backend)).chain(of_datasets)
-        {
+        for (key, backend) in config.backends() {
             let checked = Engine::check_backend(&config.engine, backend);
             let status = errors.of_host(checked.map_err(|error| format!("{key}: {error}")));
             statuses.push((key, status));

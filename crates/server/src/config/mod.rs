@@ -118,6 +118,15 @@ pub struct Config {
     pub drain_timeout: Duration,
 }
 
+impl Config {
+    /// The backends that it requests, each with its key.
+    pub fn backends(&self) -> impl Iterator<Item = (String, BackendKind)> {
+        let own = self.dataset_backends.iter();
+        let own = own.map(|(name, backend)| (format!("datasets.{name}.backend"), *backend));
+        std::iter::once(("engine.backend".to_owned(), self.engine.backend)).chain(own)
+    }
+}
+
 impl Default for Limits {
     /// The defaults that `config/ringfetchd.yaml` documents.
     fn default() -> Self {

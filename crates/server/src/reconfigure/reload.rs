@@ -14,6 +14,7 @@ use crate::key_file::{FileError, HOST_REMEDY};
 use crate::lifecycle::State;
 use crate::tls::Tls;
 use ringfetch_engine::dataset::{Kind, is_refused_by_host};
+use ringfetch_engine::engine::Engine;
 use ringfetch_host::View;
 use std::collections::BTreeSet;
 use std::fmt;
@@ -151,6 +152,7 @@ impl Inner {
             ReloadError::Invalid(errors.0.iter().map(mistake).collect())
         })?;
         check_budget(&config, &changes)?;
+        check_backends(&config, &changes)?;
         check_moved(&config, &changes)?;
         let renewed = match self.parts.tls.clone() {
             Some(tls) => in_force(
@@ -295,6 +297,18 @@ fn check_budget(config: &Config, changes: &ConfigDiff) -> Result<(), ReloadError
         ReloadError::Invalid(vec![ReloadProblem { key, problem }])
     })?;
     host_memory::check_process_limits(bytes).map_err(ReloadError::HostRefused)
+}
+
+/// Checks that the next start has the backends that must not fall back from then on.
+fn check_backends(config: &Config, changes: &ConfigDiff) -> Result<(), ReloadError> {
+    if !is_moved(changes, &["engine.on_unavailable"]) {
+        return Ok(());
+    }
+    for (key, backend) in config.backends() {
+        Engine::check_backend(&config.engine, backend)
+            .map_err(|error| ReloadError::Unavailable(format!("{key}: {error}")))?;
+    }
+    Ok(())
 }
 
 /// Checks the files that the next start will read in place of those in force.

@@ -1,7 +1,7 @@
 //! Switches of the engine's backend while clients read: no read fails or is wrong, and an unavailable backend
 //! changes nothing.
 
-use crate::daemon::{Daemon, Setup};
+use crate::daemon::{Daemon, LISTEN, Setup};
 use crate::data::{noise, plain_blocks};
 use crate::readers::{Known, Tally, ranges, streamed, unary};
 use crate::seccomp::EPERM;
@@ -331,6 +331,35 @@ async fn a_datasets_own_backend_falls_back_or_is_refused() {
     let refused = own_backends("fail").without_io_uring(EPERM).start_or_refused();
     let refused = refused.err().expect("a refusal");
     refused.with(3, &["datasets.uring.backend", "seccomp"]);
+}
+
+#[tokio::test]
+async fn a_reload_that_forbids_a_fallback_in_use_is_refused() {
+    // Scenario: io_uring is forbidden, a dataset requests it and has mmap; a reload sets `on_unavailable: fail`, and then also
+    // another backend for the dataset. Expectation: refused, since the next start would be, with key and cause; the latter waits
+    // for the restart.
+    let file = |on_unavailable: &str, own: &str| {
+        format!(
+            "{LISTEN}engine: {{backend: mmap, cores: 1, memory_budget: 32MiB, on_unavailable: {on_unavailable}}}\n\
+             datasets: [{{name: own, kind: blocks, block_bytes: 4KiB, path: own.bin, backend: {own}}}]"
+        )
+    };
+    let setup = Setup::new("mmap").whole(&file("mmap", "uring"));
+    setup.file("own.bin", &noise(9, 4096));
+    let daemon = setup.without_io_uring(EPERM).start();
+    daemon.rewrite(&file("fail", "uring"));
+    let status = crate::reload::reload(&daemon).await.unwrap_err();
+    assert_eq!(status.code(), Code::FailedPrecondition, "{status:?}");
+    let (key, cause) = ("datasets.own.backend: ", "seccomp");
+    assert!(
+        status.message().contains(key) && status.message().contains(cause),
+        "{status:?}"
+    );
+    daemon.rewrite(&file("fail", "mmap"));
+    let answer = crate::reload::reload(&daemon).await.unwrap();
+    let waits: Vec<_> = answer.needs_restart.iter().map(|change| &change.key).collect();
+    assert_eq!(waits, ["engine.on_unavailable"]);
+    daemon.stop().await;
 }
 
 #[tokio::test]
