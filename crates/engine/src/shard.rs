@@ -407,6 +407,9 @@ impl<B: Backend> Shard<B> {
             bytes = bytes.saturating_add(u64::from(read.length));
         }
         active.count_taken_up(taken_up, &self.metrics, now);
+        if self.charges {
+            self.served.add(active.batch.origin, bytes);
+        }
         let done = active.next_read == total;
         let closes = done && active.outstanding == 0;
         if done {

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-/// Callers, and bytes of their reads that finished or were copied.
+/// Callers, and bytes of their reads that were started, finished or copied.
 #[derive(Debug, Default)]
 pub(super) struct Served(Vec<(u64, u64)>);
 

@@ -42,6 +42,21 @@ fn a_callers_reads_are_charged_while_only_others_tasks_share_the_core() {
 }
 
 #[test]
+fn starting_reads_is_charged() {
+    // Scenario: on a shared core, a caller's reads are started, and none finishes in that turn. Expectation: it is charged.
+    let mut world = World::new(8, 1 << 20);
+    world.control.hold();
+    let ranges = [0, 1, 2, 3].map(|read| (read * 100_000, 4096));
+    let _answer = world.send(&ranges, |batch| batch.origin = Some((1, 1)));
+    let mut charged = Vec::new();
+    on_a_shared_core(|| {
+        assert!(world.poll().is_pending());
+        cores::take_charges(|caller, time| charged.push((caller, time > Duration::ZERO)));
+    });
+    assert_eq!(charged, [(1, true)]);
+}
+
+#[test]
 fn a_long_turn_is_charged_in_part() {
     // Scenario: a turn of a second serves one caller three times as many bytes as another. Expectation: the two are charged for
     // 200 us of it, in that ratio.
