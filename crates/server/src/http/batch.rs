@@ -164,7 +164,7 @@ fn refuse_preconditions(headers: &HeaderMap) -> Result<(), Problem> {
     Ok(())
 }
 
-/// Refuses items of differing lengths if their lengths do not fit a header.
+/// Refuses items whose lengths may differ if these do not fit a header.
 fn check_form(params: &BatchParams, form: ResponseFormat) -> Result<(), Problem> {
     let items = params.columns.items().len();
     if form == ResponseFormat::Json || items <= LENGTHS_LISTED_MAX || params.columns.is_uniform() {
@@ -174,7 +174,7 @@ fn check_form(params: &BatchParams, form: ResponseFormat) -> Result<(), Problem>
         StatusCode::NOT_ACCEPTABLE,
         "lengths-not-listable",
         format!(
-            "{items} items of differing lengths; the response's headers can list {LENGTHS_LISTED_MAX}: \
+            "{items} items whose lengths may differ; the response's headers can list {LENGTHS_LISTED_MAX}: \
              accept application/json, or split the batch"
         ),
     )
@@ -345,7 +345,8 @@ mod tests {
 
     #[tokio::test]
     async fn lengths_that_cannot_be_listed_are_refused_beforehand() {
-        // One item more than a head can list: fine in JSON or with equal lengths, 406 for differing ones.
+        // One item more than a head can list: fine in JSON or with equal lengths, 406 for differing ones, and for objects of
+        // any length, which may turn out to be equal: so the message does not say that they differ.
         let many = LENGTHS_LISTED_MAX + 1;
         let ranges = |last: u64| {
             let mut lengths = vec![4; many];
@@ -363,7 +364,25 @@ mod tests {
         };
         assert!(check_form(&ranges(4), ResponseFormat::Octets).is_ok());
         assert!(check_form(&ranges(5), ResponseFormat::Json).is_ok());
-        let (status, field, _) = rendered(check_form(&ranges(5), ResponseFormat::Octets).unwrap_err()).await;
-        assert_eq!((status, field.as_str()), (406, "ranges"));
+        let names = vec!["a".to_owned(); many];
+        let objects = BatchParams {
+            columns: Columns::Objects {
+                names,
+                offsets: Vec::new(),
+                lengths: Vec::new(),
+                if_match: Vec::new(),
+            },
+            field: "names",
+            ..ranges(4)
+        };
+        for (params, member) in [(ranges(5), "ranges"), (objects, "names")] {
+            let refused = check_form(&params, ResponseFormat::Octets).unwrap_err();
+            let (status, field, detail) = rendered(refused).await;
+            assert_eq!((status, field.as_str()), (406, member));
+            assert!(
+                detail.starts_with("513 items whose lengths may differ;"),
+                "{detail}"
+            );
+        }
     }
 }

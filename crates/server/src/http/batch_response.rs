@@ -3,7 +3,7 @@
 //! As bytes, the body is the good items back to back; the head describes how to split it: `Ringfetch-Items`,
 //! `Ringfetch-Errors` (how many failed), `Ringfetch-Error-Items` (which), and either `Ringfetch-Item-Bytes`
 //! (the length of each good item) or `Ringfetch-Lengths` (one per item, 0 for a failed one). A head lists at
-//! most 512 items: more items of differing lengths are refused before the read, and with more failed items
+//! most 512 items: more items whose lengths may differ are refused before the read, and with more failed items
 //! the first error fails the request. JSON contains everything, with the data in base64, encoded while it is
 //! sent so that there is never a complete second copy.
 
