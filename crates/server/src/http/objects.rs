@@ -24,7 +24,8 @@ use utoipa::ToSchema;
 #[utoipa::path(get, path = "/v1/datasets/{name}/bytes", tag = "data", operation_id = "GetBytes",
     params(
         ("name" = String, Path, description = "The dataset, of kind blocks or vectors."),
-        ("Range" = Option<String>, Header, description = "`bytes=0-499`, `bytes=500-`, `bytes=-500`, or several."),
+        ("Range" = Option<String>, Header, description = "`bytes=0-499`, `bytes=500-`, `bytes=-500`, or several, which are \
+            refused (400) if more than two overlap, or if they are longer than the resource together. A malformed one is ignored."),
         ("If-Range" = Option<String>, Header, description = "A strong ETag: Range applies only if it is still current."),
         ("If-Match" = Option<String>, Header), ("If-None-Match" = Option<String>, Header),
     ),

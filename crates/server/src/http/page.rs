@@ -134,7 +134,8 @@ pub(super) async fn index(State(app): State<Arc<AppState>>, headers: HeaderMap) 
 #[utoipa::path(get, path = "/page/{asset}", tag = "operation", operation_id = "PageAsset",
     params(("asset" = String, Path, description = "A file that the page names.")),
     responses(
-        (status = 200, description = "The file.", body = String, content_type = "text/plain"),
+        (status = 200, description = "The file.", content(
+            (String = "text/javascript"), (String = "text/css"), (String = "image/svg+xml"))),
         (status = 304, description = "The file of If-None-Match is the current one."),
     ))]
 pub(super) async fn asset(

@@ -54,12 +54,13 @@ pub(super) struct ProblemBody<'a> {
     status: u16,
     /// What is wrong with this request, and how to fix it.
     detail: &'a str,
-    /// The requested path.
+    /// The requested path; its beginning, if it is long.
     instance: &'a str,
     /// The part of the request that is wrong: a JSON field, a path segment, a query parameter or a header.
     #[serde(skip_serializing_if = "Option::is_none")]
     field: Option<&'a str>,
-    /// When a retry makes sense, milliseconds from now. Absent: a retry cannot help.
+    /// When a retry makes sense, milliseconds from now. Absent: the same request fails again, but for 408 and 504, where a
+    /// longer deadline, or less load, helps.
     #[serde(skip_serializing_if = "Option::is_none")]
     retry_after_ms: Option<u64>,
     /// What would have been accepted: methods, or media types.

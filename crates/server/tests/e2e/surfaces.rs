@@ -357,7 +357,7 @@ async fn reflection_lists_all_services_in_both_versions() {
 #[tokio::test]
 async fn every_path_of_openapi_is_there() {
     // Scenario: the document, and a request to each path in it by each of its methods. Expectation: OpenAPI 3
-    // in JSON, and no path that the daemon does not serve.
+    // in JSON, no path that the daemon does not serve, and no media type that the document does not have.
     let (setup, everything) = everything(Setup::new("mmap"));
     let daemon = setup.start();
     let document = daemon.http_client().get("/openapi.json").await.json();
@@ -378,7 +378,7 @@ async fn every_path_of_openapi_is_there() {
             .replace("{id}", "0")
             .replace("{asset}", "script.js")
             .replace("{object}", everything.objects[0].0);
-        for method in operations.as_object().unwrap().keys() {
+        for (method, operation) in operations.as_object().unwrap() {
             let method = http::Method::from_bytes(method.to_uppercase().as_bytes()).unwrap();
             let answer = http
                 .send(
@@ -390,6 +390,11 @@ async fn every_path_of_openapi_is_there() {
                 .await;
             let expected = if method == http::Method::POST { 400 } else { 200 };
             assert_eq!(answer.status, expected, "{method} {filled}: {answer:?}");
+            if method == http::Method::GET {
+                let described = operation["responses"]["200"]["content"].as_object().unwrap();
+                let media_type = answer.header("content-type").split(';').next().unwrap();
+                assert!(described.contains_key(media_type), "{filled}: {media_type}");
+            }
         }
     }
     for (path, state) in [("/livez", "serving"), ("/readyz", "serving")] {
