@@ -202,6 +202,7 @@ async fn a_switch_that_cannot_be_meant_is_refused() {
             .await
             .unwrap_err(),
         clear(&daemon, "nothing").await.unwrap_err(),
+        clear(&daemon, "").await.unwrap_err(),
     ] {
         assert_eq!(status.code(), Code::NotFound, "{status:?}");
         assert!(status.message().contains("there are: blocks"), "{status:?}");
