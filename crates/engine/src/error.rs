@@ -243,6 +243,7 @@ impl ReadError {
             | Self::ObjectNameInvalid { .. } => "invalid",
             // The requested version does not exist.
             Self::ObjectNotFound { .. } | Self::VersionMismatch { .. } => "not_found",
+            Self::ObjectUnreadable { errno, .. } if is_of_device(*errno) => "device_error",
             Self::ObjectUnreadable { .. } => "unreadable",
             Self::Device { errno, .. } if is_temporary(*errno) => "unreadable",
             Self::Truncated { .. } => "truncated",
@@ -272,6 +273,17 @@ impl ReadError {
 /// was interrupted again and again.
 pub fn is_temporary(errno: i32) -> bool {
     matches!(errno, libc::EAGAIN | libc::ENOMEM | libc::EINTR | libc::ECANCELED)
+}
+
+/// Whether an open, or a list of a directory, that failed with this errno failed as a read of it would: the device, its file
+/// system, or a server. As with reads, that is every errno which is not known to mean something else: no permission or key for
+/// it, no descriptor, direct I/O that is required and refused (EINVAL), or that it is temporary.
+pub fn is_of_device(errno: i32) -> bool {
+    let is_other = matches!(
+        errno,
+        libc::EACCES | libc::EPERM | libc::ENOKEY | libc::EMFILE | libc::ENFILE | libc::EINVAL
+    );
+    !is_other && !is_temporary(errno)
 }
 
 /// The errno of a failed read as the page cache has it, so that it does not depend on the kind of read: a direct read of a block

@@ -6,7 +6,7 @@
 
 use crate::fetch::FetchError;
 use ::http::StatusCode as Http;
-use ringfetch_engine::error::{ReadError, Resource, is_temporary};
+use ringfetch_engine::error::{ReadError, Resource, is_of_device, is_temporary};
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::time::Duration;
@@ -139,7 +139,7 @@ fn of_unreadable(errno: i32) -> ErrorStatus {
         unreadable_for_now("out-of-files")
     } else if is_temporary(errno.raw_os_error()) {
         unreadable_for_now("object-unreadable")
-    } else if is_of_device(errno) {
+    } else if is_of_device(errno.raw_os_error()) {
         // The same error as when the object was already open: opening looks up the name, and tries a direct read.
         ErrorStatus::new(Code::DataLoss, Http::INTERNAL_SERVER_ERROR, "device-error")
     } else {
@@ -154,7 +154,7 @@ fn of_listing(errno: Option<i32>) -> ErrorStatus {
             let status = ErrorStatus::new(Code::Unavailable, Http::SERVICE_UNAVAILABLE, "listing-failed");
             status.retry(RETRY_LISTING)
         }
-        Some(errno) if is_of_device(errno) => {
+        Some(errno) if is_of_device(errno.raw_os_error()) => {
             ErrorStatus::new(Code::DataLoss, Http::INTERNAL_SERVER_ERROR, "device-error")
         }
         Some(_) | None => ErrorStatus::new(Code::Internal, Http::INTERNAL_SERVER_ERROR, "listing-failed"),
@@ -168,26 +168,6 @@ fn is_out_of_files(errno: Errno) -> bool {
 
 fn unreadable_for_now(slug: &'static str) -> ErrorStatus {
     ErrorStatus::new(Code::Unavailable, Http::SERVICE_UNAVAILABLE, slug).retry(RETRY_OVERLOADED)
-}
-
-/// Whether a device, the file system on it, or the server of a file system has failed.
-fn is_of_device(errno: Errno) -> bool {
-    matches!(
-        errno,
-        Errno::IO
-            // Of the block layer: medium, target, transport, protection, timeout.
-            | Errno::NODATA
-            | Errno::REMOTEIO
-            | Errno::NOLINK
-            | Errno::ILSEQ
-            | Errno::TIMEDOUT
-            // Damaged metadata: ext4 and XFS.
-            | Errno::UCLEAN
-            | Errno::BADMSG
-            // The process behind a FUSE file system has ended.
-            | Errno::NOTCONN
-            | Errno::CONNABORTED
-    )
 }
 
 /// The status of a failed request.
@@ -469,7 +449,14 @@ mod tests {
             offset: 0,
             length: 1,
         };
-        for errno in [Errno::IO, Errno::NODATA, Errno::UCLEAN, Errno::NOTCONN] {
+        for errno in [
+            Errno::IO,
+            Errno::NODATA,
+            Errno::NODEV,
+            Errno::UCLEAN,
+            Errno::NOTCONN,
+            Errno::STALE,
+        ] {
             assert_eq!(of(errno), of_read(&read(errno)), "{errno}");
             assert_eq!(of(errno).grpc, Code::DataLoss);
         }
@@ -482,7 +469,8 @@ mod tests {
             assert_eq!(answer.retry_after, Some(RETRY_OVERLOADED));
             assert_eq!(read(errno).label(), "unreadable");
         }
-        assert_eq!(of(Errno::ISDIR).grpc, Code::Internal);
+        // Direct I/O that is required and refused.
+        assert_eq!(of(Errno::INVAL).grpc, Code::Internal);
         let listed = |errno: Option<Errno>| {
             let answer = of_fetch(&FetchError::ListingFailed {
                 problem: "p".into(),

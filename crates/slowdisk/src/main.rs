@@ -22,7 +22,9 @@ const COMMANDS_WAITING_MAX: usize = 16;
 ///   set KEY VALUE    change a parameter: latency TIME, jitter TIME (mean of an exponential distribution, at most ten
 ///                    times that), concurrency READS, error-ranges OFFSET+LENGTH,... (bytes of which each read fails
 ///                    with EIO), error-probability P, short-probability P (direct reads that return half),
-///                    loses-replaced true|false (reads of an open file that was replaced or removed fail with ESTALE)
+///                    loses-replaced true|false (reads of an open file that was replaced or removed fail with ESTALE),
+///                    names-errno ERRNO (of look-ups and opens; 0: none), generation NUMBER (another one: all that
+///                    is open is lost)
 ///   hold             answer no read; reads still arrive and are counted
 ///   release          end a hold
 ///   report           parameters and counts

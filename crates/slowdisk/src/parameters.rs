@@ -32,6 +32,11 @@ pub struct Parameters {
     /// Reads of an open file whose name leads to another file by now, or to none, fail with ESTALE, as those of a network
     /// file system do whose server has removed the file.
     pub loses_replaced: bool,
+    /// Look-ups and opens fail with this errno; 0: they do not.
+    pub names_errno: i32,
+    /// The generation of what is looked up. With another one, the kernel takes what is open under the same number for lost
+    /// (EIO), as if the server had begun to number anew.
+    pub generation: u64,
 }
 
 impl Default for Parameters {
@@ -44,6 +49,8 @@ impl Default for Parameters {
             error_probability: 0.0,
             short_probability: 0.0,
             loses_replaced: false,
+            names_errno: 0,
+            generation: 0,
         }
     }
 }
@@ -68,6 +75,8 @@ impl Parameters {
                     .parse()
                     .map_err(|_| refuse("use true or false".to_owned()))?;
             }
+            "names-errno" => next.names_errno = number(value).map_err(refuse)?,
+            "generation" => next.generation = number(value).map_err(refuse)?,
             _ => return Err(refuse("no such parameter".to_owned())),
         }
         next.check()?;
@@ -159,6 +168,8 @@ mod tests {
             ("error-ranges", "4096+4096,1048576+512"),
             ("error-probability", "0.01"),
             ("short-probability", "0.01"),
+            ("names-errno", "19"),
+            ("generation", "1"),
         ] {
             parameters.assign(key, value).expect(key);
         }

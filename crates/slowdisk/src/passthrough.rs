@@ -121,6 +121,13 @@ impl Passthrough {
         Ok(attributes(inode.0, &metadata))
     }
 
+    fn names_work(&self) -> io::Result<()> {
+        match self.device.parameters().names_errno {
+            0 => Ok(()),
+            errno => Err(io::Error::from_raw_os_error(errno)),
+        }
+    }
+
     fn list(&self, inode: INodeNo) -> io::Result<Vec<(u64, FileType, OsString)>> {
         let mut entries = vec![
             (inode.0, FileType::Directory, OsString::from(".")),
@@ -170,8 +177,11 @@ impl Filesystem for Passthrough {
     }
 
     fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        match self.enter(parent, name) {
-            Ok(attributes) => reply.entry(&Duration::ZERO, &attributes, Generation(0)),
+        match self.names_work().and_then(|()| self.enter(parent, name)) {
+            Ok(attributes) => {
+                let generation = Generation(self.device.parameters().generation);
+                reply.entry(&Duration::ZERO, &attributes, generation);
+            }
             Err(error) => reply.error(errno(&error)),
         }
     }
@@ -201,7 +211,11 @@ impl Filesystem for Passthrough {
             // a second short one for the end of the file.
             flags |= FopenFlags::FOPEN_DIRECT_IO;
         }
-        match self.path_of(inode).and_then(File::open) {
+        match self
+            .names_work()
+            .and_then(|()| self.path_of(inode))
+            .and_then(File::open)
+        {
             Ok(file) => reply.opened(
                 self.keep(Open::File {
                     file: Arc::new(file),

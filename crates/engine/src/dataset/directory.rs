@@ -63,6 +63,19 @@ impl Directory {
         Identity::of(&self.root)
     }
 
+    /// Opens an object to read it; whoever opens its descriptor finds out whether it is a file.
+    pub(super) fn open_object(&self, name: &str) -> Result<OwnedFd, FileError> {
+        self.open_beneath(name, OPEN_FLAGS).map_err(|errno| match errno {
+            // A socket, or a node without its device; or else the file system has lost its own.
+            Errno::NXIO | Errno::NODEV => match self.stat_beneath(name) {
+                Ok((FileType::RegularFile, _)) => errno.into(),
+                Ok((kind, _)) => FileError::NotAFile(describe(kind)),
+                Err(errno) => errno.into(),
+            },
+            errno => errno.into(),
+        })
+    }
+
     /// Opens the target of a relative name. `.` is the directory itself.
     pub(super) fn open_beneath(&self, name: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
         match self.resolver {
@@ -137,18 +150,10 @@ pub(super) fn is_out_of_descriptors(errno: Errno) -> bool {
 }
 
 /// Whether an errno means that there is no such file inside the directory, for whatever cause: nothing there,
-/// a file used as a directory, a link that leaves or loops, an impossible name, a device or socket without a
-/// reader.
+/// a file used as a directory, a link that leaves or loops, an impossible name.
 pub(super) fn is_absent(errno: Errno) -> bool {
     matches!(
         errno,
-        Errno::NOENT
-            | Errno::NOTDIR
-            | Errno::XDEV
-            | Errno::LOOP
-            | Errno::NAMETOOLONG
-            | Errno::NXIO
-            | Errno::NODEV
-            | Errno::ISDIR
+        Errno::NOENT | Errno::NOTDIR | Errno::XDEV | Errno::LOOP | Errno::NAMETOOLONG | Errno::ISDIR
     )
 }

@@ -6,7 +6,7 @@
 
 use super::direct;
 use super::directory::{self, Directory, is_absent};
-use super::file::{Accept, FileError, OPEN_FLAGS, OpenFile, OpenOptions};
+use super::file::{Accept, FileError, OpenFile, OpenOptions};
 use super::identity::Identity;
 use super::open::{ErrorContext, file_problem, refusal_reason};
 use super::{DirectFacts, ObjectEntry, OpenError, listing, reaper};
@@ -191,7 +191,7 @@ impl Objects {
     fn open_or_keep(&self, name: &str) -> Result<Arc<OpenFile>, Failure> {
         let kept = self.lock().peek(name).map(|cached| Arc::clone(&cached.file));
         if let Some(kept) = kept {
-            let now = self.directory.open_beneath(name, OPEN_FLAGS)?;
+            let now = self.directory.open_object(name)?;
             if Identity::of(&now)? == kept.identity() {
                 return Ok(kept);
             }
@@ -200,7 +200,7 @@ impl Objects {
         let permit = Arc::clone(&self.descriptors)
             .try_acquire_many_owned(descriptors_each(self.options.direct_io))
             .map_err(|_| Failure::Budget)?;
-        let descriptor = self.directory.open_beneath(name, OPEN_FLAGS)?;
+        let descriptor = self.directory.open_object(name)?;
         let (mut file, _) = OpenFile::from_descriptor(descriptor, self.options)?;
         file.charge(permit);
         Ok(Arc::new(file))
@@ -318,8 +318,7 @@ fn try_direct(
     }
     let mut broken = 0;
     let tried = listing::some_file(directory, |name| {
-        let opened = directory.open_beneath(&name, OPEN_FLAGS);
-        let opened = opened.map_err(FileError::from);
+        let opened = directory.open_object(&name);
         match opened.and_then(|file| OpenFile::from_descriptor(file, options(direct_io, None))) {
             Err(FileError::Open(error)) if is_out_of_descriptors(&error) => {
                 Some(Some((name, Err(FileError::Open(error)))))

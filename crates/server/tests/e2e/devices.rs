@@ -1,11 +1,13 @@
 //! Block devices, files beyond 4 GiB, and a failing disk. Needs root, losetup and /dev/fuse.
 
-use crate::daemon::{Setup, backends, backends_and_auto};
+use crate::daemon::{Setup, any_backend, backends, backends_and_auto};
 use crate::data::noise;
 use crate::loop_device::LoopDevice;
 use crate::reload::reload;
 use crate::wire;
+use ringfetch_proto::v1;
 use rustix::fs::minor;
+use rustix::io::Errno;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::process::Command;
@@ -391,4 +393,68 @@ async fn a_disk_whose_server_has_ended_is_lost_until_it_is_mounted_again() {
         }
         daemon.stop().await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs root and /dev/fuse"]
+async fn names_that_a_disk_cannot_look_up_are_not_taken_for_absent() {
+    // Scenario: a file system whose look-ups fail with errnos that a device node without a device has, too, or that only servers
+    // of files have; then they work again. Expectation: an object is lost and not "not found", and its read counts as an error of
+    // the device; the directory is not listed as if it was empty; afterwards all is as before, without a reload.
+    let directory = tempfile::tempdir().unwrap();
+    let (source, mountpoint) = (directory.path().join("source"), directory.path().join("disk"));
+    std::fs::create_dir_all(source.join("below")).unwrap();
+    let names = ["a", "b", "below/c"];
+    for name in names {
+        std::fs::write(source.join(name), name).unwrap();
+    }
+    let disk = slowdisk::SlowDisk::mount(&source, &mountpoint, &slowdisk::Parameters::default()).unwrap();
+    let path = format!("path: {}", disk.path().display());
+    let daemon = Setup::new(any_backend())
+        .dataset(&["name: objects", "kind: objects", &path])
+        .start();
+    let (mut fetch, mut datasets, http) = (
+        daemon.fetch().await,
+        daemon.datasets().await,
+        daemon.http_client(),
+    );
+    let objects = "/v1/datasets/objects/objects";
+    let list = v1::ListObjectsRequest {
+        dataset: "objects".into(),
+        ..v1::ListObjectsRequest::default()
+    };
+    let errnos = [Errno::NODEV, Errno::NXIO, Errno::STALE, Errno::BADE];
+    for errno in errnos {
+        let text = std::io::Error::from(errno).to_string();
+        disk.set(|disk| disk.names_errno = errno.raw_os_error()).unwrap();
+        let lost = fetch.fetch_objects(wire::objects("objects", &["b"])).await;
+        let lost = lost.unwrap().into_inner().errors;
+        assert_eq!(lost[0].code, i32::from(tonic::Code::DataLoss), "{lost:?}");
+        assert!(lost[0].message.contains(&text), "{lost:?}");
+        let answer = http.get(&format!("{objects}/b")).await;
+        answer.is_problem(500, "device-error", None, &[&text]);
+        let status = datasets.list_objects(list.clone()).await.unwrap_err();
+        assert_eq!(status.code(), tonic::Code::DataLoss, "{status}");
+        http.get(objects)
+            .await
+            .is_problem(500, "device-error", None, &[&text]);
+    }
+    let scrape = daemon.scrape().await;
+    let counted = |result| {
+        scrape.sum(
+            "ringfetch_reads_total",
+            &[("dataset", "objects"), ("result", result)],
+        )
+    };
+    assert_eq!(counted("device_error"), 2 * errnos.len() as u64);
+    assert_eq!(counted("unreadable") + counted("not_found"), 0);
+
+    disk.set(|disk| disk.names_errno = 0).unwrap();
+    let listed = datasets.list_objects(list).await.unwrap().into_inner().objects;
+    assert!(
+        listed.iter().map(|object| &object.name[..]).eq(names),
+        "{listed:?}"
+    );
+    assert_eq!(http.get(&format!("{objects}/b")).await.body, &b"b"[..]);
+    daemon.stop().await;
 }

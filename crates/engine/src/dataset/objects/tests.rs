@@ -548,7 +548,7 @@ fn what_gives_way_is_closed_by_the_reaper() {
 }
 
 /// The trial read of an object fails because its disk is offline, or a sector bad. Expectation: it cannot be read, with the
-/// errno of any failed read, and is not said to be absent, as what cannot be opened for want of a device is.
+/// errno of any failed read; so it is if the open itself fails, with its own errno. Neither is said to be absent.
 #[test]
 fn an_object_on_a_failed_disk_is_not_absent() {
     for errno in [Errno::NODEV, Errno::NODATA, Errno::IO] {
@@ -557,6 +557,10 @@ fn an_object_on_a_failed_disk_is_not_absent() {
         let errno = libc::EIO;
         assert_eq!(error, ReadError::ObjectUnreadable { name, errno });
     }
-    let error = read_error("o", FileError::Open(Errno::NODEV.into()));
-    assert_eq!(error, not_found("o"));
+    for errno in [Errno::NODEV, Errno::NXIO] {
+        let error = read_error("o", FileError::Open(errno.into()));
+        let (name, errno) = ("o".to_owned(), errno.raw_os_error());
+        assert_eq!(error, ReadError::ObjectUnreadable { name, errno });
+        assert_eq!(error.label(), "device_error");
+    }
 }
