@@ -4,10 +4,8 @@
 //! replaced. A dataset that is still the same keeps its open files, and with them its counters and caches.
 
 use crate::file_step;
-use ringfetch_engine::dataset::{Dataset, DatasetSpec, Kind, OpenError, free_descriptors};
+use ringfetch_engine::dataset::{Dataset, DatasetSpec, OpenError, free_descriptors};
 use std::collections::BTreeMap;
-use std::os::unix::fs::MetadataExt as _;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,19 +25,10 @@ impl std::fmt::Display for OpenErrors {
 
 impl std::error::Error for OpenErrors {}
 
-/// An open dataset.
-#[derive(Debug, Clone)]
-struct Entry {
-    dataset: Arc<Dataset>,
-    /// Device and inode of an objects dataset's directory; its entity tag also changes with every file
-    /// created in it.
-    directory: Option<(u64, u64)>,
-}
-
 /// Open datasets by their names.
 #[derive(Debug, Clone, Default)]
 pub struct Catalogue {
-    entries: BTreeMap<String, Entry>,
+    datasets: BTreeMap<String, Arc<Dataset>>,
 }
 
 /// How a reload changed the datasets: names, in order.
@@ -62,9 +51,9 @@ impl Catalogue {
     /// The errors of all datasets that cannot be opened; of those that this host refuses only the first, since the others
     /// might open without it.
     pub fn open(specs: &[DatasetSpec], begins: impl Fn(&DatasetSpec)) -> Result<Self, OpenErrors> {
-        let open = |spec: &DatasetSpec| {
+        let open = |spec: &DatasetSpec, _: Option<&Arc<Dataset>>| {
             begins(spec);
-            Ok(Entry::open(spec))
+            Ok(Dataset::open(spec).map(Arc::new))
         };
         Ok(Self::default().renewed_by(specs, open)?.0)
     }
@@ -75,39 +64,39 @@ impl Catalogue {
     /// # Errors
     /// As [`Catalogue::open`].
     pub fn renewed(&self, specs: &[DatasetSpec]) -> Result<(Self, CatalogueDiff), OpenErrors> {
-        self.renewed_by(specs, Entry::open_in_time)
+        self.renewed_by(specs, open_in_time)
     }
 
-    /// An outer error of `open` ends it.
+    /// `open` gets what is open under this name, and returns it if it is still the same. An outer error of it ends this.
     fn renewed_by(
         &self,
         specs: &[DatasetSpec],
-        open: impl Fn(&DatasetSpec) -> Result<Result<Entry, OpenError>, OpenError>,
+        open: impl Fn(&DatasetSpec, Option<&Arc<Dataset>>) -> Result<Result<Arc<Dataset>, OpenError>, OpenError>,
     ) -> Result<(Self, CatalogueDiff), OpenErrors> {
         let mut next = Self::default();
         let mut difference = CatalogueDiff::default();
         let (mut errors, mut is_refused) = (Vec::new(), false);
         for spec in specs {
             let name = &spec.name;
-            let fresh = match open(spec) {
+            let known = self.datasets.get(name);
+            let opened = match open(spec, known) {
                 Ok(Err(error)) if error.is_refused_by_host && !is_refused => {
                     // Cached objects give way, and what was opened only to compare it is closed.
                     free_descriptors();
-                    open(spec)
+                    open(spec, known)
                 }
                 opened => opened,
             };
-            let fresh = match fresh {
+            let opened = match opened {
                 Ok(opened) => opened,
                 Err(hangs) => {
                     errors.push(hangs);
                     break;
                 }
             };
-            let (entry, list) = match (fresh, self.entries.get(name)) {
+            let (dataset, list) = match (opened, known) {
                 (Ok(fresh), None) => (fresh, &mut difference.added),
-                // At once, so that no more than one dataset is open twice.
-                (Ok(fresh), Some(open)) if open.is_same(&fresh) => (open.clone(), &mut difference.unchanged),
+                (Ok(kept), Some(known)) if Arc::ptr_eq(&kept, known) => (kept, &mut difference.unchanged),
                 (Ok(fresh), Some(_)) => (fresh, &mut difference.replaced),
                 (Err(error), _) => {
                     if !error.is_refused_by_host || !is_refused {
@@ -118,7 +107,7 @@ impl Catalogue {
                 }
             };
             list.push(name.clone());
-            next.entries.insert(name.clone(), entry);
+            next.datasets.insert(name.clone(), dataset);
         }
         if !errors.is_empty() {
             return Err(OpenErrors(errors));
@@ -130,58 +119,48 @@ impl Catalogue {
         ] {
             names.sort_unstable();
         }
-        let gone = |name: &&String| !next.entries.contains_key(*name);
-        difference.removed = self.entries.keys().filter(gone).cloned().collect();
+        let gone = |name: &&String| !next.datasets.contains_key(*name);
+        difference.removed = self.datasets.keys().filter(gone).cloned().collect();
         Ok((next, difference))
     }
 
     /// Every dataset.
     pub fn datasets(&self) -> Vec<Arc<Dataset>> {
-        let entries = self.entries.values();
-        entries.map(|entry| Arc::clone(&entry.dataset)).collect()
+        self.datasets.values().map(Arc::clone).collect()
     }
 }
 
-impl Entry {
-    fn open(spec: &DatasetSpec) -> Result<Self, OpenError> {
-        // Before the open: if the directory is replaced in between, the next reload detects it.
-        let directory = spec.paths.first().and_then(|path| identity_of(path));
-        let dataset = Arc::new(Dataset::open(spec)?);
-        let directory = match dataset.kind() {
-            Kind::Objects => directory,
-            Kind::Blocks { .. } | Kind::Vectors { .. } => None,
-        };
-        Ok(Self { dataset, directory })
-    }
-
-    /// An outer error: it is not open in time.
-    fn open_in_time(spec: &DatasetSpec) -> Result<Result<Self, OpenError>, OpenError> {
-        let count = u32::try_from(spec.paths.len()).unwrap_or(u32::MAX);
-        let limit = file_step::WITHIN.saturating_add(FILE_WITHIN.saturating_mul(count));
-        let files: Vec<_> = spec.paths.iter().map(|path| path.display()).collect();
-        let opened = {
-            let spec = spec.clone();
-            file_step::run(&files, limit, move || Self::open(&spec))
-        };
-        opened.map_err(|problem| OpenError {
-            dataset: spec.name.clone(),
-            field: "path",
-            problem,
-            is_refused_by_host: true,
+/// Opens a dataset, or keeps the known one if it is still the same: no more than one dataset is open twice. An outer error: that
+/// is not done in time.
+fn open_in_time(
+    spec: &DatasetSpec,
+    known: Option<&Arc<Dataset>>,
+) -> Result<Result<Arc<Dataset>, OpenError>, OpenError> {
+    let count = u32::try_from(spec.paths.len()).unwrap_or(u32::MAX);
+    let limit = file_step::WITHIN.saturating_add(FILE_WITHIN.saturating_mul(count));
+    let files: Vec<_> = spec.paths.iter().map(|path| path.display()).collect();
+    let opened = {
+        // Does not keep it open: a step that hangs may outlive the reload that removes it.
+        let (spec, known) = (spec.clone(), known.map(Arc::downgrade));
+        file_step::run(&files, limit, move || {
+            let fresh = Dataset::open(&spec)?;
+            Ok(known
+                .and_then(|known| known.upgrade())
+                .filter(|open| is_same(open, &fresh))
+                .unwrap_or_else(|| Arc::new(fresh)))
         })
-    }
-
-    fn is_same(&self, fresh: &Self) -> bool {
-        let (open, new) = (&self.dataset, &fresh.dataset);
-        let same_files = match new.kind() {
-            Kind::Objects => self.directory == fresh.directory,
-            Kind::Blocks { .. } | Kind::Vectors { .. } => open.etag() == new.etag(),
-        };
-        same_files && open.spec() == new.spec() && open.kind() == new.kind() && open.direct() == new.direct()
-    }
+    };
+    opened.map_err(|problem| OpenError {
+        dataset: spec.name.clone(),
+        field: "path",
+        problem,
+        is_refused_by_host: true,
+    })
 }
 
-fn identity_of(path: &Path) -> Option<(u64, u64)> {
-    let found = std::fs::metadata(path).ok()?;
-    Some((found.dev(), found.ino()))
+fn is_same(open: &Dataset, fresh: &Dataset) -> bool {
+    open.spec() == fresh.spec()
+        && open.kind() == fresh.kind()
+        && open.direct() == fresh.direct()
+        && open.has_files_of(fresh)
 }

@@ -6,7 +6,7 @@
 
 use super::file::{FileError, OPEN_FLAGS, describe};
 use super::identity::Identity;
-use rustix::fs::{Dir, FileType, Mode, OFlags, ResolveFlags};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, StatxFlags};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -61,6 +61,22 @@ impl Directory {
 
     pub(super) fn identity(&self) -> Result<Identity, Errno> {
         Identity::of(&self.root)
+    }
+
+    /// Device, inode and mount. What is mounted below a directory belongs to its mount: a file system that is unmounted and
+    /// mounted again is the same while it is in use, and has nothing mounted below by the old way. The mount is 0 before
+    /// Linux 5.8.
+    pub(super) fn place(&self) -> Result<(u64, u64, u64), Errno> {
+        let found = rustix::fs::fstat(&self.root)?;
+        let mount = rustix::fs::statx(&self.root, c"", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID);
+        let known = mount
+            .ok()
+            .filter(|mount| mount.stx_mask & StatxFlags::MNT_ID.bits() != 0);
+        Ok((
+            found.st_dev,
+            found.st_ino,
+            known.map_or(0, |mount| mount.stx_mnt_id),
+        ))
     }
 
     /// Opens an object to read it; whoever opens its descriptor finds out whether it is a file.

@@ -112,6 +112,11 @@ impl Objects {
         self.directory.identity()
     }
 
+    /// See [`Directory::place`].
+    pub(super) fn place(&self) -> Result<(u64, u64, u64), Errno> {
+        self.directory.place()
+    }
+
     /// The cached file, while it is trusted. Does not block.
     pub(super) fn cached(&self, name: &str) -> Option<Arc<OpenFile>> {
         let mut cache = self.lock();

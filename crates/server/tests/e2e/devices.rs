@@ -458,3 +458,93 @@ async fn names_that_a_disk_cannot_look_up_are_not_taken_for_absent() {
     assert_eq!(http.get(&format!("{objects}/b")).await.body, &b"b"[..]);
     daemon.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs root and /dev/fuse"]
+async fn a_reload_opens_what_is_lost_under_the_handles_that_are_open() {
+    // Scenario: the server of a file system gives its files new handles, as after they were restored; device, inode, length and
+    // time of each are what they were. Expectation: DATA_LOSS until a reload, which opens them again.
+    for backend in backends_and_auto() {
+        let directory = tempfile::tempdir().unwrap();
+        let (source, mountpoint) = (directory.path().join("source"), directory.path().join("disk"));
+        std::fs::create_dir_all(source.join("objects")).unwrap();
+        let bytes = noise(36, 64 * 4096);
+        for name in ["blocks.bin", "objects/a"] {
+            std::fs::write(source.join(name), &bytes).unwrap();
+        }
+        let disk = slowdisk::SlowDisk::mount(&source, &mountpoint, &slowdisk::Parameters::default()).unwrap();
+        let path = |name: &str| format!("path: {}", disk.path().join(name).display());
+        let (blocks, objects) = (path("blocks.bin"), path("objects"));
+        let daemon = Setup::new(backend)
+            .dataset(&["name: blocks", "kind: blocks", "block_bytes: 4KiB", &blocks])
+            .dataset(&["name: objects", "kind: objects", &objects])
+            .start();
+        let mut fetch = daemon.fetch().await;
+        let (block, object) = (wire::blocks("blocks", &[60]), wire::objects("objects", &["a"]));
+        assert!(reload(&daemon).await.unwrap().datasets_replaced.is_empty());
+
+        disk.set(|disk| disk.generation = 1).unwrap();
+        // The kernel notices it at the next look-up.
+        assert!(mountpoint.join("blocks.bin").exists() && mountpoint.join("objects").exists());
+        let data_loss = i32::from(tonic::Code::DataLoss);
+        let lost = fetch.fetch_blocks(block.clone()).await.unwrap().into_inner();
+        assert_eq!(lost.errors[0].code, data_loss, "{backend}: {lost:?}");
+        let lost = fetch.fetch_objects(object.clone()).await.unwrap().into_inner();
+        assert_eq!(lost.errors[0].code, data_loss, "{backend}: {lost:?}");
+
+        let replaced = reload(&daemon).await.unwrap().datasets_replaced;
+        assert_eq!(replaced, ["blocks", "objects"], "{backend}");
+        let answer = fetch.fetch_blocks(block).await.unwrap().into_inner();
+        assert!(
+            answer.data == bytes[60 * 4096..61 * 4096],
+            "{backend}: {:?}",
+            answer.errors
+        );
+        let answer = fetch.fetch_objects(object).await.unwrap().into_inner();
+        assert!(answer.data == bytes, "{backend}: {:?}", answer.errors);
+        daemon.stop().await;
+    }
+}
+
+#[tokio::test]
+#[ignore = "needs root"]
+async fn a_reload_finds_what_is_mounted_below_a_directory_that_was_mounted_again() {
+    // Scenario: a directory of objects with a file system mounted in it; both are unmounted lazily, and mounted again, which keeps
+    // the directory's device and inode. Expectation: after a reload the objects of what is mounted there now.
+    let directory = tempfile::tempdir().unwrap();
+    let (source, mountpoint) = (directory.path().join("source"), directory.path().join("disk"));
+    std::fs::create_dir_all(source.join("below")).unwrap();
+    std::fs::create_dir(&mountpoint).unwrap();
+    let run = |command: &str, arguments: &[&str], at: &Path| {
+        let status = Command::new(command).args(arguments).arg(at).status();
+        assert!(status.unwrap().success(), "{command} {arguments:?}");
+    };
+    let below = mountpoint.join("below");
+    let mount = |object: &str| {
+        run("mount", &["--bind", source.to_str().unwrap()], &mountpoint);
+        // Otherwise what is mounted in it is mounted in the source, too.
+        run("mount", &["--make-private"], &mountpoint);
+        run("mount", &["-t", "tmpfs", "none"], &below);
+        std::fs::write(below.join("o"), object).unwrap();
+    };
+    let unmount = || run("umount", &["--recursive", "--lazy"], &mountpoint);
+    mount("old");
+    let path = format!("path: {}", mountpoint.display());
+    let daemon = Setup::new(any_backend())
+        .dataset(&["name: objects", "kind: objects", "revalidate_ms: 0", &path])
+        .start();
+    let http = daemon.http_client();
+    let object = "/v1/datasets/objects/objects/below/o";
+    assert_eq!(http.get(object).await.body, &b"old"[..]);
+    assert!(reload(&daemon).await.unwrap().datasets_replaced.is_empty());
+    unmount();
+    mount("new");
+    let replaced = reload(&daemon).await.unwrap().datasets_replaced;
+    let body = http.get(object).await.body;
+    unmount();
+    assert_eq!(
+        (&replaced[..], &body[..]),
+        (&["objects".to_owned()][..], &b"new"[..])
+    );
+    daemon.stop().await;
+}
