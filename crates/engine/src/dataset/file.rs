@@ -405,6 +405,12 @@ impl OpenFile {
         self.identity
     }
 
+    /// Whether its descriptor still leads to it: a server may have given the file another handle, by which alone it can be read.
+    /// May take as long as a read.
+    pub(super) fn is_reachable(&self) -> bool {
+        Identity::of(&*self.buffered).is_ok_and(|now| now == self.identity)
+    }
+
     pub(super) fn alignment(&self) -> Alignment {
         self.alignment
     }

@@ -82,15 +82,12 @@ impl Identity {
 
 impl Dataset {
     /// Whether this open dataset has the files of one that was opened just now, or its directory, in the same version, and still
-    /// reaches them: a server may have given a file another handle, by which alone it can be read (ESTALE by the old one).
-    /// Blocks.
+    /// reaches them. Blocks.
     pub fn has_files_of(&self, fresh: &Self) -> bool {
         match (&self.0.objects, &fresh.0.objects) {
             (Some(open), Some(new)) => open.place().is_ok_and(|place| Ok(place) == new.place()),
             (None, None) => {
-                let mut files = self.files().iter();
-                self.etag() == fresh.etag()
-                    && files.all(|file| Identity::of(file.buffered()).is_ok_and(|now| now == file.identity()))
+                self.etag() == fresh.etag() && self.files().iter().all(|file| file.is_reachable())
             }
             (Some(_), None) | (None, Some(_)) => false,
         }

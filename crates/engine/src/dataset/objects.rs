@@ -1,7 +1,7 @@
 //! Objects: files of a directory, opened on request and kept open in a bounded cache.
 //!
 //! A descriptor is trusted for `revalidate`; then its name is looked up again, and the cached file is kept
-//! only if the name still leads to it (device, inode, length, mtime). A request that holds a file keeps it
+//! only if the name still leads to it (device, inode, length, mtime), and so does its descriptor. A request that holds a file keeps it
 //! open, cached or not; one budget bounds both. `directory` resolves names and `listing` lists them.
 
 use super::direct;
@@ -197,7 +197,7 @@ impl Objects {
         let kept = self.lock().peek(name).map(|cached| Arc::clone(&cached.file));
         if let Some(kept) = kept {
             let now = self.directory.open_object(name)?;
-            if Identity::of(&now)? == kept.identity() {
+            if Identity::of(&now)? == kept.identity() && kept.is_reachable() {
                 return Ok(kept);
             }
         }

@@ -463,7 +463,8 @@ async fn names_that_a_disk_cannot_look_up_are_not_taken_for_absent() {
 #[ignore = "needs root and /dev/fuse"]
 async fn a_reload_opens_what_is_lost_under_the_handles_that_are_open() {
     // Scenario: the server of a file system gives its files new handles, as after they were restored; device, inode, length and
-    // time of each are what they were. Expectation: DATA_LOSS until a reload, which opens them again.
+    // time of each are what they were. Expectation: DATA_LOSS until a reload, which opens them again; an object of a directory that
+    // is reached as before is opened again once it is looked up.
     for backend in backends_and_auto() {
         let directory = tempfile::tempdir().unwrap();
         let (source, mountpoint) = (directory.path().join("source"), directory.path().join("disk"));
@@ -478,8 +479,12 @@ async fn a_reload_opens_what_is_lost_under_the_handles_that_are_open() {
         let daemon = Setup::new(backend)
             .dataset(&["name: blocks", "kind: blocks", "block_bytes: 4KiB", &blocks])
             .dataset(&["name: objects", "kind: objects", &objects])
+            .dataset(&["name: root", "kind: objects", "revalidate_ms: 0", &path("")])
             .start();
         let mut fetch = daemon.fetch().await;
+        let below = wire::objects("root", &["objects/a"]);
+        let answer = fetch.fetch_objects(below.clone()).await.unwrap().into_inner();
+        assert!(answer.data == bytes, "{backend}: {:?}", answer.errors);
         let (block, object) = (wire::blocks("blocks", &[60]), wire::objects("objects", &["a"]));
         assert!(reload(&daemon).await.unwrap().datasets_replaced.is_empty());
 
@@ -491,6 +496,9 @@ async fn a_reload_opens_what_is_lost_under_the_handles_that_are_open() {
         assert_eq!(lost.errors[0].code, data_loss, "{backend}: {lost:?}");
         let lost = fetch.fetch_objects(object.clone()).await.unwrap().into_inner();
         assert_eq!(lost.errors[0].code, data_loss, "{backend}: {lost:?}");
+
+        let answer = fetch.fetch_objects(below).await.unwrap().into_inner();
+        assert!(answer.data == bytes, "{backend}: {:?}", answer.errors);
 
         let replaced = reload(&daemon).await.unwrap().datasets_replaced;
         assert_eq!(replaced, ["blocks", "objects"], "{backend}");
