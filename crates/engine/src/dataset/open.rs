@@ -75,7 +75,8 @@ fn open_problem(path: &Path, error: &io::Error) -> String {
         Some(Errno::NOTDIR) => "a part of the path is not a directory: correct the path".to_owned(),
         Some(Errno::LOOP) => "too many symbolic links: correct the path".to_owned(),
         Some(Errno::NAMETOOLONG) => "the path is too long: correct it".to_owned(),
-        Some(Errno::NXIO | Errno::NODEV) => {
+        // Otherwise it is the file system that has lost its device.
+        Some(Errno::NXIO | Errno::NODEV) if std::fs::metadata(path).is_ok_and(|found| !found.is_file()) => {
             "is a socket, or a device that is not there: correct the path".to_owned()
         }
         Some(_) | None => format!("cannot be opened: {error}"),

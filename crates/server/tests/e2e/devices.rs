@@ -400,7 +400,8 @@ async fn a_disk_whose_server_has_ended_is_lost_until_it_is_mounted_again() {
 async fn names_that_a_disk_cannot_look_up_are_not_taken_for_absent() {
     // Scenario: a file system whose look-ups fail with errnos that a device node without a device has, too, or that only servers
     // of files have; then they work again. Expectation: an object is lost and not "not found", and its read counts as an error of
-    // the device; the directory is not listed as if it was empty; afterwards all is as before, without a reload.
+    // the device; the directory is not listed as if it was empty; a reload is refused for this and not for what the path leads to;
+    // afterwards all is as before, without a reload.
     let directory = tempfile::tempdir().unwrap();
     let (source, mountpoint) = (directory.path().join("source"), directory.path().join("disk"));
     std::fs::create_dir_all(source.join("below")).unwrap();
@@ -412,6 +413,12 @@ async fn names_that_a_disk_cannot_look_up_are_not_taken_for_absent() {
     let path = format!("path: {}", disk.path().display());
     let daemon = Setup::new(any_backend())
         .dataset(&["name: objects", "kind: objects", &path])
+        .dataset(&[
+            "name: blocks",
+            "kind: blocks",
+            "block_bytes: 1",
+            &format!("{path}/a"),
+        ])
         .start();
     let (mut fetch, mut datasets, http) = (
         daemon.fetch().await,
@@ -438,6 +445,9 @@ async fn names_that_a_disk_cannot_look_up_are_not_taken_for_absent() {
         http.get(objects)
             .await
             .is_problem(500, "device-error", None, &[&text]);
+        let refused = reload(&daemon).await.unwrap_err();
+        let expected = format!("{}: cannot be opened: {text}", disk.path().join("a").display());
+        assert!(refused.message().contains(&expected), "{refused}");
     }
     let scrape = daemon.scrape().await;
     let counted = |result| {
