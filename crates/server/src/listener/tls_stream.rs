@@ -15,13 +15,13 @@ use std::time::Duration;
 
 use prometheus::IntCounter;
 use ringfetch_engine::sync::lock;
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf};
+use tokio::io::{AsyncBufRead as _, AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::server::TlsStream;
 
 use super::client_frames::ClientFrames;
-use super::close::CloseReason;
+use super::close::{CloseDecision, CloseReason};
 use super::connection_table::ConnectionTable;
 use super::progress::{ConnectionEvent, Progress, SeenEvents};
 use super::running_time;
@@ -32,12 +32,17 @@ use crate::tls::{Tls, names_of};
 
 /// Longest handshake, even if `timeouts.handshake_ms` is off.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(60);
+/// Most bytes that a client sends after its handshake without one for HTTP: the longest record (18 KiB), new keys, and the 4 KiB that
+/// rustls reads at once. It would keep 64 KiB of a message of its own that does not end.
+const SEALED_BYTES_MAX: u64 = 24 << 10;
 
 /// A connection's stream. Counters count the bytes on the socket, encrypted if there is TLS.
 #[derive(Debug)]
 pub(super) struct Stream {
     transport: Transport,
     frames: ClientFrames,
+    /// Of TLS.
+    opened: Opened,
 }
 
 #[derive(Debug)]
@@ -71,6 +76,7 @@ impl AcceptedStream {
         Ok(Stream {
             transport,
             frames: ClientFrames::default(),
+            opened: Opened::new(progress),
         })
     }
 }
@@ -159,14 +165,18 @@ impl AsyncRead for Stream {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
-        let Self { transport, frames } = self.get_mut();
+        let Self {
+            transport,
+            frames,
+            opened,
+        } = self.get_mut();
         let socket = match transport {
             Transport::Plain(socket) => {
                 ready!(Pin::new(&mut *socket).poll_read(cx, buffer))?;
                 socket
             }
             Transport::Tls(stream) => {
-                ready!(Pin::new(&mut *stream).poll_read(cx, buffer))?;
+                ready!(opened.poll_read(stream, cx, buffer))?;
                 stream.get_ref().0
             }
         };
@@ -211,6 +221,71 @@ impl AsyncWrite for Stream {
         match &mut self.get_mut().transport {
             Transport::Plain(socket) => Pin::new(socket).poll_shutdown(cx),
             Transport::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
+        }
+    }
+}
+
+/// What TLS has opened of what was received.
+#[derive(Debug)]
+struct Opened {
+    /// The bytes received when it last opened some.
+    at: u64,
+    /// An error behind what was opened.
+    failed: Option<io::Error>,
+}
+
+impl Opened {
+    fn new(progress: &Progress) -> Self {
+        Self {
+            at: progress.read_bytes(),
+            failed: None,
+        }
+    }
+
+    /// Reads as `TlsStream` does, of which nobody knows when it opened the last record. Closes a connection of which too
+    /// much is sealed.
+    fn poll_read(
+        &mut self,
+        stream: &mut TlsStream<Socket>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if let Some(error) = self.failed.take() {
+            return Poll::Ready(Err(error));
+        }
+        let before = buffer.filled().len();
+        while buffer.remaining() > 0 {
+            let polled = Pin::new(&mut *stream).poll_fill_buf(cx);
+            let length = match polled {
+                Poll::Ready(Ok(opened)) => {
+                    let length = opened.len().min(buffer.remaining());
+                    buffer.put_slice(opened.get(..length).unwrap_or_default());
+                    length
+                }
+                Poll::Ready(Err(error)) if buffer.filled().len() > before => {
+                    self.failed = Some(error);
+                    break;
+                }
+                Poll::Pending if buffer.filled().len() > before => break,
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                Poll::Pending => {
+                    self.look(stream.get_ref().0.progress());
+                    return Poll::Pending;
+                }
+            };
+            if length == 0 {
+                break;
+            }
+            Pin::new(&mut *stream).consume(length);
+            self.at = stream.get_ref().0.progress().read_bytes();
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn look(&self, progress: &Progress) {
+        if progress.read_bytes().saturating_sub(self.at) > SEALED_BYTES_MAX {
+            // Wakes the connection, which closes.
+            progress.decide(CloseDecision::Close(CloseReason::Flood));
         }
     }
 }

@@ -3,6 +3,7 @@
 mod clients;
 mod files;
 mod no_protocol;
+mod records;
 
 use crate::daemon::{Daemon, PATIENCE, Setup, eventually_async};
 use crate::data::plain_blocks;
@@ -110,6 +111,8 @@ impl Authority {
             .unwrap()
             .with_root_certificates(roots)
             .with_no_client_auth();
+        // For tests that send records of their own.
+        config.enable_secret_extraction = true;
         config.alpn_protocols = alpn.iter().map(|name| name.as_bytes().to_vec()).collect();
         TlsConnector::from(Arc::new(config))
     }
