@@ -17,7 +17,8 @@ use std::sync::Arc;
 use std::task::Poll;
 
 /// Complete requests of at most this size are not charged. Decoded, they take up to 12 times that: an empty
-/// name takes two bytes on the wire and 24 in memory. With 4,096 in flight: 24 MiB.
+/// name takes two bytes on the wire and 24 in memory. With 4,096 in flight: 24 MiB, and 115 MiB with the plans of those that wait
+/// for reads (measured).
 const SMALL_BYTES_MAX: usize = 512;
 /// What a decoded item takes besides its bytes.
 const ITEM_BYTES: usize = 32;
