@@ -4,7 +4,7 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use clap::builder::{OsStringValueParser, TypedValueParser as _};
+use clap::builder::{OsStringValueParser, PathBufValueParser, TypedValueParser as _};
 use clap::error::{ContextKind, ContextValue};
 use clap::{Error, Parser, Subcommand};
 use clap_complete::Shell;
@@ -50,7 +50,9 @@ pub(crate) struct Cli {
     #[arg(long, value_name = "FILTER", global = true)]
     log: Option<String>,
     /// Directory of the demo's data, created if it is missing.
-    #[arg(long, value_name = "DIRECTORY", default_value = demo::DIRECTORY_DEFAULT, global = true)]
+    // Its datasets' paths are part of a configuration, which is text.
+    #[arg(long, value_name = "DIRECTORY", default_value = demo::DIRECTORY_DEFAULT, global = true,
+          value_parser = PathBufValueParser::new().try_map(utf8))]
     pub(crate) demo_dir: PathBuf,
     /// Once ready, write the real listen addresses here as JSON.
     #[arg(long, value_name = "FILE", global = true)]
@@ -139,6 +141,13 @@ fn set(setting: &str) -> Flag {
         name: format!("--set {key}"),
         key: key.to_owned(),
         value: value.to_owned(),
+    }
+}
+
+fn utf8(path: PathBuf) -> Result<PathBuf, &'static str> {
+    match path.to_str() {
+        Some(_) => Ok(path),
+        None => Err("it is not UTF-8, as a configuration is; choose another path"),
     }
 }
 

@@ -1,5 +1,7 @@
 //! The daemon's commands about configurations, and their exit codes.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
 use std::process::{Command, Output};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -7,7 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::{documented, manifest};
 
 /// Runs the daemon's binary in an empty directory without this process's RINGFETCH variables.
-fn ringfetchd(arguments: &[&str]) -> Output {
+fn ringfetchd(arguments: &[impl AsRef<OsStr>]) -> Output {
     let directory = tempfile::tempdir().unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_ringfetchd"));
     command.args(arguments).current_dir(directory.path());
@@ -183,6 +185,23 @@ fn the_demo_can_be_made_without_serving_it() {
     assert!(path.join("vectors.npy").is_file() && path.join("objects").is_dir());
     assert!(!path.join(".ringfetch-demo-partial").exists());
     assert_eq!(make(), first);
+}
+
+#[test]
+fn a_demo_whose_path_no_configuration_can_have_is_not_made() {
+    // Scenario: a path that is not UTF-8. Expectation: exit 2, the flag is named, and nothing is written.
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join(OsStr::from_bytes(b"\xe4"));
+    for command in ["make-demo", "run", "check-config"] {
+        let output = ringfetchd(&[OsStr::new(command), OsStr::new("--demo-dir"), path.as_os_str()]);
+        let error = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{command}: {error}");
+        assert!(
+            error.contains("--demo-dir") && error.contains("not UTF-8"),
+            "{command}: {error}"
+        );
+    }
+    assert!(!path.exists());
 }
 
 #[test]
