@@ -10,7 +10,7 @@ use ringfetch_engine::dataset::{Dtype, Layout};
 use ringfetch_pattern as pattern;
 use serde_json::json;
 use std::io::{self, Write as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -18,6 +18,7 @@ pub(crate) async fn run(global: &Global, make: &Make) -> Result<(), Failure> {
     let plan = Plan::new(make)?;
     let (path, how) = destination(make);
     check_path(path, how.force, plan.kind == "objects")?;
+    utf8(std::path::absolute(path)?)?;
     if plan.kind == "objects" && !how.force {
         room_for(path, plan.length_bytes)?;
     }
@@ -56,7 +57,7 @@ pub(crate) async fn run(global: &Global, make: &Make) -> Result<(), Failure> {
     if let Make::Objects { count, .. } = make {
         remove_from(path, *count)?;
     }
-    let absolute = std::fs::canonicalize(path)?.to_string_lossy().into_owned();
+    let absolute = utf8(std::fs::canonicalize(path)?)?;
     let name = how.name.clone().unwrap_or_else(|| name_of(path));
     let (kind, seed) = (plan.kind, how.seed);
     let yaml = yaml(&name, kind, &absolute, &plan.keys);
@@ -282,6 +283,17 @@ fn check_path(path: &Path, force: bool, directory: bool) -> Result<(), Failure> 
         true | false => return Ok(()),
     };
     Err(Failure::Failed(format!("{} {problem}", path.display())))
+}
+
+/// A path as a configuration can name it.
+fn utf8(path: PathBuf) -> Result<String, Failure> {
+    let text = path.into_os_string().into_string();
+    text.map_err(|path| {
+        let path = Path::new(&path).display();
+        Failure::Failed(format!(
+            "{path} is not UTF-8, as a configuration is; choose another path"
+        ))
+    })
 }
 
 /// A dataset name from a path: its stem, with `-` for characters that names may not have.

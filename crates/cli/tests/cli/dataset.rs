@@ -2,11 +2,15 @@
 
 use crate::flaw::Flaw;
 use crate::server::{self, SEED, start};
-use crate::{assert_fields, ended_by, failure, json, json_with, ringfetch, started, stdout, stream, word};
+use crate::{
+    assert_fields, command, ended_by, failure, json, json_with, ringfetch, started, stdout, stream, word,
+};
 use ringfetch_engine::dataset::Dtype;
 use ringfetch_pattern as pattern;
 use rustix::process::Signal;
 use serde_json::{Value, json as value};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -295,6 +299,27 @@ fn made_data_is_the_pattern_and_is_not_overwritten_by_mistake() {
         .collect();
     names.sort_unstable();
     assert_eq!(names, ["b.bin", "o", "v.fvecs"]);
+}
+
+#[test]
+fn what_no_configuration_can_name_is_not_made() {
+    // Scenario: a file, a directory and a working directory whose names are not UTF-8, as configurations are. Expected: an
+    // error that says so, and nothing made: the printed path would be another one.
+    let directory = tempfile::tempdir().unwrap();
+    let odd = directory.path().join(OsStr::from_bytes(b"\xe4"));
+    std::fs::create_dir(&odd).unwrap();
+    for (inside, path, kind) in [
+        (directory.path(), odd.join("b"), "blocks --size 4096"),
+        (directory.path(), odd.clone(), "objects --count 1"),
+        (&odd, PathBuf::from("b"), "blocks --size 4096"),
+    ] {
+        let mut make = command(None, &format!("dataset make {kind}"));
+        let output = make.arg(&path).current_dir(inside).output().unwrap();
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{error}");
+        assert!(error.contains("is not UTF-8"), "{error}");
+    }
+    assert_eq!(std::fs::read_dir(odd).unwrap().count(), 0);
 }
 
 #[test]
