@@ -138,6 +138,20 @@ pub fn abandon() {
     }
 }
 
+/// The regular file that a path names, or will name: two of its names are equal here. Of a device or a pipe, the path itself.
+pub fn regular_file(path: &Path) -> PathBuf {
+    match path.canonicalize() {
+        Ok(found) if found.is_file() => found,
+        Ok(_) => path.to_owned(),
+        Err(_) => {
+            // A bare name has an empty parent.
+            let directory = Path::new(".").join(path.parent().unwrap_or(path));
+            let directory = directory.canonicalize().unwrap_or(directory);
+            directory.join(path.file_name().unwrap_or_default())
+        }
+    }
+}
+
 /// Writes a whole file at once.
 ///
 /// # Errors

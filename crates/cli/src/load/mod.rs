@@ -38,11 +38,13 @@ use driver::LoadThreads;
 use report::{Knee, Report};
 use require::{Figure, Requirement};
 use ringfetch_command::input_file;
+use ringfetch_command::part_file::regular_file;
 use ringfetch_command::quantity::grouped;
 use ringfetch_pace::{Pacer, Ramp};
 use shape::Describer;
 use std::collections::HashMap;
 use std::io::{IsTerminal as _, Write as _};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use text::Hgrm;
@@ -67,10 +69,11 @@ pub(crate) async fn run(global: &Global, args: &Load) -> Result<(), Failure> {
         return Err(Failure::Usage(problem.to_owned()));
     }
     driver::check(args)?;
-    if args.hgrm.is_some() && args.hgrm == args.csv {
-        let problem = "--hgrm and --csv name the same file; name two";
-        return Err(Failure::Usage(problem.to_owned()));
-    }
+    check_files(&[
+        ("--trace", args.trace.as_deref()),
+        ("--csv", args.csv.as_deref()),
+        ("--hgrm", args.hgrm.as_deref()),
+    ])?;
     let measured = require::Measured {
         arrivals: args.rates().is_some(),
         server_cpu: args.http.is_some() || args.server_pid.is_some() || args.transport == TransportArg::Http,
@@ -151,6 +154,18 @@ pub(crate) async fn run(global: &Global, args: &Load) -> Result<(), Failure> {
     require::check(&args.require, |figure| report.figure(figure))
 }
 
+/// Refuses two names of one file: what is written there would be lost, or replace what is read.
+fn check_files(files: &[(&str, Option<&Path>)]) -> Result<(), Failure> {
+    let mut names = HashMap::new();
+    for (name, path) in files {
+        if let Some(earlier) = path.and_then(|path| names.insert(regular_file(path), name)) {
+            let problem = format!("{earlier} and {name} name the same file; name two");
+            return Err(Failure::Usage(problem));
+        }
+    }
+    Ok(())
+}
+
 /// Writes a report, to both places even if one fails. The file first: who reads stdout may not read on.
 fn publish(json: bool, report: &Report, hgrm: Hgrm) -> Result<(), Failure> {
     let written = hgrm.write(report);
@@ -164,6 +179,10 @@ fn outcome(report: &Report, require: &[Requirement]) -> Result<(), Failure> {
 
 /// Merges results that `load --json` printed.
 pub(crate) fn merge(global: &Global, args: &Merge) -> Result<(), Failure> {
+    for path in &args.results {
+        let result = (&*path.display().to_string(), Some(path.as_path()));
+        check_files(&[result, ("--hgrm", args.hgrm.as_deref())])?;
+    }
     let mut merged: Option<Report> = None;
     let (mut texts, mut total) = (HashMap::new(), 0.0);
     for path in &args.results {

@@ -315,16 +315,14 @@ fn ctrl_c_with_a_report_leaves_what_resume_continues() {
 
 #[test]
 fn what_cannot_be_calibrated_is_refused_in_one_line() {
-    // Scenario: no file, a directory, a character device, an empty and a small file, one that is all holes,
-    // one in memory, an output that exists or cannot be created, budgets and blocks out of bounds. Expected:
-    // exit code 1 (2 for the command line) and a line that names the cause; no file left behind.
+    // Scenario: no file, a directory, a character device, an empty and a small file, one in memory, an output that exists, is
+    // the data or cannot be created, budgets and blocks out of bounds. Expected: exit code 1 (2 for the command line) and a
+    // line that names the cause; no file left behind.
     let (directory, data) = place();
     let at = |name: &str| directory.path().join(name);
     fs::write(at("empty"), "").unwrap();
     fs::write(at("tiny"), "1").unwrap();
     fs::write(at("small"), vec![1; 1 << 20]).unwrap();
-    let holes = fs::File::create(at("holes")).unwrap();
-    holes.set_len(64 << 20).unwrap();
     let memory = rustix::fs::memfd_create("ringfetch-test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&memory, 32 << 20).unwrap();
     let in_memory = format!("/proc/{}/fd/{}", std::process::id(), memory.as_raw_fd());
@@ -338,11 +336,14 @@ fn what_cannot_be_calibrated_is_refused_in_one_line() {
     refused(&word(at("empty")), "is empty");
     refused(&word(at("tiny")), "tiny has 1 B, too little to measure");
     refused(&word(at("small")), "at least 16.0 MiB");
-    refused(&word(at("holes")), "100 % of the data are holes");
     refused(&in_memory, "tmpfs");
     let data = word(&data);
     let directory_out = word(&directory);
     refused(&format!("{data} --out {}", word(at("small"))), "--force");
+    refused(
+        &format!("{data} --force --out {}", word(at("./data.bin"))),
+        "the file that is measured",
+    );
     fs::create_dir(at("done")).unwrap();
     fs::write(at("done/report.json"), "{}").unwrap();
     fs::create_dir(at("used--out")).unwrap();
@@ -373,6 +374,6 @@ fn what_cannot_be_calibrated_is_refused_in_one_line() {
             "{args}: {error}"
         );
     }
-    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 7);
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 6);
     assert_eq!(fs::read_dir(at("used--out")).unwrap().count(), 1);
 }

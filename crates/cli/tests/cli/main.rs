@@ -310,7 +310,7 @@ fn wrong_arguments_are_told_apart_from_failures() {
         ),
         (
             "load --dataset blocks --hgrm /nowhere/x --csv /nowhere/x",
-            "--hgrm and --csv name the same file",
+            "--csv and --hgrm name the same file",
         ),
         ("--grpc http://localhost:7410/v1 datasets", "http://HOST:PORT"),
         ("--grpc http://localhost:7410?a=1 datasets", "http://HOST:PORT"),

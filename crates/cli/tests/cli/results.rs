@@ -51,6 +51,39 @@ fn a_full_disk_below_stdout_costs_only_the_report() {
 }
 
 #[test]
+fn no_file_is_written_that_is_also_read_or_written_otherwise() {
+    // Scenario: two names of one file, one of them through a link to its directory or to itself, for both results, for a
+    // trace and a result, and for results to merge and one of them. Expected: exit code 2, both options, and what was there.
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name);
+    std::fs::write(at("file"), "1\n2\n").unwrap();
+    std::os::unix::fs::symlink("file", at("link")).unwrap();
+    std::os::unix::fs::symlink(".", at("here")).unwrap();
+    let load = "load --dataset blocks --requests 1 --warmup-seconds 0";
+    for (run, first, second) in [
+        (load, "--csv", "--hgrm"),
+        (load, "--trace", "--csv"),
+        (load, "--trace", "--hgrm"),
+        ("load-merge", "", "--hgrm"),
+    ] {
+        for [one, other] in
+            [["file", "link"], ["link", "here/file"], ["here/file", "file"]].map(|names| names.map(at))
+        {
+            let args = format!("{run} {first} {} {second} {}", word(&one), word(&other));
+            let one = one.display().to_string();
+            let first = if first.is_empty() { &one } else { first };
+            let problem = format!("{first} and {second} name the same file");
+            let error = failure(None, &args, 2);
+            assert!(error.contains(&problem), "{args}: {error}");
+        }
+    }
+    let new = format!("{load} --csv {} --hgrm {}", word(at("new")), word(at("here/new")));
+    assert!(failure(None, &new, 2).contains("--csv and --hgrm name the same file"));
+    assert_eq!(std::fs::read_to_string(at("file")).unwrap(), "1\n2\n");
+    assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 3);
+}
+
+#[test]
 fn results_of_several_instances_merge() {
     let server = start(Flaw::NONE);
     let directory = tempfile::tempdir().unwrap();

@@ -19,7 +19,7 @@ use crate::study::{About, Rows, Study, list, pair};
 use crate::{Runs, measured};
 use found::Found;
 use humantime::format_duration;
-use ringfetch_command::part_file::{PartFile, write_whole};
+use ringfetch_command::part_file::{PartFile, regular_file, write_whole};
 use ringfetch_command::quantity::{exact_size, size};
 use ringfetch_engine::config::DirectIo;
 use stages::{ASKED_BYTES_MAX, DEPTH_MAX, Pace, Subject, powers_to};
@@ -54,9 +54,10 @@ fn with_unit(block_bytes: u32) -> String {
 
 /// Checks, before measuring, whether the file of `--out` can be written. It is at the end, or not at all: until then there is
 /// nothing on disk, which a second signal would leave behind.
-fn check_out(path: &Path, force: bool) -> Result<(), LabError> {
+fn check_out(path: &Path, force: bool, data: &Path) -> Result<(), LabError> {
     let shown = path.display();
     let problem = match std::fs::symlink_metadata(path) {
+        _ if regular_file(path) == regular_file(data) => "is the file that is measured; choose another path",
         Ok(found) if !found.is_file() => "exists and is not a regular file; choose another path",
         Ok(_) if !force => "is there already; --force replaces it",
         _ => {
@@ -156,7 +157,7 @@ fn named_here(problem: &str) -> String {
 pub(crate) fn run(args: &Calibrate, runs: Runs<'_>) -> Result<(), LabError> {
     let (direct, reason) = opened(args)?;
     let yaml_file = args.out.as_deref();
-    yaml_file.map_or(Ok(()), |path| check_out(path, args.force))?;
+    yaml_file.map_or(Ok(()), |path| check_out(path, args.force, &args.path))?;
     let common = Common {
         path: args.path.clone(),
         out: args.report.clone(),
