@@ -183,12 +183,13 @@ pub(super) fn merge(inputs: &Inputs, demo: Value, problems: &mut Vec<Problem>) -
     let mut variables: Vec<_> = inputs.environment.iter().collect();
     variables.sort();
     for (name, value) in variables {
-        let Some(name) = name.to_str() else { continue };
+        // One that is not UTF-8 names no key, and is refused as such.
+        let name = name.to_string_lossy();
         let Some(path) = name.strip_prefix(ENVIRONMENT_PREFIX) else {
             continue;
         };
         let key = path.to_ascii_lowercase().replace("__", ".");
-        let source = Source::Environment(name.to_owned());
+        let source = Source::Environment(name.to_string());
         match value.to_str() {
             Some(text) => set(&mut root, &key, text, source, problems),
             None => problems.push(Problem::new(key, "is not UTF-8", "write it in UTF-8", source)),

@@ -219,6 +219,8 @@ fn single_underscores(inputs: &Inputs, known: &BTreeSet<String>) -> Vec<Problem>
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::ffi::OsString;
+    use std::os::unix::ffi::OsStringExt as _;
 
     #[test]
     fn a_variable_with_too_few_or_too_many_underscores_names_the_right_one() {
@@ -247,6 +249,24 @@ mod tests {
             assert_eq!(*remedy, format!("the variable is {right}"));
             assert_eq!(*source, Source::Environment(name.to_owned()));
         }
+    }
+
+    #[test]
+    fn a_variable_whose_name_is_not_utf_8_is_no_key() {
+        // Scenario: a variable with the prefix, which no key can mean, and one of another program. Expectation: one problem, with
+        // the name as far as it can be read.
+        let named = |name: &[u8]| (OsString::from_vec(name.to_vec()), OsString::from("1"));
+        let mut inputs = inputs(&[], &[]);
+        inputs.environment = vec![named(b"RINGFETCH__LOG__\xe4"), named(b"OTHER\xe4")];
+        let problems = load(&inputs).unwrap_err();
+        let [Problem { key, source, .. }] = &problems.0[..] else {
+            panic!("{problems}");
+        };
+        assert_eq!(key, "log.\u{fffd}");
+        assert_eq!(
+            *source,
+            Source::Environment("RINGFETCH__LOG__\u{fffd}".to_owned())
+        );
     }
 
     #[test]
