@@ -12,7 +12,7 @@ use tokio_rustls::rustls::{ConnectionTrafficSecrets, ContentType, ProtocolVersio
 /// The sending side of a connection after its handshake.
 struct Sealer {
     socket: TcpStream,
-    encrypter: Box<dyn MessageEncrypter>,
+    cipher: Box<dyn MessageEncrypter>,
     sequence: u64,
 }
 
@@ -31,7 +31,7 @@ impl Sealer {
         };
         Self {
             socket,
-            encrypter: suite.aead_alg.encrypter(key, iv),
+            cipher: suite.aead_alg.encrypter(key, iv),
             sequence,
         }
     }
@@ -43,7 +43,7 @@ impl Sealer {
             version: ProtocolVersion::TLSv1_2,
             payload: payload.into(),
         };
-        let sealed = self.encrypter.encrypt(record, self.sequence).unwrap();
+        let sealed = self.cipher.encrypt(record, self.sequence).unwrap();
         self.sequence += 1;
         self.socket.write_all(&sealed.encode()).await
     }
