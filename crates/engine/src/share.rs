@@ -11,7 +11,7 @@
 //!   is served while others of the same caller hold all they may.
 //!
 //! So no number of holders uses up a budget, and shares need no configuration. Charges race without a lock:
-//! two granted at the same moment may exceed a threshold by one of them, but never the budget.
+//! two granted at the same moment may exceed a threshold by one of them, but never the budget, or a caller's own limit.
 
 use crate::buffer::PAGE_BYTES;
 use crate::error::{ResponseBound, ResponseMax};
@@ -226,8 +226,15 @@ impl Share {
 
     fn take(&self, amount: u64) -> Result<(), Refused> {
         self.grants(amount)?;
-        self.caller.budget.take(amount)?;
-        self.caller.held.fetch_add(amount, Relaxed);
+        let caller = &*self.caller;
+        caller.budget.take(amount)?;
+        let callers = caller.held.fetch_add(amount, Relaxed);
+        if callers.saturating_add(amount) > caller.most() {
+            // Another core was first.
+            caller.held.fetch_sub(amount, Relaxed);
+            caller.budget.give_back(amount);
+            return Err(Refused::CallerLimit);
+        }
         self.held.fetch_add(amount, Relaxed);
         Ok(())
     }

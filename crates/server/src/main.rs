@@ -121,9 +121,11 @@ fn load(inputs: &Inputs) -> anyhow::Result<config::Loaded> {
 }
 
 fn print(text: &str) -> anyhow::Result<()> {
-    io::stdout()
-        .write_all(text.as_bytes())
-        .context("writing to stdout")
+    match io::stdout().write_all(text.as_bytes()) {
+        // A reader that leaves early, such as `head`, has what it wanted.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        written => written.context("writing to stdout"),
+    }
 }
 
 fn print_config(inputs: &Inputs) -> anyhow::Result<()> {

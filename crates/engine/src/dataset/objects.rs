@@ -1,8 +1,8 @@
 //! Objects: files of a directory, opened on request and kept open in a bounded cache.
 //!
 //! A descriptor is trusted for `revalidate`; then its name is looked up again, and the cached file is kept
-//! only if the name still leads to it (device, inode, length, mtime), and so does its descriptor. A request that holds a file keeps it
-//! open, cached or not; one budget bounds both. `directory` resolves names and `listing` lists them.
+//! only if the name still leads to it (device, inode, length, mtime), and so does its descriptor. A request
+//! that holds a file keeps it open, cached or not; one budget bounds both. `directory` resolves names and `listing` lists them.
 
 use super::direct;
 use super::directory::{self, Directory, is_absent};

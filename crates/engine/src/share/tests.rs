@@ -1,5 +1,6 @@
 use super::*;
 use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::SeqCst;
 
 /// Takes pieces of `amount` until one is refused.
 fn fill(share: &Arc<Share>, amount: u64) -> (Vec<Charge>, Refused) {
@@ -103,6 +104,30 @@ fn a_callers_own_limit_holds_over_all_its_connections_and_at_once() {
     held.extend(take());
     assert_eq!(caller.held(), 6);
     assert!(budget.caller().connection(u64::MAX).charge(300).is_ok());
+}
+
+#[test]
+fn a_callers_own_limit_holds_for_charges_at_the_same_moment() {
+    // Scenario: a caller may hold one, and two threads charge one and return it, again and again. Expectation: they never have one
+    // each.
+    let caller = Budget::new(1000).caller();
+    caller.set_most(1);
+    let (granted, most) = (AtomicU64::new(0), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                let share = caller.connection(1000);
+                for _ in 0..500_000 {
+                    if let Ok(charge) = share.charge(1) {
+                        most.fetch_max(granted.fetch_add(1, SeqCst) + 1, Relaxed);
+                        granted.fetch_sub(1, SeqCst);
+                        drop(charge);
+                    }
+                }
+            });
+        }
+    });
+    assert_eq!((most.into_inner(), caller.held()), (1, 0));
 }
 
 #[test]

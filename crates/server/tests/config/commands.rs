@@ -170,6 +170,23 @@ fn healthcheck_says_when_nobody_answers() {
 }
 
 #[test]
+fn a_reader_that_leaves_early_is_no_error() {
+    // Scenario: the reader of a command's output closes the pipe before it is written. Expectation: exit code 0, nothing said.
+    for arguments in [&["print-config"][..], &["check-config"], &["completions", "bash"]] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ringfetchd"));
+        command.args(arguments).env_clear().stdout(writer);
+        let output = command.output().unwrap();
+        assert_eq!(
+            (output.status.code(), text(&output.stderr)),
+            (Some(0), ""),
+            "{arguments:?}"
+        );
+    }
+}
+
+#[test]
 fn the_demo_can_be_made_without_serving_it() {
     // Scenario: `make-demo` into a new directory, twice. Expectation: exit 0 with the three datasets, and
     // nothing written the second time.
