@@ -178,26 +178,29 @@ impl SnapshotReader {
         let mut rest = WindowPlan::new(window);
         let mut waits = Backoff::default();
         loop {
-            match self.fetch_next(&mut rest, ReadPhase::AfterHead).await {
-                Err(error) if is_transient(&error) => match waits.next() {
-                    Some(wait) => tokio::time::sleep(wait).await,
-                    None => return Err(error),
-                },
-                Err(error) => return Err(error),
-                Ok(frames) => {
-                    if let Some(charged) = &mut charged {
-                        // What is left is charged again when it is read.
-                        charged.bytes = rest.left_bytes();
-                    }
-                    return Ok((frames, rest));
-                }
+            if let Some(charged) = &mut charged {
+                // While it is read, and if that fails.
+                charged.bytes = 0;
             }
+            let result = self.fetch_next(&mut rest, ReadPhase::AfterHead).await;
+            let refused = matches!(&result, Err(error) if is_transient(error));
+            if let Some(charged) = &mut charged
+                && (result.is_ok() || refused)
+            {
+                // What is left is charged again when it is read, and what was refused is not read.
+                charged.bytes = rest.left_bytes();
+            }
+            if refused && let Some(wait) = waits.next() {
+                tokio::time::sleep(wait).await;
+                continue;
+            }
+            return result.map(|frames| (frames, rest));
         }
     }
 }
 
 /// Bytes of a window that its principal was charged and that are not read. Given back when this is dropped: the window
-/// could not be read, or the client went away.
+/// was refused, or the client went away before it was read.
 struct UnreadBytes {
     principal: Arc<Principal>,
     bytes: u64,

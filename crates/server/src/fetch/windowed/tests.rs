@@ -1,5 +1,6 @@
 use super::*;
-use crate::access::PrincipalLimits;
+use crate::access::tests::{PrincipalsFile, User, headers_of, line};
+use crate::access::{Need, PrincipalLimits};
 use crate::config::Limits;
 use crate::fetch::tests::{objects_of, serving};
 use crate::fetch::{Items, Purpose};
@@ -7,6 +8,7 @@ use futures_util::FutureExt as _;
 use http_body_util::BodyExt as _;
 use ringfetch_engine::error::{Resource, ResponseMax};
 use ringfetch_engine::geometry::Extent;
+use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::{self, SubscriberExt as _};
@@ -50,6 +52,70 @@ async fn what_a_client_that_left_would_have_read_is_given_back() {
     principal.give_back_bytes(debt);
     drop(wait_for_rate(Arc::clone(&principal), 1000 * per_s).await);
     assert_eq!(owed(), Duration::ZERO);
+}
+
+#[tokio::test]
+async fn what_is_being_read_when_a_client_leaves_stays_charged() {
+    // Scenario: a principal at 1 KiB/s; a window of 64 KiB is charged, and its client goes away while it is read; then while it
+    // waits for memory. Expectation: the principal owes a minute; then nothing, since nothing is read.
+    const PER_S: u64 = 1 << 10;
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("a"), vec![7; 64 << 10]).unwrap();
+    let fetcher = serving(vec![objects_of(directory.path())], Limits::default());
+    let connection = fetcher.callers().connect("192.0.2.1".parse().unwrap(), u64::MAX);
+    let access = PrincipalsFile::new(&line("reader", "objects")).access();
+    let user = Arc::new(User::default());
+    let connection = access.admit(&headers_of("reader"), Need::Known, &connection, &user);
+    let connection = connection.unwrap();
+    let principal = connection.principal().unwrap();
+    principal.set_limits(PrincipalLimits {
+        bytes_per_s: PER_S,
+        ..PrincipalLimits::NONE
+    });
+    let context = RequestContext::default();
+    let version = fetcher.object("objects", "a", Purpose::Read, &context);
+    let reader = SnapshotReader::new(
+        fetcher.clone(),
+        Some(Arc::clone(&connection)),
+        version.await.unwrap(),
+        std::time::Instant::now(),
+    );
+    let whole = Extent {
+        offset: 0,
+        length: 64 << 10,
+    };
+    let owes = || principal.take_bytes(0).is_err();
+    // Whether the client went away in time: the window had been charged, and was asked for and not there.
+    let leaves = async || {
+        let mut window = pin!(reader.fetch_with_retry(vec![BodyPart::Extent(whole)]));
+        while !owes() {
+            assert!(window.as_mut().now_or_never().is_none());
+            tokio::task::yield_now().await;
+        }
+        window.as_mut().now_or_never().is_none()
+    };
+    while !leaves().await {
+        principal.give_back_bytes(whole.length);
+    }
+    assert!(owes());
+    principal.give_back_bytes(whole.length);
+    let mut held = Vec::new();
+    for length in [whole.length, 1] {
+        let window = Items::Objects {
+            names: &["a".to_owned()],
+            offsets: &[0],
+            lengths: &[length],
+            if_match: &[],
+        };
+        loop {
+            match fetcher.fetch("objects", "", &window, &context).await {
+                Ok(answer) => held.push(answer),
+                Err(refused) => break assert!(is_transient(&refused), "{refused}"),
+            }
+        }
+    }
+    assert!(leaves().await);
+    assert!(!owes());
 }
 
 #[tokio::test(start_paused = true)]
