@@ -29,6 +29,7 @@ mod byte_ranges;
 mod commands;
 mod counting;
 mod deadlines;
+mod descriptions;
 mod devices;
 mod drains;
 mod flip;

@@ -38,7 +38,9 @@ use tonic::{Request, Status, Streaming};
 /// Addresses of daemons that require a token.
 static GUARDED: Mutex<BTreeSet<SocketAddr>> = Mutex::new(BTreeSet::new());
 
-const FETCH_SERVICE: &str = "ringfetch.v1.FetchService";
+pub(crate) const FETCH: &str = "ringfetch.v1.FetchService";
+pub(crate) const DATASETS: &str = "ringfetch.v1.DatasetService";
+pub(crate) const ADMIN: &str = "ringfetch.v1.AdminService";
 
 /// The token that they require.
 pub(crate) const TOKEN: &str = "the-token-of-these-tests";

@@ -109,7 +109,7 @@ impl Narrow {
         let body = framed(&message.encode_to_vec());
         let common = [("content-type", "application/grpc"), ("te", "trailers")];
         self.ask(
-            &format!("/{FETCH_SERVICE}/{method}"),
+            &format!("/{FETCH}/{method}"),
             &[&common[..], headers].concat(),
             body,
         )
@@ -135,7 +135,7 @@ impl Reconnecting {
     }
 
     pub(crate) async fn call(&self, method: &str, message: &impl prost::Message) -> Held {
-        let request = http::Request::post(format!("http://{}/{FETCH_SERVICE}/{method}", self.address))
+        let request = http::Request::post(format!("http://{}/{FETCH}/{method}", self.address))
             .header("content-type", "application/grpc")
             .header("te", "trailers")
             .body(Full::new(framed(&message.encode_to_vec())));
