@@ -473,8 +473,8 @@ async fn serve(
 /// The main thread's runtime, which accepts connections and handles signals.
 fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
     // Tokio panics if it cannot get its descriptors for signals, at most eight in all, so try to open as many
-    // first.
-    let tried: Result<Vec<_>, _> = (0..4).map(|_| UnixStream::pair()).collect();
+    // first; and those that the start needs next, whose errors have no remedy.
+    let tried: Result<Vec<_>, _> = (0..6).map(|_| UnixStream::pair()).collect();
     tried.context("out of file descriptors: raise the limit (ulimit -n, LimitNOFILE)")?;
     tokio::runtime::Builder::new_current_thread()
         .enable_all()

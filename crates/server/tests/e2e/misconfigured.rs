@@ -189,6 +189,18 @@ fn too_few_descriptors_for_a_dataset_are_the_hosts_refusal() {
 }
 
 #[test]
+fn too_few_descriptors_for_a_start_are_named_with_the_remedy() {
+    // Scenario: limits at which each step of a start in turn finds no descriptor left. Expectation: exit code 3 and the
+    // remedy.
+    for most in 5..=20 {
+        let nofile = format!("--nofile={most}");
+        let (setup, _) = plain_blocks(Setup::new("pread"), 1);
+        let setup = setup.through(&["prlimit", &nofile]);
+        setup.refused().with(3, &["raise the", "ulimit -n"]);
+    }
+}
+
+#[test]
 #[ignore = "needs strace"]
 fn a_lack_of_descriptors_for_the_files_of_the_configuration_is_no_mistake_in_it() {
     // Scenario: no descriptor is left for the configuration file; for the principals file; for the access log. Expectation:
