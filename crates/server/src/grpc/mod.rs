@@ -22,7 +22,7 @@ mod tonic_calls;
 mod wire;
 
 pub(crate) use metadata::is_grpc;
-pub(crate) use service::refuse_other_protocols;
+pub(crate) use service::{refuse_calls, refuse_other_protocols};
 
 use crate::fetch::Fetcher;
 use crate::lifecycle::{Lifecycle, State};

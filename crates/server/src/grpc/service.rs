@@ -22,7 +22,7 @@ use crate::rpc_metrics::{CallTimer, GrpcMethod, RequestTimer, RpcMetrics};
 use axum::body::Body;
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Version};
 use prost::Message;
 use ringfetch_engine::error::ReadError;
 use ringfetch_proto::v1;
@@ -332,13 +332,23 @@ pub(crate) fn refuse_other_protocols<B>(request: &Request<B>) -> Option<Response
     } else {
         return None;
     };
-    let detail =
-        "this port answers POST requests of content-type application/grpc; the HTTP API has its own port";
+    let detail = "this port answers POST requests of content-type application/grpc; the HTTP API has its own port (http.listen)";
     let mut response = refusal(status, slug, detail.to_owned(), request.uri().path());
     response
         .headers_mut()
         .insert(header, HeaderValue::from_static(value));
     Some(response.map(AnswerBody::Routed))
+}
+
+/// Answers a call on the HTTP port with a status: of an HTTP response its client shows the number only.
+pub(crate) fn refuse_calls<B>(request: &Request<B>) -> Option<Response<AnswerBody>> {
+    let is_call = request.method() == Method::POST
+        && request.version() == Version::HTTP_2
+        && metadata::is_grpc(request.headers());
+    is_call.then(|| {
+        Status::unimplemented("this port serves the HTTP API; gRPC has its own port (grpc.listen)")
+            .into_http()
+    })
 }
 
 /// A deadline beyond the range of the clock is ignored.

@@ -234,7 +234,7 @@ impl RequestDispatcher {
     }
 
     /// Whether a request is a gRPC call, which a page in a browser cannot send without a CORS preflight. On the HTTP port
-    /// none is, whatever its content type.
+    /// none is: [`grpc::refuse_calls`] has answered those over HTTP/2, and a client of HTTP/1.1 expects HTTP.
     fn is_call<B>(&self, request: &Request<B>) -> bool {
         !self.is_http() && request.method() == Method::POST && grpc::is_grpc(request.headers())
     }
@@ -318,6 +318,13 @@ impl RequestDispatcher {
     /// The response if the request is refused.
     fn refused<B>(&self, request: &Request<B>, is_late: bool) -> Option<Response<AnswerBody>> {
         let path = request.uri().path();
+        // Before the host and the credential, which a call may lack here, and whose refusals would hide the mistake.
+        if self.is_http()
+            && let Some(refused) = grpc::refuse_calls(request)
+        {
+            self.refusals.content_type.inc();
+            return Some(refused);
+        }
         if let Err(error) = self.hosts.as_ref().map_or(Ok(()), |hosts| hosts.check(request)) {
             self.refusals.host.inc();
             let (status, slug) = match error {
@@ -556,15 +563,16 @@ mod tests {
     }
 
     #[test]
-    fn the_http_port_answers_in_http_whatever_a_request_says_it_is() {
-        // Scenario: requests to the HTTP port with the content type of gRPC, without a credential and without memory.
-        // Expectation: HTTP's status, and no status of gRPC.
+    fn the_http_port_answers_http1_in_http_whatever_a_request_says_it_is() {
+        // Scenario: requests of HTTP/1.1 to the HTTP port with the content type of gRPC, without a credential and without
+        // memory. Expectation: they are not taken for calls: HTTP's status, and no status of gRPC.
         let dispatcher = RequestDispatcher {
             role: Role::DataAndProbes(|_| false),
             ..dispatcher()
         };
         let request = Request::post("/v1/datasets").header(header::CONTENT_TYPE, "application/grpc");
         let request = request.body(()).unwrap();
+        assert!(dispatcher.refused(&request, false).is_none());
         let denied = dispatcher.denied(Denied::Unauthenticated, &request);
         assert_eq!(denied.status(), 401);
         assert!(denied.headers().contains_key(header::WWW_AUTHENTICATE));

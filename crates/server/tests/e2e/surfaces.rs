@@ -225,6 +225,51 @@ async fn what_is_not_served_is_unimplemented() {
 }
 
 #[tokio::test]
+async fn a_call_on_the_http_port_learns_which_port_has_grpc() {
+    // Scenario: calls on the HTTP port, without a credential where principals are needed, under a foreign name, and at the path
+    // of a resource; the same request as JSON; a GET on the gRPC port. Expectation: a status whose message names the key of the
+    // other port, since clients show only the number of an HTTP response, counted as refused; problems for what is no call.
+    let fetch = "/ringfetch.v1.FetchService/FetchBlocks";
+    let key = crate::access::lines(&[("a", "first", "*")]);
+    for is_open in [true, false] {
+        let (mut setup, _) = plain_blocks(Setup::new("mmap"), 1);
+        if !is_open {
+            setup.file("principals", key.as_bytes());
+            setup = setup.set("access.principals", "principals");
+        }
+        let daemon = setup.start();
+        for (path, headers) in [
+            (fetch, &[][..]),
+            (fetch, &[("host", "evil.example")]),
+            ("/grpc.health.v1.Health/Check", &[]),
+            ("/v1/datasets/blocks/blocks:batchFetch", &[]),
+        ] {
+            let status = raw(daemon.http, path, headers, wire::framed(&[])).await;
+            assert_eq!(status.code(), Code::Unimplemented, "{path}");
+            assert!(
+                status.message().contains("grpc.listen"),
+                "{path}: {}",
+                status.message()
+            );
+        }
+        let mut client = Narrow::connect(daemon.http, 65_535).await;
+        let json = [("content-type", "application/json")];
+        let no_call = client.ask(fetch, &json, Bytes::new()).await.head;
+        assert_eq!(no_call.status, if is_open { 404 } else { 401 });
+        assert_eq!(no_call.headers["content-type"], "application/problem+json");
+        let mut client = Narrow::connect(daemon.grpc, 65_535).await;
+        let (problem, _) = client.ask_get("/v1/datasets").await.rest().await;
+        let problem = String::from_utf8(problem.to_vec()).unwrap();
+        assert!(problem.contains("http.listen"), "{problem}");
+        if is_open {
+            let labels = [("transport", "http"), ("reason", "content_type")];
+            assert_eq!(daemon.sum("ringfetch_requests_refused_total", &labels).await, 4);
+        }
+        daemon.stop().await;
+    }
+}
+
+#[tokio::test]
 async fn what_is_no_call_is_refused_and_counted() {
     // Scenario: a GET and POSTs of other media types, for methods of FetchService and of services that tonic serves and
     // for none, on both gRPC ports. Expectation: 405 or 415 with what is accepted, counted as refused for `content_type`;
