@@ -2,14 +2,27 @@
 //! the contract. Errors of single items are `ItemError`.
 
 use crate::code::Code;
+use base64::Engine as _;
+use base64::alphabet::STANDARD;
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use http::header::CONTENT_TYPE;
-use http::{HeaderMap, HeaderValue, StatusCode};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use percent_encoding::percent_decode;
+use prost::Message as _;
 use ringfetch_proto::RpcStatus;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
-use tonic::Status;
-use tonic_types::{ErrorDetails, RpcStatusExt as _, StatusExt as _};
+use tonic_types::{ErrorDetails, RpcStatusExt as _};
+
+const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
+const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
+const GRPC_STATUS_DETAILS: HeaderName = HeaderName::from_static("grpc-status-details-bin");
+/// Peers send base64 with and without padding.
+const BASE64: GeneralPurpose = GeneralPurpose::new(
+    &STANDARD,
+    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
+);
 
 /// Why a call or a stream's request failed as a whole.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -203,7 +216,7 @@ impl Error {
     /// The error in the head of an answer, if any: a gRPC status, or the HTTP status or the type of the answer of a
     /// server that does not speak gRPC (mapped by gRPC's "HTTP to gRPC Status Code Mapping").
     pub(crate) fn in_head(status: StatusCode, headers: &HeaderMap) -> Option<Self> {
-        if headers.contains_key(Status::GRPC_STATUS) {
+        if headers.contains_key(GRPC_STATUS) {
             return Self::in_trailers(headers);
         }
         let code = match status.as_u16() {
@@ -226,21 +239,23 @@ impl Error {
         Some(Self::of_server(code, message, &ErrorDetails::new()))
     }
 
-    /// The error in trailers, if any.
+    /// The error in trailers, if any. A message or details that cannot be read leave the code as it is: it says whether to try
+    /// again. (tonic's `Status::from_header_map` replaces it, or panics.)
     pub(crate) fn in_trailers(trailers: &HeaderMap) -> Option<Self> {
-        // The usual case, handled cheaply: tonic's status copies the headers.
-        if trailers
-            .get(Status::GRPC_STATUS)
-            .is_some_and(|status| status == "0")
-        {
-            return None;
-        }
-        let Some(status) = Status::from_header_map(trailers) else {
+        let Some(status) = trailers.get(GRPC_STATUS) else {
             return Some(Self::protocol("the answer ends without a grpc-status"));
         };
-        let code = Code::from_number(status.code().into())?;
-        let details = status.get_error_details();
-        Some(Self::of_server(code, status.message().to_owned(), &details))
+        if status == "0" {
+            return None;
+        }
+        let number = status.to_str().ok().and_then(|number| number.parse().ok());
+        let code = number.and_then(Code::from_number).unwrap_or(Code::Unknown);
+        let text = |name| trailers.get(name).map_or(&b""[..], HeaderValue::as_bytes);
+        let message = percent_decode(text(GRPC_MESSAGE)).decode_utf8_lossy();
+        let details = BASE64.decode(text(GRPC_STATUS_DETAILS)).ok();
+        let details = details.and_then(|details| RpcStatus::decode(&*details).ok());
+        let details = details.map_or_else(ErrorDetails::new, |status| status.get_error_details());
+        Some(Self::of_server(code, message.into_owned(), &details))
     }
 
     fn of_server(code: Code, message: String, details: &ErrorDetails) -> Self {
@@ -283,6 +298,56 @@ impl From<h2::Error> for Error {
             message: error.to_string(),
             sent: true,
             refused: false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(code: &'static str, message: &'static [u8], details: &'static str) -> Box<StatusError> {
+        let mut trailers = HeaderMap::new();
+        trailers.insert("grpc-status", HeaderValue::from_static(code));
+        trailers.insert("grpc-message", HeaderValue::from_bytes(message).unwrap());
+        trailers.insert("grpc-status-details-bin", HeaderValue::from_static(details));
+        let Some(Error::Status(status)) = Error::in_trailers(&trailers) else {
+            panic!("{trailers:?}");
+        };
+        status
+    }
+
+    #[test]
+    fn a_code_is_that_of_the_server_whatever_is_wrong_with_the_rest() {
+        // Scenario: a message that is not UTF-8, encoded or as it is, or whose encoding is cut off; details that are not base64
+        // or cut off, and good ones, with and without padding. Expected: the code, as much of the message as can be read, and the
+        // details that can be read: UNAVAILABLE is tried again.
+        for (message, want) in [
+            (&b"caf%C3%A9%0Aa"[..], "caf\u{e9}\na"),
+            (b"a%FFb", "a\u{fffd}b"),
+            (b"a\xffb", "a\u{fffd}b"),
+            (b"a%2", "a%2"),
+        ] {
+            let status = status("14", message, "");
+            assert_eq!((status.code, status.message.as_str()), (Code::Unavailable, want));
+            assert!(Error::Status(status).is_retryable());
+        }
+        // `google.rpc.Status` with a `RetryInfo` of 5 s.
+        let hint = "CA4aMAoodHlwZS5nb29nbGVhcGlzLmNvbS9nb29nbGUucnBjLlJldHJ5SW5mbxIECgIIBQ";
+        let padded = "CA4aMAoodHlwZS5nb29nbGVhcGlzLmNvbS9nb29nbGUucnBjLlJldHJ5SW5mbxIECgIIBQ==";
+        for (details, seconds) in [
+            ("!!!", None),
+            ("____", None),
+            ("CA4aMAoo", None),
+            (hint, Some(5)),
+            (padded, Some(5)),
+        ] {
+            let status = status("14", b"m", details);
+            assert_eq!(status.code, Code::Unavailable, "{details}");
+            assert_eq!(status.retry_after, seconds.map(Duration::from_secs), "{details}");
+        }
+        for code in ["17", "x", "", "00"] {
+            assert_eq!(status(code, b"m", "").code, Code::Unknown, "{code}");
         }
     }
 }
