@@ -8,16 +8,15 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
 
 /// A dataset of objects whose list names its second page as the next one, too.
 pub(crate) const ENDLESS: &str = "endless";
 
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone)]
 enum Metrics {
     AtOnce,
-    /// After this long.
-    Late(Duration),
+    /// Once this has returned.
+    After(Arc<dyn Fn() + Send + Sync>),
     Forbidden,
 }
 
@@ -31,9 +30,9 @@ pub(crate) fn start_for(authorization: Option<&'static str>) -> SocketAddr {
     start_with(authorization, Metrics::AtOnce)
 }
 
-/// As [`start`], with a page of metrics that comes this late.
-pub(crate) fn start_with_late_metrics(late: Duration) -> SocketAddr {
-    start_with(None, Metrics::Late(late))
+/// As [`start`], with a page of metrics that comes once `hold` has returned.
+pub(crate) fn start_with_held_metrics(hold: impl Fn() + Send + Sync + 'static) -> SocketAddr {
+    start_with(None, Metrics::After(Arc::new(hold)))
 }
 
 /// As [`start`], for clients without the right to the metrics.
@@ -44,12 +43,12 @@ pub(crate) fn start_without_metrics() -> SocketAddr {
 fn start_with(authorization: Option<&'static str>, metrics: Metrics) -> SocketAddr {
     let reads = Arc::new(AtomicU64::new(0));
     listen(move |_, connection| {
-        let reads = Arc::clone(&reads);
-        std::thread::spawn(move || serve(connection, &reads, authorization, metrics));
+        let (reads, metrics) = (Arc::clone(&reads), metrics.clone());
+        std::thread::spawn(move || serve(connection, &reads, authorization, &metrics));
     })
 }
 
-fn serve(connection: TcpStream, reads: &AtomicU64, authorization: Option<&str>, metrics: Metrics) {
+fn serve(connection: TcpStream, reads: &AtomicU64, authorization: Option<&str>, metrics: &Metrics) {
     connection.set_nodelay(true).unwrap();
     let mut out = connection.try_clone().unwrap();
     let mut lines = BufReader::new(connection);
@@ -80,15 +79,13 @@ fn serve(connection: TcpStream, reads: &AtomicU64, authorization: Option<&str>, 
         let path = first.split_whitespace().nth(1).unwrap();
         let (status, head, body) = if !is_known {
             ("401 Unauthorized", String::new(), b"no token".to_vec())
-        } else if path == "/metrics" && metrics == Metrics::Forbidden {
+        } else if path == "/metrics" && matches!(metrics, Metrics::Forbidden) {
             ("403 Forbidden", String::new(), b"no right to it".to_vec())
         } else {
             answer(path, &range, &body, reads)
         };
-        if let ("/metrics", Metrics::Late(late)) = (path, metrics) {
-            // The scenario's time; nothing waits for it but the client.
-            let deadline = Instant::now() + late;
-            std::thread::sleep(deadline.saturating_duration_since(Instant::now()));
+        if let ("/metrics", Metrics::After(hold)) = (path, metrics) {
+            hold();
         }
         let length = body.len();
         write!(out, "HTTP/1.1 {status}\r\n{head}content-length: {length}\r\n\r\n").unwrap();

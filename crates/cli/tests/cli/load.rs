@@ -215,14 +215,15 @@ fn http_reads_the_same_bytes_and_both_sides_count_the_same() {
 
 #[test]
 fn the_window_begins_after_the_counters_were_read() {
-    // Scenario: a page of metrics that takes twice as long as the window, which is 0.3 s, or as long as a busy machine needs to send
-    // anything. Expected: the arrivals of the window are sent.
+    // Scenario: a page of metrics that comes once another load, of twice the window, has ended; a window of 0.3 s, or as long as a
+    // busy machine needs to send anything. Expected: the arrivals of the window are sent.
     let server = start(Flaw::NONE);
     let sends = |tenths: u32| {
         let window = Duration::from_millis(100) * tenths;
-        let http = http::start_with_late_metrics(2 * window);
         let run = "--json load --dataset blocks --batch 1 --rate 100 --warmup-seconds 0";
-        let args = format!("{run} --seconds {} --http http://{http}", window.as_secs_f64());
+        let run = move |window: Duration| format!("{run} --seconds {}", window.as_secs_f64());
+        let http = http::start_with_held_metrics(move || drop(ringfetch(Some(server), &run(2 * window))));
+        let args = format!("{} --http http://{http}", run(window));
         let output = ringfetch(Some(server), &args);
         let report: Value = serde_json::from_slice(&output.stdout).unwrap();
         assert_eq!(report["open_loop"]["arrivals"], 10 * tenths, "{report}");

@@ -31,6 +31,7 @@ use serde_json::{Value, json};
 use server::{SEED, start, start_for};
 use std::ffi::OsStr;
 use std::net::{Ipv6Addr, SocketAddr, TcpStream};
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
@@ -203,6 +204,32 @@ fn silent(address: SocketAddr) -> (socket2::Socket, TcpStream) {
     full.bind(&address.into()).unwrap();
     full.listen(0).unwrap();
     (full, TcpStream::connect(address).unwrap())
+}
+
+#[test]
+fn what_is_not_utf8_is_named() {
+    // Scenario: an argument, the value of a flag, and a variable that are not UTF-8. Expected: exit code 2, and which.
+    let odd = OsStr::from_bytes(b"bl\xffcks");
+    let ringfetch = || program(env!("CARGO_BIN_EXE_ringfetch"));
+    for (command, want) in [
+        (
+            ringfetch().args(["get".as_ref(), "block".as_ref(), odd, "1".as_ref()]),
+            r#"argument 3 ("bl\xFFcks")"#,
+        ),
+        (
+            ringfetch().args([OsStr::from_bytes(b"--grpc=\xff"), "status".as_ref()]),
+            r#"argument 1 ("--grpc=\xFF")"#,
+        ),
+        (
+            ringfetch().arg("status").env("RINGFETCH_GRPC", odd),
+            "RINGFETCH_GRPC",
+        ),
+    ] {
+        let output = command.output().unwrap();
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{error}");
+        assert!(error.lines().next().unwrap().ends_with(want), "{error}");
+    }
 }
 
 #[test]
