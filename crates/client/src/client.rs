@@ -226,19 +226,21 @@ impl Client {
     pub async fn list_datasets(&self) -> Result<Vec<Dataset>, Error> {
         let method = Method::new("/ringfetch.v1.DatasetService/ListDatasets");
         let deadline = deadline_in(self.options.timeout());
-        let (mut datasets, mut page_token) = (Vec::new(), String::new());
+        let (mut datasets, mut listing) = (Vec::new(), Listing::default());
         loop {
             let request = wire::ListDatasetsRequest {
                 page_size: 0,
-                page_token,
+                page_token: listing.page_token.clone(),
             };
             let retries = Retries::until(&self.core, deadline);
             let answer = self.send_with(retries, &method, frame(&request)?).await?;
             let (page, _) = answer.decode::<wire::ListDatasetsResponse>()?;
+            let names = page.datasets.iter().map(|dataset| &*dataset.name);
+            let next = listing.next("ListDatasets", names, page.next_page_token)?;
             datasets.extend(page.datasets.into_iter().map(Dataset::from));
-            match next_page("ListDatasets", &request.page_token, page.next_page_token)? {
+            match next {
                 None => return Ok(datasets),
-                Some(next) => page_token = next,
+                Some(next) => listing = next,
             }
         }
     }
@@ -270,21 +272,22 @@ impl Client {
         dataset: &str,
     ) -> impl Stream<Item = Result<ObjectInfo, Error>> + Send + use<> {
         let (client, dataset) = (self.clone(), dataset.to_owned());
-        let pages = stream::try_unfold(Some(String::new()), move |token| {
+        let pages = stream::try_unfold(Some(Listing::default()), move |listing| {
             let (client, dataset) = (client.clone(), dataset.clone());
             async move {
-                let Some(page_token) = token else {
+                let Some(listing) = listing else {
                     return Ok::<_, Error>(None);
                 };
                 let request = wire::ListObjectsRequest {
                     dataset,
                     page_size: 0,
-                    page_token,
+                    page_token: listing.page_token.clone(),
                 };
                 let page: wire::ListObjectsResponse = client
                     .unary("/ringfetch.v1.DatasetService/ListObjects", &request)
                     .await?;
-                let next = next_page("ListObjects", &request.page_token, page.next_page_token)?;
+                let names = page.objects.iter().map(|object| &*object.name);
+                let next = listing.next("ListObjects", names, page.next_page_token)?;
                 let object = |object: wire::ObjectInfo| Ok(ObjectInfo::new(object.name, object.length_bytes));
                 Ok(Some((stream::iter(page.objects.into_iter().map(object)), next)))
             }
@@ -398,13 +401,37 @@ impl Client {
     }
 }
 
-/// The token of the page after the one with `token`; `None`: that was the last.
-fn next_page(method: &str, token: &str, next: String) -> Result<Option<String>, Error> {
-    if next == token && !next.is_empty() {
-        let problem = format!("a page of {method} names itself as the next one");
-        return Err(Error::protocol(problem));
+/// A place in a list. Names ascend, as the contract says: pages that come again would make it endless.
+#[derive(Default)]
+struct Listing {
+    /// Of the page that is due.
+    page_token: String,
+    /// Empty before the first name.
+    last_name: String,
+}
+
+impl Listing {
+    /// After the page that was due; `None`: that was the last.
+    fn next<'a>(
+        mut self,
+        method: &str,
+        names: impl Iterator<Item = &'a str>,
+        page_token: String,
+    ) -> Result<Option<Self>, Error> {
+        for name in names {
+            if name <= &*self.last_name {
+                let problem = format!("{method} lists {name:?} after {:?}", self.last_name);
+                return Err(Error::protocol(problem));
+            }
+            name.clone_into(&mut self.last_name);
+        }
+        if page_token == self.page_token && !page_token.is_empty() {
+            let problem = format!("a page of {method} names itself as the next one");
+            return Err(Error::protocol(problem));
+        }
+        self.page_token = page_token;
+        Ok(Some(self).filter(|next| !next.page_token.is_empty()))
     }
-    Ok(Some(next).filter(|next| !next.is_empty()))
 }
 
 /// Decodes an answer of this kind.

@@ -2,10 +2,10 @@
 //! take no real time.
 
 use crate::fake::{Fake, LONG, answer, block, blocks, builder, indices, served_by, with_hint};
-use futures_util::{FutureExt as _, TryStreamExt as _};
+use futures_util::FutureExt as _;
 use ringfetch_client::{
-    AdminClient, Backend, ByteRange, Client, Code, Error, Metric, ObjectInfo, ObjectPart, Request,
-    RetryPolicy, ScoreRequest,
+    AdminClient, Backend, ByteRange, Client, Code, Error, Metric, ObjectPart, Request, RetryPolicy,
+    ScoreRequest,
 };
 use ringfetch_proto::v1 as wire;
 use std::pin::{Pin, pin};
@@ -133,7 +133,7 @@ async fn attempts_are_bounded_by_number_and_by_deadline() {
 }
 
 /// The time limit that a request says.
-fn timeout_us<T>(request: &tonic::Request<T>) -> usize {
+pub(crate) fn timeout_us<T>(request: &tonic::Request<T>) -> usize {
     let header = request.metadata().get("grpc-timeout").unwrap();
     let header = header.to_str().unwrap();
     match header.split_at(header.len() - 1) {
@@ -471,103 +471,6 @@ async fn ranges_and_objects_come_back_item_by_item() {
     assert!(
         matches!(error, Error::Invalid { field: "length", .. }),
         "{error:?}"
-    );
-}
-
-#[tokio::test(start_paused = true)]
-async fn objects_are_listed_page_by_page() {
-    // Scenario: three pages of two names; then a server whose page names itself as the next.
-    // Expected: six names in order; a protocol error instead of a loop.
-    let object = |n: u64| wire::ObjectInfo {
-        name: n.to_string(),
-        length_bytes: n,
-    };
-    let fake = Fake::new().on_list(move |request| {
-        let page = request.page_token.parse().unwrap_or(0);
-        let next_page_token = if page < 2 {
-            (page + 1).to_string()
-        } else {
-            String::new()
-        };
-        wire::ListObjectsResponse {
-            objects: vec![object(2 * page), object(2 * page + 1)],
-            next_page_token,
-        }
-    });
-    let objects: Vec<_> = fake.client().list_objects("d").try_collect().await.unwrap();
-    assert_eq!(
-        objects,
-        (0..6)
-            .map(|n: u64| ObjectInfo::new(n.to_string(), n))
-            .collect::<Vec<_>>()
-    );
-
-    let fake = Fake::new().on_list(|_| wire::ListObjectsResponse {
-        objects: vec![],
-        next_page_token: "again".into(),
-    });
-    let error = fake
-        .client()
-        .list_objects("d")
-        .try_collect::<Vec<_>>()
-        .await
-        .unwrap_err();
-    assert!(matches!(error, Error::Protocol { .. }), "{error:?}");
-}
-
-#[tokio::test(start_paused = true)]
-async fn datasets_are_listed_to_the_last_page() {
-    // Scenario: a page without datasets and two with one; then a server whose page names itself as the next; then one with a
-    // next page after each, which take 4 s. Expected: both datasets; a protocol error instead of a loop; DeadlineExceeded after
-    // the 10 s that a call may take, and the third page's request says that 2 s are left.
-    let dataset = |n: usize| wire::Dataset {
-        name: n.to_string(),
-        ..Default::default()
-    };
-    let fake = Fake::new().on_datasets(move |request| {
-        let page = request.get_ref().page_token.parse().unwrap_or(0);
-        let next_page_token =
-            [Some(1), Some(2), None][page].map_or_else(String::new, |next: usize| next.to_string());
-        std::future::ready(wire::ListDatasetsResponse {
-            datasets: (page > 0).then(|| dataset(page)).into_iter().collect(),
-            next_page_token,
-        })
-    });
-    let names = fake.client().list_datasets().await.unwrap();
-    let names: Vec<_> = names.iter().map(|dataset| dataset.name.as_str()).collect();
-    assert_eq!(names, ["1", "2"]);
-
-    let fake = Fake::new().on_datasets(move |_| {
-        std::future::ready(wire::ListDatasetsResponse {
-            datasets: vec![dataset(0)],
-            next_page_token: "again".into(),
-        })
-    });
-    let error = fake.client().list_datasets().await.unwrap_err();
-    assert!(matches!(error, Error::Protocol { .. }), "{error:?}");
-
-    let pages: Arc<Mutex<Vec<usize>>> = Arc::default();
-    let seen = Arc::clone(&pages);
-    let fake = Fake::new().on_datasets(move |request| {
-        let mut seen = seen.lock().unwrap();
-        seen.push(timeout_us(&request));
-        let next_page_token = seen.len().to_string();
-        async move {
-            tokio::time::sleep(Duration::from_secs(4)).await;
-            wire::ListDatasetsResponse {
-                next_page_token,
-                ..Default::default()
-            }
-        }
-    });
-    let begin = Instant::now();
-    let error = fake.client().list_datasets().await.unwrap_err();
-    assert!(matches!(error, Error::DeadlineExceeded), "{error:?}");
-    assert_eq!(begin.elapsed().as_secs(), 10);
-    let pages = pages.lock().unwrap();
-    assert!(
-        pages.len() == 3 && (1_900_000..=2_000_000).contains(&pages[2]),
-        "{pages:?}"
     );
 }
 

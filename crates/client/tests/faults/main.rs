@@ -9,6 +9,7 @@ mod calls;
 mod failover;
 mod fake;
 mod kept;
+mod lists;
 mod objects;
 mod sockets;
 mod stream;
