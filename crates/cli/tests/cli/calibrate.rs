@@ -164,19 +164,24 @@ fn every_step_is_made_and_every_answer_has_its_form() {
 
 #[test]
 fn a_file_that_cannot_be_written_costs_no_figures() {
-    // Scenario: --out, with no room for a byte in any file. Expected: exit code 1, the flag and the cause, and the report on
-    // stdout.
+    // Scenario: --out, with no room for a byte in any file. Expected: exit code 1, the flag, the file and the cause, and the
+    // report on stdout.
     let (directory, data) = place();
+    let yaml = directory.path().join("engine.yaml");
     let run = format!(
         "trap '' XFSZ; ulimit -f 0; exec {} calibrate {} --seconds 3 --force --out {}",
         word(env!("CARGO_BIN_EXE_ringfetch")),
         word(&data),
-        word(directory.path().join("engine.yaml"))
+        word(&yaml)
     );
     let output = program("sh").args(["-c", &run]).output().unwrap();
     let error = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{error}");
-    assert!(error.starts_with("ringfetch: --out: File too large"), "{error}");
+    let expected = format!(
+        "ringfetch: --out: cannot write {}: File too large",
+        yaml.display()
+    );
+    assert!(error.starts_with(&expected), "{error}");
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(text.contains("When io_uring beats"), "{text}");
     assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);

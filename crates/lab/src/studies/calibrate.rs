@@ -23,6 +23,7 @@ use ringfetch_command::part_file::{PartFile, regular_file, write_whole};
 use ringfetch_command::quantity::{exact_size, size};
 use ringfetch_engine::config::DirectIo;
 use stages::{ASKED_BYTES_MAX, DEPTH_MAX, Pace, Subject, powers_to};
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -43,6 +44,10 @@ fn failed(problem: String) -> LabError {
     LabError::Failed(problem)
 }
 
+fn not_written(path: &Path, error: &io::Error) -> LabError {
+    failed(format!("--out: cannot write {}: {error}", path.display()))
+}
+
 /// `4KiB`, `512 bytes`.
 fn with_unit(block_bytes: u32) -> String {
     let size = exact_size(block_bytes.into());
@@ -61,8 +66,9 @@ fn check_out(path: &Path, force: bool, data: &Path) -> Result<(), LabError> {
         Ok(found) if !found.is_file() => "exists and is not a regular file; choose another path",
         Ok(_) if !force => "is there already; --force replaces it",
         _ => {
-            let part = PartFile::beside(path).map(drop);
-            return part.map_err(|error| failed(format!("--out: cannot write {shown}: {error}")));
+            return PartFile::beside(path)
+                .map(drop)
+                .map_err(|error| not_written(path, &error));
         }
     };
     Err(failed(format!("--out: {shown} {problem}")))
@@ -212,9 +218,11 @@ pub(crate) fn run(args: &Calibrate, runs: Runs<'_>) -> Result<(), LabError> {
         let comments = lines.collect::<Vec<_>>().join("\n");
         text = format!("{comments}\n\n{}", yaml(&[], &report.advice));
     }
-    let configured = yaml_file.map_or(Ok(()), |path| write_whole(path, report.yaml.as_bytes()));
+    let configured = yaml_file.map_or(Ok(()), |path| {
+        write_whole(path, report.yaml.as_bytes()).map_err(|error| not_written(path, &error))
+    });
     runs.print(&text)?;
-    reported.and(configured.map_err(|error| LabError::at("--out", error)))
+    reported.and(configured)
 }
 
 /// Draws conclusions from the rows: advice, the comparison of the backends, plots, doubts.
