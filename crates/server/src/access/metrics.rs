@@ -15,7 +15,7 @@ const IN_FLIGHT: &str = "ringfetch_principal_requests_in_flight";
 const MEMORY: &str = "ringfetch_principal_memory_bytes";
 
 const METRICS: [(&str, &str); 5] = [
-    (REQUESTS, "Requests admitted, by principal."),
+    (REQUESTS, "Requests let in before routing, by principal."),
     (BYTES, "Bytes that were read for answers, by principal."),
     (
         REJECTED,
