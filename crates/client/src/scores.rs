@@ -140,6 +140,14 @@ impl Scores {
                     scores.len()
                 )));
             }
+            // Each candidate is at most one of these.
+            let unscored = usize::try_from(result.unscored).unwrap_or(usize::MAX);
+            let outcomes = unscored.saturating_add(ids.len() + result.errors.len());
+            if outcomes > *candidates {
+                return Err(Error::protocol(format!(
+                    "{outcomes} results and errors for {candidates} candidates"
+                )));
+            }
             Ok(Ranking {
                 best: ids.into_iter().zip(scores).collect(),
                 unscored: result.unscored,
@@ -192,6 +200,8 @@ mod tests {
             (wanted(&[3], ""), answer(&[7, 5, 3], &[3.0, 2.0, 1.0], &[])),
             (wanted(&[3], ""), answer(&[7, 5], &[1.0], &[])),
             (wanted(&[3], ""), answer(&[7], &[1.0], &[3])),
+            (wanted(&[1], ""), answer(&[7, 5], &[2.0, 1.0], &[])),
+            (wanted(&[2], ""), answer(&[7, 5], &[2.0, 1.0], &[1])),
             (wanted(&[3], "w"), answer(&[7], &[1.0], &[])),
         ] {
             let refused = Scores::check(&wanted, answer);

@@ -420,7 +420,7 @@ impl Server {
         Ok(messages)
     }
 
-    /// The score of a vector is half its id, so the largest id is the best.
+    /// The score of a vector is half its id, so the largest id is the best. Vector 7 has none.
     fn score_vectors(self, request: wire::ScoreVectorsRequest) -> Result<wire::ScoreVectorsResponse, Status> {
         let query = request.queries.first();
         let query = query.filter(|query| query.vector.len() == 24);
@@ -428,7 +428,8 @@ impl Server {
         let (_, errors, _) = self.batch(request.fail_fast, query.ids.iter().map(|id| Self::vector(*id)))?;
         let mut ids = query.ids.clone();
         ids.sort_unstable_by(|one, other| other.cmp(one));
-        ids.retain(|id| *id < VECTORS);
+        let unscored = ids.iter().filter(|id| **id == 7).count();
+        ids.retain(|id| *id < VECTORS && *id != 7);
         ids.truncate(request.limit as usize);
         let scores = ids
             .iter()
@@ -437,7 +438,7 @@ impl Server {
         let results = vec![wire::ScoreResult {
             scores,
             ids,
-            unscored: 1,
+            unscored: u32::try_from(unscored).unwrap(),
             errors,
         }];
         Ok(wire::ScoreVectorsResponse {
