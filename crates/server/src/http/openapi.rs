@@ -159,7 +159,7 @@ fn is_for_everyone(path: &str) -> bool {
     matches!(path, "/livez" | "/readyz" | "/openapi.json" | "/v1/datasets")
 }
 
-/// The version in the responses of an operation that has a condition on it.
+/// The version in the responses of an operation that has a condition on it, and where a part is.
 fn add_version(operation: &mut Operation) {
     let mut parameters = operation.parameters.iter().flatten();
     if !parameters.any(|one| one.name == "If-Match") {
@@ -167,13 +167,26 @@ fn add_version(operation: &mut Operation) {
     }
     for (status, response) in &mut operation.responses.responses {
         if let RefOr::T(response) = response
-            && matches!(&status[..], "200" | "206" | "304" | "412")
+            && matches!(&status[..], "200" | "206" | "304" | "412" | "416")
         {
-            let header = HeaderBuilder::new().schema(String::schema());
-            let header = header.description(Some("The version, a strong tag."));
-            response.headers.insert("ETag".to_owned(), header.build());
+            add_header(response, "ETag", "The version, a strong tag.");
+            match &status[..] {
+                "206" => add_header(
+                    response,
+                    "Content-Range",
+                    "The part's place and the whole length; of several parts each has its own, in the body.",
+                ),
+                "416" => add_header(response, "Content-Range", "The whole length: `bytes */LENGTH`."),
+                _ => (),
+            }
         }
     }
+}
+
+fn add_header(response: &mut utoipa::openapi::Response, name: &str, description: &str) {
+    let header = HeaderBuilder::new().schema(String::schema());
+    let header = header.description(Some(description));
+    response.headers.insert(name.to_owned(), header.build());
 }
 
 /// The same operation without bodies. Range does not apply to HEAD, so there is no partial response.
@@ -345,6 +358,27 @@ mod tests {
             }
         }
         assert_eq!(reads, 13);
+    }
+
+    #[test]
+    fn parts_have_their_place_and_version() {
+        // The reads that serve ranges: Content-Range and ETag are with a part and with the refusal of a range past the end, as
+        // they are sent.
+        let document = parsed();
+        for path in [
+            "/v1/datasets/{name}/bytes",
+            "/v1/datasets/{name}/objects/{object}",
+        ] {
+            let responses = &document["paths"][path]["get"]["responses"];
+            for (status, header) in ["206", "416"]
+                .iter()
+                .flat_map(|status| ["ETag", "Content-Range"].map(|header| (*status, header)))
+            {
+                let described = &responses[status]["headers"][header];
+                assert!(described.is_object(), "{path} {status} {header}");
+            }
+            assert!(responses["200"]["headers"]["Content-Range"].is_null(), "{path}");
+        }
     }
 
     #[test]
