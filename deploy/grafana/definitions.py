@@ -212,13 +212,21 @@ def engine():
 
 
 def attributed(expression, backend):
-    """An expression by shard or process, attributed to the backend in force at the time."""
+    """Rates by shard or process, attributed to the backend that was in force at both ends of their window."""
     info = pick(INFO, f'backend=~"{backend}"')
-    return f"sum by (backend) ({expression} * on (job, instance) group_left (backend) {info})"
+    return (f"sum by (backend) ({expression} * on (job, instance) group_left (backend) "
+            f"({info} and {info} offset $__rate_interval))")
 
 
 def served(*conditions):
     return f"sum by (backend) ({rate(READS, OF_DATASET, *conditions)})"
+
+
+def served_throughout(condition):
+    """As `served`, of windows at both ends of which it answered."""
+    answers = f"irate({pick(READS, OF_DATASET, condition)}[$__rate_interval]"
+    ends = [f"sum by (backend) ({answers}{offset})) > 0" for offset in ("", " offset $__rate_interval")]
+    return f"{served(condition)} and {ends[0]} and {ends[1]}"
 
 
 def per_backend(backend):
@@ -248,8 +256,8 @@ def flip():
     def numbers(backend):
         condition = f'backend="{backend}"'
         buckets = f"sum by (le) (increase({pick(DURATION + '_bucket', condition, *TOTAL)}[$__range]))"
-        # Only while it served: the mean leaves out 0 and 0/0.
-        reads = f"avg_over_time(({served(condition)} > 0)[$__range:$__rate_interval])"
+        # Only while it served: the mean leaves out 0 and 0/0, and windows in which it began or ended.
+        reads = f"avg_over_time(({served_throughout(condition)})[$__range:$__rate_interval])"
         ratios = [stat(f"{backend}: {SHORT.get(name, name)}", f"{text} Mean over the time in which {backend} served.", unit, EIGHTH,
                        f"avg_over_time(({expression})[$__range:$__rate_interval])")
                   for name, (text, unit, expression) in per_backend(backend).items()]
