@@ -83,6 +83,7 @@ fn main() -> ExitCode {
 
 /// A signal leaves a part that the next run removes.
 fn make_demo(directory: &Path) -> anyhow::Result<()> {
+    check_descriptors()?;
     lifecycle::end_on_signal().context("catching signals")?;
     Ok(demo::prepare(directory)?)
 }
@@ -470,12 +471,17 @@ async fn serve(
     Ok(())
 }
 
-/// The main thread's runtime, which accepts connections and handles signals.
-fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
-    // Tokio panics if it cannot get its descriptors for signals, at most eight in all, so try to open as many
-    // first; and those that the start needs next, whose errors have no remedy.
+/// Tokio panics if it cannot get its descriptors for signals, at most eight in all, so try to open as many first; and
+/// those that the start or the demo needs next, whose errors have no remedy.
+fn check_descriptors() -> anyhow::Result<()> {
     let tried: Result<Vec<_>, _> = (0..6).map(|_| UnixStream::pair()).collect();
     tried.context("out of file descriptors: raise the limit (ulimit -n, LimitNOFILE)")?;
+    Ok(())
+}
+
+/// The main thread's runtime, which accepts connections and handles signals.
+fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
+    check_descriptors()?;
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

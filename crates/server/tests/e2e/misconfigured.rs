@@ -201,6 +201,21 @@ fn too_few_descriptors_for_a_start_are_named_with_the_remedy() {
 }
 
 #[test]
+fn too_few_descriptors_for_the_demo_are_named_with_the_remedy() {
+    // Scenario: limits at which each step of `make-demo` in turn finds no descriptor left. Expectation: exit code 3, the
+    // remedy, and no directory.
+    for most in 5..=11 {
+        let nofile = format!("--nofile={most}");
+        let setup = Setup::new("mmap").through(&["prlimit", &nofile]);
+        let path = setup.path("demo");
+        setup
+            .run(&["make-demo", "--demo-dir", path.to_str().unwrap()])
+            .with(3, &["raise the", "ulimit -n"]);
+        assert!(!path.exists(), "{most}");
+    }
+}
+
+#[test]
 #[ignore = "needs strace"]
 fn a_lack_of_descriptors_for_the_files_of_the_configuration_is_no_mistake_in_it() {
     // Scenario: no descriptor is left for the configuration file; for the principals file; for the access log. Expectation:
