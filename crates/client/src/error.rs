@@ -323,7 +323,7 @@ mod tests {
         // or cut off, and good ones, with and without padding. Expected: the code, as much of the message as can be read, and the
         // details that can be read: UNAVAILABLE is tried again.
         for (message, want) in [
-            (&b"caf%C3%A9%0Aa"[..], "caf\u{e9}\na"),
+            (&b"%C3%A9t%C3%A9%0Aa"[..], "\u{e9}t\u{e9}\na"),
             (b"a%FFb", "a\u{fffd}b"),
             (b"a\xffb", "a\u{fffd}b"),
             (b"a%2", "a%2"),
