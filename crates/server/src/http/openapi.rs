@@ -11,7 +11,7 @@ use std::sync::Arc;
 use utoipa::openapi::header::HeaderBuilder;
 use utoipa::openapi::path::Operation;
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
-use utoipa::openapi::{Content, OpenApi, Ref, RefOr, ResponseBuilder};
+use utoipa::openapi::{Content, OpenApi, Ref, RefOr, ResponseBuilder, Schema};
 use utoipa::{OpenApi as _, PartialSchema as _};
 
 #[derive(utoipa::OpenApi)]
@@ -99,7 +99,8 @@ fn complete(mut document: OpenApi) -> OpenApi {
             add_problem(
                 operation,
                 "default",
-                "What went wrong (RFC 9457); a refusal before routing may be without a body. Retry-After is present if a retry can help.",
+                "What went wrong (RFC 9457); a refusal before routing may be without a body.",
+                Some(("Retry-After", u64::schema(), "Seconds, if a retry can help.")),
             );
             if matches!(&path[..], "/livez" | "/readyz") {
                 operation.security = Some(Vec::new());
@@ -108,6 +109,7 @@ fn complete(mut document: OpenApi) -> OpenApi {
                     operation,
                     "401",
                     "No valid credential (only if the daemon has principals).",
+                    Some(("WWW-Authenticate", String::schema(), "The scheme of tokens.")),
                 );
             }
             if !is_for_everyone(path) {
@@ -115,6 +117,7 @@ fn complete(mut document: OpenApi) -> OpenApi {
                     operation,
                     "403",
                     "The principal has no right to this, whether it exists or not.",
+                    None,
                 );
             }
         }
@@ -127,8 +130,7 @@ fn complete(mut document: OpenApi) -> OpenApi {
                 } else {
                     String::schema()
                 };
-                let header = HeaderBuilder::new().schema(schema).description(Some(description));
-                response.headers.insert(name.to_owned(), header.build());
+                add_header(response, name, schema, description);
             }
         }
         for operation in item.get.iter_mut().chain(item.post.iter_mut()) {
@@ -143,11 +145,19 @@ fn problem() -> Content {
     Content::new(Some(Ref::from_schema_name("Problem")))
 }
 
-fn add_problem(operation: &mut Operation, status: &str, description: &str) {
-    let response = ResponseBuilder::new()
+fn add_problem(
+    operation: &mut Operation,
+    status: &str,
+    description: &str,
+    header: Option<(&str, RefOr<Schema>, &str)>,
+) {
+    let mut response = ResponseBuilder::new()
         .description(description)
         .content(PROBLEM_JSON, problem())
         .build();
+    if let Some((name, schema, description)) = header {
+        add_header(&mut response, name, schema, description);
+    }
     operation
         .responses
         .responses
@@ -169,22 +179,26 @@ fn add_version(operation: &mut Operation) {
         if let RefOr::T(response) = response
             && matches!(&status[..], "200" | "206" | "304" | "412" | "416")
         {
-            add_header(response, "ETag", "The version, a strong tag.");
-            match &status[..] {
-                "206" => add_header(
-                    response,
-                    "Content-Range",
-                    "The part's place and the whole length; of several parts each has its own, in the body.",
-                ),
-                "416" => add_header(response, "Content-Range", "The whole length: `bytes */LENGTH`."),
-                _ => (),
-            }
+            add_header(response, "ETag", String::schema(), "The version, a strong tag.");
+            let place = match &status[..] {
+                "206" => {
+                    "The part's place and the whole length; of several parts each has its own, in the body."
+                }
+                "416" => "The whole length: `bytes */LENGTH`.",
+                _ => continue,
+            };
+            add_header(response, "Content-Range", String::schema(), place);
         }
     }
 }
 
-fn add_header(response: &mut utoipa::openapi::Response, name: &str, description: &str) {
-    let header = HeaderBuilder::new().schema(String::schema());
+fn add_header(
+    response: &mut utoipa::openapi::Response,
+    name: &str,
+    schema: RefOr<Schema>,
+    description: &str,
+) {
+    let header = HeaderBuilder::new().schema(schema);
     let header = header.description(Some(description));
     response.headers.insert(name.to_owned(), header.build());
 }
@@ -379,6 +393,27 @@ mod tests {
             }
             assert!(responses["200"]["headers"]["Content-Range"].is_null(), "{path}");
         }
+    }
+
+    #[test]
+    fn refusals_have_the_headers_that_say_what_to_do() {
+        // Every operation. Expectation: Retry-After with what may go wrong, and WWW-Authenticate with 401, which all but the
+        // probes have.
+        let mut with_credentials = 0;
+        for operations in parsed()["paths"].as_object().unwrap().values() {
+            for operation in operations.as_object().unwrap().values() {
+                let responses = &operation["responses"];
+                assert!(
+                    responses["default"]["headers"]["Retry-After"].is_object(),
+                    "{operation}"
+                );
+                if let Some(denied) = responses.get("401") {
+                    assert!(denied["headers"]["WWW-Authenticate"].is_object(), "{operation}");
+                    with_credentials += 1;
+                }
+            }
+        }
+        assert!(with_credentials > 20, "{with_credentials}");
     }
 
     #[test]
