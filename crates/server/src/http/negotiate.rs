@@ -64,8 +64,19 @@ pub(super) fn require_json_accepted(headers: &HeaderMap) -> Result<(), Problem> 
 /// Checks that a request's body is JSON, without a content encoding.
 ///
 /// # Errors
-/// 415 for another type, or none, and for any Content-Encoding except `identity`.
+/// 415 for another type, or none, and for any Content-Encoding except `identity`. 501 for a transfer coding besides `chunked`
+/// (RFC 9112 6.1), which hyper leaves as it is.
 pub(super) fn require_json(headers: &HeaderMap) -> Result<(), Problem> {
+    let coded = |value: &&HeaderValue| !value.as_bytes().eq_ignore_ascii_case(b"chunked");
+    if let Some(coding) = headers.get_all(header::TRANSFER_ENCODING).iter().find(coded) {
+        return Err(Problem::new(
+            StatusCode::NOT_IMPLEMENTED,
+            "unsupported-transfer-coding",
+            format!("the request's Transfer-Encoding is {coding:?}: use chunked alone"),
+        )
+        .with_field("Transfer-Encoding")
+        .with_allowed(vec!["chunked"]));
+    }
     let coded = |value: &&HeaderValue| !value.as_bytes().eq_ignore_ascii_case(b"identity");
     if let Some(coding) = headers.get_all(header::CONTENT_ENCODING).iter().find(coded) {
         return Err(Problem::new(

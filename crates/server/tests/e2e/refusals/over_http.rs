@@ -234,6 +234,10 @@ async fn a_request_that_is_wrong_as_a_whole_is_told_so_over_http() {
     let answer = http.send(Method::POST, batch, &coded, "\x1f").await;
     answer.is_problem(415, "unsupported-media-type", Some("Content-Encoding"), &["gzip"]);
     assert_eq!(answer.header("accept-encoding"), "identity");
+    let coded = [("content-type", JSON), ("transfer-encoding", "gzip, chunked")];
+    let answer = http.send(Method::POST, batch, &coded, "\x1f").await;
+    let (slug, field) = ("unsupported-transfer-coding", "Transfer-Encoding");
+    answer.is_problem(501, slug, Some(field), &["gzip", "chunked alone"]);
     http.batch(batch, &json!({"indices": [0]}), "image/png")
         .await
         .is_problem(406, "not-acceptable", Some("Accept"), &[JSON]);
