@@ -22,7 +22,7 @@ fn backends_are_shown_set_and_cleared() {
     }
     let shown = crate::json(server, "backend");
     assert_eq!(shown["engine"]["requested"], "uring");
-    assert_fields(&shown["datasets"][2], &json!({ "name": "objects", "own": false }));
+    assert_fields(&shown["datasets"][1], &json!({ "name": "objects", "own": false }));
 
     let engine =
         "engine: auto (was: mmap); until the next reload\nas before, by a backend of their own: vectors\n";

@@ -511,11 +511,11 @@ fn the_daemon_reports_about_itself() {
     let want = "\
 NAME     KIND     COUNT       SIZE  SHAPE
 blocks   blocks   1 000  500.0 KiB  512 bytes
-vectors  vectors    300   14.2 KiB  24 x f16 (npy)
 objects  objects      -          -  -
+vectors  vectors    300   14.2 KiB  24 x f16 (npy)
 ";
     assert_eq!(table, want);
-    assert_eq!(json(server, "datasets")["datasets"][1]["vectors"]["dtype"], "f16");
+    assert_eq!(json(server, "datasets")["datasets"][2]["vectors"]["dtype"], "f16");
 
     let status = stdout(server, "status");
     for want in [

@@ -111,7 +111,7 @@ fn datasets() -> Vec<wire::Dataset> {
         layout: "npy".into(),
         ..Default::default()
     });
-    vec![blocks, vectors, dataset("objects", wire::Kind::Objects, 0, 0)]
+    vec![blocks, dataset("objects", wire::Kind::Objects, 0, 0), vectors]
 }
 
 impl Server {
