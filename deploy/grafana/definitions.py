@@ -62,8 +62,8 @@ def quantiles(legend, by, metric, *conditions):
 
 
 def overview():
-    answered = f"sum by (job, instance) ({rate(READS)})"
-    failed = f"sum by (job, instance) ({rate(READS, SERVICE_FAILED)})"
+    answered = f"sum by (job, instance) ({rate(READS, *BY_DATASET)})"
+    failed = f"sum by (job, instance) ({rate(READS, *BY_DATASET, SERVICE_FAILED)})"
     numbers = [
         stat("Daemons up", "Daemons that answer a scrape, of those that Prometheus knows by this job.", "none", EIGHTH,
              f"sum({pick('up')}) or vector(0)"),
@@ -77,8 +77,8 @@ def overview():
              quantile(0.5, "", DURATION, *TOTAL, *BY_BACKEND)),
         stat("p99 latency", "99 of 100 reads took less, from acceptance to answer.", "s", EIGHTH,
              quantile(0.99, "", DURATION, *TOTAL, *BY_BACKEND)),
-        stat("Reads failed", "Share of reads that the service failed: errors of the device, lost bytes, unreadable "
-             "objects, deadlines, overload. Wrong requests do not count.", "percentunit", EIGHTH,
+        stat("Reads failed", "Share of reads that the service failed, on the daemon with the largest: errors of the device, lost "
+             "bytes, unreadable objects, deadlines, overload. Wrong requests do not count.", "percentunit", EIGHTH,
              f"max({divided(failed, answered)}) or max({answered}) * 0", bad_from=0.001),
         stat("Refused", "Requests a second refused because of a limit, a deadline or the drain.", "reqps", EIGHTH,
              f"sum({REFUSED})", bad_from=0.001),
