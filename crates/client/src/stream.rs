@@ -38,7 +38,8 @@ const END_WITHIN: Duration = Duration::from_secs(10);
 
 /// One gRPC stream with many requests in flight; clones share it. Answers arrive in any order, each for its
 /// own request. At most the builder's `max_in_flight` requests are in flight; further ones wait. When the
-/// last clone is dropped, the stream ends after the requests in flight have been answered.
+/// last clone is dropped, the stream ends after the requests in flight have been answered; a program that ends then waits for
+/// it with [`FetchStream::finish`], or its server takes the stream for one that was cancelled.
 ///
 /// Requests are retried as calls are, but on this stream: where there are several servers, at the one that refused them. A
 /// stream that broke stays broken: every request that was in flight and every later one gets [`Error::StreamBroken`]; open
@@ -72,6 +73,8 @@ struct Shared {
     is_dropped: Notify,
     /// Notified when there is a cancel to send, and when HTTP/2 has no room for a request.
     is_blocked: Notify,
+    /// Notified when the stream has ended.
+    is_broken: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -236,6 +239,21 @@ impl FetchStream {
     /// As [`Self::send`].
     pub async fn fetch_objects(&self, dataset: &str, parts: &[ObjectPart]) -> Result<Items, Error> {
         self.send(Request::objects(dataset, parts)).await?.into_items()
+    }
+
+    /// Drops this clone and waits until the stream has ended: all others are dropped, and the server has answered what it took
+    /// up and ended its side, or has failed, or has had 10 s since the last clone was dropped.
+    ///
+    /// # Cancel safety
+    /// If dropped, the stream ends by itself.
+    pub async fn finish(self) {
+        let shared = Arc::clone(&self.0.shared);
+        let mut ended = pin!(shared.is_broken.notified());
+        ended.as_mut().enable();
+        drop(self);
+        if shared.lock().broken.is_none() {
+            ended.await;
+        }
     }
 
     /// Whether the stream has ended and must be replaced.
@@ -491,6 +509,7 @@ impl Shared {
             std::mem::take(&mut state.queued),
         );
         drop(state);
+        self.is_broken.notify_waiters();
         let queued = queued.into_values().map(|queued| queued.answer);
         for waiting in pending.into_values().chain(queued) {
             let _ = waiting.send(Err(Error::StreamBroken {

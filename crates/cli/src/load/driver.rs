@@ -93,6 +93,16 @@ impl LoadThreads {
         }
     }
 
+    /// Ends the threads, which end their connections in order.
+    ///
+    /// # Cancel safety
+    /// They end by themselves.
+    pub(super) async fn end(&mut self) {
+        self.threads.clear();
+        // A panic has nothing to spoil any more.
+        while self.reports.recv().await.is_some() {}
+    }
+
     pub(super) fn recorders(&self) -> impl Iterator<Item = &Recorder> {
         self.threads.iter().map(|thread| &*thread.recorder)
     }
@@ -206,6 +216,9 @@ impl Driver {
             );
             run_slots(Arc::clone(&context), pacer, gate, self.slots, seed).await;
             let _ = self.report.send(Ok(())).await;
+        }
+        if let Some(context) = Arc::into_inner(context) {
+            context.transport.end(&self.endpoints).await;
         }
     }
 }

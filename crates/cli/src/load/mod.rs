@@ -129,6 +129,10 @@ pub(crate) async fn run(global: &Global, args: &Load) -> Result<(), Failure> {
         test.measure(args.rates()).await.map(|(report, _)| report)
     };
     let report = result?;
+    tokio::select! {
+        () = test.load_threads.end() => {}
+        () = test.monitor.stop.next() => test.monitor.is_stopped = true,
+    }
     let Monitor {
         stop,
         is_stopped,

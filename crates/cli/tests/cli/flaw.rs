@@ -26,6 +26,8 @@ pub(crate) struct Flaw {
     /// Of one request.
     pub(crate) items_max: usize,
     pub(crate) objects: u64,
+    /// How many streams their client has ended, rather than left.
+    pub(crate) streams_ended: Option<&'static AtomicUsize>,
     /// Each dataset is replaced once it has been described, and each object once its first byte has been read.
     pub(crate) replaced: bool,
 }
@@ -42,6 +44,7 @@ impl Flaw {
         response_bytes_max: 3 << 20,
         items_max: usize::MAX,
         objects: OBJECTS,
+        streams_ended: None,
         replaced: false,
     };
     pub(crate) const OVERLOADED: Self = Self {
@@ -100,6 +103,14 @@ impl Flaw {
     pub(crate) fn unreadable_at_first(reads: usize) -> Self {
         Self {
             unreadable_at_first: Some(Box::leak(Box::new(AtomicUsize::new(reads)))),
+            ..Self::NONE
+        }
+    }
+
+    /// None, but it counts the streams that end.
+    pub(crate) fn counting_streams(ended: &'static AtomicUsize) -> Self {
+        Self {
+            streams_ended: Some(ended),
             ..Self::NONE
         }
     }

@@ -10,7 +10,7 @@ use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 pub(crate) fn number(value: &Value) -> f64 {
@@ -495,6 +495,17 @@ fn cut_all(server: SocketAddr, bytes: u64) -> SocketAddr {
             let _ = (client.shutdown(Shutdown::Both), server.shutdown(Shutdown::Both));
         });
     })
+}
+
+#[test]
+fn streams_are_ended_before_the_command_is() {
+    // Scenario: 250 streams. Expected: the server sees all of them end, rather than their connections close, which a daemon
+    // counts as CANCELLED.
+    static ENDED: AtomicUsize = AtomicUsize::new(0);
+    let server = start(Flaw::counting_streams(&ENDED));
+    let run = "--requests 100 --warmup-seconds 0 --connections 250 --outstanding 250";
+    json(server, &format!("load --dataset blocks --transport stream {run}"));
+    assert_eq!(ENDED.load(Ordering::Relaxed), 250);
 }
 
 #[test]

@@ -293,7 +293,12 @@ service! {
             });
             Ok(wire::FetchStreamResponse { id, response: Some(response) })
         });
-        Ok(Response::new(Box::pin(responses)))
+        // Not reached by a stream that breaks: its last response is an error.
+        let end = tokio_stream::iter(std::iter::from_fn(move || {
+            server.0.streams_ended?.fetch_add(1, Ordering::Relaxed);
+            None
+        }));
+        Ok(Response::new(Box::pin(responses.chain(end))))
     }
 }
 

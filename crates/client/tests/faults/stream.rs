@@ -156,6 +156,54 @@ async fn a_stream_that_was_dropped_is_cancelled_if_its_server_does_not_end_it() 
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_stream_is_finished_when_its_server_has_ended_it() {
+    // Scenario: a server that takes 2 s to end a stream; two clones that finish it, one of them later. Then one that
+    // is not there, and one that never ends it. Expected: both clones wait for that end; the others end, too.
+    let ended = Arc::new(AtomicUsize::new(0));
+    let in_order = Arc::clone(&ended);
+    let fake = Fake::new().on_stream(move |requests, answers| {
+        let ended = Arc::clone(&in_order);
+        async move {
+            answer_all(requests, answers.clone()).await;
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            ended.fetch_add(1, Ordering::Relaxed);
+            drop(answers);
+        }
+    });
+    let client = fake.client();
+    let stream = client.stream();
+    stream.fetch_blocks("d", &[1]).await.unwrap();
+    let start = Instant::now();
+    let clone = stream.clone();
+    let later = async move {
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        clone.fetch_blocks("d", &[2]).await.unwrap();
+        clone.finish().await;
+    };
+    tokio::join!(stream.finish(), later);
+    assert_eq!(ended.load(Ordering::Relaxed), 1);
+    assert!(start.elapsed() >= Duration::from_secs(5), "{:?}", start.elapsed());
+    // Nothing was sent on it.
+    client.stream().finish().await;
+    assert_eq!(ended.load(Ordering::Relaxed), 2);
+
+    let refusing = Fake::new().refusing(|_| true).client();
+    refusing.stream().finish().await;
+    let never = Fake::new().on_stream(|requests, answers| async move {
+        answer_all(requests, answers.clone()).await;
+        answers.closed().await;
+    });
+    let start = Instant::now();
+    never.client().stream().finish().await;
+    assert!(
+        start.elapsed() >= Duration::from_secs(10),
+        "{:?}",
+        start.elapsed()
+    );
+    assert!(start.elapsed() < LONG, "{:?}", start.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
 async fn requests_fail_where_the_server_is_unreachable() {
     // Scenario: a stream over a connection that is refused.
     // Expected: StreamBroken with a transport error as its cause.

@@ -6,6 +6,7 @@ use super::{Body, Endpoints};
 use crate::args::Token;
 use crate::load::args::ScoreAt;
 use crate::load::workload::{Part, Target, name};
+use futures_util::future::join_all;
 use ringfetch_client::{
     Answer, ByteRange, Client, Error, FetchStream, ItemError, ObjectPart, Request, RetryPolicy, Scores,
 };
@@ -74,6 +75,13 @@ impl Streams {
             }
         }
         answer?
+    }
+
+    /// Ends them, so that the daemon does not take them for cancelled.
+    pub(super) async fn end(self) {
+        let streams = self.streams.into_iter().map(|held| held.into_inner());
+        let ends = streams.map(|stream| stream.unwrap_or_else(PoisonError::into_inner).finish());
+        join_all(ends).await;
     }
 }
 

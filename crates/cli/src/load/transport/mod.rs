@@ -16,6 +16,7 @@ use crate::args::Token;
 use grpc::Streams;
 use ringfetch_client::{Client, Tls};
 use std::time::Duration;
+use tokio::time::timeout;
 
 /// Credentials of this client, and whom it trusts.
 #[derive(Debug, Clone)]
@@ -81,5 +82,13 @@ impl Transport {
             Some(scoring) => response.rank(scoring, items),
             None => response,
         })
+    }
+
+    /// Ends what has no request in flight in order, within the timeout of a request.
+    pub(super) async fn end(self, endpoints: &Endpoints) {
+        if let Self::Streams(streams) = self {
+            // The daemon may hang, and knows then as much as it would.
+            let _ = timeout(endpoints.timeout, streams.end()).await;
+        }
     }
 }
