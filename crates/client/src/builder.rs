@@ -6,7 +6,7 @@ use crate::connection::{Dial, Endpoint};
 use crate::core::Core;
 use crate::error::Error;
 use crate::pool::Pool;
-use crate::retry::{RetryBudget, RetryPolicy, Tokens};
+use crate::retry::{Allowance, RetryBudget, RetryPolicy, Tokens};
 use crate::tls::Tls;
 use http::header::AUTHORIZATION;
 use std::fmt;
@@ -205,8 +205,10 @@ impl Builder {
             pool: Pool::new(&endpoints, self.connections),
             permits: Semaphore::new(self.max_in_flight),
             max_in_flight: self.max_in_flight,
-            retry: self.retry,
-            tokens: Tokens::new(self.retry_budget)?,
+            retries: Allowance {
+                policy: self.retry,
+                tokens: Tokens::new(self.retry_budget)?,
+            },
             max_answer_bytes: self.max_answer_bytes,
         };
         Ok(Client::from_parts(

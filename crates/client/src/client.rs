@@ -232,7 +232,7 @@ impl Client {
                 page_size: 0,
                 page_token: listing.page_token.clone(),
             };
-            let retries = Retries::until(&self.core, deadline);
+            let retries = Retries::until(&self.core.retries, deadline);
             let answer = self.send_with(retries, &method, frame(&request)?).await?;
             let (page, _) = answer.decode::<wire::ListDatasetsResponse>()?;
             let names = page.datasets.iter().map(|dataset| &*dataset.name);
@@ -312,14 +312,14 @@ impl Client {
         request: &impl Message,
     ) -> Result<M, Error> {
         let (method, message) = (Method::new(path), frame(request)?);
-        let mut retries = Retries::new(&self.core, self.options.timeout());
+        let mut retries = Retries::new(&self.core.retries, self.options.timeout());
         retries.attempts_max = 1;
         let answer = self.send_with(retries, &method, message).await?;
         answer.decode().map(|(message, _)| message)
     }
 
     async fn send(&self, method: &Method, message: Bytes) -> Result<Encoded, Error> {
-        let retries = Retries::new(&self.core, self.options.timeout());
+        let retries = Retries::new(&self.core.retries, self.options.timeout());
         self.send_with(retries, method, message).await
     }
 

@@ -3,7 +3,7 @@
 use crate::connection::Endpoint;
 use crate::error::Error;
 use crate::pool::{Avoid, Lease, Pool};
-use crate::retry::{RetryPolicy, Tokens, Turn, by};
+use crate::retry::{Allowance, Turn, by};
 use bytes::Bytes;
 use h2::SendStream;
 use h2::client::ResponseFuture;
@@ -16,8 +16,7 @@ pub(crate) struct Core {
     pub(crate) pool: Pool,
     pub(crate) permits: Semaphore,
     pub(crate) max_in_flight: usize,
-    pub(crate) retry: RetryPolicy,
-    pub(crate) tokens: Tokens,
+    pub(crate) retries: Allowance,
     pub(crate) max_answer_bytes: usize,
 }
 

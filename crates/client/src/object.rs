@@ -194,7 +194,7 @@ impl Reading {
         broken: Option<(HeldLease, Error)>,
     ) -> Result<Begun, Error> {
         let pool = &self.core.pool;
-        let (mut retries, mut avoid) = (Retries::until(&self.core, deadline), Avoid::default());
+        let (mut retries, mut avoid) = (Retries::until(&self.core.retries, deadline), Avoid::default());
         let (home, error) = broken.unzip();
         if let (Some(home), Some(error)) = (&home, &error) {
             avoid.add(&home.slot, error.retry_after());

@@ -1,7 +1,6 @@
 //! Decides whether a failed attempt is repeated, after what delay, and how many retries a client may make in
 //! all. Depends on errors and time, not on the call.
 
-use crate::core::Core;
 use crate::error::Error;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -141,6 +140,13 @@ impl Tokens {
     }
 }
 
+/// What a client's calls have for their retries.
+#[derive(Debug)]
+pub(crate) struct Allowance {
+    pub(crate) policy: RetryPolicy,
+    pub(crate) tokens: Tokens,
+}
+
 /// What an attempt has to know of its call.
 #[derive(Debug)]
 pub(crate) struct Turn {
@@ -186,21 +192,21 @@ pub(crate) struct Retries<'a> {
 }
 
 impl<'a> Retries<'a> {
-    pub(crate) fn new(core: &'a Core, timeout: Option<Duration>) -> Self {
+    pub(crate) fn new(allowance: &'a Allowance, timeout: Option<Duration>) -> Self {
         Self {
             late: None,
-            ..Self::until(core, deadline_in(timeout))
+            ..Self::until(allowance, deadline_in(timeout))
         }
     }
 
     /// Those of a call that has less than the whole timeout.
-    pub(crate) fn until(core: &'a Core, deadline: Option<Instant>) -> Self {
+    pub(crate) fn until(Allowance { policy, tokens }: &'a Allowance, deadline: Option<Instant>) -> Self {
         Self {
-            policy: &core.retry,
-            tokens: &core.tokens,
+            policy,
+            tokens,
             deadline,
             late: deadline,
-            attempts_max: core.retry.attempts_max,
+            attempts_max: policy.attempts_max,
             failures: 0,
             last: None,
         }
@@ -335,7 +341,7 @@ mod tests {
             ..RetryPolicy::default()
         });
         let client = client.connect_lazy().unwrap();
-        let mut retries = Retries::new(client.core(), Some(Duration::from_secs(10)));
+        let mut retries = Retries::new(&client.core().retries, Some(Duration::from_secs(10)));
         let error = Error::Status(Box::new(crate::StatusError {
             code: crate::Code::Unavailable,
             message: String::new(),

@@ -158,7 +158,7 @@ impl FetchStream {
         mut request: StreamRequest,
         check: impl Fn(WireAnswer, Data) -> Result<T, Error>,
     ) -> Result<T, Error> {
-        let mut retries = Retries::new(&self.0.core, self.0.options.timeout());
+        let mut retries = Retries::new(&self.0.core.retries, self.0.options.timeout());
         loop {
             let sent = retries.keep(&mut request);
             let answer = self.attempt(sent, retries.turn()).await;

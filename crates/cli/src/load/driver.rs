@@ -7,7 +7,6 @@ use super::args::{Load, TransportArg};
 use super::recorder::Recorder;
 use super::transport::{Endpoints, RequestError, Transport};
 use super::workload::{Choice, Workload};
-use crate::connect::remedy;
 use crate::outcome::Failure;
 use ringfetch_pace::Alarm;
 use ringfetch_pace::{Gate, Pacer};
@@ -129,15 +128,6 @@ fn panicked() -> Failure {
     Failure::Failed("a load thread panicked".to_owned())
 }
 
-pub(super) fn unreachable(endpoints: &Endpoints, refused: &RequestError) -> Failure {
-    let (flag, url) = match endpoints.transport {
-        TransportArg::Grpc | TransportArg::Stream => ("grpc", &endpoints.grpc),
-        TransportArg::Http => ("http", &endpoints.http),
-    };
-    let remedy = remedy(&refused.message, flag, url);
-    Failure::Failed(format!("cannot reach {url} ({}); {remedy}", refused.message))
-}
-
 /// Part `part` of `whole` split as evenly as possible: 10 over 4 is 3, 3, 2, 2.
 fn share(whole: u32, parts: u32, part: u32) -> u32 {
     whole / parts + u32::from(part < whole % parts)
@@ -175,7 +165,7 @@ impl Driver {
                 // The receiver is gone if another thread has failed.
                 let _ = self
                     .report
-                    .blocking_send(Err(unreachable(&self.endpoints, &refused)));
+                    .blocking_send(Err(self.endpoints.unreachable(&refused)));
             }
         }
     }
@@ -185,7 +175,7 @@ impl Driver {
         let transport = match transport {
             Ok(transport) => transport,
             Err(error) => {
-                let _ = self.report.send(Err(unreachable(&self.endpoints, &error))).await;
+                let _ = self.report.send(Err(self.endpoints.unreachable(&error))).await;
                 return;
             }
         };

@@ -2,7 +2,6 @@
 //! reachable.
 
 use super::args::TransportArg;
-use super::driver::unreachable;
 use super::transport::{Endpoints, encode, get_text};
 use crate::args::Global;
 use crate::daemon::grpc_failure;
@@ -106,7 +105,7 @@ impl Describer<'_> {
         let (url, credentials) = (&self.endpoints.http, &self.endpoints.credentials);
         let text = get_text(url, credentials, path, self.endpoints.timeout).await;
         let text = text.map_err(|refused| match &*refused.label {
-            "TRANSPORT" => unreachable(self.endpoints, &refused),
+            "TRANSPORT" => self.endpoints.unreachable(&refused),
             _ => Failure::Failed(format!("{url}{path}: {}", refused.message)),
         })?;
         let foreign = |error| Failure::Failed(format!("{url}{path} is not the daemon's: {error}"));

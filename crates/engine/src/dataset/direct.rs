@@ -4,7 +4,6 @@
 //! A refusal (EINVAL, EOPNOTSUPP, no usable alignment) is a result. Running out of descriptors, or a device
 //! error, is an error: it must never silently make a dataset buffered. `open` decides for a whole dataset.
 
-use super::trial::Misread;
 use rustix::fs::{AtFlags, StatxFlags};
 use rustix::io::Errno;
 use std::fs::File;
@@ -55,6 +54,27 @@ impl Alignment {
             source: self.source,
             disproved: self.disproved.or(other.disproved),
         }
+    }
+}
+
+/// What was wrong with a direct read that was tried.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Misread {
+    /// The kernel refused the memory's alignment.
+    Refused,
+    /// Other bytes than a buffered read returns.
+    WrongBytes,
+    /// Bytes outside of the destination changed.
+    OverwroteNeighbours,
+}
+
+impl std::fmt::Display for Misread {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Refused => "is refused",
+            Self::WrongBytes => "gets wrong bytes",
+            Self::OverwroteNeighbours => "has the bytes around it overwritten",
+        })
     }
 }
 

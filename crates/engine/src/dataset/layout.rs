@@ -2,7 +2,7 @@
 //! configuration, and against the file's length to the byte.
 
 use super::file::OpenFile;
-use super::open::ErrorContext;
+use super::open_error::ErrorContext;
 use super::{DIM_MAX, Dtype, Kind, Layout, OpenError, npy};
 use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;

@@ -7,10 +7,12 @@
 
 use super::ObjectEntry;
 use super::directory::{Directory, is_absent, is_forbidden, is_out_of_descriptors};
-use super::objects::NAME_BYTES_MAX;
 use rustix::fs::FileType;
 use rustix::io::Errno;
 use std::collections::BinaryHeap;
+
+/// Longest name of an object: PATH_MAX, which the kernel would refuse anyway.
+pub(super) const NAME_BYTES_MAX: usize = 4096;
 
 /// Entries of one directory held at a time; a larger directory is read again for the next page.
 const PAGE_ENTRIES: usize = 8192;

@@ -14,6 +14,7 @@ mod listing;
 mod npy;
 mod objects;
 mod open;
+mod open_error;
 mod openers;
 mod reaper;
 mod trial;
@@ -23,7 +24,7 @@ pub use file::OpenFile;
 pub(crate) use file::bytes_before;
 pub(crate) use held_file::HeldFile;
 pub use objects::{IN_FLIGHT_DESCRIPTORS_MAX, close_cached_objects, free_descriptors};
-pub use open::is_refused_by_host;
+pub use open_error::is_refused_by_host;
 
 use crate::config::DirectIo;
 use crate::error::ReadError;

@@ -8,8 +8,9 @@ use super::direct;
 use super::directory::{self, Directory, is_absent};
 use super::file::{Accept, FileError, OpenFile, OpenOptions};
 use super::identity::Identity;
-use super::open::{ErrorContext, file_problem, refusal_reason};
-use super::{DirectFacts, ObjectEntry, OpenError, listing, reaper};
+use super::listing::{self, NAME_BYTES_MAX};
+use super::open_error::{ErrorContext, file_problem, refusal_reason};
+use super::{DirectFacts, ObjectEntry, OpenError, reaper};
 use crate::config::DirectIo;
 use crate::error::{ReadError, Resource, as_of_page_cache};
 use crate::sync::lock;
@@ -20,9 +21,6 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
-
-/// Longest name: PATH_MAX, which the kernel would refuse anyway.
-pub(super) const NAME_BYTES_MAX: usize = 4096;
 
 /// Descriptors that requests in flight may hold open in addition to the cache's: three requests of 4,096
 /// objects (the default of `limits.items_per_request`), each read directly. Callers share them by what is

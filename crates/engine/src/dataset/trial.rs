@@ -4,7 +4,7 @@
 //! whole page into the whole page around the destination, so the result is wrong and neighbouring bytes are
 //! lost. So a trial reads into pages of its own, compares with a buffered read, and checks the bytes around.
 
-use super::direct::{Alignment, is_refusal};
+use super::direct::{Alignment, Misread, is_refusal};
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -28,27 +28,6 @@ const CANARY: u8 = 0xA5;
 
 /// How often a trial is repeated while another process writes to the compared bytes.
 const CHANGING_ATTEMPTS: u32 = 4;
-
-/// What was wrong with a read that reported success.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Misread {
-    /// The kernel refused the memory's alignment.
-    Refused,
-    /// Other bytes than a buffered read returns.
-    WrongBytes,
-    /// Bytes outside of the destination changed.
-    OverwroteNeighbours,
-}
-
-impl std::fmt::Display for Misread {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Refused => "is refused",
-            Self::WrongBytes => "gets wrong bytes",
-            Self::OverwroteNeighbours => "has the bytes around it overwritten",
-        })
-    }
-}
 
 /// The two ways to read a file, as a trial uses them.
 pub(super) trait TrialFile {

@@ -13,6 +13,8 @@ pub(super) use response::{Body, RequestError, Response};
 use super::args::{ScoreAt, TransportArg};
 use super::workload::Part;
 use crate::args::Token;
+use crate::connect::remedy;
+use crate::outcome::Failure;
 use grpc::Streams;
 use ringfetch_client::{Client, Tls};
 use std::time::Duration;
@@ -35,6 +37,18 @@ pub(super) struct Endpoints {
     pub(super) credentials: Credentials,
     pub(super) transport: TransportArg,
     pub(super) timeout: Duration,
+}
+
+impl Endpoints {
+    /// Reports that a connection cannot be opened.
+    pub(super) fn unreachable(&self, refused: &RequestError) -> Failure {
+        let (flag, url) = match self.transport {
+            TransportArg::Grpc | TransportArg::Stream => ("grpc", &self.grpc),
+            TransportArg::Http => ("http", &self.http),
+        };
+        let remedy = remedy(&refused.message, flag, url);
+        Failure::Failed(format!("cannot reach {url} ({}); {remedy}", refused.message))
+    }
 }
 
 /// One thread's connections.
