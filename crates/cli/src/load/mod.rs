@@ -1,7 +1,7 @@
-//! `ringfetch load` and `load-merge`. `shape` describes the datasets, `workload` and `choice` choose the items, `transport`
-//! sends them, ringfetch-pace times them, `driver` runs the threads. `recorder` and `histogram` measure here, `counters`
-//! and `cpu` on the daemon's side. `report`, `text` and `series` show the results; `require` and `knee` check
-//! conditions on them.
+//! `ringfetch load` and `load-merge`. `shape` describes the datasets, `resolve` checks what is asked of them, `workload` and
+//! `choice` choose the items, `transport` sends them, ringfetch-pace times them, `driver` runs the threads. `recorder` and
+//! `histogram` measure here, `counters` and `cpu` on the daemon's side. `report`, `text` and `series` show the results;
+//! `require` and `knee` check conditions on them.
 //!
 //! Invariant: closed loop or open, a request that starts inside the window is measured and waited for.
 
@@ -20,6 +20,7 @@ mod knee;
 mod recorder;
 mod report;
 mod require;
+mod resolve;
 mod scores;
 mod series;
 mod shape;
@@ -102,7 +103,7 @@ pub(crate) async fn run(global: &Global, args: &Load) -> Result<(), Failure> {
         global,
         endpoints: &endpoints,
     };
-    let workload = stop.unless(workload::resolve(&describer, args)).await?;
+    let workload = stop.unless(resolve::resolve(&describer, args)).await?;
     let workload = Arc::new(workload);
     let started = LoadThreads::start(args, &endpoints, &workload);
     let load_threads = stop.unless(started).await?;

@@ -3,6 +3,7 @@
 
 use super::args::TransportArg;
 use super::transport::{Endpoints, encode, get_text};
+use super::workload::OBJECTS_MAX;
 use crate::args::Global;
 use crate::daemon::grpc_failure;
 use crate::outcome::Failure;
@@ -10,9 +11,6 @@ use futures_util::{StreamExt as _, TryStreamExt as _};
 use ringfetch_client::{Client, Dtype};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-
-/// Most objects that are read, the first ones in the order of names: chosen at random, a million are as good as all.
-pub(super) const OBJECTS_MAX: usize = 1_000_000;
 
 /// A dataset, as HTTP describes it.
 #[derive(Debug, Deserialize)]

@@ -1,23 +1,23 @@
 //! What is read: one dataset or several with shares, which of their items, how many per request, and the
 //! check of their bytes.
 
-use super::args::{Batch, Load, PatternArg, ScoreAt};
+use super::args::{Batch, PatternArg, ScoreAt};
 use super::choice::Chooser;
 use super::scores::{Ranking, Scoring};
-use super::shape::{Describer, OBJECTS_MAX};
 use crate::expected::{Mismatch, check_elements, check_stream};
-use crate::outcome::Failure;
-use ringfetch_client::{Dtype, Kind};
-use ringfetch_pace::trace::{self, TraceEntries, TraceShape};
+use ringfetch_client::Dtype;
+use ringfetch_pace::trace::TraceEntries;
 use ringfetch_pattern::object_seed;
-use std::path::Path;
+
+/// Most objects that are read, the first ones in the order of names: chosen at random, a million are as good as all.
+pub(super) const OBJECTS_MAX: usize = 1_000_000;
 
 /// All datasets to read, with their proportions.
 #[derive(Debug)]
 pub(crate) struct Workload {
     /// At least one; each with the cumulative share up to it, 1 for the last.
-    parts: Vec<(Part, f64)>,
-    batch: Batch,
+    pub(super) parts: Vec<(Part, f64)>,
+    pub(super) batch: Batch,
 }
 
 /// What to read from one dataset.
@@ -30,9 +30,9 @@ pub(crate) struct Part {
     trace: Option<Vec<u64>>,
     /// The order of the items, for people.
     order: String,
-    scoring: Option<Scoring>,
+    pub(super) scoring: Option<Scoring>,
     /// The pattern's seed, if every byte is to be checked.
-    verify: Option<u64>,
+    pub(super) verify: Option<u64>,
 }
 
 /// What an item is.
@@ -60,99 +60,6 @@ pub(crate) enum Target {
 pub(crate) struct Choice {
     pub(crate) part: usize,
     pub(crate) items: Vec<u64>,
-}
-
-/// Looks up the datasets and checks that they support the requested reads.
-pub(super) async fn resolve(describer: &Describer<'_>, args: &Load) -> Result<Workload, Failure> {
-    let single = args.dataset.iter().map(|name| (name.clone(), 1.0));
-    let mix = args.mix.iter().flat_map(|mix| mix.0.clone());
-    let shares: Vec<(String, f64)> = mix.chain(single).collect();
-    let whole: f64 = shares.iter().map(|(_, share)| share).sum();
-    let (mut parts, mut sum) = (Vec::new(), 0.0);
-    for (name, share) in shares {
-        sum += share / whole;
-        parts.push((resolve_part(describer, args, name).await?, sum));
-    }
-    let batch = args.batch;
-    Ok(Workload { parts, batch })
-}
-
-async fn resolve_part(describer: &Describer<'_>, args: &Load, name: String) -> Result<Part, Failure> {
-    let dataset = describer.shape(&name).await?;
-    let vectors = dataset.vectors.as_ref();
-    let objects = dataset.kind == Kind::Objects.as_str();
-    let (target, count) = match args.range_bytes {
-        Some(_) if objects => {
-            let problem = format!("--range-bytes: objects have no common address space ({name})");
-            return Err(Failure::Usage(problem));
-        }
-        Some(0) => return Err(Failure::Usage("--range-bytes 0: use at least 1".to_owned())),
-        Some(range_bytes) => (Target::Ranges { range_bytes }, dataset.length_bytes / range_bytes),
-        None if objects => {
-            let names = describer.names(&name).await?;
-            let count = names.len() as u64;
-            (Target::Objects { names }, count)
-        }
-        None => {
-            let block_bytes = dataset.block_bytes;
-            let unknown = || Failure::Failed(format!("{name}: its dtype is unknown here"));
-            let target = match vectors.map(|shape| (shape.dtype(), shape.dim)) {
-                Some((dtype, dim)) => Target::Vectors {
-                    dtype: dtype.ok_or_else(unknown)?,
-                    dim,
-                },
-                None => Target::Blocks { block_bytes },
-            };
-            (target, dataset.count)
-        }
-    };
-    if let (0, Some(range_bytes)) = (count, args.range_bytes) {
-        let problem = format!("{name} has {} bytes, which is less", dataset.length_bytes);
-        return Err(Failure::Usage(format!("--range-bytes {range_bytes}: {problem}")));
-    }
-    if count == 0 {
-        return Err(Failure::Failed(format!("{name} has nothing to read in it")));
-    }
-    let mut part = Part {
-        dataset: name,
-        target,
-        chooser: Chooser::new(args.pattern, count),
-        trace: None,
-        order: args.pattern.to_string(),
-        scoring: None,
-        verify: args.verify.then_some(args.seed),
-    };
-    if let Some(path) = &args.trace {
-        let length_bytes = (!objects).then_some(dataset.length_bytes);
-        let range_bytes = args.range_bytes;
-        part.follow(read_trace(
-            path,
-            TraceShape {
-                items: count,
-                range_bytes,
-                length_bytes,
-                is_cut: matches!(&part.target, Target::Objects { names } if is_cut(names)),
-            },
-        )?);
-    }
-    let ranges = matches!(part.target, Target::Ranges { .. } | Target::Extents(_));
-    if args.verify && vectors.is_some() && ranges {
-        let problem = "--verify: ranges of a file of vectors hold its headers too; read vectors by id";
-        return Err(Failure::Usage(problem.to_owned()));
-    }
-    let shape = match part.target {
-        Target::Vectors { dtype, dim } => Some((dtype, dim)),
-        Target::Blocks { .. } | Target::Ranges { .. } | Target::Extents(_) | Target::Objects { .. } => None,
-    };
-    part.scoring = Scoring::new(args, shape).map_err(|problem| {
-        Failure::Usage(format!("--score: {} cannot be scored: {problem}", part.dataset))
-    })?;
-    Ok(part)
-}
-
-fn read_trace(path: &Path, meaning: TraceShape) -> Result<TraceEntries, Failure> {
-    let named = |problem| Failure::Usage(format!("--trace {}: {problem}", path.display()));
-    trace::read(path, meaning).map_err(named)
 }
 
 impl Workload {
@@ -204,6 +111,19 @@ impl Workload {
 }
 
 impl Part {
+    /// Reads `count` items, in this order; nothing is scored or checked.
+    pub(super) fn new(dataset: String, target: Target, count: u64, order: PatternArg) -> Self {
+        Self {
+            dataset,
+            target,
+            chooser: Chooser::new(order, count),
+            trace: None,
+            order: order.to_string(),
+            scoring: None,
+            verify: None,
+        }
+    }
+
     pub(crate) fn dataset(&self) -> &str {
         &self.dataset
     }
@@ -213,7 +133,7 @@ impl Part {
     }
 
     /// Reads the entries of a trace, in order, repeatedly.
-    fn follow(&mut self, listed: TraceEntries) {
+    pub(super) fn follow(&mut self, listed: TraceEntries) {
         let length = match listed {
             TraceEntries::Items(items) => self.trace.insert(items).len(),
             TraceEntries::Ranges(ranges) => {
@@ -320,7 +240,7 @@ impl Target {
 }
 
 /// Whether there may be more objects, which are not read.
-fn is_cut(names: &[String]) -> bool {
+pub(super) fn is_cut(names: &[String]) -> bool {
     names.len() >= OBJECTS_MAX
 }
 
@@ -343,15 +263,8 @@ impl Workload {
     /// Several datasets of blocks of 8 bytes, with the sums of their shares.
     pub(crate) fn of_parts(parts: &[(&str, u64, f64)], batch: Batch) -> Self {
         let part = |&(dataset, count, sum): &(&str, u64, f64)| {
-            let part = Part {
-                dataset: dataset.to_owned(),
-                target: Target::Blocks { block_bytes: 8 },
-                chooser: Chooser::new(PatternArg::Uniform, count),
-                trace: None,
-                order: String::new(),
-                scoring: None,
-                verify: None,
-            };
+            let target = Target::Blocks { block_bytes: 8 };
+            let part = Part::new(dataset.to_owned(), target, count, PatternArg::Uniform);
             (part, sum)
         };
         Self {
