@@ -7,6 +7,7 @@
 mod advice;
 mod found;
 mod stages;
+mod subject;
 mod yaml;
 
 use crate::args::{Calibrate, Common};
@@ -22,11 +23,12 @@ use humantime::format_duration;
 use ringfetch_command::part_file::{PartFile, regular_file, write_whole};
 use ringfetch_command::quantity::{exact_size, size};
 use ringfetch_engine::config::DirectIo;
-use stages::{ASKED_BYTES_MAX, DEPTH_MAX, Pace, Subject, powers_to};
+use stages::{DEPTH_MAX, Pace, powers_to};
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use subject::{ASKED_BYTES_MAX, Subject};
 use yaml::yaml;
 
 static ABOUT: About = About {

@@ -284,7 +284,7 @@ impl Found<'_> {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::studies::calibrate::stages::Subject;
+    use crate::studies::calibrate::subject::Subject;
     use crate::studies::calibrate::yaml::yaml;
     use crate::study::tests::row;
     use crate::study::{Row, Rows};

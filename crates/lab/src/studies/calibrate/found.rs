@@ -1,7 +1,7 @@
 //! Interprets the rows of `calibrate` so far: where curves bend, which of two settings is better, and what
 //! that means for the engine. Pure.
 
-use super::stages::Subject;
+use super::subject::Subject;
 use crate::drive::engine::{Choice, UNREGISTERED};
 use crate::sample::{Sample, cpu_us_per_read, reads_per_second};
 use crate::stats::{Summary, Verdict};
