@@ -45,6 +45,14 @@ pub struct Scoring<'a> {
     pub threshold: Option<f64>,
 }
 
+impl Scoring<'_> {
+    /// The candidates of all queries. A query without any is refused later; until then it takes as much memory as one.
+    pub(crate) fn items(&self) -> usize {
+        let ids = self.queries.iter().map(|query| query.ids.len().max(1));
+        ids.fold(0, usize::saturating_add)
+    }
+}
+
 /// A query and its candidates.
 #[derive(Debug, Clone, Copy)]
 pub struct ScoreQuery<'a> {
@@ -249,10 +257,7 @@ async fn check(
     if queries.is_empty() {
         return Err(FetchError::EmptyBatch { field: "queries" });
     }
-    // A query without candidates is refused below; until then it takes as much memory as one.
-    let items = queries.iter().fold(0_usize, |items, query| {
-        items.saturating_add(query.ids.len().max(1))
-    });
+    let items = scoring.items();
     if !u32::try_from(items).is_ok_and(|items| items <= limits.items_per_request) {
         return Err(FetchError::TooManyItems {
             field: "queries.ids",

@@ -104,19 +104,6 @@ pub(super) async fn score(
     let (of, charge) = (connection.as_ref(), request_memory.into_charge());
     let (request, queries, _charge) =
         parse_body::<ScoreRequest>(&app.fetcher, of, body, items_max, charge, arrival).await?;
-    if queries > items_max {
-        let too_many = FetchError::TooManyItems {
-            field: "queries",
-            items: queries,
-            max: limits.items_per_request,
-        };
-        app.fetcher.count_rejection(Err(too_many), connection.as_ref())?;
-    }
-    let dataset = app
-        .fetcher
-        .open(&name, RequiredKind::Vectors, connection.as_ref())?;
-    let etag = ETag::new(dataset.etag());
-    require_version(&parts.headers, &etag)?;
     let scoring = Scoring {
         queries: request
             .queries
@@ -130,6 +117,21 @@ pub(super) async fn score(
         limit: request.limit,
         threshold: request.threshold,
     };
+    // Of too many queries, not all are stored.
+    let items = scoring.items().max(queries);
+    if items > items_max {
+        let too_many = FetchError::TooManyItems {
+            field: "queries.ids",
+            items,
+            max: limits.items_per_request,
+        };
+        app.fetcher.count_rejection(Err(too_many), connection.as_ref())?;
+    }
+    let dataset = app
+        .fetcher
+        .open(&name, RequiredKind::Vectors, connection.as_ref())?;
+    let etag = ETag::new(dataset.etag());
+    require_version(&parts.headers, &etag)?;
     let context = RequestContext {
         arrived: Some(arrival),
         deadline: (request.deadline_ms > 0)

@@ -268,7 +268,7 @@ const fn invalid(
     (spoil, (Code::InvalidArgument, 400), field, remedy)
 }
 
-const MISTAKES: [Mistake; 18] = [
+const MISTAKES: [Mistake; 20] = [
     (
         |request| request.dataset = "nothing".to_owned(),
         (Code::NotFound, 404),
@@ -349,6 +349,26 @@ const MISTAKES: [Mistake; 18] = [
         (Code::ResourceExhausted, 413),
         "queries.ids",
         "the limit is 100 (limits.items_per_request): split the batch",
+    ),
+    // Refused before the dataset is looked up.
+    (
+        |request| {
+            request.queries[1].ids = vec![u64::MAX; 98];
+            request.dataset = "nothing".to_owned();
+        },
+        (Code::ResourceExhausted, 413),
+        "queries.ids",
+        "101 items; the limit is 100 (limits.items_per_request): split the batch",
+    ),
+    (
+        |request| {
+            request.queries[1].ids.clear();
+            request.queries = vec![request.queries[1].clone(); 101];
+            request.dataset = "nothing".to_owned();
+        },
+        (Code::ResourceExhausted, 413),
+        "queries.ids",
+        "101 items; the limit is 100 (limits.items_per_request): split the batch",
     ),
     (
         |request| {
