@@ -161,11 +161,14 @@ pub(crate) fn parse(filter: &str) -> Result<EnvFilter, String> {
     }
     // h2 warns once for each connection that resets many requests, so any client could fill the log. Later
     // directives win.
-    let parsed = if [LevelFilter::WARN, LevelFilter::INFO].contains(&most) {
-        EnvFilter::try_new(format!("h2=error,{filter}"))
+    let quiet = if [LevelFilter::WARN, LevelFilter::INFO].contains(&most) {
+        "h2=error,"
     } else {
-        EnvFilter::try_new(filter)
+        ""
     };
+    // Patterns become complete automata: one of a hundred bytes may take gigabytes and hours.
+    let builder = EnvFilter::builder().with_regex(false);
+    let parsed = builder.parse(format!("{quiet}{filter}"));
     parsed.map_err(|error| error.to_string())
 }
 
@@ -340,6 +343,17 @@ mod tests {
         let error = telemetry.set_filter("info,=what=").expect_err("no filter");
         assert!(error.contains("info,=what="), "{error}");
         assert_eq!(telemetry.set_filter("warn"), Ok("debug".to_owned()));
+    }
+
+    #[test]
+    fn a_fields_value_in_a_filter_is_no_pattern() {
+        // Scenario: values of a field that are no regular expression, and one whose automaton would have 2^64 states.
+        // Expectation: each is a filter, at once.
+        let pattern = format!("(0|1)*1{}", "(0|1)".repeat(64));
+        for value in ["(", &pattern] {
+            let parsed = parse(&format!("info,[{{field={value}}}]=debug"));
+            assert!(parsed.is_ok(), "{parsed:?}");
+        }
     }
 
     #[test]
