@@ -13,11 +13,27 @@ use serde_yaml::{Mapping, Value};
 /// Most values of a document, each alias counted as what it stands for: a few kilobytes of aliases could stand for gigabytes.
 const VALUES_MAX: u32 = 1 << 20;
 
+/// Most brackets that are open at once; those in text and comments count. 128 levels are accepted, but only once all is parsed, and
+/// at each word the parser visits every open bracket: 100 kB of them took a minute.
+const BRACKETS_MAX: usize = 256;
+
 /// Reads a document.
 ///
 /// # Errors
-/// It is not YAML, has a key twice, or more than [`VALUES_MAX`] values.
+/// It is not YAML, has a key twice, or more than [`VALUES_MAX`] values or [`BRACKETS_MAX`] open brackets.
 pub(super) fn read(text: &str) -> Result<Value, serde_yaml::Error> {
+    let mut open = 0_usize;
+    for byte in text.bytes() {
+        match byte {
+            b'[' | b'{' => open += 1,
+            b']' | b'}' => open = open.saturating_sub(1),
+            _ => {}
+        }
+        if open > BRACKETS_MAX {
+            let problem = format!("more than {BRACKETS_MAX} brackets are open at once");
+            return Err(serde_yaml::Error::custom(problem));
+        }
+    }
     let left = Cell::new(VALUES_MAX);
     AnyValue { left: &left }.deserialize(serde_yaml::Deserializer::from_str(text))
 }

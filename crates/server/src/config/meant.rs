@@ -10,9 +10,14 @@ fn split(key: &str) -> (&str, &str) {
 
 /// Similarity from which one word is suggested for another (0 to 1, normalized Damerau-Levenshtein).
 const ALIKE_MIN: f64 = 0.6;
+/// No known word is similar to a longer one, with which each comparison takes time.
+const WORD_BYTES_MAX: usize = 256;
 
 /// The most similar of these words, if one is similar.
 pub(super) fn closest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    if word.len() > WORD_BYTES_MAX {
+        return None;
+    }
     let likeness = |other: &str| strsim::normalized_damerau_levenshtein(word, other);
     let closest = known.max_by(|a, b| likeness(a).total_cmp(&likeness(b)));
     closest.filter(|other| likeness(other) >= ALIKE_MIN)

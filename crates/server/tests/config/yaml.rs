@@ -70,3 +70,26 @@ fn aliases_that_stand_for_gigabytes_are_refused() {
     assert_eq!(problems.len(), 1, "{problems:?}");
     assert!(problems[0].contains("more than 1048576 values"), "{problems:?}");
 }
+
+#[test]
+fn brackets_and_words_that_go_on_are_refused_at_once() {
+    // Scenario: four megabytes of open brackets; a key and a value of a million letters. Expectation: one problem each, which says
+    // why, within the time that a test has.
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("long.yaml");
+    let dataset = "datasets: [{ name: a, kind: blocks, path: a.bin, block_bytes: 4096 }]";
+    let (brackets, letters) = ("[".repeat(4_000_000), "m".repeat(1_000_000));
+    for (text, expected) in [
+        (format!("a: {brackets}\n"), "more than 256 brackets"),
+        (format!("? {letters}\n: 1\n{dataset}\n"), "is not a key here"),
+        (
+            format!("engine: {{ backend: {letters} }}\n{dataset}\n"),
+            "allowed: uring, mmap",
+        ),
+    ] {
+        std::fs::write(&file, text).unwrap();
+        let problems = lines(&load(&of_file(&file)).expect_err(expected));
+        assert_eq!(problems.len(), 1, "{expected}");
+        assert!(problems[0].contains(expected), "{}", &problems[0][..100]);
+    }
+}
