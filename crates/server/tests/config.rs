@@ -164,11 +164,14 @@ fn flags_beat_the_environment_which_beats_the_file_which_beats_defaults() {
 #[test]
 fn bad_variables_and_flags_are_named() {
     // Scenario: unknown keys, wrong values, sections and datasets set by environment and flags, single
-    // underscores. Expectation: each is a problem whose source is the variable or the flag.
+    // underscores, one key by two variables, one of 100,000 parts. Expectation: each is a problem whose source is the variable or
+    // the flag.
     let mut inputs = demo();
+    let long = ["a"; 100_000].join(".");
     inputs.environment = environment(&[
         ("RINGFETCH__ENGINE__BACKND", "mmap"),
         ("RINGFETCH__ENGINE__BACKEND", "fast"),
+        ("RINGFETCH__engine__Backend", "mmap"),
         ("RINGFETCH__ENGINE__PIN", ""),
         ("RINGFETCH__ENGINE", "mmap"),
         ("RINGFETCH__DATASETS__0__NAME", "a"),
@@ -181,6 +184,7 @@ fn bad_variables_and_flags_are_named() {
         flag("", "5"),
         flag("log.format", ""),
         flag("log.filter", "99999999999999999999"),
+        flag(&long, "5"),
     ];
     inputs.flags.insert(0, flag("limits.connections", "0"));
     let problems = load(&inputs).unwrap_err();
@@ -197,6 +201,10 @@ fn bad_variables_and_flags_are_named() {
         (
             "environment RINGFETCH__ENGINE__BACKEND",
             "engine.backend: is \"fast\"; allowed: uring, mmap, auto, pread",
+        ),
+        (
+            "environment RINGFETCH__engine__Backend",
+            "engine.backend: is also set by RINGFETCH__ENGINE__BACKEND; set one of the two",
         ),
         (
             "environment RINGFETCH__ENGINE__PIN",
@@ -219,6 +227,10 @@ fn bad_variables_and_flags_are_named() {
             "limits.connections.most: is inside a value that is not a section",
         ),
         ("flag --set ", ": is not a key path"),
+        (
+            &format!("flag --set {long}"),
+            &format!("{long}: is not a key path"),
+        ),
         ("flag --set log.format", "log.format: has no value"),
         ("flag --set log.filter", "log.filter: is 1e20, which is not text"),
     ];

@@ -3,7 +3,7 @@
 //! Values from the environment and flags are YAML scalars at a dotted path. Nothing here knows which keys
 //! exist, except that `datasets` is a list, which only the file can set; other lists are scalars with commas.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -17,6 +17,9 @@ use crate::key_file;
 
 /// Environment variables with this prefix set keys: `RINGFETCH__ENGINE__BACKEND` is `engine.backend`.
 pub const ENVIRONMENT_PREFIX: &str = "RINGFETCH__";
+
+/// Most parts of a key path. The sections of one with thousands would use up the stack.
+const PARTS_MAX: usize = 16;
 
 /// Largest configuration file, which is read whole.
 const FILE_BYTES_MAX: u64 = 4 << 20;
@@ -182,6 +185,7 @@ pub(super) fn merge(inputs: &Inputs, demo: Value, problems: &mut Vec<Problem>) -
     }
     let mut variables: Vec<_> = inputs.environment.iter().collect();
     variables.sort();
+    let mut first_of = BTreeMap::new();
     for (name, value) in variables {
         // One that is not UTF-8 names no key, and is refused as such.
         let name = name.to_string_lossy();
@@ -190,6 +194,12 @@ pub(super) fn merge(inputs: &Inputs, demo: Value, problems: &mut Vec<Problem>) -
         };
         let key = path.to_ascii_lowercase().replace("__", ".");
         let source = Source::Environment(name.to_string());
+        if let Some(first) = first_of.get(&key) {
+            let problem = format!("is also set by {first}");
+            problems.push(Problem::new(key, problem, "set one of the two", source));
+            continue;
+        }
+        first_of.insert(key.clone(), name.to_string());
         match value.to_str() {
             Some(text) => set(&mut root, &key, text, source, problems),
             None => problems.push(Problem::new(key, "is not UTF-8", "write it in UTF-8", source)),
@@ -276,6 +286,7 @@ fn apply_merges(value: &mut Value) -> Result<(), serde_yaml::Error> {
 }
 
 fn convert(value: Value, path: &str, source: &Source, problems: &mut Vec<Problem>) -> Node {
+    let place = if path.is_empty() { "config" } else { path };
     let content = match value {
         Value::Null => Content::Null,
         Value::Bool(value) => Content::Bool(value),
@@ -290,7 +301,7 @@ fn convert(value: Value, path: &str, source: &Source, problems: &mut Vec<Problem
             for (key, value) in entries {
                 let text = plain(&key);
                 let problem = match (secret_in(&text), key) {
-                    (None, Value::String(key)) => {
+                    (None, Value::String(key)) if !key.is_empty() => {
                         let node = convert(value, &join(path, &key), source, problems);
                         section.push((key, node));
                         continue;
@@ -298,7 +309,6 @@ fn convert(value: Value, path: &str, source: &Source, problems: &mut Vec<Problem
                     (Some(what), _) => format!("has a key that {what}"),
                     (None, _) => format!("has a key that is not text: {text}"),
                 };
-                let place = if path.is_empty() { "config" } else { path };
                 problems.push(Problem::new(place, problem, "keys are words", source.clone()));
             }
             Content::Section(section)
@@ -306,7 +316,7 @@ fn convert(value: Value, path: &str, source: &Source, problems: &mut Vec<Problem
         Value::Tagged(tagged) => {
             let problem = format!("has the YAML tag {}", tagged.tag);
             let remedy = "write the value without a tag";
-            problems.push(Problem::new(path, problem, remedy, source.clone()));
+            problems.push(Problem::new(place, problem, remedy, source.clone()));
             return convert(tagged.value, path, source, problems);
         }
     };
@@ -333,7 +343,7 @@ pub(super) fn join(path: &str, key: &str) -> String {
 fn set(root: &mut Node, key: &str, text: &str, source: Source, problems: &mut Vec<Problem>) {
     let complaint = |problem: &str, remedy: &str| Problem::new(key, problem, remedy, source.clone());
     let parts: Vec<&str> = key.split('.').collect();
-    if parts.iter().any(|part| part.is_empty()) {
+    if parts.len() > PARTS_MAX || parts.iter().any(|part| part.is_empty()) {
         return problems.push(complaint(
             "is not a key path",
             "write it like engine.backend (RINGFETCH__ENGINE__BACKEND in the environment)",
