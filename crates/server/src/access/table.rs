@@ -3,7 +3,7 @@
 
 use super::grant::{Credential, Grant, Rights};
 use super::principal::{Principal, PrincipalLimits};
-use crate::config::REPORTED_MAX;
+use crate::config::{REPORTED_MAX, is_dataset_name};
 use crate::key_file::{FileError, KeyFile};
 use ring::digest::{SHA256, digest};
 use ringfetch_command::size;
@@ -336,10 +336,7 @@ fn rights_in(word: &str) -> Result<Rights, String> {
             "@metrics" => rights.metrics = true,
             "" => return Err("has an empty right".to_owned()),
             role if role.starts_with('@') => return Err("has an unknown role".to_owned()),
-            name if !name
-                .chars()
-                .all(|c| c.is_ascii_alphanumeric() || "._-".contains(c)) =>
-            {
+            name if !is_dataset_name(name) => {
                 return Err("has a right that is not a valid dataset name".to_owned());
             }
             name => {
@@ -528,6 +525,7 @@ mod tests {
             (of(&two, "x,,y"), "line 2 has an empty right"),
             (of(&two, "@root"), "line 2 has an unknown role"),
             (of(&two, "x/y"), "line 2 has a right that is not"),
+            (of(&two, "*,-x"), "line 2 has a right that is not"),
             (format!("{good}{good}"), "line 2 repeats the credential of line 1"),
             (
                 format!("{good}a {two} y\n"),

@@ -144,7 +144,7 @@ fn entry(
         required(&section, "name", NAME_ALLOWED);
     }
     let name = section.text("name", NAME_ALLOWED.trim_start_matches("allowed: "), |name| {
-        if name_is_valid(name) {
+        if is_dataset_name(name) {
             Ok(())
         } else {
             Err(format!("is {name:?}"))
@@ -207,7 +207,8 @@ fn entry(
     Some((spec, backend))
 }
 
-fn name_is_valid(name: &str) -> bool {
+/// Whether a dataset may have this name.
+pub(crate) fn is_dataset_name(name: &str) -> bool {
     name.len() <= 128
         && name.starts_with(|c: char| c.is_ascii_alphanumeric())
         && name

@@ -26,6 +26,7 @@ use ringfetch_engine::dataset::DatasetSpec;
 
 pub use access::{AccessConfig, Anonymous};
 pub use access_log::{AccessLogConfig, AccessLogTarget};
+pub(crate) use datasets::is_dataset_name;
 pub(crate) use keys::GRPC_PORT;
 pub use layers::{Base, ENVIRONMENT_PREFIX, Flag, Inputs};
 pub use print::to_yaml;
