@@ -3,16 +3,18 @@
 use super::Certificates;
 use crate::config::{ClientCertificates, TlsConfig};
 use crate::key_file::{FileError, KeyFile};
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use tokio_rustls::rustls::client::danger::HandshakeSignatureValid;
 use tokio_rustls::rustls::crypto::CryptoProvider;
-use tokio_rustls::rustls::pki_types::{CertificateDer, UnixTime};
+use tokio_rustls::rustls::pki_types::{CertificateDer, TrustAnchor, UnixTime};
 use tokio_rustls::rustls::server::WebPkiClientVerifier;
 use tokio_rustls::rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use tokio_rustls::rustls::{
     CertificateError, DigitallySignedStruct, DistinguishedName, Error, RootCertStore, SignatureScheme,
 };
 use x509_parser::parse_x509_certificate;
+use x509_parser::public_key::PublicKey;
 use x509_parser::x509::X509Version;
 
 /// Most certificates that a client may send after its own one, and most bytes of those: rustls keeps them until the
@@ -21,6 +23,10 @@ const INTERMEDIATES_MAX: usize = 8;
 const INTERMEDIATES_BYTES_MAX: usize = 16 << 10;
 
 const REMEDY: &str = "use the certificates of the authorities that sign clients' certificates";
+
+/// Lengths of RSA keys whose signatures `ring` verifies.
+const RSA_BITS: RangeInclusive<usize> = 2048..=8192;
+const KEY_REMEDY: &str = "use one with a key for RSA (2048 to 8192 bits), P-256, P-384 or Ed25519";
 
 /// Accepts what an authority has signed, and the very certificates in the file that sign themselves.
 #[derive(Debug)]
@@ -53,6 +59,15 @@ pub(super) fn verifier(
     for (number, certificate) in certificates.valid {
         all.add(certificate.clone()).map_err(unusable)?;
         let parsed = parse_x509_certificate(&certificate);
+        let key = parsed
+            .as_ref()
+            .ok()
+            .and_then(|(_, parsed)| parsed.public_key().parsed().ok());
+        let known = key.zip(all.roots.last());
+        if !known.is_some_and(|(key, anchor)| can_be_verified(anchor, &key, provider)) {
+            let problem = format!("certificate {number} has a key whose signatures cannot be verified");
+            return Err(file.error(problem, KEY_REMEDY));
+        }
         if parsed.as_ref().is_ok_and(|(_, parsed)| parsed.is_ca()) {
             authorities.add(certificate).map_err(unusable)?;
             continue;
@@ -91,6 +106,19 @@ pub(super) fn verifier(
         own,
         all: build(all)?,
     }))
+}
+
+/// Whether signatures made with the key can be verified. If not, all that it signs is refused.
+fn can_be_verified(anchor: &TrustAnchor<'_>, key: &PublicKey<'_>, provider: &CryptoProvider) -> bool {
+    if let PublicKey::RSA(key) = key
+        && !RSA_BITS.contains(&key.key_size())
+    {
+        return false;
+    }
+    // After a tag and a length, of a byte each, the algorithm; then the key.
+    let algorithm = anchor.subject_public_key_info.get(2..).unwrap_or_default();
+    let mut known = provider.signature_verification_algorithms.all.iter();
+    known.any(|known| algorithm.starts_with(&known.public_key_alg_id()))
 }
 
 impl ClientCertVerifier for Clients {

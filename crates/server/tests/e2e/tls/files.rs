@@ -4,9 +4,13 @@ use super::{Authority, client, handshake, is_served, metric, with_section, with_
 use crate::daemon::{Setup, eventually_async};
 use crate::data::plain_blocks;
 use crate::reload::reload;
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
 use rcgen::date_time_ymd;
 use rustix::process::Signal;
 use std::fs;
+use tokio_rustls::rustls::pki_types::CertificateDer;
+use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 use tokio_rustls::rustls::version;
 
 #[tokio::test]
@@ -133,7 +137,8 @@ async fn an_authority_that_expires_is_seen_before_and_keeps_no_renewal_out() {
 #[test]
 fn bad_files_are_refused_at_the_start() {
     // Scenario: files that are missing, empty, expired, not valid yet, with a certificate twice, of another
-    // key, with two keys, of a kind that is not supported, not PEM, in the wrong order, with a byte order mark
+    // key, with two keys, of a kind that is not supported, not PEM, in the wrong order, an authority whose key is
+    // of such a kind, with a byte order mark
     // (which hides the first certificate), joined without a line break, with a section of another kind: a certificate in
     // another form, a revocation list, a request, a key among authorities; and a certificate without a key. Expectation: exit
     // code 2, or 3 for what may pass (the clock, files that are being replaced), before a port is bound, and from check-config;
@@ -156,6 +161,21 @@ fn bad_files_are_refused_at_the_start() {
         .pem()
         .replace(" CERTIFICATE-", " TRUSTED CERTIFICATE-");
     let labelled = [authority.pem(), labelled].concat();
+    // Its curve, P-256, becomes P-192, which has an object identifier of the same length.
+    let mut weak = CertificateDer::from_pem_slice(authority.pem().as_bytes())
+        .unwrap()
+        .to_vec();
+    let curve = [0x2a, 0x86, 0x48, 0xce, 0x3d, 3, 1, 7];
+    let at = weak
+        .windows(curve.len())
+        .position(|bytes| bytes == curve)
+        .unwrap();
+    weak[at + curve.len() - 1] = 1;
+    let weak = format!(
+        "-----BEGIN CERTIFICATE-----\n{}\n-----END CERTIFICATE-----\n",
+        BASE64_STANDARD.encode(weak)
+    );
+    let weak = [authority.pem(), weak].concat();
     let keys_joined = [good.key.trim_end(), &authority.pair("other").key].concat();
     for (file, text, said) in [
         ("key.pem", None, "cannot be read"),
@@ -232,6 +252,11 @@ fn bad_files_are_refused_at_the_start() {
             "clients.pem",
             Some(&good.chain),
             "certificate 1 is not an authority's",
+        ),
+        (
+            "clients.pem",
+            Some(&weak),
+            "certificate 2 has a key whose signatures cannot be verified",
         ),
     ] {
         let (setup, _) = plain_blocks(Setup::new("pread"), 4);
