@@ -85,6 +85,9 @@ impl Global {
             token if token.contains(char::is_control) => {
                 Err(wrong(&"it has more than one line, or control characters"))
             }
+            token if token.contains(|c: char| c.is_whitespace() || c == '\u{feff}') => Err(wrong(
+                &"it has blanks or a byte order mark; leave only the token in it",
+            )),
             token => Ok(Some(Token(token.to_owned()))),
         }
     }

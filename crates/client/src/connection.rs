@@ -236,7 +236,7 @@ impl Endpoint {
             let has_port = authority.port_u16().is_some() && !authority.as_str().contains('@');
             !authority.host().is_empty() && port.is_some_and(|port| port.is_empty() || has_port)
         };
-        let is_bare = matches!(uri.path(), "" | "/") && uri.query().is_none();
+        let is_bare = matches!(uri.path(), "" | "/") && uri.query().is_none() && !url.contains('#');
         let authority = uri.authority().filter(is_address).filter(|_| is_bare);
         let authority = authority.ok_or_else(wrong)?;
         let (port, tls) = match uri.scheme_str() {

@@ -358,7 +358,7 @@ fn wrong_arguments_are_told_apart_from_failures() {
 
 #[test]
 fn no_error_shows_the_password_of_an_address() {
-    // Scenario: addresses with a password, or a token as a query, for every option that takes one: also where the user is
+    // Scenario: addresses with a password, or a token as a query or a fragment, for every option that takes one: also where the user is
     // named as the host, and where the password has characters that a URL may not have. Expected: a usage error that names
     // the option, and nothing of the address.
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
@@ -370,6 +370,7 @@ fn no_error_shows_the_password_of_an_address() {
         "http://localhost:secret@localhost:1",
         "http://user:secret|@127.0.0.1:1",
         "http://127.0.0.1:1/?token=secret",
+        "http://127.0.0.1:1/#secret",
         "user:secret@127.0.0.1:1",
     ] {
         for (command, option) in [
@@ -556,7 +557,8 @@ vectors  vectors    300   14.2 KiB  24 x f16 (npy)
 #[test]
 fn a_token_is_sent_and_never_shown() {
     // Scenario: a daemon for clients with a token; reads, load on each transport and administration with its
-    // file, without it, with another one, and with files that are empty, missing, or of two lines.
+    // file, without it, with another one, and with files that are empty, missing, of two lines, or have more than the
+    // token.
     // Expectation: only the first are served; no token is printed.
     let directory = tempfile::tempdir().unwrap();
     let file = |name: &str, text: &str| {
@@ -569,6 +571,10 @@ fn a_token_is_sent_and_never_shown() {
     let good = file("good", "secret-7\n");
     let bad = file("bad", "secret-8");
     let (lines, empty) = (file("lines", "secret-7\nsecret-7\n"), file("empty", "\n"));
+    let (scheme, marked) = (
+        file("scheme", "Bearer secret-7\n"),
+        file("marked", "\u{feff}secret-7\n"),
+    );
     let load = "load --dataset blocks --requests 40";
     for command in [
         "get block blocks 3",
@@ -587,7 +593,12 @@ fn a_token_is_sent_and_never_shown() {
                 "{output:?}"
             );
         }
-        for (file, problem) in [(&lines, "more than one line"), (&empty, "it is empty")] {
+        for (file, problem) in [
+            (&lines, "more than one line"),
+            (&empty, "it is empty"),
+            (&scheme, "blanks or a byte order mark"),
+            (&marked, "blanks or a byte order mark"),
+        ] {
             let said = failure(server, &format!("{command} --token-file {file}"), 2);
             assert!(
                 said.contains("--token-file: ") && said.contains(problem) && !said.contains("secret"),

@@ -476,7 +476,7 @@ async fn ranges_and_objects_come_back_item_by_item() {
 
 #[tokio::test]
 async fn settings_out_of_bounds_are_named() {
-    // Scenario: no connections, no calls in flight, URLs without scheme or host, with another scheme, or with a password,
+    // Scenario: no connections, no calls in flight, URLs without scheme or host, with another scheme, a fragment, or a password,
     // also where the user is named as the host. Expected: an error that names the setting; the password neither in it nor in
     // the builder as a log prints it.
     for (builder, field) in [
@@ -490,6 +490,7 @@ async fn settings_out_of_bounds_are_named() {
         (Client::builder("http://user:secret@127.0.0.1:7410"), "url"),
         (Client::builder("http://localhost:secret@localhost:7410"), "url"),
         (Client::builder("http://user:secret|@127.0.0.1:7410"), "url"),
+        (Client::builder("http://127.0.0.1:7410/#secret"), "url"),
     ] {
         assert!(!format!("{builder:?}").contains("secret"), "{builder:?}");
         let error = builder.connect_lazy().unwrap_err();

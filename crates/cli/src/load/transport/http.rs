@@ -135,7 +135,7 @@ fn site_uri(url: &str) -> Option<Uri> {
     let port = authority.as_str().strip_prefix(authority.host())?;
     let has_host = !authority.host().is_empty() && (port.is_empty() || authority.port_u16().is_some());
     let is_anonymous = !authority.as_str().contains('@');
-    let is_bare = matches!(uri.path(), "" | "/") && uri.query().is_none();
+    let is_bare = matches!(uri.path(), "" | "/") && uri.query().is_none() && !url.contains('#');
     (has_scheme && has_host && is_anonymous && is_bare).then_some(uri)
 }
 
