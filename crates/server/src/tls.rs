@@ -102,7 +102,13 @@ impl KeyFile<'_> {
     fn private_key(&self) -> Result<PrivateKeyDer<'static>, FileError> {
         const REMEDY: &str = "use one PEM key (PKCS#8, PKCS#1 or SEC1), without a passphrase";
         let labels = self.sections(Use::Server)?;
-        // Also those that the parser does not know, and those with a passphrase.
+        let has_passphrase = |line: &[u8]| {
+            line.starts_with(b"-----BEGIN ENCRYPTED ") || line.starts_with(b"Proc-Type: 4,ENCRYPTED")
+        };
+        if self.bytes.split(|byte| *byte == b'\n').any(has_passphrase) {
+            return Err(self.error("has a passphrase", REMEDY));
+        }
+        // Also those that the parser does not know.
         let in_file = labels.iter().filter(|label| label.ends_with(PRIVATE_KEY)).count();
         let mut keys = PrivateKeyDer::pem_slice_iter(&self.bytes);
         match (keys.next(), keys.next()) {

@@ -137,12 +137,11 @@ async fn an_authority_that_expires_is_seen_before_and_keeps_no_renewal_out() {
 #[test]
 fn bad_files_are_refused_at_the_start() {
     // Scenario: files that are missing, empty, expired, not valid yet, with a certificate twice, of another
-    // key, with two keys, of a kind that is not supported, not PEM, in the wrong order, an authority whose key is
-    // of such a kind, with a byte order mark
-    // (which hides the first certificate), joined without a line break, with a section of another kind: a certificate in
-    // another form, a revocation list, a request, a key among authorities; and a certificate without a key. Expectation: exit
-    // code 2, or 3 for what may pass (the clock, files that are being replaced), before a port is bound, and from check-config;
-    // key, file and remedy; no byte of a key.
+    // key, with two keys, with a passphrase (of PKCS#8, and older), of a kind that is not supported, not PEM, in the wrong
+    // order, an authority whose key is of such a kind, with a byte order mark (which hides the first certificate), joined
+    // without a line break, with a section of another kind: a certificate in another form, a revocation list, a request, a key
+    // among authorities; and a certificate without a key. Expectation: exit code 2, or 3 for what may pass (the clock, files
+    // that are being replaced), before a port is bound, and from check-config; key, file and remedy; no byte of a key.
     let authority = Authority::new();
     let good = authority.pair("daemon");
     let twice = good.chain.repeat(2);
@@ -161,6 +160,10 @@ fn bad_files_are_refused_at_the_start() {
         .pem()
         .replace(" CERTIFICATE-", " TRUSTED CERTIFICATE-");
     let labelled = [authority.pem(), labelled].concat();
+    let encrypted = good.key.replace(" PRIVATE KEY-", " ENCRYPTED PRIVATE KEY-");
+    let begin = "-----BEGIN EC PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\nDEK-Info: AES-128-CBC,00\n\n";
+    let encrypted_before = good.key.replace("-----BEGIN PRIVATE KEY-----\n", begin);
+    let encrypted_before = encrypted_before.replace("END PRIVATE", "END EC PRIVATE");
     // Its curve, P-256, becomes P-192, which has an object identifier of the same length.
     let mut weak = CertificateDer::from_pem_slice(authority.pem().as_bytes())
         .unwrap()
@@ -192,6 +195,8 @@ fn bad_files_are_refused_at_the_start() {
             "is not recognized as the first or last line of a PEM section",
         ),
         ("key.pem", Some("nonsense"), "holds no private key"),
+        ("key.pem", Some(&encrypted), "has a passphrase"),
+        ("key.pem", Some(&encrypted_before), "has a passphrase"),
         ("key.pem", Some(&ed448), "is of no kind that is supported"),
         (
             "chain.pem",
