@@ -166,7 +166,7 @@ pub(crate) fn parse(filter: &str) -> Result<EnvFilter, String> {
     } else {
         ""
     };
-    // Patterns become complete automata: one of a hundred bytes may take gigabytes and hours.
+    // Patterns become complete automata, whose states may double with each group.
     let builder = EnvFilter::builder().with_regex(false);
     let parsed = builder.parse(format!("{quiet}{filter}"));
     parsed.map_err(|error| error.to_string())
