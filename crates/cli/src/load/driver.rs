@@ -98,7 +98,7 @@ impl LoadThreads {
     /// They end by themselves.
     pub(super) async fn end(&mut self) {
         self.threads.clear();
-        // A panic has nothing to spoil any more.
+        // Also of a panic, which changes nothing: the results are complete.
         while self.reports.recv().await.is_some() {}
     }
 

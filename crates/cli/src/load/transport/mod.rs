@@ -98,10 +98,10 @@ impl Transport {
         })
     }
 
-    /// Ends what has no request in flight in order, within the timeout of a request.
+    /// Ends its streams, on which no request is in flight, and waits for that, at most for the timeout of a request.
     pub(super) async fn end(self, endpoints: &Endpoints) {
         if let Self::Streams(streams) = self {
-            // The daemon may hang, and knows then as much as it would.
+            // A daemon that does not answer takes them for cancelled.
             let _ = timeout(endpoints.timeout, streams.end()).await;
         }
     }
