@@ -268,6 +268,8 @@ impl Listener {
                 None
             }
             Role::DataAndProbes(_) | Role::Control => {
+                // They connected before the drain, which therefore waits for them.
+                self.accept_waiting(false);
                 let (until, dropped) = oneshot::channel::<Infallible>();
                 let accepting = tokio::spawn(async move {
                     tokio::select! {
@@ -286,6 +288,11 @@ impl Listener {
     /// but they should learn that the daemon drains.
     fn accept_backlog(&self, is_late: bool) {
         bind::refuse_handshakes(&self.tcp);
+        self.accept_waiting(is_late);
+    }
+
+    /// Accepts the connections that wait, as far as there is room.
+    fn accept_waiting(&self, is_late: bool) {
         let mut last = 0;
         while self.connections.open() < self.server.connection_limits.connections_max() {
             // Asks the kernel directly: tokio knows only the readiness that it polled last.
@@ -448,6 +455,51 @@ fn set_options(stream: &StdTcpStream) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Limits;
+    use futures_util::FutureExt as _;
+    use ringfetch_engine::config::{BackendKind, EngineConfig};
+
+    #[tokio::test]
+    async fn who_waits_to_be_accepted_when_a_drain_begins_is_waited_for() {
+        // Scenario: a client has connected and is not accepted yet when the drain begins, on a port that stays open for probes.
+        // Expectation: the drain waits for it, until it has been silent for a while.
+        let config = EngineConfig {
+            backend: BackendKind::Mmap,
+            cores: 1,
+            pin: false,
+            ..EngineConfig::default()
+        };
+        let engine = std::thread::spawn(move || Engine::start(&config).expect("an engine"));
+        let engine = engine.join().expect("no panic");
+        let (limits, lifecycle) = (Limits::default(), Lifecycle::new());
+        let fetcher = Fetcher::new(engine.clone(), Vec::new(), limits);
+        let registry = prometheus::Registry::new();
+        let bound = bind("listen", "127.0.0.1:0".parse().expect("an address")).expect("a port");
+        let address = bound.address();
+        let port = Port {
+            transport: "http",
+            bound,
+            http2_only: false,
+            router: Router::new(),
+            fast_path: None,
+            hosts: None,
+            tls: None,
+            access: None,
+            role: Role::DataAndProbes(|_| true),
+            recorder: None,
+            rpc: RpcMetrics::new(&registry).expect("metrics"),
+        };
+        let cores = CorePool::new(&fetcher, &registry).expect("cores");
+        let connection_limits = ConnectionLimits::new(&limits, engine.config().connection_bytes);
+        let listener = Listener::open_port(port, &cores, &connection_limits, &lifecycle);
+        let listener = listener.expect("a listener");
+        let _client = std::net::TcpStream::connect(address).expect("a connection");
+        lifecycle.start_draining();
+        let port = listener.serve().await;
+        assert!(port.closed().now_or_never().is_none());
+        let closed = tokio::time::timeout(Duration::from_secs(60), port.closed()).await;
+        closed.expect("the silent connection is closed");
+    }
 
     #[test]
     fn errors_of_a_connection_that_is_accepted_are_no_lack_of_descriptors() {

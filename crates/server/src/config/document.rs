@@ -14,8 +14,7 @@ use serde_yaml::{Mapping, Value};
 const VALUES_MAX: u32 = 1 << 20;
 
 /// Most brackets that are open at once; those in text and comments count. 128 levels are accepted, but only once all is parsed, and
-/// at each word the parser visits every open bracket: 100,000 of them took more than a
-/// minute (debug build).
+/// at each word the parser visits every open bracket: 100,000 of them took more than a minute (a debug build).
 const BRACKETS_MAX: usize = 256;
 
 /// Reads a document.
